@@ -1,4 +1,4 @@
-//! Compiles the subset of etcd's v3 API that the crate speaks, without an installed `protoc`.
+//! Compiles the subset of etcd's v3 API that the crate uses, without an installed `protoc`.
 #![allow(clippy::expect_used, reason = "a build that cannot go on says why and stops")]
 
 fn main() {

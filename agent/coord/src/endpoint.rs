@@ -1,4 +1,4 @@
-//! Where a store answers.
+//! Endpoints of a store.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -6,13 +6,14 @@ use std::str::FromStr;
 
 use crate::error::CoordError;
 
-/// More than any cluster of etcd has members; bounds what a command line can make us try.
+/// The maximum number of endpoints: more than any etcd cluster has members. Bounds what a command line can make us
+/// try.
 pub const MOST_ENDPOINTS: usize = 16;
 
-/// One address of the store: host name or address, port, and whether it speaks TLS.
+/// One address of the store: host name or address, port, and whether it uses TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// Whether TLS is spoken there (`https://`).
+    /// Whether it uses TLS (`https://`).
     pub tls: bool,
     /// Name or address, without brackets.
     pub host: String,
@@ -69,8 +70,8 @@ impl Endpoint {
         self
     }
 
-    /// Whether the host is this one: one of its addresses can be bound here. Resolves the name, and may block for
-    /// as long as the resolver does.
+    /// Whether the host is this one: one of its addresses can be bound here. Resolves the name, and blocks as long as
+    /// the resolver does.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.addresses().iter().any(|address| {
@@ -78,7 +79,7 @@ impl Endpoint {
         })
     }
 
-    /// The addresses of the host as the resolver has them now; none if it does not know the name. Blocks.
+    /// The current addresses of the host from the resolver; none if it does not know the name. Blocks.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
@@ -96,7 +97,7 @@ impl Endpoint {
     }
 }
 
-/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; none if the port is no port.
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; none if the port is invalid.
 fn split_port(text: &str) -> Option<(&str, Option<u16>)> {
     if let Some(inner) = text.strip_prefix('[') {
         let (host, rest) = inner.split_once(']')?;
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_that_people_type_are_read() {
+    fn the_usual_forms_of_endpoints_are_read() {
         assert_eq!(shown("a"), "http://a:29400");
         assert_eq!(shown("a:1, b:2 ,c"), "http://a:1 http://b:2 http://c:29400");
         assert_eq!(shown("https://e1:2379/"), "https://e1:2379");
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_endpoint_is_named() {
+    fn an_invalid_endpoint_is_reported() {
         for text in ["", "a:0", "a:99999", "ftp://a:1", "a b:1", "a:1,a:1", "http://:1", "[::1"] {
             let error = Endpoint::parse_list(text, 1).unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{text}: {error}");

@@ -1,15 +1,15 @@
-//! What can go wrong between a launcher and the store: every error names the endpoint, the operation and what to do.
+//! Errors between a launcher and the store. Each names the endpoint, the operation and what to do.
 
 use std::io;
 use std::path::PathBuf;
 
-/// An operation on the coordination store did not succeed.
+/// A failed operation on the coordination store.
 #[derive(Debug, thiserror::Error)]
 pub enum CoordError {
     /// The text is not an endpoint.
     #[error("endpoint {text:?}: {why}; write HOST:PORT, http://HOST:PORT or https://HOST:PORT")]
     Endpoint {
-        /// What was given.
+        /// The given text.
         text: String,
         /// What is wrong with it.
         why: String,
@@ -17,12 +17,12 @@ pub enum CoordError {
     /// A setting is unusable.
     #[error("{what}: {why}")]
     Setting {
-        /// Which one.
+        /// The setting.
         what: String,
         /// What is wrong, and what would be right.
         why: String,
     },
-    /// A file cannot be read or holds something else.
+    /// A file cannot be read or has the wrong content.
     #[error("{}: {why}", path.display())]
     File {
         /// Its path.
@@ -30,14 +30,14 @@ pub enum CoordError {
         /// What is wrong with it.
         why: String,
     },
-    /// No endpoint answered before the deadline. Nothing was changed, or repeating it changes nothing more.
+    /// No endpoint answered before the deadline. Nothing was changed, or a repetition changes nothing more.
     #[error(
         "{operation}: no endpoint of the coordination store answered ({tried}); training goes on, check the store and the network"
     )]
     Unreachable {
         /// What was asked.
         operation: &'static str,
-        /// Each endpoint with what happened there.
+        /// Each endpoint with its failure.
         tried: String,
     },
     /// The answer to a transaction was lost: it may have been applied or not.
@@ -61,22 +61,22 @@ pub enum CoordError {
         operation: &'static str,
         /// Who refused.
         endpoint: String,
-        /// The store's words.
+        /// The message of the store.
         why: String,
     },
-    /// The store answered with an error that repeating does not cure.
+    /// The store answered with an error that a repetition does not fix.
     #[error("{operation} at {endpoint}: {code}: {why}")]
     Store {
         /// What was asked.
         operation: &'static str,
         /// Who answered.
         endpoint: String,
-        /// The code of gRPC.
+        /// The gRPC code.
         code: &'static str,
-        /// The store's words.
+        /// The message of the store.
         why: String,
     },
-    /// The lease is gone, and its keys with it.
+    /// The lease has ended, and its keys are removed.
     #[error("{operation}: the lease {lease:x} has ended; join again")]
     LeaseLost {
         /// What was asked.
@@ -102,7 +102,7 @@ pub enum CoordError {
         /// Why it ended.
         why: String,
     },
-    /// A key holds what this version cannot read.
+    /// A key has a value that this version cannot read.
     #[error("{key}: {why}; run the same version of mainstay on all hosts of the job")]
     Unreadable {
         /// The key.
@@ -121,19 +121,19 @@ pub enum CoordError {
 }
 
 impl CoordError {
-    /// No endpoint answered: the store is gone or cut off. Training goes on; nothing can be decided.
+    /// No endpoint answered: the store is down or unreachable. Training goes on; no decision can be made.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self, CoordError::Unreachable { .. })
     }
 
-    /// A transaction whose answer was lost: read before it is repeated.
+    /// The answer to a transaction was lost: read before repeating it.
     #[must_use]
     pub fn is_unsure(&self) -> bool {
         matches!(self, CoordError::Unsure { .. })
     }
 
-    /// Token, user, password or certificate were refused.
+    /// The token, user, password or certificate was refused.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self, CoordError::Refused { .. })

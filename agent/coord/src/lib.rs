@@ -1,8 +1,9 @@
-//! How the launchers of one job meet.
+//! The coordination of the launchers of one job.
 //!
-//! All of it speaks etcd's v3 API: [`Client`] asks, [`Server`] is the built-in store that serves the same subset from
-//! inside a launcher, and [`group`] is what launchers do with either: they join, elect a leader, and publish rounds.
-//! There is no second protocol and no consensus of our own. `docs/reference/coordination.md` lists keys and values.
+//! Everything uses etcd's v3 API: [`Client`] sends requests, [`Server`] is the built-in store that serves the same
+//! subset from inside a launcher, and [`group`] is what launchers do with either: they join, elect a leader and
+//! publish rounds. There is no second protocol and no consensus algorithm of our own.
+//! `docs/reference/coordination.md` lists keys and values.
 
 pub mod client;
 pub mod endpoint;

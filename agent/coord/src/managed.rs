@@ -1,7 +1,7 @@
-//! Managed etcd: the launchers on three or five hosts run etcd between them, one process each, so that the job has a
-//! store that survives the loss of a host and no one has to operate one.
+//! Managed etcd: the launchers on three or five hosts run etcd, one process each. The job then has a store that
+//! survives the loss of a host and needs no operator.
 //!
-//! It is the real program, found on PATH. We write no consensus of our own.
+//! It is the real program from PATH. We implement no consensus algorithm.
 
 mod command;
 mod rejoin;
@@ -25,37 +25,37 @@ use crate::client::Client;
 use crate::endpoint::Endpoint;
 use crate::error::CoordError;
 
-/// The process is looked at this often.
+/// The interval of checks of the process.
 const LOOK: Duration = Duration::from_millis(100);
-/// The pause before it is started again; it doubles up to the second value, and starts over after the third.
+/// The pause before a restart; it doubles up to the second value, and is reset after a run longer than the third.
 const PAUSE: (Duration, Duration, Duration) =
     (Duration::from_millis(300), Duration::from_secs(10), Duration::from_secs(60));
-/// An orderly end hands etcd's leadership on; then it is killed.
+/// The time limit of an orderly stop, in which etcd transfers its leadership. Then it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// A log of etcd that is larger is started over with the process.
+/// The size in bytes above which etcd's log is truncated when the process starts.
 const LARGEST_LOG: u64 = 8 << 20;
 
-/// What this host runs.
+/// The configuration of this host's member.
 #[derive(Clone, Debug)]
 pub struct ManagedOptions {
-    /// All endpoints, three or five, in the same order on every host. The ports are those for clients.
+    /// All endpoints, three or five, in the same order on every host, with the ports for clients.
     pub endpoints: Vec<Endpoint>,
-    /// Which of them is this host's; None: the one whose address is here.
+    /// The index of this host's endpoint; None: the one whose address is here.
     pub me: Option<usize>,
-    /// What tells this cluster from others: the job's id. Members of another one are refused.
+    /// The id that distinguishes this cluster from others: the job's id. Members of another cluster are refused.
     pub cluster: String,
-    /// Where etcd's data and log are. A restart continues with what is there.
+    /// The directory of etcd's data and log. A restart continues with them.
     pub directory: PathBuf,
-    /// Members reach each other at the port for clients plus this.
+    /// The port for members is the port for clients plus this.
     pub peer_offset: u16,
-    /// Certificates for clients and members; None: plain TCP, and anyone who reaches the port may do anything.
+    /// Certificates for clients and members; None: plain TCP, and anyone who can reach the port has full access.
     pub tls: Option<ManagedTls>,
     /// The program.
     pub program: PathBuf,
 }
 
 impl ManagedOptions {
-    /// `etcd` from PATH, plain TCP, members one port above clients.
+    /// `etcd` from PATH, plain TCP, and the port for members one above that for clients.
     #[must_use]
     pub fn new(
         endpoints: Vec<Endpoint>,
@@ -73,16 +73,16 @@ impl ManagedOptions {
         }
     }
 
-    /// Where etcd keeps its data.
+    /// The data directory of etcd.
     fn data(&self) -> PathBuf {
         self.directory.join("data")
     }
 }
 
-/// Files for TLS, all in PEM; each side must show a certificate of the authorities.
+/// Files for TLS in PEM. Each side must present a certificate of the authorities.
 #[derive(Clone, Debug)]
 pub struct ManagedTls {
-    /// This host's certificate, good for a server and for a client.
+    /// This host's certificate, valid for a server and for a client.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -90,17 +90,17 @@ pub struct ManagedTls {
     pub authorities: PathBuf,
 }
 
-/// How this host's member is.
+/// The state of this host's member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ManagedState {
-    /// The process runs. Whether the cluster serves depends on the other hosts too.
+    /// The process runs. Whether the cluster serves also depends on the other hosts.
     Running {
         /// Its process id.
         pid: u32,
-        /// How often it was started again.
+        /// How often it was restarted.
         restarts: u64,
     },
-    /// The process ended, and is started again soon.
+    /// The process ended and is restarted soon.
     Restarting {
         /// How it ended, with the last line of its log.
         why: String,
@@ -109,7 +109,7 @@ pub enum ManagedState {
     Stopped,
 }
 
-/// This host's member of the cluster. It ends with this process, and is stopped when this is dropped.
+/// This host's member of the cluster. It ends with this process, and stops when this is dropped.
 #[derive(Debug)]
 pub struct Managed {
     endpoints: Vec<Endpoint>,
@@ -119,7 +119,8 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Starts this host's member. Returns when the process runs: the cluster serves when most hosts have theirs.
+    /// Starts this host's member. Returns when the process runs: the cluster serves once a majority of hosts run
+    /// theirs.
     ///
     /// # Errors
     /// There are not three or five endpoints, none of them is here, a port is taken, or there is no etcd.
@@ -134,25 +135,25 @@ impl Managed {
         Ok(Managed { endpoints, state, stop, thread: Some(thread) })
     }
 
-    /// Where clients ask.
+    /// The endpoints for clients.
     #[must_use]
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
-    /// How this host's member is, and every change.
+    /// The current state of this host's member and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<ManagedState> {
         self.state.clone()
     }
 
-    /// Waits until the cluster serves: most of the hosts are there. The other hosts may come minutes later.
+    /// Waits until the cluster serves: a majority of hosts is up. The other hosts may start minutes later.
     ///
     /// # Errors
     /// This client is refused.
     pub async fn serves(&self, client: &Client) -> Result<(), CoordError> {
         loop {
-            // A read that the whole cluster has to agree on.
+            // A read that needs a majority of the cluster.
             match client.get("/mainstay/v1").await {
                 Err(error) if error.is_unreachable() => tracing::debug!(%error, "etcd does not serve yet"),
                 Err(error) => return Err(error),
@@ -162,7 +163,7 @@ impl Managed {
         }
     }
 
-    /// Stops this host's member, and returns when its process is gone. Its data stays.
+    /// Stops this host's member, and returns after its process has ended. Its data stays.
     pub async fn stop(mut self) {
         let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {
@@ -177,15 +178,15 @@ impl Drop for Managed {
     }
 }
 
-/// The thread that starts the process and waits for its end. The kernel ends the process with the thread that
-/// started it: so it must be one that lives as long as this program.
+/// The thread that starts the process and waits for its end. The kernel ends the process together with the thread
+/// that started it, so this thread must live as long as the program.
 struct Supervisor {
     options: ManagedOptions,
     line: Line,
     log: PathBuf,
-    /// Bytes of the log that are of earlier processes.
+    /// Bytes of the log that earlier processes wrote.
     log_before: u64,
-    /// Where the other members are asked.
+    /// The runtime for requests to the other members.
     runtime: Handle,
     state: watch::Sender<ManagedState>,
     restarts: u64,
@@ -236,7 +237,7 @@ impl Supervisor {
                 Some(status) => {
                     let why = format!("etcd ended ({status}): {}", last_line(&self.log));
                     if rejoin::is_needed(&self.options, &since(&self.log, self.log_before)) {
-                        // Of a host that comes back: it gets a new place, which is said then.
+                        // A returning host: it gets a new member, which is then reported.
                         tracing::debug!(
                             why,
                             "this host's member of the coordination store is not taken back"
@@ -259,7 +260,7 @@ impl Supervisor {
                 pause = (pause * 2).min(PAUSE.1);
                 self.restarts += 1;
                 match self.find_a_place() {
-                    // The cluster does not serve: it may wait for this member.
+                    // The cluster does not serve: it may be waiting for this member.
                     Err(error) if error.is_unreachable() => {}
                     Err(error) => {
                         let why = format!("this host's member has no place in the cluster yet: {error}");
@@ -280,7 +281,7 @@ impl Supervisor {
         self.state.send_replace(ManagedState::Stopped);
     }
 
-    /// A member whose data is gone is not taken back as it is.
+    /// Replaces this host's member if its data is gone.
     fn find_a_place(&mut self) -> Result<(), CoordError> {
         if !rejoin::is_needed(&self.options, &since(&self.log, self.log_before)) {
             return Ok(());
@@ -309,7 +310,7 @@ impl Supervisor {
         self.log_before = log.metadata().map_or(0, |log| log.len());
         let mut command = Command::new(&self.options.program);
         command.args(&self.line.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // What a person's shell has set for etcd must not change this one, nor make etcd refuse to start.
+        // Variables for etcd in the user's shell must not change this one or prevent its start.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("ETCD_") {
                 command.env_remove(name);
@@ -325,7 +326,7 @@ impl Supervisor {
     }
 }
 
-/// How the process ended; None: it is to be stopped.
+/// The exit status of the process; None: stop was requested.
 fn watch_over(child: &mut Child, stopped: &Receiver<()>) -> Option<ExitStatus> {
     loop {
         if !matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout)) {
@@ -337,7 +338,7 @@ fn watch_over(child: &mut Child, stopped: &Receiver<()>) -> Option<ExitStatus> {
     }
 }
 
-/// Ends the process: first asked, then killed.
+/// Ends the process: first with SIGTERM, then with SIGKILL.
 fn end(child: &mut Child) {
     let deadline = Instant::now() + FAREWELL;
     if let Ok(pid) = i32::try_from(child.id()) {
@@ -368,18 +369,18 @@ fn not_started(options: &ManagedOptions, error: io::Error) -> CoordError {
     }
 }
 
-/// What the log has from this byte on.
+/// The content of the log from this byte on.
 fn since(log: &Path, begin: u64) -> String {
     let mut text = Vec::new();
     let read = File::open(log).and_then(|mut file| {
         file.seek(SeekFrom::Start(begin))?;
         file.take(LARGEST_LOG).read_to_end(&mut text)
     });
-    // A log that cannot be read says nothing.
+    // A log that cannot be read counts as empty.
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The last line of etcd's log, shortened: what it died of.
+/// The last line of etcd's log, shortened: the reason of its end.
 fn last_line(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(4096)..]).into_owned();
@@ -387,7 +388,7 @@ fn last_line(log: &Path) -> String {
     words_of(line).chars().take(400).collect()
 }
 
-/// What a line of etcd's log says, which is an object of JSON with a stack trace and more.
+/// The message of a line of etcd's log, which is a JSON object with a stack trace and more.
 fn words_of(line: &str) -> String {
     let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
     let field =

@@ -1,4 +1,4 @@
-//! What a policy is given: the case of a failure as a value of the language.
+//! The argument of a policy: the case of a failure as a value of the language.
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::failure::repeats::SeenBefore;
@@ -11,7 +11,7 @@ use mainstay_core::recovery::policy::{
 use crate::language::{Heap, Made, Value};
 use crate::words::{self, word};
 
-/// A job that failed more often than this tells of the newest failures only.
+/// The maximum number of past failures in the case; only the newest are included.
 const NEWEST: usize = 1000;
 
 /// The case as a policy sees it.

@@ -1,12 +1,7 @@
-//! Invented incidents, to try a policy on: a TOML file with a table for each, and the decision that is expected.
+//! Example incidents to test a policy: a TOML file with a table for each, and the expected decision.
 //!
-//! ```toml
-//! [[incident]]
-//! name = "a rank that is killed is started anew"
-//! cause = { kind = "signal", signal = 9 }
-//! step = 40
-//! expect = "restart_in_job"
-//! ```
+//! ```toml [[incident]] name = "a killed rank is restarted" cause = { kind = "signal", signal = 9 } step = 40 expect
+//! = "restart_in_job" ```
 
 use std::collections::BTreeMap;
 
@@ -24,17 +19,17 @@ use serde::Deserialize;
 
 use crate::words::rung;
 
-/// The time at which all invented incidents happen: late enough for any history.
+/// The time of all example incidents: late enough for any history.
 const NOW: Mono = Mono(1_000_000_000_000_000_000);
 
-/// A case that somebody made up.
+/// An example case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Incident {
-    /// What it shows, in words.
+    /// The name, which describes the case.
     pub name: String,
-    /// The action that is expected; none if only looked at.
+    /// The expected action; none if the decision is only shown.
     pub expect: Option<String>,
-    /// How long it is to be held back, seconds; none if any time will do.
+    /// The expected wait, in seconds; none if any time is accepted.
     pub expect_after: Option<f64>,
     /// The settings of the job.
     pub settings: Settings,
@@ -51,7 +46,7 @@ pub struct Incident {
 }
 
 impl Incident {
-    /// As the policy is asked.
+    /// The case for the policy.
     pub fn case(&self) -> Case<'_> {
         Case {
             verdict: &self.verdict,
@@ -124,7 +119,7 @@ struct Written {
     job: WrittenJob,
 }
 
-/// Of `elsewhere`, those in `at_this_place` count as both.
+/// Hosts in `at_this_place` also count as `elsewhere`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenSeen {
@@ -272,7 +267,7 @@ fn minute() -> Period {
 /// Reads a file of incidents.
 ///
 /// # Errors
-/// It is no such file; in words, with the line where it is known.
+/// The file is invalid. The error is readable text, with the line if it is known.
 pub fn read(text: &str) -> Result<Vec<Incident>, String> {
     let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
     file.incident
@@ -330,7 +325,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         verdict,
         past,
         earlier: earlier?,
-        // What the ranks that wait make possible is written among the job's actions.
+        // The restarts that waiting ranks make possible are listed in the job's actions.
         job: JobState {
             exit: written.exit,
             lived: written.lived.0,

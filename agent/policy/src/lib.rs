@@ -1,10 +1,10 @@
-//! Policies in Starlark: what is done about a failure, decided by a file of the user's own. Pure, as the core: a policy sees
-//! the case and nothing else, and one that does not end, or wants too much memory, ends with an error at its line.
+//! Policies in Starlark: a file of the user decides the action for a failure. Pure, like the core: a policy reads
+//! only the case, and one that does not end or uses too much memory is stopped with an error at its line.
 //!
-//! `docs/reference/policy-file.md` says it in words. [`DEFAULT`] is the built-in policy as such a file; a test holds it to
-//! `mainstay_core::recovery::policy::decide`.
+//! `docs/reference/policy-file.md` is the reference. [`DEFAULT`] is the built-in policy as such a file; a test
+//! compares it with `mainstay_core::recovery::policy::decide`.
 //!
-//! The language is an own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
+//! The language is our own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
 
 mod case_value;
 mod fields;
@@ -21,28 +21,28 @@ use case_value::value_of;
 use language::{Module, Run, Value, parse};
 use words::Words;
 
-/// The built-in policy as a file, commented to be copied.
+/// The built-in policy as a file, with comments, as a template.
 pub const DEFAULT: &str = include_str!("../default.star");
 
-/// What one decision may use up. The default policy takes about 3,000 steps for a job that failed ten times.
+/// The limits of one decision. The default policy takes about 3,000 steps for a job that failed ten times.
 pub const LIMITS: Limits = Limits { steps: 500_000, bytes: 16 << 20 };
 
-/// What the case itself may take.
+/// The limit of steps and of bytes for the case itself.
 const ROOM_FOR_THE_CASE: u64 = 64 << 20;
 
-/// A policy that was read.
+/// A parsed policy.
 #[derive(Debug)]
 pub struct Policy {
     name: String,
     module: Module,
 }
 
-/// What is wrong with a policy.
+/// An error in a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file.
     pub name: String,
-    /// Where, and what.
+    /// The place and the error.
     pub fault: Fault,
 }
 
@@ -59,26 +59,26 @@ impl std::fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// What a policy made of a case, and how it came to it.
+/// The decision of a policy on a case, and how it was reached.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decided {
-    /// What it would do; none to leave it to the built-in policy.
+    /// The advice; none to leave the failure to the built-in policy.
     pub advice: Option<Advice>,
-    /// Where it returned.
+    /// The place of the `return`.
     pub place: Place,
-    /// The conditions on the way, in order.
+    /// The evaluated conditions, in order.
     pub branches: Vec<Branch>,
-    /// Steps that it took.
+    /// Steps that were used.
     pub steps: u64,
-    /// Memory that it took, bytes.
+    /// Memory that was used, in bytes.
     pub bytes: u64,
 }
 
 impl Policy {
-    /// Reads a policy and makes its constants, so that nothing but the decision is left for later.
+    /// Parses a policy and evaluates its constants, so that only the decision is left for later.
     ///
     /// # Errors
-    /// It is not in the language, its constants cannot be made, or there is no `decide(case)`.
+    /// A syntax error, an error in a constant, or there is no `decide(case)`.
     pub fn parse(name: &str, text: &str) -> Result<Policy, Problem> {
         let problem = |fault| Problem { name: name.to_owned(), fault };
         let module = parse(text).map_err(problem)?;
@@ -102,15 +102,15 @@ impl Policy {
         }
     }
 
-    /// Its name.
+    /// The name of the policy.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it would do about a case. Ends within [`LIMITS`], and as soon as `out_of_time` says so.
+    /// Decides a case. Ends within [`LIMITS`], and as soon as `out_of_time` returns true.
     ///
     /// # Errors
-    /// It fails, takes too much, or returns what is no decision.
+    /// The policy fails, exceeds a limit, or returns something other than a decision.
     pub fn decide(
         &self,
         settings: &Settings,
@@ -130,7 +130,7 @@ impl Policy {
         let mut run = Run::new(LIMITS, out_of_time, &words);
         run.load(&self.module)?;
         let (steps, bytes) = (run.heap.steps_left, run.heap.bytes_left);
-        // What the policy is given is not on its account.
+        // The case does not count towards the limits of the policy.
         (run.heap.steps_left, run.heap.bytes_left) = (ROOM_FOR_THE_CASE, ROOM_FOR_THE_CASE);
         let nowhere = |what| Fault::at(Place::default(), what);
         let case = value_of(&mut run.heap, settings, case).map_err(nowhere)?;
@@ -151,7 +151,7 @@ impl Policy {
     }
 }
 
-/// By steps and memory alone, so that the same case is decided the same on every host.
+/// Limited only by steps and memory, so that the same case is decided the same on every host.
 impl Advisor for Policy {
     fn name(&self) -> &str {
         &self.name

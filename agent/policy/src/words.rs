@@ -1,4 +1,4 @@
-//! The functions that a policy finds beside those of the language, and what its decision must look like.
+//! The functions of a policy in addition to those of the language, and the check of its decision.
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Span;
@@ -52,7 +52,7 @@ fn decision(given: &Arguments, heap: &mut Heap<'_>) -> Made<Value> {
         made.push((name.into(), value.ok_or_else(|| format!("decision(): {name} is missing"))?));
     }
     let value = heap.fields(made)?;
-    // What is wrong is told where it was written, not where it came out.
+    // Report an error where the decision is created, not where it is returned.
     advice(heap, &value)?;
     Ok(value)
 }
@@ -66,12 +66,12 @@ fn duration(given: &Arguments, heap: &mut Heap<'_>) -> Made<Value> {
     heap.text(&span.to_string())
 }
 
-/// To the nearest nanosecond.
+/// A span, to the nearest nanosecond.
 fn span(seconds: f64) -> Option<Span> {
     (0.0..1e9).contains(&seconds).then(|| Span((seconds * 1e9).round() as u64))
 }
 
-/// What a policy returned, if it is a decision.
+/// Converts the returned value of a policy, if it is a decision.
 pub(crate) fn advice(heap: &mut Heap<'_>, value: &Value) -> Made<Option<Advice>> {
     let id = match value {
         Value::None => return Ok(None),
@@ -113,7 +113,7 @@ pub(crate) fn advice(heap: &mut Heap<'_>, value: &Value) -> Made<Option<Advice>>
     Ok(Some(Advice { rung, after, why }))
 }
 
-/// So many letters of a reason are kept.
+/// The number of characters of a reason that are kept.
 const LONGEST_REASON: usize = 500;
 
 fn expected(what: &str, got: Option<&Value>) -> String {
@@ -124,12 +124,12 @@ fn expected(what: &str, got: Option<&Value>) -> String {
     }
 }
 
-/// All actions, the mildest first.
+/// All actions, mildest first.
 pub(crate) fn actions() -> Vec<&'static str> {
     Rung::ALL.into_iter().map(word).chain(["wait"]).collect()
 }
 
-/// The rung of an action's word; none for waiting.
+/// The rung of an action; none for `wait`.
 pub(crate) fn rung(text: &str) -> Made<Option<Rung>> {
     if text == "wait" {
         return Ok(None);
@@ -138,12 +138,12 @@ pub(crate) fn rung(text: &str) -> Made<Option<Rung>> {
     known.map(Some).ok_or_else(|| format!("action: there is no {text:?}; there are {}", actions().join(", ")))
 }
 
-/// A rung's word in the journal.
+/// The name of a rung in the journal.
 pub(crate) fn word(rung: Rung) -> &'static str {
     Action::of(rung, Attempt(0), 0).word()
 }
 
-/// A hang's word in the journal.
+/// The name of a hang in the journal.
 pub(crate) fn hang(kind: HangKind) -> &'static str {
     match kind {
         HangKind::Stopped => "stopped",

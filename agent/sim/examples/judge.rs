@@ -1,4 +1,5 @@
-//! The figures of the judges on simulated jobs, one JSON object a line: `cargo xtask bench judge` runs it and collects them.
+//! Measures the judges on simulated jobs and prints one JSON object per line. `cargo xtask bench judge` runs it and
+//! collects the figures.
 
 use std::io::Write;
 
@@ -12,10 +13,10 @@ use nix::time::{ClockId, clock_gettime};
 /// Ranks of the largest job.
 const MOST: usize = 131_072;
 
-/// A trouble begins here, so that there is something usual before it.
+/// The step at which the trouble starts, so that normal steps precede it.
 const BEGINS: u64 = 30;
 
-/// A slow rank must be told within so many steps.
+/// A slow rank must be reported within this number of steps.
 const WITHIN: u64 = 10;
 
 fn main() {
@@ -37,12 +38,12 @@ fn figure(id: &str, unit: &str, value: f64, n: u64, min: f64, max: f64) {
     println!(
         r#"{{"id": "{id}", "value": {value:.4}, "unit": "{unit}", "n": {n}, "min": {min:.4}, "max": {max:.4}}}"#
     );
-    // A reader that is gone makes no difference to what is measured.
+    // A closed pipe does not affect the measurement.
     let _ = std::io::stdout().flush();
 }
 
-/// One tick of the leader over all ranks, in processor time of one core, on which others may be at work too: the median of 100
-/// after the windows are full.
+/// One tick of the leader over all ranks, in processor time of one core, which other processes may use too: the
+/// median of 100 after the windows are full.
 fn tick() {
     let mesh = Mesh::of(MOST);
     let mut job = Job::new(mesh, Noise::USUAL, Trouble::Rank(70_000, 0.05), 80, 1);
@@ -63,13 +64,13 @@ fn tick() {
     figure("judge.memory_131072", "MiB", mebibytes, 1, mebibytes, mebibytes);
 }
 
-/// Milliseconds of processor time that this thread has used; 0 where the kernel does not tell.
+/// Milliseconds of processor time that this thread has used; 0 if the kernel does not report it.
 fn processor_ms() -> f64 {
     let used = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     used.map_or(0.0, |used| used.tv_sec() as f64 * 1e3 + used.tv_nsec() as f64 / 1e6)
 }
 
-/// A rank that is 5 % slow, in jobs of four sizes, and every kind of trouble told apart.
+/// A rank that is 5 % slow in jobs of four sizes, and the distinction of every kind of trouble.
 fn stragglers(trials: u64) {
     let mut random = Random::new(2);
     let (mut wanted, mut reported, mut right, mut false_reports) = (0_u64, 0_u64, 0_u64, 0_u64);
@@ -115,7 +116,7 @@ fn stragglers(trials: u64) {
     figure("judge.straggler_class", "%", share, classes * 4, share, share);
 }
 
-/// Jobs in which nothing is wrong: false reports per 10^7 rank-steps.
+/// Jobs without a fault: false reports per 10^7 rank-steps.
 fn healthy() {
     let (mut rank_steps, mut reports) = (0.0_f64, 0_u64);
     let kinds = [
@@ -140,8 +141,8 @@ fn healthy() {
     eprintln!("{reports} false reports in {rank_steps:.0} rank-steps");
 }
 
-/// One look of the judge of hangs over a job at rest, every report taken in and the culprit sought anew: processor time of
-/// one core, the median of 100.
+/// One look of the hang judge over a stopped job, with every report read and the culprit searched again: processor
+/// time of one core, the median of 100.
 fn hang_tick() {
     let mut case = Case::new(Mesh::of(MOST), hang::Trouble::Rank(70_001), Loss::USUAL, 1);
     let mut took = Vec::new();
@@ -159,7 +160,7 @@ fn hang_tick() {
     figure("judge.hang_memory_131072", "MiB", mebibytes, 1, mebibytes, mebibytes);
 }
 
-/// The rank at fault, or its host where that has fallen silent: the share that is named, by the size of the job.
+/// The share of cases in which the faulty rank, or its host if that is silent, is named, by the size of the job.
 fn hangs(trials: u64) {
     let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
     let sizes = [(1024, trials * 4), (16_384, trials / 3), (MOST, trials / 10)];

@@ -1,5 +1,6 @@
-//! Stragglers in the weather of real jobs: how many ranks that become 5 % slow are told within 10 steps, how right is what is told of
-//! them, and how many reports are false. `cargo run --release -p mainstay-sim --example small -- TRIALS [RANKS [WEATHER]]`.
+//! Stragglers in the weather of real jobs: how many ranks that become 5 % slow are reported within 10 steps, how
+//! accurate these reports are, and how many reports are false. `cargo run --release -p mainstay-sim --example small
+//! -- TRIALS [RANKS [WEATHER]]`.
 
 use mainstay_sim::course::{SimulationResult, SlowRank, Weather, run};
 
@@ -12,7 +13,7 @@ fn main() {
     let kind = std::env::args().nth(3);
     let wanted = |weather: &Weather| kind.as_ref().is_none_or(|kind| format!("{weather:?}").contains(kind));
     for ranks in SIZES.into_iter().filter(|ranks| only.is_none_or(|only| only == *ranks)) {
-        // Large jobs are judged well in fewer runs of them.
+        // Large jobs need fewer runs.
         let trials = (trials * 16 / ranks.max(16) as u64).max(4);
         for weather in Weather::ALL.into_iter().filter(wanted) {
             slow_ranks(ranks, weather, trials);
@@ -45,7 +46,7 @@ fn slow_ranks(ranks: usize, weather: Weather, trials: u64) {
 }
 
 fn healthy(ranks: usize, weather: Weather, trials: u64) {
-    // Many short jobs and a long one: beginnings are the hardest.
+    // Many short jobs and a long one: the first steps are the hardest.
     let mut wrong = 0;
     for seed in 0..trials * 20 {
         let reported = run(ranks, weather, None, 200, 7_000_000 + seed);

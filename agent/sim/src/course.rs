@@ -1,35 +1,35 @@
-//! How step times of real jobs run on: moods that are carried from step to step, heavy tails, phases of the whole job, duties of single
-//! ranks, beginnings. Each is a kind of weather in which nobody is slow, or in which one rank becomes so.
+//! Step times as in real jobs: noise that is correlated between steps, heavy tails, phases of the whole job, duties
+//! of single ranks, warm-up. In each kind of weather no rank is slow, or one rank becomes slow.
 
 use mainstay_core::progress::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
 
 use crate::random::Random;
 
-/// What scatters step times though nobody is slow. Each on top of noise of 1 % and a hiccup in one of 500 steps.
+/// Variation of step times without a slow rank. Each kind is added to noise of 1 % and a hiccup in one of 500 steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weather {
-    /// Noise of which this share is carried over to the next step (an autoregressive process of the first order).
+    /// Noise of which this share carries over to the next step (first-order autoregressive process).
     Carried(f32),
-    /// Noise with heavy tails: Student's t with three degrees of freedom, 1 % its scale.
+    /// Noise with heavy tails: Student's t with three degrees of freedom and a scale of 1 %.
     HeavyTails,
-    /// Every 150 steps the whole job becomes 1.5 to 3 times as slow or fast, and its noise 1 % or 3 %.
+    /// Every 150 steps the time of a step changes to 1.5 to 3 times the base, and the noise to 1 % or 3 %.
     Regimes,
-    /// Rank 0 saves every so many steps, and takes twice as long for it.
+    /// Rank 0 saves every N steps, and such a step takes twice as long.
     Duty(u64),
-    /// Sequences of different lengths: 10 % from step to step, the same on average for all ranks.
+    /// Sequences of different lengths: 10 % from step to step, with the same mean for all ranks.
     Sequences,
-    /// The last rank pauses every 97 steps for a fifth of a step, and the step after for a tenth.
+    /// Every 97 steps the last rank pauses for a fifth of a step, and in the next step for a tenth.
     Pauses,
-    /// The first 30 steps become faster by and by, each rank at a pace of its own.
+    /// The first 30 steps become gradually faster, at a pace that depends on the rank.
     WarmUp,
-    /// One rank takes a third longer in its first five steps.
+    /// The last rank takes a third longer in its first five steps.
     LateStart,
-    /// Carried noise of a half, with heavy tails and hiccups in 2 % of steps.
+    /// Noise of which half carries over, with heavy tails, and hiccups in 2 % of steps.
     Rough,
 }
 
 impl Weather {
-    /// All kinds, for which nothing may be told.
+    /// All kinds. None of them may cause a report.
     pub const ALL: [Weather; 13] = [
         Weather::Carried(0.0),
         Weather::Carried(0.3),
@@ -50,36 +50,37 @@ impl Weather {
 /// A rank that becomes slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowRank {
-    /// Which one.
+    /// The number of the rank.
     pub rank: usize,
     /// Its first slow step.
     pub starts: u64,
-    /// The share by which it takes longer.
+    /// The share by which it is slower.
     pub by: f32,
 }
 
-/// A job of ranks that do the same.
+/// A job of ranks with equal work.
 #[derive(Debug)]
 pub struct Course {
     weather: Weather,
     slow: Option<SlowRank>,
     random: Random,
     moods: Vec<f32>,
-    /// Phase of the whole job: its pace and how noisy it is.
+    /// The phase of the whole job: its pace and its noise.
     phase: (f32, f32),
     step: u64,
     self_times: Vec<f32>,
 }
 
 impl Course {
-    /// A job that has not begun.
+    /// A job before its first step.
     pub fn new(ranks: usize, weather: Weather, slow: Option<SlowRank>, seed: u64) -> Course {
         let mut random = Random::new(seed);
         let moods = (0..ranks).map(|_| random.normals().0).collect();
         Course { weather, slow, random, moods, phase: (1.0, 1.0), step: 0, self_times: vec![0.0; ranks] }
     }
 
-    /// The next step: each rank's own time, and the step's length, which is that of the slowest.
+    /// Computes the next step: the own time of each rank, and the length of the step, which is that of the slowest
+    /// rank.
     pub fn advance(&mut self) -> Row<'_> {
         self.step += 1;
         if self.weather == Weather::Regimes && self.step.is_multiple_of(150) {
@@ -138,18 +139,18 @@ impl Course {
     }
 }
 
-/// What a judge told of a job.
+/// The reports of a judge on a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SimulationResult {
-    /// Steps from when the rank became slow until it was told; none if it was not.
+    /// Steps from when the rank became slow until it was reported; none if it was not.
     pub after: Option<u64>,
-    /// What was told of it first.
+    /// The first correct report.
     pub right: Option<Found>,
-    /// What was told and is not so.
+    /// False reports.
     pub wrong: Vec<Found>,
 }
 
-/// Runs a job of so many steps. Uneven work is told rightly where sequences have different lengths.
+/// Runs a job of `steps` steps. For sequences of different lengths, a report of rotating slowness is correct.
 pub fn run(
     ranks: usize,
     weather: Weather,

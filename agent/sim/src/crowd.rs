@@ -1,9 +1,9 @@
-//! The launcher that leads a large job, and the messages of all its followers: the core's own code of the leader, with followers
-//! that answer as followers do. Time is simulated, but what the leader's processor needs is measured and takes part in it: a
-//! message is handled when the one before is.
+//! The leader of a large job and the messages of all its followers: the core's own code of the leader, with followers
+//! that answer as real ones do. Time is simulated, but the processor time of the leader is measured and included: a
+//! message is handled after the one before.
 //!
-//! Each message is decoded from the bytes that come over a connection, and encoded into those that go out. Not part of it:
-//! system calls and the encryption of connections.
+//! Each message is decoded from the bytes of a connection and encoded into bytes. System calls and the encryption of
+//! connections are not included.
 
 mod follower;
 mod messages;
@@ -30,56 +30,57 @@ pub const MS: u64 = 1_000_000;
 /// Nanoseconds.
 pub const SECOND: u64 = 1000 * MS;
 
-/// How often the launcher looks after its hosts, as the real one.
+/// How often the leader checks its hosts, as the real one does.
 const LOOKS_EVERY: u64 = 100 * MS;
 
-/// How often followers beat.
+/// How often followers send heartbeats.
 const BEATS_EVERY: u64 = 500 * MS;
 
-/// A step of the largest published runs takes about so long: 16 million tokens at 400 TFLOP/s per GPU (Llama 3, 405B).
+/// The approximate duration of a step of the largest published runs: 16 million tokens at 400 TFLOP/s per GPU (Llama
+/// 3, 405B).
 const STEPS_EVERY: u64 = 6 * SECOND;
 
 /// Sections that a rank enters or leaves in a step: data, forward, backward, optimizer and the step itself.
 const CHANGES: u64 = 5;
 
-/// A state that did not change is reported again after this.
+/// An unchanged state is reported again after this time.
 const AGAIN_EVERY: u64 = SECOND;
 
-/// What the job is like, and what it runs on.
+/// The job and the machines that it runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Hosts.
     pub hosts: u32,
-    /// Ranks on each.
+    /// Ranks per host.
     pub ranks: u32,
     /// Whether launchers keep copies of checkpoints for each other.
     pub copies: bool,
-    /// Bytes that the leader's network card sends or receives in a second.
+    /// Bytes per second that the leader's network card sends or receives.
     pub bytes_per_second: f64,
-    /// The way of a message between two hosts, in nanoseconds, without what it queues for.
+    /// The latency of a message between two hosts without queueing, in nanoseconds.
     pub latency: u64,
-    /// How long the store takes for a write, in nanoseconds.
+    /// The time that the store takes for a write, in nanoseconds.
     pub store: u64,
-    /// How long the agent takes to answer what a failure means, in nanoseconds.
+    /// The time that the agent takes to diagnose a failure, in nanoseconds.
     pub agent: u64,
-    /// How long a host takes for a command apart from what its ranks take, in nanoseconds.
+    /// The time that a host takes for a command without its ranks' part, in nanoseconds.
     pub host: u64,
-    /// Nanoseconds of processor time that were used so far.
+    /// Reads the processor time used so far, in nanoseconds.
     pub processor: fn() -> u64,
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Processor time of the leader, nanoseconds.
     pub processor: u64,
-    /// Messages that it received, and their bytes.
+    /// Messages that the leader received, and their bytes.
     pub received: (u64, u64),
-    /// Messages that it sent, and their bytes.
+    /// Messages that the leader sent, and their bytes.
     pub sent: (u64, u64),
-    /// Entries of its journal, and their bytes.
+    /// Entries of the leader's journal, and their bytes.
     pub entries: (u64, u64),
-    /// Records that it had stored, and their bytes.
+    /// Records that the leader had stored, and their bytes.
     pub records: (u64, u64),
     /// The longest message, in bytes.
     pub longest: u64,
@@ -110,9 +111,10 @@ pub struct Crowd {
     events: BTreeMap<(u64, u64), Event>,
     numbers: u64,
     now: u64,
-    /// What it takes to read the processor's time, nanoseconds, and how often that was done since the leader began its work.
+    /// The time that a read of the processor time takes, in nanoseconds, and the number of reads since the leader
+    /// started its work.
     clock: (u64, u64),
-    /// Until when the leader is at work, and its network card in each direction.
+    /// The times until which the leader and its network card in each direction are busy.
     busy: u64,
     sends: u64,
     receives: u64,
@@ -121,16 +123,16 @@ pub struct Crowd {
     seq: u64,
     buffer: Vec<u8>,
     counts: Counts,
-    /// Seats that were told to start this attempt, and when the last of them was.
+    /// The attempt, the number of seats that have its start command, and when the last of them received it.
     reported: (Attempt, u32, u64),
-    /// When all hosts had their start command, by attempt.
+    /// The time at which all hosts had their start command, by attempt.
     started: BTreeMap<Attempt, u64>,
     phases: Vec<(&'static str, u64)>,
     stored: Vec<u64>,
 }
 
 impl Crowd {
-    /// A job that begins now. All followers are connected.
+    /// A job that starts now. All followers are connected.
     pub fn new(plan: Plan, seed: u64) -> Crowd {
         let members: Vec<Member> = (0..plan.hosts).map(|host| member(&plan, host)).collect();
         let round = first(&members, plan.hosts).unwrap_or_default();
@@ -189,7 +191,7 @@ impl Crowd {
                 crowd.at(beat, Event::Beat(host));
             }
             crowd.at(again, Event::Again(host));
-            // Ranks are in step with each other within some milliseconds.
+            // All ranks are at the same point of a step within some milliseconds.
             for change in 1..=CHANGES {
                 let at = crowd.now + change * STEPS_EVERY / CHANGES + crowd.below(50 * MS);
                 crowd.at(at, if change == CHANGES { Event::Step(host) } else { Event::Change(host) });
@@ -200,27 +202,27 @@ impl Crowd {
         crowd
     }
 
-    /// What was counted until now.
+    /// The counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// When all hosts had the command to start this attempt, nanoseconds.
+    /// The time at which all hosts had the command to start this attempt, in nanoseconds.
     pub fn started(&self, attempt: Attempt) -> Option<u64> {
         self.started.get(&attempt).copied()
     }
 
-    /// What the leader did when, since the last time it was asked.
+    /// The phases of the leader and their times since the last call.
     pub fn phases(&mut self) -> Vec<(&'static str, u64)> {
         std::mem::take(&mut self.phases)
     }
 
-    /// When it had records stored, nanoseconds.
+    /// The times at which the leader had records stored, in nanoseconds.
     pub fn stored(&self) -> &[u64] {
         &self.stored
     }
 
-    /// Now, nanoseconds.
+    /// The current time, in nanoseconds.
     pub fn now(&self) -> u64 {
         self.now.max(self.busy)
     }
@@ -230,7 +232,7 @@ impl Crowd {
         self.lead.merge().has_started()
     }
 
-    /// Lets time pass until then, or until that is so.
+    /// Advances the time to `until`, or until `done` returns true.
     pub fn run_until(&mut self, until: u64, done: impl Fn(&Crowd) -> bool) {
         while !done(self) {
             let Some(((at, number), event)) = self.events.pop_first() else { return };
@@ -244,7 +246,7 @@ impl Crowd {
         }
     }
 
-    /// A rank on this host dies.
+    /// Kills a rank on this host.
     pub fn kill(&mut self, host: usize) {
         self.trains = false;
         let now = self.now;
@@ -285,7 +287,7 @@ impl Crowd {
                 self.at(now + AGAIN_EVERY, Event::Again(host));
             }
             Event::Look => {
-                // The launcher's timer waits for the launcher.
+                // The timer of the launcher waits while the launcher is busy.
                 let next = now.max(self.busy) + LOOKS_EVERY;
                 self.work(|crowd| {
                     let at = Mono(crowd.busy);
@@ -310,7 +312,7 @@ impl Crowd {
         self.work(|crowd| crowd.lead.report_to_job(Mono(crowd.busy), input));
     }
 
-    /// The leader does something, and then what comes of it; how long that takes is measured.
+    /// Does work of the leader and what follows from it, and measures the time.
     fn work(&mut self, what: impl FnOnce(&mut Crowd)) {
         self.busy = self.busy.max(self.now);
         self.clock.1 = 0;
@@ -318,7 +320,7 @@ impl Crowd {
         what(self);
         self.settle(from, began);
         if self.lead.is_feed_due(Mono(self.busy)) {
-            // More is kept than a round records: nothing is read back.
+            // The leader keeps more entries than a round records: nothing is read back.
             let is_behind = Cell::new(false);
             self.lead.feed(|_, _| {
                 is_behind.set(true);
@@ -332,8 +334,8 @@ impl Crowd {
         self.busy = from + took;
     }
 
-    /// Processor time of the leader since then. Reading it takes a large part of what a short message takes, and the leader does
-    /// not do that: it does not count.
+    /// Processor time of the leader since then, without the reads of the clock: a read takes a large part of the time
+    /// of a short message, and the real leader does not do it.
     fn used_since(&mut self, began: u64) -> u64 {
         let (cost, reads) = &mut self.clock;
         *reads += 1;
@@ -384,13 +386,13 @@ impl Crowd {
             body,
         };
         self.buffer.clear();
-        // As it is written into the journal.
+        // The entry is encoded as in the journal.
         let _ = serde_json::to_writer(&mut self.buffer, &entry);
         self.counts.entries = (self.counts.entries.0 + 1, self.counts.entries.1 + self.buffer.len() as u64);
         self.lead.keep_recent(&entry);
     }
 
-    /// A message goes to a follower.
+    /// Sends a message to a follower.
     fn down(&mut self, at: u64, host: usize, down: Down) {
         self.buffer.clear();
         let _ = down.write(&mut self.buffer);
@@ -409,7 +411,7 @@ impl Crowd {
         }
     }
 
-    /// A host has the command to start its ranks.
+    /// Notes that a host has a command of a phase. After the last start command the ranks train.
     fn starts(&mut self, at: u64, command: &Command) {
         let phase = match command {
             Command::Stop { .. } => "stop",
@@ -436,7 +438,7 @@ impl Crowd {
         }
     }
 
-    /// A message of a follower.
+    /// Handles a message of a follower.
     fn receive(&mut self, host: usize, bytes: &[u8]) {
         let Ok(up) = Up::read(bytes) else { return };
         let (at, connection) = (self.busy, host as u64);
@@ -446,7 +448,7 @@ impl Crowd {
         self.lead.said(Mono(at), connection, up);
     }
 
-    /// A follower sends a message.
+    /// Sends a message of a follower.
     fn up(&mut self, host: usize, up: &Up) {
         let mut bytes = Vec::new();
         let _ = up.write(&mut bytes);
@@ -514,7 +516,7 @@ impl Crowd {
     }
 }
 
-/// What reading this clock takes, nanoseconds: the median, as one read of many is interrupted.
+/// The time that a read of this clock takes, in nanoseconds: the median, since one of many reads is interrupted.
 fn cost_of(clock: fn() -> u64) -> u64 {
     let mut reads: Vec<u64> = (0..1001).map(|_| clock()).collect();
     for n in (1..reads.len()).rev() {
@@ -524,7 +526,7 @@ fn cost_of(clock: fn() -> u64) -> u64 {
     reads[reads.len() / 2]
 }
 
-/// The name of a launcher, as long as real ones.
+/// The name of a launcher, as long as a real one.
 pub(crate) fn launcher(host: u32) -> String {
     format!("node{host:05}-1f3c8a6e-{host:08x}")
 }

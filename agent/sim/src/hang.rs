@@ -1,8 +1,8 @@
-//! Jobs that stop in the middle of a step, and whom the judge of hangs names.
+//! Jobs that stop in the middle of a step, and the culprits that the hang judge names.
 //!
-//! Ranks run a pipeline of micro-batches with tensor-parallel collectives inside a stage, transfers between stages and
-//! one reduction over all replicas. Each runs some operations ahead of its device, as launches do. When one rank stops
-//! to launch, the others come to rest wherever that leaves them: that is computed, not assumed.
+//! Ranks run a pipeline of micro-batches with tensor-parallel collectives within a stage, transfers between stages
+//! and one reduction over all replicas. Each rank launches some operations ahead of its device, as real ones do. When
+//! one rank stops launching, the state in which the other ranks stop is computed, not assumed.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
@@ -11,60 +11,60 @@ use mainstay_core::hang::{Count, Hang, HangKind, Limits, Outlook, PhaseId, Sight
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;
 
-/// Micro-batches of a step.
+/// Micro-batches per step.
 const MICRO_BATCHES: usize = 4;
-/// Collectives of a stage in one direction of one micro-batch.
+/// Collectives of a stage per micro-batch and direction.
 const IN_STAGE: usize = 2;
-/// A rank launches at most so many operations that its device has not begun.
+/// The maximum number of operations that a rank launches before its device has started them.
 const MOST_AHEAD: usize = 3;
-/// Reports come so often.
+/// The interval of reports.
 const LOOK: Span = Span::millis(500);
-/// The judge is given so long.
+/// The time limit of the judge.
 const PATIENCE: Span = Span::seconds(90);
-/// Steps before the trouble.
+/// Steps before the hang.
 const STEPS: u64 = 1000;
 
-/// What gets lost on the way to the judge.
+/// Reports that do not reach the judge.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {
-    /// Share of reports.
+    /// Share of reports that are lost.
     pub reports: f32,
-    /// Share of hosts of which nothing is heard from the hang on.
+    /// Share of hosts that report nothing after the hang starts.
     pub silent_hosts: f32,
 }
 
 impl Loss {
-    /// 5 % of all reports, and one host in a hundred.
+    /// 5 % of all reports, and 1 % of hosts.
     pub const USUAL: Loss = Loss { reports: 0.05, silent_hosts: 0.01 };
 }
 
 /// What stops the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// A rank launches nothing any more, and is heard of.
+    /// A rank stops launching and still reports.
     Rank(usize),
-    /// The same on a host of which nothing is heard any more.
+    /// A rank stops launching on a host that reports nothing any more.
     SilentHost(usize),
-    /// An operation between a stage's ranks never ends, though all have launched it.
+    /// An operation between the ranks of a communicator never ends although all have launched it.
     Link(usize),
 }
 
-/// An operation, by who takes part.
+/// An operation, by its participants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
-    /// With the ranks of the same layer.
+    /// With the ranks that share the layer.
     Tensor,
-    /// With the stage before.
+    /// With the previous stage.
     Before,
-    /// With the stage after.
+    /// With the next stage.
     After,
-    /// With the same place of all replicas.
+    /// With the same position in all replicas.
     Data,
 }
 
 const OPS: [Op; 4] = [Op::Tensor, Op::Before, Op::After, Op::Data];
 
-/// What the ranks of each stage do in a step.
+/// The operations of the ranks of each stage in a step.
 fn programs(mesh: Mesh) -> Vec<Vec<Op>> {
     let program = |stage: usize| {
         let (first, last) = (stage == 0, stage + 1 == mesh.pipeline);
@@ -85,17 +85,17 @@ fn programs(mesh: Mesh) -> Vec<Vec<Op>> {
     (0..mesh.pipeline).map(program).collect()
 }
 
-/// A job at rest.
+/// A stopped job.
 struct Stuck {
     mesh: Mesh,
     programs: Vec<Vec<Op>>,
-    /// Operations that each rank's device has done, and those that it was given.
+    /// Operations that the device of each rank has completed, and those that it was given.
     done: Vec<usize>,
     launched: Vec<usize>,
 }
 
 impl Stuck {
-    /// Lets the job run until nothing moves.
+    /// Runs the job until no rank makes progress.
     fn new(mesh: Mesh, trouble: Trouble, random: &mut Random) -> Stuck {
         let programs = programs(mesh);
         let ranks = mesh.ranks();
@@ -167,7 +167,7 @@ impl Stuck {
         }
     }
 
-    /// A communicator's number: its first member and what it is for.
+    /// The number of a communicator: its first member and its purpose.
     fn comm(&self, rank: usize, op: Op) -> usize {
         let stage = self.mesh.tensor * self.mesh.data;
         match op {
@@ -178,7 +178,7 @@ impl Stuck {
         }
     }
 
-    /// What a rank's counters show when it has done and launched so many operations of this step.
+    /// The counters of a rank after `done` and `launched` operations of this step.
     fn counts(&self, rank: usize, done: usize, launched: usize) -> Vec<Count> {
         let program = &self.programs[self.mesh.stage(rank)];
         let of = |op: Op| {
@@ -195,20 +195,20 @@ impl Stuck {
     }
 }
 
-/// How the judge did.
+/// The result of the judge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
-    /// Exactly the rank that was at fault was named, or none where no rank was.
+    /// The judge named exactly the faulty rank, or no rank where none is faulty.
     pub rank: bool,
-    /// All that were named are on its host.
+    /// All named ranks are on the faulty host.
     pub host: bool,
-    /// From the first report of the job at rest to the verdict.
+    /// Time from the first report of the stopped job to the verdict.
     pub took: Span,
-    /// What was said; none if nothing was within a minute and a half.
+    /// The verdict; none if there was none within 90 s.
     pub hang: Option<Hang>,
 }
 
-/// A job at rest, with the judge that is told of it look by look.
+/// A stopped job and the judge that receives its reports look by look.
 pub struct Case {
     mesh: Mesh,
     trouble: Trouble,
@@ -218,12 +218,12 @@ pub struct Case {
     random: Random,
     watch: Watch,
     now: Mono,
-    /// The counters of all ranks at rest.
+    /// The counters of all ranks after the job has stopped.
     counts: Vec<Vec<Count>>,
 }
 
 impl Case {
-    /// A job that has trained for a while and has just come to rest.
+    /// A job that has trained for a while and has just stopped.
     pub fn new(mesh: Mesh, trouble: Trouble, loss: Loss, seed: u64) -> Case {
         let mut random = Random::new(seed);
         let stuck = Stuck::new(mesh, trouble, &mut random);
@@ -244,7 +244,8 @@ impl Case {
         case
     }
 
-    /// The steps before, with heavy-tailed times, and a last report of everybody from somewhere in the step.
+    /// The steps before the hang, with heavy-tailed times, and a last report of each rank from a random point of the
+    /// step.
     fn train(&mut self) {
         for step in 0..STEPS {
             let (normal, _) = self.random.normals();
@@ -256,7 +257,7 @@ impl Case {
             Trouble::SilentHost(rank) => Some(self.mesh.host(rank)),
             Trouble::Rank(_) | Trouble::Link(_) => None,
         };
-        // Of the silent hosts only the culprit's fell silent with the job, the others at some time before.
+        // Of the silent hosts, only that of the culprit became silent with the job. The others did so earlier.
         let before = self.now;
         self.now = before.after(Span::seconds(60));
         for rank in 0..self.mesh.ranks() {
@@ -272,7 +273,7 @@ impl Case {
         self.now = self.now.after(LOOK);
     }
 
-    /// One look: those reports that arrive, and what the judge makes of them.
+    /// One look: the reports that arrive, and the result of the judge.
     pub fn tick(&mut self) -> Outlook {
         for rank in 0..self.mesh.ranks() {
             if self.silent[self.mesh.host(rank)] || self.random.happens(self.loss.reports) {
@@ -284,7 +285,7 @@ impl Case {
         self.watch.look(self.now)
     }
 
-    /// A look at which every report arrives and is the same as before, as most of a large job's are.
+    /// A look at which every report arrives and is unchanged, as most are in a large job.
     pub fn look(&mut self) -> Outlook {
         self.now = self.now.after(LOOK);
         let sight = sight(2);
@@ -295,7 +296,7 @@ impl Case {
         self.watch.look(self.now)
     }
 
-    /// The memory of the judge, in bytes.
+    /// The memory of the judge in bytes.
     pub fn bytes(&self) -> usize {
         self.watch.bytes()
     }

@@ -1,5 +1,5 @@
-//! Simulated training jobs for the judges of the core: meshes of up to 131,072 ranks with heavy-tailed noise, lost reports
-//! and silent hosts. No I/O, no clock, no threads; the same seed gives the same job.
+//! Simulated training jobs that test the judges of the core: meshes of up to 131,072 ranks with heavy-tailed noise,
+//! lost reports and silent hosts. The crate has no I/O, no clock and no threads. The same seed gives the same job.
 #![forbid(unsafe_code)]
 
 pub mod course;

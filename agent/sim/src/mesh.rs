@@ -1,12 +1,12 @@
-//! A job's ranks as a mesh of tensor, pipeline and data parallelism, on hosts of eight.
+//! The ranks of a job as a mesh of tensor, pipeline and data parallelism on hosts of eight ranks.
 
 use mainstay_core::progress::straggler::{Peers, Role};
 
 /// Ranks per host.
 pub const PER_HOST: usize = 8;
 
-/// Sizes of the mesh. Tensor-parallel ranks are neighbours, then come data-parallel ones, then stages, as
-/// Megatron-LM orders them.
+/// Sizes of the mesh. The order is that of Megatron-LM: tensor-parallel ranks are neighbours, then come data-parallel
+/// ranks, then stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     /// Ranks that share a layer.
@@ -18,14 +18,14 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The usual mesh of so many ranks: tensors over a host, stages so that each has at least 64 ranks.
+    /// The usual mesh of `ranks` ranks: tensor parallelism within a host, and one stage per 512 ranks, at most 16.
     pub fn of(ranks: usize) -> Mesh {
         let tensor = PER_HOST.min(ranks);
         let pipeline = (ranks / 512).clamp(1, 16);
         Mesh { tensor, pipeline, data: ranks / tensor / pipeline }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn ranks(self) -> usize {
         self.tensor * self.pipeline * self.data
     }

@@ -1,34 +1,34 @@
-//! How much of the time a job trains: failures come at published rates, and each costs what was measured.
+//! The share of time in which a job trains. Failures occur at published rates, and each costs the measured time.
 
 use crate::random::Random;
 
-/// A way in which a job fails.
+/// A kind of failure.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
-    /// How often, as a share of all.
+    /// Share of all failures.
     pub share: f64,
-    /// Seconds until it is known.
+    /// Seconds until it is detected.
     pub detect: f64,
-    /// Seconds from then on until all ranks train, without the ranks' communicators.
+    /// Seconds from detection until all ranks train, without the time for communicators.
     pub restart: f64,
 }
 
-/// A job, and who looks after it. All times in seconds.
+/// A job and its recovery. All times are in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// Hosts.
     pub hosts: f64,
-    /// Failures of a host in a day.
+    /// Failures per host and day.
     pub rate: f64,
-    /// What fails.
+    /// The kinds of failures.
     pub failures: &'a [Failure],
-    /// Until ranks can exchange data after each start.
+    /// The time until ranks can exchange data after each start.
     pub communicators: f64,
-    /// How long a save holds up training.
+    /// The time for which a save stops training.
     pub stall: f64,
-    /// How long after a save it can be loaded.
+    /// The time from a save until it can be loaded.
     pub saved_after: f64,
-    /// A step of training.
+    /// The duration of a step.
     pub step: f64,
 }
 
@@ -38,24 +38,24 @@ impl Job<'_> {
         86_400.0 / (self.hosts * self.rate)
     }
 
-    /// How often it saves: as Young's formula advises, at whole steps.
+    /// The interval of saves: by Young's formula, rounded up to whole steps.
     pub fn saves_every(&self) -> f64 {
         let best = (2.0 * self.stall.max(1e-6) * self.apart()).sqrt().max(self.saved_after);
         (best / self.step).ceil().max(1.0) * self.step
     }
 
-    /// The share of so many days in which the job made steps that were kept. Failures come in bursts: the times between them have
-    /// a coefficient of variation of 5, as on Titan.
+    /// The share of `days` days in which the job made steps that were kept. Failures occur in bursts: the times
+    /// between them have a coefficient of variation of 5, as on Titan.
     pub fn productive(&self, days: f64, seed: u64) -> f64 {
         let mut random = Random::new(seed);
         let (end, every) = (days * 86_400.0, self.saves_every());
         let (mut now, mut kept) = (0.0, 0.0);
         let mut fails_at = self.gap(&mut random);
-        // Training begins again after each restart.
+        // The time at which training resumes after each restart.
         let mut trains_from = self.communicators;
         while now < end {
             if fails_at < trains_from {
-                // A failure in the middle of a restart: it begins again.
+                // A failure during a restart: the restart starts again.
                 now = fails_at;
                 trains_from = now + self.cost(&mut random);
             } else {
@@ -82,7 +82,7 @@ impl Job<'_> {
         self.communicators
     }
 
-    /// Log-normal, with the mean of [`Job::apart`].
+    /// The time to the next failure: log-normal with the mean of [`Job::apart`].
     fn gap(&self, random: &mut Random) -> f64 {
         let variance = 26_f64.ln();
         let normal = f64::from(random.normals().0);
@@ -107,17 +107,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_each_thousand_seconds_that_costs_ten_leaves_99_percent() {
+    fn a_failure_every_1000_s_that_costs_10_s_leaves_99_percent() {
         let failures = [Failure { share: 1.0, detect: 4.0, restart: 6.0 }];
         let job = job(&failures);
         assert!((job.apart() - 1000.0).abs() < 1e-6);
         let productive = job.productive(2000.0, 1);
         assert!((productive - 0.99).abs() < 0.003, "{productive}");
-        assert_eq!(productive.to_bits(), job.productive(2000.0, 1).to_bits(), "the same seed, the same job");
+        assert_eq!(productive.to_bits(), job.productive(2000.0, 1).to_bits(), "same seed, same job");
     }
 
     #[test]
-    fn saves_that_cost_more_are_rarer() {
+    fn more_expensive_saves_are_less_frequent() {
         let failures = [Failure { share: 1.0, detect: 0.0, restart: 0.0 }];
         let cheap = Job { stall: 0.02, ..job(&failures) };
         let dear = Job { stall: 20.0, ..job(&failures) };

@@ -1,4 +1,4 @@
-//! Random numbers, the same ones for the same seed on every machine.
+//! Random numbers that are equal for the same seed on every machine.
 
 /// A generator (xoshiro256++, seeded by splitmix64).
 #[derive(Clone, Debug)]
@@ -7,7 +7,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// The generator of this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         let mut at = seed;
         let state = std::array::from_fn(|_| {
@@ -28,17 +28,17 @@ impl Random {
         out
     }
 
-    /// Evenly from 0 up to 1, 1 not included.
+    /// Uniformly distributed in [0, 1).
     pub fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1_u64 << 24) as f32
     }
 
-    /// Evenly from 0 up to `below`, that not included; 0 if there is nothing below.
+    /// Uniformly distributed in [0, `below`); 0 if `below` is 0.
     pub fn below(&mut self, below: usize) -> usize {
         ((u128::from(self.bits()) * below as u128) >> 64) as usize
     }
 
-    /// Whether something of this probability happens.
+    /// Whether an event of this probability occurs.
     pub fn happens(&mut self, probability: f32) -> bool {
         self.unit() < probability
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_numbers_and_they_are_normal() {
+    fn a_seed_gives_the_same_normally_distributed_numbers() {
         let (mut one, mut two) = (Random::new(7), Random::new(7));
         assert!((0..100).all(|_| one.bits() == two.bits()));
         assert_ne!(Random::new(8).bits(), Random::new(7).bits());

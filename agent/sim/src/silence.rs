@@ -1,8 +1,9 @@
-//! Beats of a host that lives, over links that lose packets, on machines that stand still now and then: how often its leader
-//! takes it for lost, by the core's own judgement.
+//! Heartbeats of a live host over links that lose packets, on a machine that stalls occasionally: how often the
+//! leader judges the host lost, by the code of the core.
 //!
-//! A beat travels over TCP: a lost packet is sent again after 200 ms, then after twice as long each time, and what comes after it
-//! waits. A look is a connection, a handshake and an answer over the same links; it has 900 ms, as `hosts/look.rs` gives it.
+//! A heartbeat is sent over TCP: a lost packet is sent again after 200 ms, then after twice as long each time, and
+//! later data waits for it. A look is a connection, a handshake and an answer over the same links. Its limit, 900 ms,
+//! is that of `hosts/look.rs`.
 
 use std::collections::BTreeMap;
 
@@ -13,44 +14,44 @@ use crate::random::Random;
 
 const MS: u64 = 1_000_000;
 
-/// How often followers beat, and how often the leader judges.
+/// How often followers send heartbeats, and how often the leader judges.
 const BEATS_EVERY: u64 = 500 * MS;
 const LOOKS_EVERY: u64 = 100 * MS;
 
-/// The first time after which TCP sends again: established, and for a connection that is being made.
+/// The first retransmission timeout of TCP: on an established connection, and while connecting.
 const AGAIN_AFTER: u64 = 200 * MS;
 const CONNECTS_AGAIN_AFTER: u64 = 1000 * MS;
 
-/// How long a look waits.
+/// The time limit of a look.
 const LOOK_WITHIN: u64 = 900 * MS;
 
 /// Round trips of a look after the connection: TLS, the proof of the token, and the answer.
 const ROUND_TRIPS: usize = 3;
 
-/// The lease of launchers.
+/// The lease of a launcher.
 const LEASE: Span = Span::seconds(10);
 
-/// What a host and its link are like.
+/// The properties of a host and its link.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// The share of packets that are lost, in each direction.
+    /// The share of packets that are lost in each direction.
     pub loss: f32,
-    /// How late a beat is sent, in milliseconds: median, and the standard deviation of the logarithm.
+    /// The delay of a heartbeat: median in milliseconds, and the standard deviation of its logarithm.
     pub late: (f32, f32),
-    /// Times a day in which the machine stands still, and for how long on average, in milliseconds; exponentially distributed.
+    /// Stalls of the machine: number per day, and mean duration in milliseconds. Both are exponentially distributed.
     pub stalls: (f32, f32),
 }
 
-/// What happened in some time.
+/// Events in the simulated time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// How often others were asked to look.
+    /// How often other hosts were asked to look.
     pub suspected: u64,
-    /// How often it was taken for lost.
+    /// How often the host was judged lost.
     pub lost: u64,
 }
 
-/// Lets a host of this kind beat for so many hours.
+/// Simulates a host of this kind for `hours` hours.
 pub fn watch(kind: Kind, hours: u64, seed: u64) -> Seen {
     let mut host = Host::new(kind, seed);
     let until = hours * 3_600_000 * MS;
@@ -65,7 +66,7 @@ struct Host {
     random: Random,
     vital: Vital,
     now: u64,
-    /// When the next beat is due to be sent, and the one before arrived or will arrive.
+    /// The time at which the next heartbeat is due, and the arrival time of the one before.
     due: u64,
     arrives: u64,
     stands_still: (u64, u64),
@@ -106,7 +107,7 @@ impl Host {
         self.stands_still = (starts, starts + took);
     }
 
-    /// When what the host wants to do then is done.
+    /// The time at which work of the host at `at` is done: after a stall, if one is in progress.
     fn done(&mut self, at: u64) -> u64 {
         while self.stands_still.1 <= self.now {
             self.next_stall();
@@ -115,7 +116,7 @@ impl Host {
         if (starts..ends).contains(&at) { ends } else { at }
     }
 
-    /// How long a message takes, when a lost one is sent again after this, then after twice as long.
+    /// The time that a message takes if a lost one is sent again after `first`, then after twice as long each time.
     fn way(&mut self, first: u64) -> u64 {
         let (mut took, mut again) = (MS / 2, first);
         while self.random.happens(self.kind.loss) {
@@ -130,7 +131,7 @@ impl Host {
         let late = f64::from(median) * f64::from(deviation * self.random.normals().0).exp();
         let sent = self.done(self.due + (late * MS as f64) as u64);
         self.due = sent.max(self.due) + BEATS_EVERY;
-        // What comes after a lost packet waits for it.
+        // Later data waits for a lost packet.
         self.arrives = (sent + self.way(AGAIN_AFTER)).max(self.arrives + 1);
     }
 
@@ -153,21 +154,21 @@ impl Host {
                 self.answers.clear();
                 for by in asked {
                     let (sight, took) = self.sight();
-                    // No two at the same time.
+                    // No two answers have the same time.
                     self.answers.insert(self.now + took + u64::from(by), (by, sight));
                 }
             }
             Judgement::Lost => {
                 self.seen.lost += 1;
-                // Another host, as far as that is asked.
+                // Continue as if with another host.
                 self.vital.connects(Mono(self.now));
             }
         }
     }
 
-    /// What one finds that looks at the host now, and how long that takes.
+    /// The result of a look at the host now, and the time that the look takes.
     fn sight(&mut self) -> (Sight, u64) {
-        // There and back; the kernel answers also while the launcher stands still.
+        // There and back. The kernel answers even while the launcher is stalled.
         let mut took = self.way(CONNECTS_AGAIN_AFTER) + self.way(CONNECTS_AGAIN_AFTER);
         if took > LOOK_WITHIN {
             return (Sight::Silent, LOOK_WITHIN);

@@ -1,4 +1,4 @@
-//! Jobs with and without something that makes them slow.
+//! Jobs with and without a cause of slowness.
 
 use mainstay_core::progress::straggler::{Change, Found, Judge, Limits, Row, Slow};
 
@@ -8,43 +8,44 @@ use crate::random::Random;
 /// Seconds of own work in a step.
 const WORK: f32 = 1.0;
 
-/// How times scatter.
+/// The noise of step times.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
     /// Standard deviation of ln(self time) from step to step.
     pub step: f32,
-    /// Standard deviation of what ranks differ by for good.
+    /// Standard deviation of the constant difference between ranks.
     pub rank: f32,
-    /// How often a rank's step takes much longer, by 1.2 to 3 times: the heavy tail.
+    /// Probability that a step of a rank takes 1.2 to 3 times as long: the heavy tail.
     pub outliers: f32,
     /// Share of reports that are lost.
     pub lost: f32,
-    /// Share of hosts that report nothing at all.
+    /// Share of hosts that report nothing.
     pub silent_hosts: f32,
 }
 
 impl Noise {
-    /// 1 % from step to step with a heavy tail, ranks that differ a little, 5 % of reports lost, one host in a hundred silent.
+    /// 1 % from step to step with a heavy tail, small differences between ranks, 5 % of reports lost, 1 % of hosts
+    /// silent.
     pub const USUAL: Noise =
         Noise { step: 0.01, rank: 0.002, outliers: 0.002, lost: 0.05, silent_hosts: 0.01 };
 }
 
-/// What is wrong with a job.
+/// The fault of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
     /// Nothing.
     None,
-    /// A rank takes longer by this share.
+    /// A rank is slower by this share.
     Rank(usize, f32),
-    /// A host's ranks do.
+    /// All ranks of a host are slower by this share.
     Host(usize, f32),
-    /// A stage has more work.
+    /// A stage has this share more work.
     Stage(usize, f32),
-    /// Sequences of different lengths: a standard deviation.
+    /// Sequences of different lengths, with this standard deviation.
     Sequences(f32),
 }
 
-/// A job that runs.
+/// A running job.
 #[derive(Debug)]
 pub struct Job {
     mesh: Mesh,
@@ -59,11 +60,11 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job whose trouble begins at step `starts`.
+    /// A job whose trouble starts at step `starts`.
     pub fn new(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, seed: u64) -> Job {
         let mut random = Random::new(seed);
         let offsets = (0..mesh.ranks()).map(|_| random.normals().0 * noise.rank).collect();
-        // Nobody can name a host that never reports as slow; that it is silent is told by others.
+        // A host that never reports cannot be named as slow. Other code reports that it is silent.
         let spared = match trouble {
             Trouble::Rank(rank, _) => Some(mesh.host(rank)),
             Trouble::Host(host, _) => Some(host),
@@ -85,7 +86,7 @@ impl Job {
         }
     }
 
-    /// The next step.
+    /// Computes the next step.
     pub fn advance(&mut self) -> Row<'_> {
         self.step += 1;
         let mut slowest = 0.0_f32;
@@ -118,12 +119,12 @@ impl Job {
     }
 }
 
-/// How a judge did on one job.
+/// The result of a judge on one job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Steps from the beginning of the trouble to its being told; none if it was not.
+    /// Steps from the start of the trouble to its report; none if it was not reported.
     pub steps: Option<u64>,
-    /// What was told and is not so.
+    /// False reports.
     pub false_reports: Vec<Found>,
 }
 
@@ -151,7 +152,7 @@ fn is_right(trouble: Trouble, slow: Slow, mesh: Mesh) -> bool {
     match (trouble, slow) {
         (Trouble::Rank(rank, _), Slow::Rank(reported)) => rank == reported as usize,
         (Trouble::Host(host, _), Slow::Host(reported)) => host == reported as usize,
-        // The host is known by its ranks until enough of them are.
+        // Single ranks of the host are reported until enough of them are slow.
         (Trouble::Host(host, _), Slow::Rank(reported)) => host == mesh.host(reported as usize),
         (Trouble::Stage(stage, _), Slow::Stage(reported)) => stage == reported as usize,
         (Trouble::Sequences(_), Slow::Rotating) => true,

@@ -12,35 +12,35 @@ use super::connect::words;
 use super::{Client, Settings, refusal};
 use crate::error::CoordError;
 
-/// The pause after a turn over all endpoints in which none answered; it doubles up to the second value.
+/// The pause after a pass over all endpoints without an answer; it doubles up to the second value.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
-/// At least this much of the deadline belongs to one endpoint: less would blame the store for a slow host.
+/// The minimum share of the deadline for one endpoint: with less, a slow host would look like a failed store.
 const SHARE: Duration = Duration::from_millis(500);
 
-/// What may be done when the answer to a request was lost.
+/// What to do if the answer to a request was lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// Asking twice does what asking once does.
+    /// The request is idempotent.
     Freely,
-    /// The second request could answer differently because of the first one: only repeated if it was never received.
+    /// A repetition could have another result because of the first request: repeat only if it was never received.
     OnlyIfUnsent,
 }
 
-/// What became of one attempt.
+/// The failure of one attempt.
 pub(crate) enum Failure {
-    /// It never reached the endpoint.
+    /// The request never reached the endpoint.
     Unsent(String),
-    /// It may have reached the endpoint; there is no answer.
+    /// The request may have reached the endpoint; there is no answer.
     Unanswered(String),
     /// The token for user and password is no longer valid.
     TokenExpired(String),
     /// The endpoint does not serve this client.
     Refused(String),
-    /// An answer that another attempt does not change.
+    /// An answer that another attempt would not change.
     Final(Status),
 }
 
-/// What happened at the endpoints so far.
+/// The failures at the endpoints so far.
 #[derive(Default)]
 struct Tried {
     said: Vec<(String, String)>,
@@ -66,7 +66,7 @@ impl Tried {
 }
 
 impl Client {
-    /// The answer and the endpoint that gave it.
+    /// Returns the answer and the endpoint that gave it.
     pub(crate) async fn ask<Q, A, F>(
         &self,
         operation: &'static str,
@@ -85,7 +85,7 @@ impl Client {
         let mut renewed = false;
         loop {
             let mut order: Vec<usize> = connections.order().collect();
-            // From the back, so that an endpoint whose token expired can be asked again at once.
+            // Taken from the back, so that an endpoint whose token expired can be asked again at once.
             order.reverse();
             while let Some(index) = order.pop() {
                 let left = deadline.saturating_duration_since(Instant::now());
@@ -121,7 +121,7 @@ impl Client {
                     }
                 }
             }
-            // Each endpoint was asked, and one of them refused: more attempts change nothing.
+            // Every endpoint was asked, and one of them refused: more attempts change nothing.
             if tried.refused.is_some() {
                 return Err(tried.error(operation));
             }
@@ -148,7 +148,7 @@ impl Client {
             Ok(Ok(request)) => request,
             Ok(Err(status)) => {
                 return Err(match self.classified(index, status).await {
-                    // The question itself was not sent yet.
+                    // The request itself was not sent yet.
                     Failure::Unanswered(why) => Failure::Unsent(why),
                     other => other,
                 });
@@ -169,7 +169,7 @@ impl Client {
         }
     }
 
-    /// What an error status means for the request; forgets a connection that failed.
+    /// Classifies an error status; drops a connection that failed.
     pub(crate) async fn classified(&self, index: usize, status: Status) -> Failure {
         let failure = classified(status);
         if !matches!(failure, Failure::Unsent(_) | Failure::Unanswered(_)) {
@@ -190,7 +190,7 @@ fn share(left: Duration, endpoints: usize) -> Duration {
     part.max(SHARE).min(left)
 }
 
-/// What it means that there is no connection: a certificate that is refused is not cured by trying again.
+/// Classifies a failure to connect: another attempt does not fix a refused certificate.
 pub(crate) fn unconnected(why: String) -> Failure {
     if is_about_certificates(&why) { Failure::Refused(why) } else { Failure::Unsent(why) }
 }
@@ -218,7 +218,7 @@ fn classified(status: Status) -> Failure {
         }
         Code::PermissionDenied => Failure::Refused(message),
         Code::ResourceExhausted if message.contains("too many requests") => Failure::Unsent(message),
-        // etcd without a leader takes no request.
+        // etcd without a leader accepts no request.
         Code::Unavailable if message.contains("no leader") => Failure::Unsent(message),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
             let words = said();
@@ -234,7 +234,7 @@ fn classified(status: Status) -> Failure {
     }
 }
 
-/// Whether the request failed because the connection could not be opened again.
+/// Whether the request failed because the connection could not be reopened.
 fn never_connected(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! The members of a cluster of etcd. The built-in store has none.
+//! The members of an etcd cluster. The built-in store has none.
 
 use super::Client;
 use super::ask::Repeat;
@@ -7,14 +7,14 @@ use crate::etcd::etcdserverpb as pb;
 use crate::etcd::etcdserverpb::cluster_client::ClusterClient;
 
 impl Client {
-    /// The members, as the endpoint knows them. One that has never run has no name.
+    /// The members according to the endpoint. A member that has never run has no name.
     pub(crate) async fn members(&self) -> Result<Vec<pb::Member>, CoordError> {
         let ask = |channel, question| async move { ClusterClient::new(channel).member_list(question).await };
         let (answer, _) = self.ask("list members", Repeat::Freely, pb::MemberListRequest {}, ask).await?;
         Ok(answer.members)
     }
 
-    /// Removes a member for good.
+    /// Removes a member permanently.
     pub(crate) async fn remove_member(&self, id: u64) -> Result<(), CoordError> {
         let ask =
             |channel, question| async move { ClusterClient::new(channel).member_remove(question).await };
@@ -22,7 +22,7 @@ impl Client {
         Ok(())
     }
 
-    /// Adds a member that is to be started at this URL.
+    /// Adds a member that will be started at this URL.
     pub(crate) async fn add_member(&self, peer_url: &str) -> Result<(), CoordError> {
         let ask = |channel, question| async move { ClusterClient::new(channel).member_add(question).await };
         let question = pb::MemberAddRequest { peer_urls: vec![peer_url.to_owned()] };

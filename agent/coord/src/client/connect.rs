@@ -1,4 +1,4 @@
-//! Connections to endpoints, and what every request carries.
+//! Connections to endpoints, and the credentials of every request.
 
 use std::error::Error;
 use std::fs;
@@ -16,19 +16,19 @@ use crate::endpoint::Endpoint;
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
 
-/// How long one connection may take to come about: a host that is off does not answer at all.
+/// The time limit to connect: a host that is off does not answer at all.
 const CONNECT: Duration = Duration::from_millis(1500);
-/// etcd closes connections that send pings more often than every five seconds.
+/// The interval of pings. etcd closes connections that send them more often than every five seconds.
 const PING: Duration = Duration::from_secs(10);
 
-/// One slot per endpoint, in the order of the settings.
+/// The connections: one slot per endpoint, in the order of the settings.
 pub(crate) struct Connections {
     pub(crate) settings: Settings,
     bearer: Option<MetadataValue<Ascii>>,
     channels: Mutex<Vec<Option<Channel>>>,
     /// The endpoint that answered last.
     preferred: AtomicUsize,
-    /// What etcd gave for user and password.
+    /// The token that etcd issued for user and password.
     user_token: tokio::sync::Mutex<Option<MetadataValue<Ascii>>>,
 }
 
@@ -59,7 +59,7 @@ impl Connections {
         })
     }
 
-    /// The endpoints' indices in the order in which they are asked.
+    /// The indices of the endpoints in the order in which they are asked.
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> {
         let count = self.settings.endpoints.len();
         let first = self.preferred.load(Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl Connections {
         with(&mut channels[index])
     }
 
-    /// The question with what shows who asks. Asks for etcd's token first where user and password are set.
+    /// The request with its credentials. Gets etcd's token first if user and password are set.
     pub(crate) async fn signed<Q>(&self, channel: &Channel, question: Q) -> Result<Request<Q>, Status> {
         let mut request = Request::new(question);
         self.sign(channel, request.metadata_mut()).await?;
@@ -140,13 +140,13 @@ impl Connections {
         Ok(())
     }
 
-    /// The store no longer takes the token: the next request asks for another one.
+    /// Drops a token that the store no longer accepts: the next request gets a new one.
     pub(crate) async fn forget_user_token(&self) {
         *self.user_token.lock().await = None;
     }
 }
 
-/// How the endpoint is connected to. Files are read here, so that replaced ones count from the next connection on.
+/// The transport to an endpoint. Files are read here, so that replaced ones apply from the next connection on.
 fn transport(endpoint: &Endpoint, tls: Option<&TlsFiles>) -> Result<Transport, CoordError> {
     let unfit = |error: &dyn Error| CoordError::Endpoint { text: endpoint.to_string(), why: words(error) };
     let transport = Transport::from_shared(endpoint.to_string()).map_err(|error| unfit(&error))?;
@@ -179,7 +179,7 @@ fn client_tls(files: Option<&TlsFiles>) -> Result<ClientTlsConfig, CoordError> {
     }
 }
 
-/// A file in PEM, as bytes; only its form is looked at here.
+/// The bytes of a PEM file. Only the form is checked here.
 pub(crate) fn read_pem(path: &Path) -> Result<Vec<u8>, CoordError> {
     let bytes = fs::read(path).map_err(|error| CoordError::file(path, error))?;
     if !bytes.windows(10).any(|window| window == b"-----BEGIN") {
@@ -188,7 +188,7 @@ pub(crate) fn read_pem(path: &Path) -> Result<Vec<u8>, CoordError> {
     Ok(bytes)
 }
 
-/// An error with its causes, each said once.
+/// An error with its causes, without repetition.
 pub(crate) fn words(error: &dyn Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();

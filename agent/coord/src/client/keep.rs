@@ -1,5 +1,5 @@
-//! Leases that survive a broken connection: they are kept alive at whichever endpoint answers, and are lost only when
-//! the store says so or when their time has passed without an answer.
+//! Leases that survive a broken connection: any endpoint that answers keeps them alive, and they are lost only when
+//! the store reports so or when their time has passed without an answer.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
 use pb::lease_client::LeaseClient;
 
-/// The pause after a keep-alive that failed; it doubles up to the second value.
+/// The pause after a failed keep-alive; it doubles up to the second value.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
-/// An endpoint that answers within this time is never taken for silent.
+/// An endpoint that answers within this time is never considered silent.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// How a lease is.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// The last keep-alive was answered.
     Kept,
-    /// No answer since; the lease still has time left.
+    /// A keep-alive has no answer; the lease still has time left.
     Unanswered {
-        /// When the first keep-alive without an answer was sent.
+        /// When the first unanswered keep-alive was sent.
         since: Instant,
     },
-    /// It has ended, and its keys with it.
+    /// The lease has ended, and its keys are removed.
     Lost,
 }
 
-/// A lease that a task keeps alive until this is dropped. Dropping does not revoke it: it then ends by itself.
+/// A lease that a task keeps alive until this is dropped. Dropping does not revoke it; the lease then expires.
 #[derive(Debug)]
 pub struct Lease {
     client: Client,
@@ -46,16 +46,17 @@ pub struct Lease {
 }
 
 impl Client {
-    /// Takes a lease and keeps it alive. The store may give it longer than asked for; etcd gives at least two seconds.
+    /// Gets a lease and keeps it alive. The store may give it more time than requested; etcd gives at least two
+    /// seconds.
     ///
     /// # Errors
     /// No endpoint answered, this client is refused, or the store has too many leases.
     pub async fn lease(&self, ttl: Duration) -> Result<Lease, CoordError> {
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
-        // Its time counts from before the question was sent: the store cannot end it earlier than we think.
+        // Its time counts from before the request was sent: the store cannot end it earlier than expected here.
         let sent = Instant::now();
         let question = pb::LeaseGrantRequest { ttl: seconds, id: 0 };
-        // A lease that was granted twice ends by itself.
+        // A lease that was granted twice expires.
         let asked = self.ask("lease grant", Repeat::Freely, question, |channel, question| async move {
             LeaseClient::new(channel).lease_grant(question).await
         });
@@ -72,7 +73,7 @@ impl Client {
         Ok(Lease { client: self.clone(), id: LeaseId(answer.id), ttl, state, task })
     }
 
-    /// The time that a lease has left, as the store counts; None if there is no such lease.
+    /// The time that a lease has left according to the store; None if there is no such lease.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -99,19 +100,19 @@ impl Client {
 }
 
 impl Lease {
-    /// What keys are attached to.
+    /// The id that keys are attached to.
     #[must_use]
     pub fn id(&self) -> LeaseId {
         self.id
     }
 
-    /// How long the store keeps it without a keep-alive.
+    /// The time for which the store keeps the lease without a keep-alive.
     #[must_use]
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// How it is now, and every change.
+    /// The current state and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<LeaseState> {
         self.state.clone()
@@ -120,14 +121,14 @@ impl Lease {
     /// Returns when the lease is lost.
     pub async fn lost(&self) {
         let mut state = self.state.clone();
-        // The sender goes only after it said so.
+        // The sender is dropped only after it reported the loss.
         let _ = state.wait_for(|state| *state == LeaseState::Lost).await;
     }
 
-    /// Ends it now, and removes its keys.
+    /// Ends the lease now, and removes its keys.
     ///
     /// # Errors
-    /// No endpoint answered; the lease then ends by itself.
+    /// No endpoint answered; the lease then expires.
     pub async fn revoke(self) -> Result<(), CoordError> {
         self.task.abort();
         self.client.revoke(self.id).await
@@ -144,7 +145,7 @@ struct Keeper {
     client: Client,
     id: i64,
     ttl: Duration,
-    /// When the lease ends unless a keep-alive is answered.
+    /// When the lease ends if no keep-alive is answered.
     ends: Instant,
     reported: watch::Sender<LeaseState>,
 }
@@ -191,7 +192,7 @@ impl Keeper {
         });
     }
 
-    /// The keep-alive that was sent then has no answer yet.
+    /// Notes that the keep-alive sent at `since` has no answer yet.
     fn doubt(&self, since: Instant) {
         self.reported.send_if_modified(|state| {
             let first = *state == LeaseState::Kept;
@@ -202,7 +203,7 @@ impl Keeper {
         });
     }
 
-    /// How long one endpoint may take: one that is silent must leave time to ask the others, twice, and one that is slow is
+    /// The time limit for one endpoint: a silent one must leave time to ask each endpoint twice, and a slow one is
     /// not silent.
     fn patience(&self) -> Duration {
         let endpoints = u32::try_from(self.client.settings().endpoints.len()).unwrap_or(u32::MAX);
@@ -210,7 +211,7 @@ impl Keeper {
         part.clamp(SLOW, self.client.settings().timeout.max(SLOW))
     }
 
-    /// One keep-alive; returns the seconds that the lease has from now on, 0 if there is no such lease.
+    /// Sends one keep-alive. Returns the seconds that the lease has from now on, 0 if there is no such lease.
     async fn beat(&self, stream: &mut Option<Stream>) -> Result<i64, String> {
         let (sent, patience) = (Instant::now(), self.patience());
         if let Some(open) = stream {
@@ -248,7 +249,7 @@ impl Keeper {
         Err(last)
     }
 
-    /// Opens a stream with its first keep-alive: etcd answers nothing before it.
+    /// Opens a stream with its first keep-alive: etcd sends no answer before it.
     async fn open(&self, index: usize) -> Result<(Stream, i64), String> {
         let connections = &self.client.connections;
         let patience = self.client.settings().timeout;

@@ -8,27 +8,27 @@ use crate::etcd::mvccpb;
 use pb::kv_client::KvClient;
 use tonic::transport::Channel;
 
-/// Keys per page of a listing: an answer stays far below the largest message.
+/// Keys per page of a listing: keeps an answer far below the largest message.
 const PAGE: i64 = 256;
-/// The largest answer that is read: a page of the largest values that launchers write.
+/// The largest answer that is read, in bytes: a page of the largest values that launchers write.
 const LARGEST_ANSWER: usize = 32 << 20;
-/// Listings that were overtaken by a compaction are started again this often.
+/// The maximum number of attempts at a listing that compactions interrupt.
 const LISTINGS: usize = 8;
 
-/// A key with its value and its history in numbers.
+/// A key with its value, revisions and version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The key. Launchers write text only; bytes that are none are replaced.
+    /// The key. Launchers write only text; invalid bytes are replaced.
     pub key: String,
     /// The value.
     pub value: Vec<u8>,
-    /// Revision at which it was created.
+    /// The revision at which it was created.
     pub create_revision: i64,
-    /// Revision of the last change.
+    /// The revision of the last change.
     pub mod_revision: i64,
-    /// Changes since it was created, from 1.
+    /// The number of changes since it was created, from 1.
     pub version: i64,
-    /// The lease that it goes with.
+    /// The lease that it is attached to.
     pub lease: Option<LeaseId>,
 }
 
@@ -45,54 +45,54 @@ impl From<mvccpb::KeyValue> for KeyValue {
     }
 }
 
-/// All keys with a prefix, as they were at one revision.
+/// All keys with a prefix, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// The revision; a watch goes on from the next one.
+    /// The revision; a watch continues from the next one.
     pub revision: i64,
-    /// The store's cluster: another one has other revisions.
+    /// The cluster of the store. Another cluster has other revisions.
     pub cluster: u64,
-    /// In the order of their keys.
+    /// The items, sorted by key.
     pub items: Vec<KeyValue>,
 }
 
-/// A transaction: all comparisons hold and `then_…` is done, or `else_…` is. Nothing is in between.
+/// A transaction: if all comparisons hold, the `then_…` operations run, else the `else_…` operations. It is atomic.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {
     request: pb::TxnRequest,
 }
 
-/// What came of a transaction.
+/// The result of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TxnReply {
     /// Whether all comparisons held.
     pub succeeded: bool,
-    /// The store's revision afterwards; keys that were written have it as their `mod_revision`.
+    /// The store's revision afterwards. Written keys have it as their `mod_revision`.
     pub revision: i64,
-    /// What each read of the branch that was taken found, in the order in which they were added.
+    /// The results of the reads of the branch that ran, in the order in which they were added.
     pub reads: Vec<Vec<KeyValue>>,
 }
 
 impl Txn {
-    /// A transaction that compares and does nothing.
+    /// An empty transaction.
     #[must_use]
     pub fn new() -> Txn {
         Txn::default()
     }
 
-    /// The key does not exist.
+    /// Condition: the key does not exist.
     #[must_use]
     pub fn if_absent(self, key: &str) -> Txn {
         self.compare(key, pb::compare::CompareTarget::Create, pb::compare::TargetUnion::CreateRevision(0))
     }
 
-    /// The key was changed last at this revision; 0 if it does not exist.
+    /// Condition: the key was last changed at this revision; 0 if it does not exist.
     #[must_use]
     pub fn if_mod_revision(self, key: &str, revision: i64) -> Txn {
         self.compare(key, pb::compare::CompareTarget::Mod, pb::compare::TargetUnion::ModRevision(revision))
     }
 
-    /// The key was created at this revision.
+    /// Condition: the key was created at this revision.
     #[must_use]
     pub fn if_create_revision(self, key: &str, revision: i64) -> Txn {
         self.compare(
@@ -102,19 +102,19 @@ impl Txn {
         )
     }
 
-    /// The key has been changed this often.
+    /// Condition: the key has this version, the number of its changes.
     #[must_use]
     pub fn if_version(self, key: &str, version: i64) -> Txn {
         self.compare(key, pb::compare::CompareTarget::Version, pb::compare::TargetUnion::Version(version))
     }
 
-    /// The key has this value.
+    /// Condition: the key has this value.
     #[must_use]
     pub fn if_value(self, key: &str, value: &[u8]) -> Txn {
         self.compare(key, pb::compare::CompareTarget::Value, pb::compare::TargetUnion::Value(value.to_vec()))
     }
 
-    /// The key goes with this lease.
+    /// Condition: the key is attached to this lease.
     #[must_use]
     pub fn if_lease(self, key: &str, lease: LeaseId) -> Txn {
         self.compare(key, pb::compare::CompareTarget::Lease, pb::compare::TargetUnion::Lease(lease.0))
@@ -140,21 +140,21 @@ impl Txn {
         self.then_remove(prefix, prefix_end(prefix))
     }
 
-    /// Reads the key when the comparisons hold.
+    /// Reads the key if the comparisons hold.
     #[must_use]
     pub fn then_get(mut self, key: &str) -> Txn {
         self.request.success.push(read(key, Vec::new()));
         self
     }
 
-    /// Reads all keys with the prefix when the comparisons hold.
+    /// Reads all keys with the prefix if the comparisons hold.
     #[must_use]
     pub fn then_list(mut self, prefix: &str) -> Txn {
         self.request.success.push(read(prefix, prefix_end(prefix)));
         self
     }
 
-    /// Reads the key when a comparison does not hold.
+    /// Reads the key if a comparison does not hold.
     #[must_use]
     pub fn else_get(mut self, key: &str) -> Txn {
         self.request.failure.push(read(key, Vec::new()));
@@ -186,7 +186,7 @@ impl Txn {
 }
 
 impl Client {
-    /// The key as it is now.
+    /// The current value of the key.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -256,7 +256,7 @@ impl Client {
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
-    /// Removes the key, and returns how many there were: 0 or 1. After a repeated request, 0 may mean 1.
+    /// Removes the key, and returns the number of removed keys: 0 or 1. After a repeated request, 0 may mean 1.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -264,7 +264,7 @@ impl Client {
         self.remove(key, Vec::new()).await
     }
 
-    /// Removes all keys with the prefix, and returns how many there were.
+    /// Removes all keys with the prefix, and returns their number.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -280,7 +280,7 @@ impl Client {
         Ok(u64::try_from(asked.await?.0.deleted).unwrap_or(0))
     }
 
-    /// Does the transaction. It is repeated only if it certainly was never received.
+    /// Runs the transaction. It is repeated only if it was certainly never received.
     ///
     /// # Errors
     /// As for the other requests; [`CoordError::Unsure`] if the answer was lost: it may have been applied.
@@ -304,7 +304,7 @@ impl Client {
         })
     }
 
-    /// Drops the history before the revision.
+    /// Removes the history before the revision.
     ///
     /// # Errors
     /// No endpoint answered, this client is refused, or the revision is compacted already or does not exist.
@@ -318,7 +318,7 @@ impl Client {
 }
 
 impl Txn {
-    /// A lease that it writes under.
+    /// A lease that it attaches keys to.
     fn lease(&self) -> Option<LeaseId> {
         self.request.success.iter().find_map(|op| match &op.request {
             Some(pb::request_op::Request::RequestPut(put)) if put.lease != 0 => Some(LeaseId(put.lease)),
@@ -345,7 +345,7 @@ fn read(key: &str, range_end: Vec<u8>) -> pb::RequestOp {
     pb::RequestOp { request: Some(pb::request_op::Request::RequestRange(read)) }
 }
 
-/// The end of the range of all keys with the prefix, as etcd counts: the next key that has it no more.
+/// The end of the range of all keys with the prefix, in etcd's sense: the next key without it.
 pub(crate) fn prefix_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     while let Some(last) = end.pop() {
@@ -358,7 +358,7 @@ pub(crate) fn prefix_end(prefix: &str) -> Vec<u8> {
     vec![0]
 }
 
-/// The store's words for a lease that is gone, as the error that callers look for.
+/// Maps the store's message for an ended lease to the error that callers match.
 fn without_lease(error: CoordError, lease: Option<LeaseId>) -> CoordError {
     match (error, lease) {
         (CoordError::Store { operation, why, .. }, Some(lease)) if why.contains("lease not found") => {

@@ -1,5 +1,5 @@
-//! One client over the endpoints of a store: it asks the endpoint that answered last, goes on to the others when that
-//! one fails, and has a deadline for every request.
+//! One client for all endpoints of a store. It asks the endpoint that answered last, tries the others if that one
+//! fails, and has a deadline for every request.
 
 mod ask;
 mod cluster;
@@ -23,22 +23,23 @@ use crate::etcd::etcdserverpb as pb;
 use ask::Repeat;
 use connect::Connections;
 
-/// How long a request may take over all endpoints, unless the settings say otherwise.
+/// The default deadline of a request over all endpoints.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The version that the built-in store reports starts with this; etcd's are plain numbers.
+/// The prefix of the version that the built-in store reports; etcd's versions are plain numbers.
 pub(crate) const BUILTIN: &str = "mainstay";
 
-/// What a client needs to know.
+/// The configuration of a client.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the store answers; all of them serve the same data.
+    /// The endpoints of the store. All of them serve the same data.
     pub endpoints: Vec<Endpoint>,
-    /// The job's shared secret, for the built-in store: it is sent in `authorization`.
+    /// The job's shared secret for the built-in store, sent in `authorization`.
     pub token: Option<String>,
     /// User and password of etcd.
     pub user: Option<Credentials>,
-    /// Certificates for `https` endpoints. None: the authorities of the host are trusted, and no certificate is shown.
+    /// Certificates for `https` endpoints. None: trust the certificate authorities of the host and present no
+    /// certificate.
     pub tls: Option<TlsFiles>,
     /// Deadline of each request, over all endpoints.
     pub timeout: Duration,
@@ -67,12 +68,12 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// Files for TLS with the store, all in PEM. They are read again for every new connection.
+/// Files for TLS with the store in PEM. They are read again for every new connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The authorities whose word for the store is taken; None: those of the host.
+    /// The trusted certificate authorities; None: those of the host.
     pub authorities: Option<PathBuf>,
-    /// This client's certificate, with those between it and the authority.
+    /// This client's certificate chain, up to the authority.
     pub certificate: Option<PathBuf>,
     /// Its private key.
     pub key: Option<PathBuf>,
@@ -82,7 +83,7 @@ pub struct TlsFiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub i64);
 
-/// Who answered, and how far it is.
+/// The status of the store at one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreStatus {
     /// The endpoint that answered.
@@ -110,20 +111,20 @@ impl Client {
         Ok(Client { connections: Arc::new(Connections::new(settings)?) })
     }
 
-    /// The settings that the client was made with.
+    /// The settings of the client.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.connections.settings
     }
 
-    /// The endpoints as a text for people.
+    /// The endpoints as readable text.
     #[must_use]
     pub fn endpoints(&self) -> String {
         let all: Vec<String> = self.settings().endpoints.iter().map(Endpoint::to_string).collect();
         all.join(", ")
     }
 
-    /// Asks who is there.
+    /// Asks for the status of the store.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.

@@ -1,8 +1,8 @@
-//! Why a store closed an encrypted connection.
+//! Finds out why a store closed a TLS connection.
 //!
-//! In TLS 1.3 a client may send its request before the store has looked at the client's certificate. The store's alert
+//! In TLS 1.3 a client may send its request before the store has checked the client's certificate. The store's alert
 //! then arrives while no request reads the connection, and the transport reports only that the connection was closed.
-//! One handshake of our own, which waits for the store's first bytes, shows the alert.
+//! One more handshake, which waits for the store's first bytes, shows the alert.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use super::ask::is_about_certificates;
 use super::connect::words;
 use crate::endpoint::Endpoint;
 
-/// A store that takes the certificate sends its HTTP/2 settings at once.
+/// The time limit of the handshake. A store that accepts the certificate sends its HTTP/2 settings at once.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What the store or this client says about the other's certificate; none where both accept, or where the endpoint
-/// does not answer in time.
+/// The complaint of the store or of this client about the other's certificate; none if both accept, or if the
+/// endpoint does not answer in time.
 pub(super) async fn of_certificate(endpoint: &Endpoint, files: Option<&TlsFiles>) -> Option<String> {
     let why = tokio::time::timeout(PATIENCE, handshake(endpoint, files)).await.ok()??;
     is_about_certificates(&why).then_some(why)
 }
 
-/// How a handshake and the read after it failed, if they did.
+/// The error of a handshake and of the read after it, if any.
 async fn handshake(endpoint: &Endpoint, files: Option<&TlsFiles>) -> Option<String> {
     let config = config(files)?;
     let name = ServerName::try_from(endpoint.host.clone()).ok()?;
@@ -41,7 +41,7 @@ async fn handshake(endpoint: &Endpoint, files: Option<&TlsFiles>) -> Option<Stri
     }
 }
 
-/// The configuration that the transport uses too. Files that cannot be read are reported when it reads them.
+/// The same configuration as the transport's. The transport reports files that cannot be read.
 fn config(files: Option<&TlsFiles>) -> Option<ClientConfig> {
     let mut roots = RootCertStore::empty();
     match files.and_then(|files| files.authorities.as_ref()) {

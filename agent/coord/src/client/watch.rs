@@ -1,5 +1,5 @@
-//! Watches that go on: after a broken stream from the next revision, after a compaction or in another store from a new
-//! listing, which is then said.
+//! Watches that continue: after a broken stream from the next revision, and after a compaction or with another store
+//! from a new listing, which is reported.
 
 use std::time::Duration;
 
@@ -18,25 +18,25 @@ use crate::etcd::etcdserverpb as pb;
 use crate::etcd::mvccpb;
 use pb::watch_request::RequestUnion;
 
-/// Events that wait for a slow reader; then the store has to wait.
+/// Events that are queued for a slow reader; then the store has to wait.
 const WAITING: usize = 256;
-/// A silent stream is asked whether it is alive this often.
+/// The interval of probes on a silent stream.
 const PROBE: Duration = Duration::from_secs(1);
-/// A stream that says nothing for so long is broken, whatever the kernel thinks.
+/// A stream that is silent for this time is broken, whatever the kernel reports.
 const SILENCE: Duration = Duration::from_secs(4);
-/// The pause after a stream that could not be opened; it doubles up to the second value.
+/// The pause after a stream that failed; it doubles up to the second value.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// The largest answer that is read.
+/// The largest answer that is read, in bytes.
 const LARGEST_ANSWER: usize = 32 << 20;
 
-/// What a watch saw.
+/// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
     /// A key was written.
     Put {
-        /// The key as it is now.
+        /// The current key.
         now: KeyValue,
-        /// As it was; None if it is new, or its history is compacted.
+        /// The key before; None if it is new or its history is compacted.
         before: Option<KeyValue>,
     },
     /// A key was removed, or its lease ended.
@@ -45,10 +45,10 @@ pub enum WatchEvent {
         key: String,
         /// The revision.
         revision: i64,
-        /// As it was; None if its history is compacted.
+        /// The key before; None if its history is compacted.
         before: Option<KeyValue>,
     },
-    /// Events were missed: this is all that there is now. Events go on from here.
+    /// Events were missed: these are all current keys. Events continue from here.
     Listed {
         /// The revision of the listing.
         revision: i64,
@@ -62,15 +62,15 @@ pub enum WatchEvent {
 /// Why a watch had to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relisted {
-    /// It is the first listing, which was asked for.
+    /// The first listing, which was requested.
     First,
-    /// The history that it needed is compacted.
+    /// The history that it needs is compacted.
     Compacted,
-    /// The store is another one, or went back in time: it was wiped or restored.
+    /// The store is another one or went back in time: it was wiped or restored.
     StoreReplaced,
 }
 
-/// A watch on all keys with a prefix. A task keeps it going until this is dropped.
+/// A watch on all keys with a prefix. A task maintains it until this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     events: mpsc::Receiver<Result<WatchEvent, CoordError>>,
@@ -84,13 +84,13 @@ impl Client {
         self.watch_of(prefix, from, 0, false)
     }
 
-    /// Lists all keys with the prefix, which is the first event, and goes on from there.
+    /// Lists all keys with the prefix, which is the first event, and continues from there.
     #[must_use]
     pub fn watch_listed(&self, prefix: &str) -> Watch {
         self.watch_of(prefix, None, 0, true)
     }
 
-    /// Goes on from a listing: no event between it and the first one is missed, and a replaced store is noticed.
+    /// Continues from a listing: no event after it is missed, and a replaced store is noticed.
     #[must_use]
     pub fn watch_after(&self, prefix: &str, listing: &Listing) -> Watch {
         self.watch_of(prefix, Some(listing.revision + 1), listing.cluster, false)
@@ -115,7 +115,7 @@ impl Watch {
     /// The next event. May be dropped and called again: no event is lost.
     ///
     /// # Errors
-    /// Only what does not pass by itself: this client is refused. The watch has ended then.
+    /// Only permanent ones: this client is refused. The watch has then ended.
     pub async fn next(&mut self) -> Result<WatchEvent, CoordError> {
         match self.events.recv().await {
             Some(event) => event,
@@ -138,26 +138,26 @@ impl Drop for Watch {
 struct Watcher {
     client: Client,
     prefix: String,
-    /// The first revision that was not seen; None until the store said where now is.
+    /// The first unseen revision; None until the store has reported the current one.
     next: Option<i64>,
-    /// The cluster that the revisions are of; 0 until it is known.
+    /// The cluster of the revisions; 0 until it is known.
     cluster: u64,
-    /// Turns over the endpoints, so that a broken one is not asked first again.
+    /// Rotates the endpoints, so that a broken one is not asked first again.
     turn: usize,
-    /// A listing that was not made yet.
+    /// A listing that is still to be made.
     owed: Option<Relisted>,
     events: mpsc::Sender<Result<WatchEvent, CoordError>>,
 }
 
 /// Why a stream ended.
 enum Ended {
-    /// It broke, or could not be opened: try the next endpoint.
+    /// It broke or could not be opened: try the next endpoint.
     Broken(String),
-    /// What it needs is gone.
+    /// The history that it needs is gone: list again.
     List(Relisted),
-    /// The listing is made.
+    /// The listing is done.
     Listed,
-    /// No one reads any more.
+    /// The reader is gone.
     Unread,
     /// The store refuses this client.
     Refused(CoordError),
@@ -202,7 +202,7 @@ impl Watcher {
         }
     }
 
-    /// Tells all that there is.
+    /// Sends a listing of all current keys.
     async fn list(&mut self, why: Relisted) -> Ended {
         let listing = match self.client.list(&self.prefix).await {
             Ok(listing) => listing,
@@ -213,7 +213,7 @@ impl Watcher {
             && listing.cluster == self.cluster
             && self.next.is_some_and(|next| listing.revision + 1 >= next);
         if lagged {
-            // The member that was asked is behind the others of its cluster: nothing was missed.
+            // The member is behind the others of its cluster: nothing was missed.
             self.turn += 1;
             return Ended::Listed;
         }
@@ -222,7 +222,7 @@ impl Watcher {
         if self.events.send(Ok(event)).await.is_ok() { Ended::Listed } else { Ended::Unread }
     }
 
-    /// One stream, from its opening to its end.
+    /// Runs one stream from its opening to its end.
     async fn stream(&mut self) -> Ended {
         let mut stream = match self.open().await {
             Ok(stream) => stream,
@@ -258,12 +258,12 @@ impl Watcher {
             prev_kv: true,
             watch_id: 0,
         };
-        // Before the call: etcd answers nothing until it has read a request.
+        // Sent before the call: etcd does not answer until it has read a request.
         let _ =
             requests.try_send(pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
         let opened = timeout(patience, async {
             let mut request = connections.signed(&channel, ReceiverStream::new(asked)).await?;
-            // A member that is cut off from its leader ends the stream instead of keeping silent.
+            // A member that lost its leader ends the stream instead of staying silent.
             request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
             pb::watch_client::WatchClient::new(channel)
                 .max_decoding_message_size(LARGEST_ANSWER)
@@ -297,7 +297,7 @@ impl Watcher {
                 Err(_) if received.elapsed() > SILENCE => return Ended::Broken("silence".to_owned()),
                 Err(_) => {
                     let probe = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                    // A full queue holds such a question already.
+                    // A full queue already has a probe.
                     let _ = stream.requests.try_send(pb::WatchRequest { request_union: Some(probe) });
                     continue;
                 }
@@ -324,7 +324,7 @@ impl Watcher {
         }
     }
 
-    /// Takes one answer; returns how the stream ended if it did.
+    /// Handles one answer; returns how the stream ended if it did.
     async fn take(&mut self, index: usize, answer: pb::WatchResponse) -> Option<Ended> {
         let header = answer.header.unwrap_or_default();
         if self.is_another_store(&header, answer.created) {
@@ -352,7 +352,7 @@ impl Watcher {
         for event in answer.events {
             let Some(event) = event_of(event) else { continue };
             let revision = revision_of(&event);
-            // A revision comes whole, and after a reconnection perhaps again.
+            // A revision arrives complete, and possibly again after a reconnection.
             if revision < seen_before {
                 continue;
             }
@@ -364,14 +364,14 @@ impl Watcher {
         None
     }
 
-    /// Whether the revisions that this watch counts are of a store that no longer exists. Its cluster has another
-    /// number then, or it is at an earlier revision than one that was seen.
+    /// Whether the revisions of this watch belong to a store that no longer exists: the cluster has another number,
+    /// or it is at an earlier revision than one that was seen.
     fn is_another_store(&mut self, header: &pb::ResponseHeader, created: bool) -> bool {
         if self.cluster == 0 {
             self.cluster = header.cluster_id;
         }
         let another = header.cluster_id != 0 && header.cluster_id != self.cluster;
-        // A member that is behind the others says so too; the listing, which is the whole cluster's, decides.
+        // A member that is behind looks the same. The listing, which is that of the whole cluster, decides.
         let went_back = created && self.next.is_some_and(|next| header.revision + 1 < next);
         another || went_back
     }

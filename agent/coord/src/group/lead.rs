@@ -1,4 +1,4 @@
-//! Leading: one launcher at a time, by a key that goes with its lease, with an epoch that only grows.
+//! Leadership: one launcher at a time, by a key that is attached to its lease, with an epoch that only increases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use super::{Group, GroupState};
 use crate::client::{KeyValue, Lease, LeaseId, Txn, TxnReply, WatchEvent};
 use crate::error::CoordError;
 
-/// The pause after an attempt that the store did not answer.
+/// The pause after an attempt without an answer from the store.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
-/// A write whose answer was lost is repeated this often; it names all that it writes, so twice does what once does.
+/// The maximum number of attempts at a write whose answer is lost. Writes are idempotent.
 const WRITES: usize = 3;
 
-/// This launcher leads. Dropping it does not end that: resign, end the job, or say goodbye.
+/// The leadership of this launcher. Dropping it does not end it: resign, end the job, or say goodbye.
 #[derive(Debug)]
 pub struct Leadership {
     group: Group,
@@ -26,17 +26,17 @@ pub struct Leadership {
     record: Option<StoredRecord>,
     round: Option<Round>,
     newest_round: AtomicU64,
-    /// Under which record and round are: kept for as long as someone leads.
+    /// The lease of record and round, kept as long as a leader exists.
     retention: Lease,
     lost: watch::Receiver<bool>,
     task: JoinHandle<()>,
 }
 
 impl Membership {
-    /// Waits until this launcher leads. May be dropped: it is then no candidate any more.
+    /// Waits until this launcher leads. Dropping the future withdraws the candidacy.
     ///
     /// # Errors
-    /// This client is refused, the job has ended, or a key cannot be read. A store that does not answer is waited for.
+    /// This client is refused, the job has ended, or a key cannot be read. Waits for a store that does not answer.
     pub async fn campaign(&self) -> Result<Leadership, CoordError> {
         let (answer, answered) = oneshot::channel();
         tokio::spawn(campaign(Arc::clone(&self.shared), answer));
@@ -48,7 +48,7 @@ impl Membership {
 
 type Answer = oneshot::Sender<Result<Leadership, CoordError>>;
 
-/// Runs in a task of its own: whatever was won while no one waits any more is given back.
+/// Runs in its own task: a leadership that is won after the caller stopped waiting is resigned.
 async fn campaign(shared: Arc<Shared>, mut answer: Answer) {
     loop {
         let attempt = attempt(&shared, &mut answer).await;
@@ -76,7 +76,7 @@ fn passes(error: &CoordError) -> bool {
     error.is_unreachable() || error.is_unsure() || matches!(error, CoordError::LeaseLost { .. })
 }
 
-/// One look, and one attempt or one wait. None: look again.
+/// Reads the state once, then tries or waits once. None: read again.
 async fn attempt(shared: &Shared, answer: &mut Answer) -> Result<Option<Leadership>, CoordError> {
     let group = &shared.group;
     let mut lease = shared.lease.subscribe();
@@ -98,7 +98,7 @@ async fn attempt(shared: &Shared, answer: &mut Answer) -> Result<Option<Leadersh
     if let Some(ended) = state.ended {
         return Err(CoordError::Ended { operation: "campaign", why: ended.why });
     }
-    // A newer program's member does not matter here; what it left for leaders must not be written over.
+    // A member of a newer program does not matter here, but leader values of one must not be overwritten.
     for key in ["leader", "record", "round", "ended"].map(|name| group.key(name)) {
         if let Some(why) = state.unreadable.get(&key) {
             return Err(CoordError::Unreadable { key, why: why.clone() });
@@ -106,7 +106,7 @@ async fn attempt(shared: &Shared, answer: &mut Answer) -> Result<Option<Leadersh
     }
     let Some(leader) = &state.leader else { return elect(shared, &held, &state).await };
     if leader.launch == shared.me().launch {
-        // Won in an attempt whose answer was lost or not waited for: it is given back, and tried again.
+        // Won in an attempt whose answer was lost or not awaited: delete the key and try again.
         let key = group.key("leader");
         group.client.txn(Txn::new().if_mod_revision(&key, leader.mod_revision).then_delete(&key)).await?;
         return Ok(None);
@@ -120,7 +120,7 @@ async fn attempt(shared: &Shared, answer: &mut Answer) -> Result<Option<Leadersh
     Ok(None)
 }
 
-/// Leader's key and the record with the next epoch, in one step.
+/// Writes the leader's key and the record with the next epoch in one transaction.
 async fn elect(
     shared: &Shared,
     lease: &Arc<Lease>,
@@ -139,7 +139,7 @@ async fn elect(
         epoch,
         mod_revision: 0,
     };
-    // One without a body is as good as none.
+    // A record without a body counts as none.
     let (needs, body) =
         before.map_or((1, Value::Null), |record| (record.needs, record.body().unwrap_or_default()));
     let record = Record { version: VERSION, needs, epoch, body };
@@ -181,7 +181,7 @@ fn epoch_of(item: Option<&KeyValue>) -> Option<u64> {
     item.and_then(|item| StoredRecord::of(&item.value).ok()).map(|record| record.epoch)
 }
 
-/// Round and secret go on under the new leader's lease: that of the one before ends.
+/// Moves round and secret to the new leader's lease, since that of the previous leader ends.
 async fn keep_others(group: &Group, me: &Leader, retention: LeaseId) -> Result<(), CoordError> {
     for name in ["round", "secret"] {
         let key = group.key(name);
@@ -194,7 +194,7 @@ async fn keep_others(group: &Group, me: &Leader, retention: LeaseId) -> Result<(
     Ok(())
 }
 
-/// Says when the leader's key is no longer what it was, or can no longer be.
+/// Reports when the leader's key has changed or may have been lost.
 async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sender<bool>) {
     let mut watch = group.client.watch(&group.key("leader"), Some(me.mod_revision + 1));
     loop {
@@ -203,7 +203,7 @@ async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sen
             event = watch.next() => match event {
                 Ok(WatchEvent::Listed { items, .. })
                     if items.iter().any(|item| item.mod_revision == me.mod_revision) => {}
-                // Refused: what is written will say so; until then nothing speaks against it.
+                // Refused: the next write will report it. Until then nothing contradicts the leadership.
                 Err(_) => {
                     lease.lost().await;
                     break;
@@ -216,31 +216,31 @@ async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sen
 }
 
 impl Leadership {
-    /// The epoch: greater than that of every leader before.
+    /// The epoch: greater than that of every earlier leader.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.me.epoch
     }
 
-    /// The record as the leader before left it; None for a new job, or after the store was wiped.
+    /// The record of the previous leader; None for a new job, or after the store was wiped.
     #[must_use]
     pub fn record(&self) -> Option<&StoredRecord> {
         self.record.as_ref()
     }
 
-    /// The newest round as it was found.
+    /// The newest round at the election.
     #[must_use]
     pub fn round(&self) -> Option<&Round> {
         self.round.as_ref()
     }
 
-    /// Whether it is known to be over.
+    /// Whether the leadership is known to have ended.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
 
-    /// Returns when the lease is lost or another one leads. Orders of this epoch are refused from then on.
+    /// Returns when the lease is lost or another launcher leads. Orders of this epoch are refused from then on.
     pub async fn lost(&self) {
         let mut lost = self.lost.clone();
         let _ = lost.wait_for(|lost| *lost).await;
@@ -249,12 +249,12 @@ impl Leadership {
     /// Writes the record.
     ///
     /// # Errors
-    /// [`CoordError::Superseded`] if this launcher no longer leads: step down. Else as for every request.
+    /// [`CoordError::Superseded`] if this launcher no longer leads: step down. Otherwise as for every request.
     pub async fn write_record(&self, body: Value) -> Result<Record, CoordError> {
         self.write_record_for(1, body).await
     }
 
-    /// Writes a record that only programs of this protocol or a newer one may read.
+    /// Writes a record that only programs of protocol `needs` or newer may read.
     ///
     /// # Errors
     /// As [`Leadership::write_record`].
@@ -267,10 +267,10 @@ impl Leadership {
         Ok(record)
     }
 
-    /// Publishes a round, and writes the record in the same step if there is one.
+    /// Publishes a round, and writes the record, if given, in the same transaction.
     ///
     /// # Errors
-    /// As [`Leadership::write_record`]; the number is not greater than that of the newest round.
+    /// As [`Leadership::write_record`]; or the number is not greater than that of the newest round.
     pub async fn publish_round(
         &self,
         round: u64,
@@ -304,12 +304,12 @@ impl Leadership {
     /// Asks the store whether this launcher still leads.
     ///
     /// # Errors
-    /// [`CoordError::Superseded`] if it does not. Else as for every request.
+    /// [`CoordError::Superseded`] if it does not. Otherwise as for every request.
     pub async fn confirm(&self) -> Result<(), CoordError> {
         self.write("confirm leadership", |txn| txn).await.map(|_| ())
     }
 
-    /// Ends the job: all its keys go, and the note of its end is kept for some minutes.
+    /// Ends the job: removes all its keys, and keeps the note of its end for some minutes.
     ///
     /// # Errors
     /// As [`Leadership::write_record`].
@@ -331,7 +331,7 @@ impl Leadership {
         });
         match done.await {
             Ok(_) => {}
-            // The answer to the first attempt may be lost: then the leader's key is gone, and the note is ours.
+            // The answer to the first attempt may have been lost: then the leader's key is gone and the note is ours.
             Err(CoordError::Superseded { .. }) if self.has_ended(&ended).await? => {}
             Err(error) => return Err(error),
         }
@@ -345,10 +345,10 @@ impl Leadership {
         Ok(ended.is_some_and(|ended| ended.epoch == self.me.epoch))
     }
 
-    /// Stops leading and stays a member. The record stays for the next one.
+    /// Stops leading and stays a member. The record stays for the next leader.
     ///
     /// # Errors
-    /// No endpoint answered, or this client is refused; the leader's key then goes with the member's lease.
+    /// No endpoint answered, or this client is refused; the leader's key is then removed with the member's lease.
     pub async fn resign(self) -> Result<(), CoordError> {
         let key = self.group.key("leader");
         match self.write("resign", |txn| txn.then_delete(&key)).await {
@@ -373,7 +373,7 @@ impl Leadership {
                 Ok(reply) => {
                     Err(self.superseded(operation, reply.reads.first().and_then(|found| found.first())))
                 }
-                // The lease of the record went with the store that had it, and the leader's key with it.
+                // The store that had the lease of the record is gone, and the leader's key with it.
                 Err(CoordError::LeaseLost { .. }) => Err(self.superseded(operation, None)),
                 Err(error) if error.is_unsure() && writes < WRITES => continue,
                 Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Taking part: a member's key under a lease, which is taken again when it was lost.
+//! Membership: a member's key under a lease, which is replaced if it is lost.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,23 +15,23 @@ use crate::error::CoordError;
 /// The pause after a failed attempt to join again.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// How a member is.
+/// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// The others see it.
+    /// The other launchers see it.
     Kept,
-    /// The store does not answer; the others still see it.
+    /// The store does not answer; the other launchers still see it.
     Unanswered {
-        /// Since when.
+        /// The time since which it does not answer.
         since: Instant,
     },
-    /// The lease has ended: the others take this launcher for lost. It joins again as soon as the store answers.
+    /// The lease has ended: the other launchers consider this one lost. It joins again as soon as the store answers.
     Lost,
     /// The job has ended.
     Ended,
 }
 
-/// This launcher as a member. Dropping it lets the lease end by itself.
+/// The membership of this launcher. Dropping it lets the lease expire.
 #[derive(Debug)]
 pub struct Membership {
     pub(super) shared: Arc<Shared>,
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     pub(super) group: Group,
     me: Mutex<Member>,
     pub(super) state: watch::Sender<MemberState>,
-    /// The lease of now; None while there is none.
+    /// The current lease; None while there is none.
     pub(super) lease: watch::Sender<Option<Arc<Lease>>>,
     rejoins: watch::Sender<u64>,
 }
@@ -71,31 +71,31 @@ impl Group {
 }
 
 impl Membership {
-    /// This launch.
+    /// The launch of this member.
     #[must_use]
     pub fn launch(&self) -> String {
         self.shared.me().launch
     }
 
-    /// What the others see, or will see.
+    /// The member as the other launchers see it, or will see it.
     #[must_use]
     pub fn member(&self) -> Member {
         self.shared.me()
     }
 
-    /// How it is now, and every change.
+    /// The current state and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<MemberState> {
         self.shared.state.subscribe()
     }
 
-    /// How often it had to join again.
+    /// How often it joined again.
     #[must_use]
     pub fn rejoins(&self) -> u64 {
         *self.shared.rejoins.borrow()
     }
 
-    /// Tells the others something new. It is kept, and written again after the lease was lost; the launch stays the same.
+    /// Publishes a new entry. It is kept and written again after a lost lease. The launch stays the same.
     ///
     /// # Errors
     /// No endpoint answered (it is then written when the member joins again, or with the next update), the job has
@@ -107,7 +107,7 @@ impl Membership {
         let lease = self.shared.lease.borrow().clone();
         match lease {
             Some(lease) => match self.shared.put(&lease).await {
-                // The task that keeps the lease learns of it too, and writes what is there now.
+                // The task that keeps the lease notices it too, and writes the current entry.
                 Err(CoordError::LeaseLost { .. }) => Ok(()),
                 done => done,
             },
@@ -115,10 +115,10 @@ impl Membership {
         }
     }
 
-    /// Leaves: the others learn that it is meant, and why. A leader's key goes as well.
+    /// Leaves: the other launchers see that it is on purpose, and the reason. A leader's key is removed too.
     ///
     /// # Errors
-    /// No endpoint answered; the lease then ends by itself, and looks like a loss.
+    /// No endpoint answered; the lease then expires, which looks like a failure.
     pub async fn goodbye(self, reason: &str) -> Result<(), CoordError> {
         self.task.abort();
         let lease = self.shared.lease.send_replace(None);
@@ -153,7 +153,7 @@ impl Shared {
         let (key, ended) = (self.group.member_key(&me.launch), self.group.key("ended"));
         let txn = || Txn::new().if_absent(&ended).then_put(&key, &value, Some(lease.id())).else_get(&ended);
         let done = match self.group.client.txn(txn()).await {
-            // Only this launcher writes the key: writing it twice does what once does.
+            // Only this launcher writes the key, so that a second write is harmless.
             Err(error) if error.is_unsure() => self.group.client.txn(txn()).await?,
             done => done?,
         };
@@ -167,7 +167,7 @@ impl Shared {
     }
 }
 
-/// Follows the lease, and takes another one when it was lost.
+/// Follows the lease, and gets another one if it is lost.
 async fn keep(shared: Arc<Shared>, mut lease: Arc<Lease>) {
     loop {
         follow(&shared, &lease).await;

@@ -1,7 +1,7 @@
-//! The group of a job's launchers: who is there, who leads, what the leader published.
+//! The group of a job's launchers: members, leader, and the leader's record and rounds.
 //!
-//! Members and the leader go with their lease. Every write of a leader compares the revision of its own key, so that a
-//! leader that was only slow cannot write over its successor.
+//! The keys of members and leader are attached to their lease. Every write of a leader compares the revision of its
+//! own key, so that a slow leader cannot overwrite the values of its successor.
 
 mod lead;
 mod member;
@@ -23,10 +23,10 @@ use crate::client::{Client, KeyValue, LeaseId, Txn};
 use crate::error::CoordError;
 use values::{Ended, Leader, Member, Round, StoredRecord};
 
-/// Where all keys are. Part of the contract: it changes only with a protocol that older programs cannot join.
+/// The prefix of all keys. Part of the contract: it changes only with a protocol that older programs cannot join.
 pub const ROOT: &str = "/mainstay/v1/jobs/";
 
-/// The name of a job: what its keys start with.
+/// The name of a job, part of the prefix of its keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(String);
 
@@ -56,14 +56,14 @@ fn check_name(what: &str, text: &str) -> Result<(), CoordError> {
     })
 }
 
-/// How long things are kept.
+/// Times for which keys are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// A launcher that is silent for so long is gone. At least two seconds; etcd gives no less.
+    /// A launcher that is silent for this time is considered gone. At least two seconds, the minimum of etcd.
     pub member_ttl: Duration,
-    /// What a job leaves behind that lost all its launchers is removed after this.
+    /// The keys of a job that lost all its launchers are removed after this time.
     pub retention: Duration,
-    /// The end of a job is known for so long.
+    /// The note of the end of a job is kept for this time.
     pub farewell: Duration,
 }
 
@@ -77,7 +77,7 @@ impl Default for GroupOptions {
     }
 }
 
-/// The keys of one job. Clones share the highest epoch that was seen.
+/// The keys of one job. Clones share the highest epoch seen.
 #[derive(Clone, Debug)]
 pub struct Group {
     client: Client,
@@ -86,44 +86,44 @@ pub struct Group {
     highest_epoch: Arc<AtomicU64>,
 }
 
-/// All that the store has of a job.
+/// The state of a job in the store.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupState {
-    /// The revision that it was read at, or of the last event.
+    /// The revision at which it was read, or that of the last event.
     pub revision: i64,
     /// Members by launch.
     pub members: BTreeMap<String, Member>,
-    /// Who leads.
+    /// The leader.
     pub leader: Option<Leader>,
-    /// What the last leader left.
+    /// The record of the last leader.
     pub record: Option<StoredRecord>,
     /// The newest round.
     pub round: Option<Round>,
-    /// Whether the job has ended.
+    /// The note that the job has ended, if it has.
     pub ended: Option<Ended>,
-    /// Keys that this program cannot read, with the reason; they count as not there.
+    /// Keys that this program cannot read, with the reason. They count as missing.
     pub unreadable: BTreeMap<String, String>,
 }
 
-/// One of a job's keys.
+/// A key of a job.
 pub(crate) enum Key<'a> {
     Member(&'a str),
     Leader,
     Record,
     Round,
     Ended,
-    /// Not for the state: the secret, and what newer versions write.
+    /// Not part of the state: the secret, and keys of newer versions.
     Other,
 }
 
 impl Group {
-    /// The group of a job; nothing is asked yet.
+    /// The group of a job. Sends no request.
     #[must_use]
     pub fn new(client: Client, job: JobId, options: GroupOptions) -> Group {
         Group { client, job, options, highest_epoch: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// The client that it asks.
+    /// The client of the store.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -135,18 +135,18 @@ impl Group {
         &self.job
     }
 
-    /// The highest epoch that was ever seen here.
+    /// The highest epoch seen here.
     #[must_use]
     pub fn highest_epoch(&self) -> u64 {
         self.highest_epoch.load(Ordering::Relaxed)
     }
 
-    /// Epochs that are made here are greater than this one: what a journal remembers of a store that was wiped.
+    /// Makes later epochs greater than this one, such as one that a journal has of a store that was wiped.
     pub fn at_least(&self, epoch: u64) {
         self.highest_epoch.fetch_max(epoch, Ordering::Relaxed);
     }
 
-    /// All that there is now.
+    /// Reads the current state.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -161,7 +161,7 @@ impl Group {
         Ok(state)
     }
 
-    /// The job's own secret: 64 hexadecimal digits, made by the first that asks, the same for all.
+    /// The job's secret: 64 hexadecimal digits, generated by the first caller, the same for all.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -174,7 +174,7 @@ impl Group {
         for _ in 0..4 {
             made.push_str(&format!("{:016x}", crate::server::log::random()?));
         }
-        // Until a leader takes it under its own; without one it goes by itself.
+        // A leader moves it to its own lease; without a leader it expires.
         let lease = self.client.lease(self.options.retention).await?;
         let txn = Txn::new().if_absent(&key).then_put(&key, made.as_bytes(), Some(lease.id()));
         match self.client.txn(txn).await {
@@ -188,7 +188,7 @@ impl Group {
         secret_of(found.ok_or_else(gone)?)
     }
 
-    /// Removes the note that the job has ended, so that another one of the same name can start.
+    /// Removes the note that the job has ended, so that another job of the same name can start.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -196,8 +196,8 @@ impl Group {
         self.client.delete(&self.key("ended")).await.map(|_| ())
     }
 
-    /// Removes the key of a leader that is known to be dead, so that another is elected before its lease ends. Whoever
-    /// leads by then is left alone; a leader that lives after all learns of it as of the end of its lease.
+    /// Removes the key of a leader that is known to be dead, so that another is elected before its lease ends. A
+    /// newer leader is not affected. A leader that is still alive reads it like the end of its lease.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
@@ -273,7 +273,7 @@ impl Group {
         values::write(value, largest).map_err(|why| CoordError::Setting { what: self.key(name), why })
     }
 
-    /// A lease that no one keeps: what is under it goes after this time.
+    /// A lease that no one keeps alive: its keys expire after this time.
     pub(crate) async fn expiring(&self, after: Duration) -> Result<LeaseId, CoordError> {
         Ok(self.client.lease(after).await?.id())
     }

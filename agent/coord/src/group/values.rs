@@ -1,7 +1,7 @@
-//! What is stored under a job's keys: JSON, additive-only. `docs/reference/coordination.md` is the contract.
+//! The values of a job's keys: JSON, additive-only. `docs/reference/coordination.md` is the contract.
 //!
 //! Every value has `version`, the protocol of its writer, and `needs`, the oldest protocol that may read it. Unknown
-//! fields are kept, so that a value that is written back loses nothing.
+//! fields are kept, so that rewriting a value loses nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,14 +10,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The protocol that this program speaks. With 2, records of large jobs have their seats packed.
+/// The protocol of this program. From version 2 on, records of large jobs have their seats packed.
 pub const VERSION: u32 = 2;
 /// The largest member, in bytes; a few hundred are usual.
 pub const LARGEST_MEMBER: usize = 64 * 1024;
-/// The largest record, round or end, in bytes: below etcd's own limit of 1.5 MiB together with what is written in the same step.
+/// The largest record, round or end, in bytes: below etcd's limit of 1.5 MiB together with other values of the same
+/// transaction.
 pub const LARGEST_VALUE: usize = 1280 * 1024;
 
-/// A launcher that takes part, under its lease.
+/// A participating launcher, under its lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// The writer's protocol.
@@ -26,17 +27,17 @@ pub struct Member {
     /// The oldest protocol that may read this.
     #[serde(default = "one")]
     pub needs: u32,
-    /// This start of the launcher: different after each one.
+    /// The id of this start of the launcher, unique per start.
     pub launch: String,
     /// The name of its host.
     pub host: String,
-    /// Where other launchers reach it, `host:port`, the best one first.
+    /// The addresses at which other launchers reach it, `host:port`, the best one first.
     #[serde(default)]
     pub addresses: Vec<String>,
-    /// How many ranks it offers.
+    /// The number of ranks that it offers.
     #[serde(default)]
     pub ranks: u32,
-    /// Its place: switch, NVLink domain, zone and the like.
+    /// Its location: switch, NVLink domain, zone and the like.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// The boot id of its host.
@@ -48,13 +49,13 @@ pub struct Member {
     /// The hash of script and arguments; None if there is no script to hash.
     #[serde(default)]
     pub script: Option<String>,
-    /// What preflight found.
+    /// The result of preflight.
     #[serde(default)]
     pub fitness: Fitness,
-    /// Newest sealed steps of its checkpoints, newest first.
+    /// The newest sealed steps of its checkpoints, newest first.
     #[serde(default)]
     pub newest_steps: Vec<u64>,
-    /// Whether it waits to replace another host.
+    /// Whether it is a spare that waits to replace another host.
     #[serde(default)]
     pub spare: bool,
     /// The node rank that the user gave.
@@ -63,7 +64,7 @@ pub struct Member {
     /// Why it is about to leave; None while it is not.
     #[serde(default)]
     pub leaving: Option<String>,
-    /// What launchers add.
+    /// Fields that launchers add.
     #[serde(default)]
     pub body: Value,
     /// Fields of a newer protocol.
@@ -72,7 +73,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member of which nothing more is known.
+    /// A member with only a launch and a host.
     #[must_use]
     pub fn new(launch: impl Into<String>, host: impl Into<String>) -> Member {
         Member {
@@ -97,25 +98,25 @@ impl Member {
     }
 }
 
-/// What preflight found on a host.
+/// The result of preflight on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Fitness {
     /// All checks passed.
     Fit,
-    /// It should have no ranks.
+    /// The host should have no ranks.
     Unfit {
         /// Why.
         #[serde(default)]
         why: String,
     },
-    /// Nothing was checked, or it could not be read.
+    /// Nothing was checked, or the result could not be read.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// The launcher that leads, under its member's lease. Never written again: its revision is what fences orders.
+/// The leading launcher, under its member's lease. Never rewritten: its revision fences orders.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Leader {
     /// The writer's protocol.
@@ -129,17 +130,17 @@ pub struct Leader {
     /// Its host.
     #[serde(default)]
     pub host: String,
-    /// Where its followers reach it.
+    /// The addresses at which its followers reach it.
     #[serde(default)]
     pub addresses: Vec<String>,
-    /// Its epoch: greater than that of every leader before.
+    /// Its epoch: greater than that of every earlier leader.
     pub epoch: u64,
-    /// Revision of the key; not part of the value.
+    /// The revision of the key; not part of the value.
     #[serde(skip)]
     pub mod_revision: i64,
 }
 
-/// What the next leader has to know.
+/// The state that the next leader needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The writer's protocol.
@@ -150,12 +151,12 @@ pub struct Record {
     pub needs: u32,
     /// The epoch of the last leader.
     pub epoch: u64,
-    /// Round, attempts, budget, open decision: what the leader's brain keeps.
+    /// Round, attempts, budget, open decision: the state of the leader's decision logic.
     #[serde(default)]
     pub body: Value,
 }
 
-/// A record as it is stored. Launchers look into few of those that they are given, and that of a large job is long.
+/// A record as it is stored. Launchers read the body of few records, and that of a large job is long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRecord {
     /// The oldest protocol that may read this.
@@ -166,10 +167,10 @@ pub struct StoredRecord {
 }
 
 impl StoredRecord {
-    /// A value from the store. Takes any bytes.
+    /// Reads a value from the store. Accepts any bytes.
     ///
     /// # Errors
-    /// As [`read`]; the body is not looked into.
+    /// As [`read`]; the body is not parsed.
     pub fn of(value: &[u8]) -> Result<StoredRecord, String> {
         #[derive(Deserialize)]
         struct Head {
@@ -181,10 +182,10 @@ impl StoredRecord {
         Ok(StoredRecord { needs, epoch, value: value.into() })
     }
 
-    /// What the leader kept in it.
+    /// The body that the leader wrote.
     ///
     /// # Errors
-    /// It is not of this kind.
+    /// The body has another type.
     pub fn body<T: DeserializeOwned>(&self) -> Result<T, String> {
         #[derive(Deserialize)]
         struct Body<T> {
@@ -206,14 +207,14 @@ pub struct Round {
     pub needs: u32,
     /// The epoch in which it was published.
     pub epoch: u64,
-    /// Its number, which only grows within a job.
+    /// Its number, which only increases within a job.
     pub round: u64,
-    /// Who has which ranks, and all else of it.
+    /// The assignment of ranks, and everything else of the round.
     #[serde(default)]
     pub body: Value,
 }
 
-/// The job has ended; kept for some minutes, so that every launcher learns of it.
+/// The note that the job has ended; kept for some minutes, so that every launcher reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     /// The writer's protocol.
@@ -224,9 +225,9 @@ pub struct Ended {
     pub needs: u32,
     /// The epoch of the leader that ended it.
     pub epoch: u64,
-    /// Why, for people.
+    /// The reason, as readable text.
     pub why: String,
-    /// What launchers add.
+    /// Fields that launchers add.
     #[serde(default)]
     pub body: Value,
 }
@@ -235,10 +236,10 @@ fn one() -> u32 {
     1
 }
 
-/// A value from the store. Takes any bytes.
+/// Reads a value from the store. Accepts any bytes.
 ///
 /// # Errors
-/// It is no such value, or one that only newer versions may read.
+/// The value is invalid, or only newer versions may read it.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     if bytes.len() > LARGEST_VALUE {
         return Err(format!("{} bytes, at most {LARGEST_VALUE} are read", bytes.len()));
@@ -258,7 +259,7 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-/// A value for the store.
+/// Encodes a value for the store.
 ///
 /// # Errors
 /// It is larger than `largest`.
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_for_newer_protocols_only_is_refused_by_name() {
+    fn a_value_for_newer_protocols_is_refused_with_the_reason() {
         let error = read::<Round>(br#"{"version": 3, "needs": 3, "epoch": 1, "round": 1}"#).unwrap_err();
         assert_eq!(error, "protocol 3 is needed to read it, and this is protocol 2");
         assert!(
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_record_gives_its_body_when_it_is_asked_for_it() {
+    fn a_stored_record_returns_its_body_on_request() {
         let record = Record { version: 2, needs: 2, epoch: 7, body: json!({"attempts": [1, 2]}) };
         let stored = StoredRecord::of(&write(&record, LARGEST_VALUE).unwrap()).unwrap();
         assert_eq!((stored.needs, stored.epoch), (2, 7));
@@ -308,12 +309,12 @@ mod tests {
         assert!(stored.body::<Vec<u8>>().is_err());
         let bare = StoredRecord::of(br#"{"epoch": 3}"#).unwrap();
         assert!((bare.needs, bare.epoch) == (1, 3) && bare.body::<BTreeMap<String, Value>>().is_err());
-        assert!(StoredRecord::of(br#"{"epoch": 3, "needs": 9}"#).is_err(), "of a newer protocol only");
-        assert!(StoredRecord::of(br#"{"epoch": 3, "body": {"#).is_err(), "half of one");
+        assert!(StoredRecord::of(br#"{"epoch": 3, "needs": 9}"#).is_err(), "for a newer protocol only");
+        assert!(StoredRecord::of(br#"{"epoch": 3, "body": {"#).is_err(), "a truncated record");
     }
 
     #[test]
-    fn what_is_too_large_is_not_written() {
+    fn a_value_that_is_too_large_is_not_written() {
         let mut member = Member::new("l", "h");
         member.body = json!("x".repeat(LARGEST_MEMBER));
         assert!(write(&member, LARGEST_MEMBER).unwrap_err().contains("at most 65536"));

@@ -1,4 +1,4 @@
-//! One watch for all of a job, as events with meaning.
+//! A watch on all keys of a job, as typed events.
 
 use std::collections::VecDeque;
 
@@ -7,29 +7,29 @@ use super::{Group, GroupState, Key};
 use crate::client::{KeyValue, Watch, WatchEvent};
 use crate::error::CoordError;
 
-/// What happened in a group.
+/// An event in a group.
 #[allow(clippy::large_enum_variant, reason = "some events a minute, each looked at once")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupEvent {
-    /// All that there is: the first event, and again where events were missed. Forget what you knew, and take this.
+    /// The full state: the first event, and again if events were missed. It replaces all earlier state.
     Snapshot(GroupState),
-    /// A launcher is there that was not.
+    /// A launcher joined.
     Joined(Member),
-    /// A member says something new of itself.
+    /// A member changed its entry.
     Changed {
-        /// As it is.
+        /// The member now.
         now: Member,
-        /// As it was.
+        /// The member before.
         before: Member,
     },
     /// A member is gone.
     Left {
-        /// As it was last.
+        /// Its last state.
         member: Member,
-        /// Whether that was meant.
+        /// Whether it left on purpose.
         why: Gone,
     },
-    /// A launcher leads.
+    /// A launcher was elected leader.
     Elected(Leader),
     /// The leader is gone, and there is no other yet.
     LeaderGone(Leader),
@@ -39,7 +39,7 @@ pub enum GroupEvent {
     RoundPublished(Round),
     /// The job has ended.
     Ended(Ended),
-    /// A key holds what this program cannot read; it counts as not there.
+    /// A key has a value that this program cannot read. It counts as missing.
     Unreadable {
         /// The key.
         key: String,
@@ -51,9 +51,9 @@ pub enum GroupEvent {
 /// Why a member is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// It said so, with this reason.
+    /// It said goodbye, with this reason.
     Goodbye(String),
-    /// Its lease ended: its launcher or host is gone, or cut off from the store.
+    /// Its lease ended: its launcher or host failed, or lost the connection to the store.
     LeaseEnded,
 }
 
@@ -67,7 +67,7 @@ pub struct GroupWatch {
 }
 
 impl Group {
-    /// Watches all of the job; the first event is a snapshot. Must be called within a runtime.
+    /// Watches all keys of the job; the first event is a snapshot. Must be called within a runtime.
     #[must_use]
     pub fn watch(&self) -> GroupWatch {
         let watch = self.client.watch_listed(&self.prefix());
@@ -76,7 +76,7 @@ impl Group {
 }
 
 impl GroupWatch {
-    /// What is known after the last event that was returned and those that wait behind it.
+    /// The state after the last returned event and the queued ones.
     #[must_use]
     pub fn state(&self) -> &GroupState {
         &self.state
@@ -85,7 +85,7 @@ impl GroupWatch {
     /// The next event. May be dropped and called again: no event is lost.
     ///
     /// # Errors
-    /// This client is refused. A store that does not answer is waited for.
+    /// This client is refused. Waits for a store that does not answer.
     pub async fn next(&mut self) -> Result<GroupEvent, CoordError> {
         loop {
             if let Some(event) = self.waiting.pop_front() {

@@ -1,4 +1,4 @@
-//! etcd's command line.
+//! The command line of etcd.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
@@ -6,27 +6,28 @@ use super::ManagedOptions;
 use crate::endpoint::Endpoint;
 use crate::error::CoordError;
 
-/// Hosts of training jobs are busy, so a little more than etcd's own 100 ms and 1 s. Not much more: a host that is lost may have
-/// had the leaders of the job and of etcd, and followers miss theirs after 2.5 s. Leases are then at least 2 s.
+/// Hosts of training jobs are busy, so a little more than etcd's defaults of 100 ms and 1 s. Not much more: a lost
+/// host may have had the leaders of the job and of etcd, and followers miss their leader after 2.5 s. Leases are then
+/// at least 2 s.
 const TIMING: [&str; 2] = ["--heartbeat-interval=120", "--election-timeout=1200"];
 
-/// The options by which a member finds its cluster.
+/// The options with which a member finds its cluster.
 const CLUSTER: &str = "--initial-cluster=";
 const STATE: &str = "--initial-cluster-state=";
 
-/// How this host's member is started.
+/// The command line of this host's member.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) arguments: Vec<String>,
-    /// Which of the endpoints it is.
+    /// The index of its endpoint.
     pub(super) index: usize,
     pub(super) name: String,
-    /// Where other members reach it.
+    /// The URL at which other members reach it.
     pub(super) peer_url: String,
 }
 
 impl Line {
-    /// The same for a member that was added to a cluster that serves.
+    /// The same for a member that was added to a running cluster.
     pub(super) fn joining(&self, cluster: &str) -> Line {
         let mut line = self.clone();
         line.arguments.retain(|argument| !argument.starts_with(CLUSTER) && !argument.starts_with(STATE));
@@ -35,7 +36,7 @@ impl Line {
     }
 }
 
-/// etcd's command line on this host.
+/// The command line of etcd on this host.
 pub(super) fn line(options: &ManagedOptions) -> Result<Line, CoordError> {
     let wrong = |why: String| CoordError::Setting { what: "managed etcd".to_owned(), why };
     let endpoints = &options.endpoints;
@@ -58,7 +59,7 @@ pub(super) fn line(options: &ManagedOptions) -> Result<Line, CoordError> {
         port.ok_or_else(|| wrong(format!("no port is left above {} for members", endpoint.port)))
     };
     for port in [me.port, peer_port(me)?] {
-        // etcd itself would only say so in its log, and try again and again.
+        // etcd itself would only log it and retry forever.
         TcpListener::bind(SocketAddr::new(address, port)).map_err(|error| {
             CoordError::io(format!("managed etcd on {}", SocketAddr::new(address, port)), error)
         })?;
@@ -103,7 +104,7 @@ pub(super) fn line(options: &ManagedOptions) -> Result<Line, CoordError> {
     Ok(Line { arguments, index, name, peer_url })
 }
 
-/// The address of the endpoint that this host has: etcd listens on addresses, not on names.
+/// The address of the endpoint that belongs to this host: etcd listens on addresses, not on names.
 fn local_address(endpoint: &Endpoint) -> Option<IpAddr> {
     let mut addresses = endpoint.addresses().into_iter();
     addresses.find(|address| TcpListener::bind(SocketAddr::new(*address, 0)).is_ok())

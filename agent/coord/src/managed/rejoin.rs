@@ -1,6 +1,6 @@
-//! A host that comes back without the data of its member: a launcher that was started again has a new directory, and a host
-//! may have a new disk. etcd refuses such a member, since it has forgotten how it voted. It gets a new place in the cluster,
-//! and its old one is removed.
+//! A host that returns without the data of its member: a restarted launcher has a new directory, and a host may have
+//! a new disk. etcd refuses such a member, since it has forgotten its votes. The host gets a new member in the
+//! cluster, and its old one is removed.
 
 use std::time::Duration;
 
@@ -10,32 +10,32 @@ use crate::client::{Client, Settings, TlsFiles};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb::Member;
 
-/// How long the other members may take to answer.
+/// The time limit for an answer of the other members.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// What etcd has in its log before it ends as a member that was removed.
+/// The message in etcd's log before it ends as a removed member.
 const REMOVED: &str = "removed from the cluster";
 
-/// What it has there before it ends as a member that lost what it had acknowledged. etcd asks the others for 1 s each whether this
-/// member has run before, and takes itself for a new one if they are too busy to answer (seen with 3.4).
+/// The message before it ends as a member that lost acknowledged entries. etcd asks the other members for 1 s each
+/// whether this member has run before, and considers itself new if they are too busy to answer (seen with 3.4).
 const FORGOTTEN: &str = "Was the raft log corrupted, truncated, or lost?";
 
-/// Whether a member that ended by itself needs another place: it has no log of its own, was removed, or its log lacks what the
-/// cluster knows it to have had.
+/// Whether a member that ended needs to be replaced: it has no log, was removed, or its log lacks entries that the
+/// cluster knows it had.
 pub(super) fn is_needed(options: &ManagedOptions, last_words: &str) -> bool {
     let is_refused = [REMOVED, FORGOTTEN].iter().any(|words| last_words.contains(words));
     is_refused || !options.data().join("member/wal").exists()
 }
 
-/// Gives this host's member a new place, if the cluster serves and knows it as another. With which command line it is
-/// started then; none if the one that it has is right.
+/// Replaces this host's member if the cluster serves and knows it as another one. Returns the command line for the
+/// new member; none if the current one is right.
 pub(super) async fn place(options: &ManagedOptions, line: &Line) -> Result<Option<Line>, CoordError> {
     let client = others(options, line)?;
     let members = client.members().await?;
     let me = |member: &Member| member.peer_urls.contains(&line.peer_url);
     let serves = members.iter().any(|member| !me(member) && !member.name.is_empty());
     if !serves {
-        // The cluster comes together for the first time.
+        // The cluster starts for the first time.
         return Ok(None);
     }
     let mine = members.iter().find(|member| me(member));
@@ -54,7 +54,7 @@ pub(super) async fn place(options: &ManagedOptions, line: &Line) -> Result<Optio
     Ok(Some(line.joining(&all.join(","))))
 }
 
-/// The other hosts' members: this host's is not there.
+/// A client of the other hosts' members: this host's is down.
 fn others(options: &ManagedOptions, line: &Line) -> Result<Client, CoordError> {
     let mut endpoints = options.endpoints.clone();
     endpoints.remove(line.index);

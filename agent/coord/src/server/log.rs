@@ -1,7 +1,7 @@
-//! The built-in store's log: one file, a snapshot and then what happened since, in frames with a checksum.
+//! The log of the built-in store: one file with a snapshot and the later changes, in frames with a checksum.
 //!
 //! A frame is its length (4 bytes, little-endian), the xxh3 of its payload (8 bytes), and the payload: records as
-//! protobuf. What a frame acknowledged is on disk. A tail that was not written whole was not acknowledged: it is cut.
+//! protobuf. Acknowledged frames are on disk. An incomplete tail was not acknowledged, and is cut.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -14,29 +14,29 @@ use super::store::{Limits, Store};
 use crate::error::CoordError;
 use crate::etcd::log::Record;
 
-/// The file's first bytes: its kind and version.
+/// The first bytes of the file: its type and version.
 pub const MAGIC: &[u8; 8] = b"MSTCORD1";
-/// The log in its directory.
+/// The name of the log in its directory.
 pub const FILE: &str = "coordination.log";
 const NEW: &str = "coordination.log.new";
 const HEADER: usize = 12;
-/// No record is larger: the largest is the snapshot of a full store.
+/// The largest record, in bytes. The snapshot of a full store is below it.
 const LARGEST: usize = 1 << 30;
-/// A log is written again from a snapshot when it is larger than this, and four times the last snapshot.
+/// A log is rewritten from a snapshot when it is larger than this (bytes) and than four times the last snapshot.
 const GROWN: u64 = 8 << 20;
-/// How long a lock may be held by one that is about to end.
+/// The time limit for a lock that a process still holds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Records that were read, and how much of the bytes they took.
+/// Records that were read, and the number of bytes that they took.
 #[derive(Debug, Default)]
 pub struct Parsed {
-    /// All whole frames' records, in order.
+    /// The records of all complete frames, in order.
     pub records: Vec<Record>,
-    /// Bytes up to the end of the last whole frame.
+    /// Bytes up to the end of the last complete frame.
     pub whole: usize,
 }
 
-/// Reads frames until the first that is not whole. Takes any bytes.
+/// Reads frames up to the first incomplete one. Accepts any bytes.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let mut parsed = Parsed::default();
@@ -64,12 +64,12 @@ fn frame(bytes: &[u8]) -> Option<(Record, usize)> {
     Some((Record::decode(payload).ok()?, HEADER + length))
 }
 
-/// One record as a frame.
+/// Encodes one record as a frame.
 #[must_use]
 pub fn encode(record: &Record) -> Vec<u8> {
     let payload = record.encode_to_vec();
     let mut frame = Vec::with_capacity(HEADER + payload.len());
-    // Limits keep every record below it; a longer one would be read as torn.
+    // The limits keep every record below it; a longer one would be read as torn.
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(&checksum_of(&payload).to_le_bytes());
@@ -77,7 +77,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
     frame
 }
 
-/// Not the plain hash: an empty payload's frame must not be twelve zeros, which a file system may leave behind.
+/// The hash has a seed: the frame of an empty payload must not be twelve zeros, which a file system may leave behind.
 fn checksum_of(payload: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot_with_seed(0x006d_7374_636f_7264, payload)
 }
@@ -86,19 +86,19 @@ fn checksum_of(payload: &[u8]) -> u64 {
 #[derive(Debug)]
 pub struct Log {
     directory: PathBuf,
-    /// Held for its lock: two stores on one directory would write over each other.
+    /// Holds the lock: two stores on one directory would overwrite each other's log.
     _lock: File,
     file: File,
     length: u64,
-    /// What it was after the last snapshot.
+    /// The length after the last snapshot.
     snapshot: u64,
 }
 
 impl Log {
-    /// Opens the log of a directory, and the store that it holds; a new store where there is none. Blocks.
+    /// Opens the log of a directory and restores its store; a new store if there is none. Blocks.
     ///
     /// # Errors
-    /// The directory cannot be used, another process uses it, or the log holds what this version cannot read.
+    /// The directory cannot be used, another process uses it, or this version cannot read the log.
     pub fn open(
         directory: &Path,
         cluster: u64,
@@ -108,7 +108,7 @@ impl Log {
         fs::create_dir_all(directory).map_err(|error| CoordError::file(directory, error))?;
         let lock = lock(directory)?;
         let path = directory.join(FILE);
-        // A snapshot that was not finished; the log that it should have replaced is there.
+        // An unfinished snapshot; the log that it should have replaced is still there.
         let _ = fs::remove_file(directory.join(NEW));
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -135,7 +135,7 @@ impl Log {
         if torn > 0 {
             tracing::warn!(path = %path.display(), bytes = torn, "the end of the coordination log was not written whole; it is cut");
         }
-        // Starts from a snapshot: short to read next time, and without the torn end.
+        // Start from a snapshot: it is quicker to read next time, and has no torn end.
         let log = Log::create(directory, lock, &store)?;
         Ok((log, store))
     }
@@ -150,7 +150,7 @@ impl Log {
     /// Appends records, and returns when they are on disk.
     ///
     /// # Errors
-    /// They may not be there: the log must be written again ([`Log::rewrite`]) before anything is acknowledged.
+    /// The records may be missing: the log must be rewritten ([`Log::rewrite`]) before anything is acknowledged.
     pub fn append(&mut self, records: &[Record]) -> io::Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -162,13 +162,13 @@ impl Log {
         Ok(())
     }
 
-    /// Whether most of the log is history that a snapshot would leave out.
+    /// Whether most of the log is history that a snapshot would omit.
     #[must_use]
     pub fn is_grown(&self) -> bool {
         self.length > GROWN && self.length > self.snapshot.saturating_mul(4)
     }
 
-    /// Puts a snapshot in place of all that is there.
+    /// Replaces the log with a snapshot.
     ///
     /// # Errors
     /// The old log is still there, and may be torn.
@@ -179,7 +179,7 @@ impl Log {
     }
 }
 
-/// Writes a log of one snapshot beside the old one, then puts it in its place.
+/// Writes a log with one snapshot next to the old log, then replaces it.
 fn write_snapshot(directory: &Path, store: &Store) -> io::Result<(File, u64)> {
     let new = directory.join(NEW);
     let mut file = OpenOptions::new().create(true).truncate(true).write(true).read(true).open(&new)?;
@@ -200,7 +200,7 @@ fn lock(directory: &Path) -> Result<File, CoordError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            // A process that is being started holds what this program had open until it runs its own program.
+            // A child process keeps this program's open files between fork and exec.
             Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
                 std::thread::sleep(PATIENCE / 50);
             }
@@ -213,7 +213,7 @@ fn lock(directory: &Path) -> Result<File, CoordError> {
     }
 }
 
-/// Random bits for what must differ from others.
+/// Random bits for values that must be unique.
 pub(crate) fn random() -> Result<u64, CoordError> {
     let mut bytes = [0; 8];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

@@ -1,5 +1,6 @@
-//! The built-in store: etcd's v3 API, as far as launchers use it, served from inside one launcher. In memory, with a log
-//! on disk. It does not survive the loss of its host: who needs that gives three hosts, or a cluster of etcd.
+//! The built-in store: the part of etcd's v3 API that launchers use, served from inside one launcher. It is in
+//! memory, with a log on disk. It does not survive the loss of its host: for that, use three hosts or an etcd
+//! cluster.
 
 pub mod log;
 mod service;
@@ -28,46 +29,46 @@ use service::Services;
 use store::{Limits, Store};
 use store_thread::{Handle, Job};
 
-/// Clients that vanished are noticed within this time and another half of it.
+/// A client that vanished is noticed within 1.5 times this time.
 const PING: Duration = Duration::from_secs(10);
-/// How long an orderly end may take.
+/// The time limit of an orderly stop.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// How the built-in store is started.
+/// The configuration of the built-in store.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Where it listens; port 0 takes a free one.
+    /// The address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Where its log is; None: memory only, and a restart loses everything.
+    /// The directory of its log; None: memory only, and a restart loses everything.
     pub directory: Option<PathBuf>,
-    /// The job's secret: who does not show it is refused. None: anyone who reaches the port may do anything.
+    /// The job's secret: clients without it are refused. None: anyone who can reach the port has full access.
     pub token: Option<String>,
     /// Certificates; None: plain TCP.
     pub tls: Option<ServerTls>,
-    /// What bounds it.
+    /// Its limits.
     pub limits: Limits,
 }
 
 impl ServerOptions {
-    /// In memory, without a token and TLS.
+    /// In memory, without token and TLS.
     #[must_use]
     pub fn new(listen: SocketAddr) -> ServerOptions {
         ServerOptions { listen, directory: None, token: None, tls: None, limits: Limits::default() }
     }
 }
 
-/// Files for TLS with clients, all in PEM.
+/// Files for TLS with clients, in PEM.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
-    /// The store's certificate, with those between it and the authority.
+    /// The store's certificate chain, up to the authority.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authorities of clients: each client must show a certificate of theirs. None: clients show none.
+    /// The authorities of clients: each client must present a certificate of one. None: clients present none.
     pub client_authorities: Option<PathBuf>,
 }
 
-/// A built-in store that is running. It stops when this is dropped.
+/// A running built-in store. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -78,7 +79,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads the log, and serves.
+    /// Reads the log and starts to serve.
     ///
     /// # Errors
     /// The address is taken, the log or a certificate cannot be used.
@@ -106,13 +107,13 @@ impl Server {
         Ok(Server { address, store: handle, thread: Some(thread), farewell: Some(farewell), serving })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops serving and closes the log: the directory can be used again when this returns.
+    /// Stops serving and closes the log. Afterwards the directory can be used again.
     pub async fn stop(mut self) {
         self.ask_to_stop();
         let _ = tokio::time::timeout(FAREWELL, &mut self.serving).await;
@@ -156,7 +157,7 @@ fn serve(
         })?;
     }
     let guard = Guard { token: options.token.clone().map(Arc::from) };
-    // What is a little too large is refused with etcd's words, not by the frame around it.
+    // A request that is slightly too large is refused with etcd's message, not by the gRPC limit.
     let largest = options.limits.request + 512 * 1024;
     let kv = pb::kv_server::KvServer::new(services.clone())
         .max_decoding_message_size(largest)
@@ -193,7 +194,7 @@ fn server_tls(files: &ServerTls) -> Result<ServerTlsConfig, CoordError> {
     })
 }
 
-/// Refuses who does not show the job's secret.
+/// Refuses clients without the job's secret.
 #[derive(Clone)]
 struct Guard {
     token: Option<Arc<str>>,
@@ -212,7 +213,7 @@ impl tonic::service::Interceptor for Guard {
     }
 }
 
-/// Compares in a time that does not depend on where they differ.
+/// Compares in constant time, independent of where they differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }

@@ -1,4 +1,4 @@
-//! The store's gRPC services: each takes a request to the thread that owns the store, and brings the answer back.
+//! The store's gRPC services: each passes a request to the thread that owns the store, and returns the answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ type Answered<A> = Result<Response<A>, Status>;
 #[derive(Clone)]
 pub(super) struct Services {
     pub(super) store: Handle,
-    /// Open streams of keep-alives, and how many there may be.
+    /// The number of open keep-alive streams, and its maximum.
     pub(super) streams: Arc<AtomicUsize>,
     pub(super) most_streams: usize,
 }
@@ -124,7 +124,7 @@ impl pb::watch_server::Watch for Services {
                         Some(RequestUnion::ProgressRequest(_)) => Job::Progress(stream),
                         None => continue,
                     },
-                    // A client that asks no more may still read.
+                    // A client that sends no more requests may still read.
                     Ok(None) => {
                         closed.closed().await;
                         break;
@@ -144,7 +144,7 @@ impl pb::watch_server::Watch for Services {
 #[tonic::async_trait]
 impl pb::auth_server::Auth for Services {
     async fn authenticate(&self, _: Request<pb::AuthenticateRequest>) -> Answered<pb::AuthenticateResponse> {
-        // The built-in store has one secret per job, and no users.
+        // The built-in store has one secret per job and no users.
         Err(Status::failed_precondition("etcdserver: authentication is not enabled"))
     }
 }
@@ -165,7 +165,7 @@ impl pb::maintenance_server::Maintenance for Services {
     }
 }
 
-/// One open stream, counted while it is there.
+/// One open stream, counted until it is dropped.
 struct OpenStream(Arc<AtomicUsize>);
 
 impl OpenStream {

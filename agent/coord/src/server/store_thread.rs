@@ -1,5 +1,5 @@
-//! The thread that owns the store: it takes requests in order, writes what they change to the log, and only then
-//! answers them and tells watches. Requests that wait together share one write.
+//! The thread that owns the store. It handles requests in order, writes their changes to the log, and only then
+//! answers them and notifies watches. Queued requests share one write.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
@@ -14,22 +14,22 @@ use super::watchers::{Answers, Watchers};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
 
-/// Requests that wait; more are refused as etcd refuses them.
+/// The maximum number of queued requests; more are refused as etcd refuses them.
 const QUEUE: usize = 4096;
-/// Requests that share one write to the log.
+/// The maximum number of requests that share one write to the log.
 const BATCH: usize = 256;
-/// Leases are looked at at least this often.
+/// The maximum interval of checks of leases.
 const TICK: Duration = Duration::from_millis(200);
-/// Readers that have to wait are looked at this often.
+/// The interval of checks of readers that have to wait.
 const WAIT: Duration = Duration::from_millis(20);
-/// A thread that woke up so much too late stood still: its clients could not renew their leases.
+/// If the thread wakes up later than this, it was stalled: its clients could not renew their leases.
 const STALL: Duration = Duration::from_millis(500);
 
 /// A request to the thread.
 pub(super) enum Job {
     /// Reads or changes the store.
     Ask(Question),
-    /// A new stream of watches; its number comes back.
+    /// Opens a watch stream; its number is sent back.
     Open(Answers, oneshot::Sender<Result<u64, Status>>),
     Create(u64, pb::WatchCreateRequest),
     Cancel(u64, i64),
@@ -38,13 +38,14 @@ pub(super) enum Job {
     Stop,
 }
 
-/// What is to be done with the store at a time in milliseconds.
+/// An operation on the store at a time in milliseconds.
 pub(super) type Question = Box<dyn FnOnce(&mut Store, u64) -> Reply + Send>;
 
-/// An answer that waits until the log has what it rests on; true: it may leave, false: the log cannot be written.
+/// An answer that waits until the log has the changes that it is based on. True: it may be sent, false: the log
+/// cannot be written.
 pub(super) type Reply = Box<dyn FnOnce(bool) + Send>;
 
-/// Asks the thread.
+/// Sends requests to the thread.
 #[derive(Clone)]
 pub(super) struct Handle {
     jobs: SyncSender<Job>,
@@ -57,7 +58,7 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// The answer to a question, when it is on disk.
+    /// The answer to a question, after its changes are on disk.
     pub(super) async fn ask<A: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Store, u64) -> Result<A, Refusal> + Send + 'static,
@@ -87,7 +88,7 @@ impl Handle {
         })
     }
 
-    /// Waits for a place in the queue: what must not be lost.
+    /// Waits for a place in the queue: for jobs that must not be lost.
     pub(super) fn send_surely(&self, job: Job) {
         let _ = self.jobs.send(job);
     }
@@ -119,10 +120,10 @@ pub(super) fn start(
 struct StoreThread {
     store: Store,
     log: Option<Log>,
-    /// Milliseconds count from here.
+    /// The start of the milliseconds.
     epoch: Instant,
     watchers: Watchers,
-    /// The log could not be written: nothing is acknowledged until it is written again as a whole.
+    /// The log could not be written: nothing is acknowledged until it has been rewritten as a whole.
     unwritten: bool,
 }
 
@@ -163,7 +164,7 @@ impl StoreThread {
         Duration::from_millis(ends.saturating_sub(self.now()).max(1))
     }
 
-    /// This thread was stopped, or its host: no one could renew a lease meanwhile.
+    /// This thread or its host was stopped: no client could renew a lease meanwhile.
     fn forgive(&mut self, late: Duration) {
         if late > STALL {
             tracing::warn!(?late, "the built-in store stood still; leases are prolonged by as much");
@@ -188,7 +189,7 @@ impl StoreThread {
                 }
             }
             Job::Create(stream, question) => {
-                // What this batch changed is not on disk yet: a watch must not see it before.
+                // The changes of this batch are not on disk yet: a watch must not see them earlier.
                 self.finish(std::mem::take(replies));
                 let full = self.is_full();
                 self.watchers.create(stream, &question, &self.store, full);
@@ -207,13 +208,13 @@ impl StoreThread {
         self.watchers.count() >= self.store.limits().watches
     }
 
-    /// Writes what changed, then lets answers and events leave. Returns whether a watch has to wait for its reader.
+    /// Writes the changes, then sends answers and events. Returns whether a watch has to wait for its reader.
     fn finish(&mut self, replies: Vec<Reply>) -> bool {
         let kept = self.write();
         for reply in replies {
             reply(kept);
         }
-        // Without the log nothing may be seen that a restart would take back.
+        // Without the log, no change may be visible, since a restart would undo it.
         kept && self.watchers.deliver(&self.store)
     }
 

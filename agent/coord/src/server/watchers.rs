@@ -1,4 +1,4 @@
-//! Who watches what, and how far each one is. A slow reader waits in the history, not in memory of its own.
+//! The watches and their progress. A slow reader reads from the history later and needs no memory of its own.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use tonic::Status;
 use super::store::{Compacted, Range, Store};
 use crate::etcd::etcdserverpb as pb;
 
-/// Answers that wait for a reader.
+/// Queued answers per reader.
 pub(super) const WAITING: usize = 64;
-/// Events in one answer, but for a revision that is larger.
+/// Events in one answer, unless one revision has more.
 const EVENTS: usize = 256;
 
 pub(super) type Answers = Sender<Result<pb::WatchResponse, Status>>;
 
-/// All streams of watches.
+/// All watch streams.
 #[derive(Default)]
 pub(super) struct Watchers {
     streams: BTreeMap<u64, Stream>,
@@ -30,18 +30,18 @@ struct Stream {
 
 struct Watching {
     range: Range,
-    /// The first revision that was not sent.
+    /// The first unsent revision.
     next: i64,
     with_before: bool,
 }
 
 impl Watchers {
-    /// How many watches and streams there are.
+    /// The number of watches and streams.
     pub(super) fn count(&self) -> usize {
         self.streams.values().map(|stream| stream.watches.len() + 1).sum()
     }
 
-    /// A new stream; returns its number.
+    /// Opens a stream; returns its number.
     pub(super) fn open(&mut self, answers: Answers) -> u64 {
         self.next_stream += 1;
         let stream = Stream { answers, watches: BTreeMap::new(), next_watch: 0 };
@@ -57,7 +57,7 @@ impl Watchers {
         self.streams.clear();
     }
 
-    /// Adds a watch to a stream, and answers that it is there.
+    /// Adds a watch to a stream and confirms it.
     pub(super) fn create(
         &mut self,
         stream: u64,
@@ -81,7 +81,7 @@ impl Watchers {
         answer.cancel_reason = why_not.to_owned();
         let refused = answer.canceled;
         if open.answers.try_send(Ok(answer)).is_err() {
-            // Whoever does not read the answers to its own requests is not served.
+            // A client that does not read the answers to its own requests is disconnected.
             self.streams.remove(&stream);
             return;
         }
@@ -94,7 +94,7 @@ impl Watchers {
         self.deliver(store);
     }
 
-    /// Removes a watch, and answers so.
+    /// Removes a watch and confirms it.
     pub(super) fn cancel(&mut self, stream: u64, id: i64, store: &Store) {
         let Some(open) = self.streams.get_mut(&stream) else { return };
         if open.watches.remove(&id).is_some() {
@@ -106,16 +106,16 @@ impl Watchers {
         }
     }
 
-    /// Answers how far the stream is, if all its watches are there: else the events that come say so.
+    /// Reports the revision of the stream if all its watches are up to date. Otherwise the next events report it.
     pub(super) fn progress(&mut self, stream: u64, store: &Store) {
         let Some(open) = self.streams.get_mut(&stream) else { return };
         if open.watches.values().all(|watching| watching.next > store.revision()) {
-            // A full queue is a sign of life itself.
+            // A full queue is itself a sign of life.
             let _ = open.answers.try_send(Ok(answer(store, -1)));
         }
     }
 
-    /// Sends every watch what it has not seen, as far as its reader takes it. Returns whether some have to wait.
+    /// Sends every watch its unseen events, as far as its reader accepts them. Returns whether some have to wait.
     pub(super) fn deliver(&mut self, store: &Store) -> bool {
         let mut waiting = false;
         self.streams.retain(|_, stream| {
@@ -128,7 +128,7 @@ impl Watchers {
 }
 
 impl Watching {
-    /// Sends what is there; false if the watch has ended.
+    /// Sends the available events; false if the watch has ended.
     fn send(&mut self, id: i64, answers: &Answers, store: &Store, waiting: &mut bool) -> bool {
         while self.next <= store.revision() {
             let Ok(place) = answers.try_reserve() else {

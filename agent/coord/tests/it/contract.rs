@@ -10,17 +10,17 @@ use crate::stores::{Store, role};
 
 contract!(
     keys_are_written_listed_and_removed,
-    of_eight_clients_in_a_race_one_wins_each_round,
+    one_of_eight_racing_clients_wins_each_round,
     a_transaction_compares_version_creation_change_lease_and_value,
     a_refused_transaction_changes_nothing,
-    keys_of_a_killed_holder_go_with_its_lease,
-    a_lease_lives_through_a_restart_of_the_store,
-    a_revoked_lease_takes_its_keys_and_is_reported_lost,
-    what_was_acknowledged_is_there_after_a_kill,
-    a_watch_reports_puts_and_deletions_with_what_was_before,
-    a_watch_from_a_compacted_revision_lists_and_says_so,
+    keys_of_a_killed_holder_are_removed_with_its_lease,
+    a_lease_survives_a_restart_of_the_store,
+    a_revoked_lease_is_reported_lost_and_its_keys_are_removed,
+    acknowledged_writes_survive_a_kill,
+    a_watch_reports_puts_and_deletions_with_previous_values,
+    a_watch_from_a_compacted_revision_lists_and_reports_it,
     an_early_revision_can_be_read_until_it_is_compacted,
-    errors_name_what_is_wrong,
+    errors_name_the_cause,
     jobs_of_one_cluster_do_not_see_each_other,
 );
 
@@ -35,7 +35,7 @@ async fn keys_are_written_listed_and_removed(store: Store) {
     assert_eq!((found.create_revision, found.mod_revision), (first, second));
     assert_eq!(found.lease, None);
 
-    // More than one page, and neighbours that do not belong to it.
+    // More than one page, and adjacent keys that do not belong to it.
     for n in 0..600 {
         client.put(&format!("/many/{n:03}"), &[0; 100], None).await.unwrap();
     }
@@ -52,7 +52,7 @@ async fn keys_are_written_listed_and_removed(store: Store) {
     assert_eq!(client.list("/many").await.unwrap().items.len(), 2);
 }
 
-async fn of_eight_clients_in_a_race_one_wins_each_round(store: Store) {
+async fn one_of_eight_racing_clients_wins_each_round(store: Store) {
     const ROUNDS: usize = 20;
     let mut racers = Vec::new();
     for racer in 0..8 {
@@ -99,13 +99,13 @@ async fn a_transaction_compares_version_creation_change_lease_and_value(store: S
     assert!(holds(Txn::new().if_absent("/none").if_mod_revision("/none", 0)).await);
     assert!(!holds(Txn::new().if_absent("/none").if_absent("/k")).await);
 
-    // All that a transaction writes has one revision, and its reads see it.
+    // All writes of a transaction have one revision, and its reads see it.
     let txn = Txn::new().then_put("/x", b"", None).then_put("/y", b"", None).then_delete("/k").then_list("/");
     let reply = client.txn(txn).await.unwrap();
     let read: Vec<(&str, i64)> =
         reply.reads[0].iter().map(|item| (item.key.as_str(), item.mod_revision)).collect();
     assert_eq!(read, [("/x", reply.revision), ("/y", reply.revision)]);
-    // One that writes nothing makes no revision.
+    // A transaction that writes nothing creates no revision.
     assert_eq!(client.txn(Txn::new().then_get("/x")).await.unwrap().revision, reply.revision);
     assert_eq!(client.txn(Txn::new().then_delete("/none")).await.unwrap().revision, reply.revision);
 }
@@ -126,7 +126,7 @@ async fn a_refused_transaction_changes_nothing(store: Store) {
     assert_eq!((listing.revision, listing.items.len()), (revision, 1));
 }
 
-async fn keys_of_a_killed_holder_go_with_its_lease(store: Store) {
+async fn keys_of_a_killed_holder_are_removed_with_its_lease(store: Store) {
     let client = store.client();
     let mut watch = client.watch_after("/held", &client.list("/held").await.unwrap());
     let mut command = role("holder");
@@ -135,7 +135,7 @@ async fn keys_of_a_killed_holder_go_with_its_lease(store: Store) {
     let event = watch.next().await.unwrap();
     assert!(matches!(&event, WatchEvent::Put { now, .. } if now.lease.is_some()), "{event:?}");
 
-    // Longer than its lease: it is kept alive.
+    // Longer than its lease: the lease is kept alive.
     let quiet = tokio::time::timeout(Duration::from_secs(4), watch.next()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     holder.kill().unwrap();
@@ -149,7 +149,7 @@ async fn keys_of_a_killed_holder_go_with_its_lease(store: Store) {
     assert_eq!(client.get("/held").await.unwrap(), None);
 }
 
-async fn a_lease_lives_through_a_restart_of_the_store(mut store: Store) {
+async fn a_lease_survives_a_restart_of_the_store(mut store: Store) {
     let client = store.client();
     let lease = client.lease(Duration::from_secs(6)).await.unwrap();
     client.put("/k", b"", Some(lease.id())).await.unwrap();
@@ -163,17 +163,17 @@ async fn a_lease_lives_through_a_restart_of_the_store(mut store: Store) {
     assert!(client.lease_time_left(lease.id()).await.unwrap().is_some());
 }
 
-async fn a_revoked_lease_takes_its_keys_and_is_reported_lost(store: Store) {
+async fn a_revoked_lease_is_reported_lost_and_its_keys_are_removed(store: Store) {
     let client = store.client();
     let lease = client.lease(Duration::from_secs(3)).await.unwrap();
     client.put("/a", b"", Some(lease.id())).await.unwrap();
     client.put("/b", b"", Some(lease.id())).await.unwrap();
-    // A key that was written again without it does not go with it.
+    // A key that was rewritten without the lease is not removed with it.
     client.put("/b", b"", None).await.unwrap();
     let other = store.client().lease(Duration::from_secs(60)).await.unwrap();
     assert_ne!(other.id(), lease.id());
     let mut watch = client.watch_after("/", &client.list("/").await.unwrap());
-    // Someone else revokes it: the keeper learns of it from its next keep-alive.
+    // Another client revokes it: the keeper notices at its next keep-alive.
     revoke_as_other(&store, lease.id().0).await;
     lease.lost().await;
     let event = watch.next().await.unwrap();
@@ -192,7 +192,7 @@ async fn revoke_as_other(store: &Store, id: i64) {
     client.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap();
 }
 
-async fn what_was_acknowledged_is_there_after_a_kill(mut store: Store) {
+async fn acknowledged_writes_survive_a_kill(mut store: Store) {
     let client = store.client();
     let writer = tokio::spawn({
         let client = client.clone();
@@ -216,12 +216,12 @@ async fn what_was_acknowledged_is_there_after_a_kill(mut store: Store) {
     store.resume().await;
     let found = client.get("/n").await.unwrap().unwrap();
     let there: u32 = String::from_utf8(found.value).unwrap().parse().unwrap();
-    // The one whose answer was lost may be there as well.
+    // The write whose answer was lost may be there too.
     assert!(there == acknowledged || there == acknowledged + 1, "{acknowledged} acknowledged, {there} there");
     assert_eq!(found.version, i64::from(there));
 }
 
-async fn a_watch_reports_puts_and_deletions_with_what_was_before(store: Store) {
+async fn a_watch_reports_puts_and_deletions_with_previous_values(store: Store) {
     let client = store.client();
     let before = client.put("/w/1", b"old", None).await.unwrap();
     client.put("/v", b"", None).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_watch_reports_puts_and_deletions_with_what_was_before(store: Store) {
     assert_eq!((now.key.as_str(), now.mod_revision), ("/w/2", revision));
 }
 
-async fn a_watch_from_a_compacted_revision_lists_and_says_so(store: Store) {
+async fn a_watch_from_a_compacted_revision_lists_and_reports_it(store: Store) {
     let client = store.client();
     let first = client.put("/c/1", b"", None).await.unwrap();
     for _ in 0..5 {
@@ -287,7 +287,7 @@ async fn an_early_revision_can_be_read_until_it_is_compacted(store: Store) {
     assert_eq!(at(last).await.unwrap().len(), 2);
 }
 
-async fn errors_name_what_is_wrong(store: Store) {
+async fn errors_name_the_cause(store: Store) {
     let client = store.client();
     let empty = client.put("", b"", None).await.unwrap_err().to_string();
     assert!(empty.contains("key is not provided") && empty.contains(&store.port.to_string()), "{empty}");
@@ -301,7 +301,7 @@ async fn errors_name_what_is_wrong(store: Store) {
 
 async fn jobs_of_one_cluster_do_not_see_each_other(store: Store) {
     let (one, other) = (store.client(), store.client());
-    // One job's name starts as the other's does.
+    // The name of one job is a prefix of another's.
     let mut watch = one.watch_after("/jobs/a/", &one.list("/jobs/a/").await.unwrap());
     other.put("/jobs/ab/x", b"", None).await.unwrap();
     other.put("/jobs/a", b"", None).await.unwrap();

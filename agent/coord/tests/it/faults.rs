@@ -1,4 +1,4 @@
-//! Connections that break or go silent, stores that stand still, are wiped, or are gone.
+//! Broken and silent connections, and stores that are stalled, wiped or down.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use testing::free_port;
 use crate::stores::{Kind, Store, Ways, endpoint};
 
 contract!(
-    a_watch_through_broken_connections_misses_nothing_and_repeats_nothing,
-    a_watch_on_a_silent_connection_goes_on,
-    a_watch_goes_on_after_a_restart_of_the_store,
-    a_lease_is_lost_only_after_its_time_without_an_answer,
+    a_watch_over_broken_connections_neither_misses_nor_repeats_events,
+    a_watch_on_a_silent_connection_continues,
+    a_watch_continues_after_a_restart_of_the_store,
+    a_lease_is_lost_only_after_its_ttl_without_an_answer,
     a_transaction_without_an_answer_is_unsure_and_not_repeated,
-    the_next_endpoint_is_asked_when_one_is_gone_or_silent,
-    a_store_that_is_gone_is_reported_by_name,
-    leases_outlive_a_store_that_stood_still,
-    a_wiped_store_is_noticed_by_watches,
+    the_next_endpoint_is_asked_if_one_is_down_or_silent,
+    an_unreachable_store_is_reported_by_name,
+    leases_survive_a_stall_of_the_store,
+    watches_notice_a_wiped_store,
 );
 
-async fn a_watch_through_broken_connections_misses_nothing_and_repeats_nothing(store: Store) {
+async fn a_watch_over_broken_connections_neither_misses_nor_repeats_events(store: Store) {
     const EVENTS: u32 = 300;
     let proxy = Proxy::to(store.port).await;
     let direct = store.client();
@@ -36,7 +36,7 @@ async fn a_watch_through_broken_connections_misses_nothing_and_repeats_nothing(s
     });
     for n in 0..EVENTS {
         let WatchEvent::Put { now, .. } = watch.next().await.unwrap() else { panic!("at {n}") };
-        assert_eq!(now.value, n.to_string().as_bytes(), "the one after {n} of {EVENTS}");
+        assert_eq!(now.value, n.to_string().as_bytes(), "event {n} of {EVENTS}");
         if n % 30 == 7 {
             proxy.cut();
         }
@@ -44,7 +44,7 @@ async fn a_watch_through_broken_connections_misses_nothing_and_repeats_nothing(s
     writer.await.unwrap();
 }
 
-async fn a_watch_on_a_silent_connection_goes_on(store: Store) {
+async fn a_watch_on_a_silent_connection_continues(store: Store) {
     let proxy = Proxy::to(store.port).await;
     let watched = store.client_through(proxy.port);
     let mut watch = watched.watch("/s/", Some(1));
@@ -53,13 +53,13 @@ async fn a_watch_on_a_silent_connection_goes_on(store: Store) {
     proxy.silence();
     store.client().put("/s/2", b"", None).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_secs(1), watch.next()).await.is_err());
-    // Connections that were opened in silence stay silent; the client has to open another one.
+    // Connections that were opened during the silence stay silent; the client has to open another one.
     proxy.open();
     let WatchEvent::Put { now, .. } = watch.next().await.unwrap() else { panic!() };
     assert_eq!(now.key, "/s/2");
 }
 
-async fn a_watch_goes_on_after_a_restart_of_the_store(mut store: Store) {
+async fn a_watch_continues_after_a_restart_of_the_store(mut store: Store) {
     let client = store.client();
     let mut watch = client.watch("/r/", Some(1));
     client.put("/r/1", b"", None).await.unwrap();
@@ -73,13 +73,13 @@ async fn a_watch_goes_on_after_a_restart_of_the_store(mut store: Store) {
     }
 }
 
-async fn a_lease_is_lost_only_after_its_time_without_an_answer(store: Store) {
+async fn a_lease_is_lost_only_after_its_ttl_without_an_answer(store: Store) {
     let proxy = Proxy::to(store.port).await;
     let client = store.client_through(proxy.port);
     let lease = client.lease(Duration::from_secs(4)).await.unwrap();
     client.put("/l", b"", Some(lease.id())).await.unwrap();
     let mut state = lease.state();
-    // Broken for less than its time, again and again: kept.
+    // Broken for less than its TTL several times: kept.
     for _ in 0..3 {
         proxy.close();
         state.wait_for(|state| matches!(state, LeaseState::Unanswered { .. })).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_lease_is_lost_only_after_its_time_without_an_answer(store: Store) {
         let now = *state.wait_for(|state| !matches!(state, LeaseState::Unanswered { .. })).await.unwrap();
         assert_eq!(now, LeaseState::Kept);
     }
-    // And for longer: lost, not before its time.
+    // Broken for longer: lost, but not before the TTL.
     proxy.silence();
     let LeaseState::Unanswered { since } =
         *state.wait_for(|state| matches!(state, LeaseState::Unanswered { .. })).await.unwrap()
@@ -95,13 +95,14 @@ async fn a_lease_is_lost_only_after_its_time_without_an_answer(store: Store) {
         panic!()
     };
     lease.lost().await;
-    // The last answered keep-alive was sent a third of its time before the first unanswered one, and its time has passed.
+    // The last answered keep-alive was sent a third of the TTL before the first unanswered one, and the TTL has
+    // passed.
     assert!(
         since.elapsed() + lease.ttl() / 3 + Duration::from_millis(500) >= lease.ttl(),
         "{:?}",
         since.elapsed()
     );
-    // The store agrees in the end.
+    // The store eventually agrees.
     while store.client().get("/l").await.unwrap().is_some() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -117,12 +118,12 @@ async fn a_transaction_without_an_answer_is_unsure_and_not_repeated(store: Store
     assert!(unsure.to_string().contains("read before you repeat it"), "{unsure}");
     drop(proxy);
     assert!(client.get("/t").await.unwrap_err().is_unreachable());
-    // Now it knows that the old connection is gone, and a new one that is refused is certain: nothing was sent.
+    // The client now knows that the old connection is gone. A refused new one is certain: nothing was sent.
     let unsent = client.txn(Txn::new().then_put("/t", b"", None)).await.unwrap_err();
     assert!(unsent.is_unreachable(), "{unsent}");
 }
 
-async fn the_next_endpoint_is_asked_when_one_is_gone_or_silent(store: Store) {
+async fn the_next_endpoint_is_asked_if_one_is_down_or_silent(store: Store) {
     let proxy = Proxy::to(store.port).await;
     let endpoints = vec![endpoint(free_port()), endpoint(proxy.port), endpoint(store.port)];
     let client = Client::new(Settings { endpoints, ..store.settings() }).unwrap();
@@ -139,7 +140,7 @@ async fn the_next_endpoint_is_asked_when_one_is_gone_or_silent(store: Store) {
     }
 }
 
-async fn a_store_that_is_gone_is_reported_by_name(mut store: Store) {
+async fn an_unreachable_store_is_reported_by_name(mut store: Store) {
     let client = store.client();
     client.get("/x").await.unwrap();
     store.kill();
@@ -152,7 +153,7 @@ async fn a_store_that_is_gone_is_reported_by_name(mut store: Store) {
     );
 }
 
-async fn leases_outlive_a_store_that_stood_still(store: Store) {
+async fn leases_survive_a_stall_of_the_store(store: Store) {
     let client = store.client();
     let lease = client.lease(Duration::from_secs(4)).await.unwrap();
     client.put("/still", b"", Some(lease.id())).await.unwrap();
@@ -165,7 +166,7 @@ async fn leases_outlive_a_store_that_stood_still(store: Store) {
     assert!(client.get("/still").await.unwrap().is_some());
 }
 
-async fn a_wiped_store_is_noticed_by_watches(mut store: Store) {
+async fn watches_notice_a_wiped_store(mut store: Store) {
     let client = store.client();
     for _ in 0..20 {
         client.put("/z/1", b"", None).await.unwrap();
@@ -174,14 +175,14 @@ async fn a_wiped_store_is_noticed_by_watches(mut store: Store) {
     store.kill();
     let mut other = Store::start(store.kind, Ways::default()).await;
     other.kill();
-    // Another store at the same port, with one key of its own.
+    // Another store at the same port, with its own key.
     std::mem::swap(&mut other.data, &mut store.data);
     store.resume().await;
     client.put("/z/2", b"", None).await.unwrap();
     let event = watch.next().await.unwrap();
     let WatchEvent::Listed { items, why, .. } = event else { panic!("{event:?}") };
     assert_eq!(why, Relisted::StoreReplaced);
-    // The listing was made before or after the key was written; then an event has it.
+    // The listing ran before or after the write. If before, an event has the key.
     if items.is_empty() {
         let WatchEvent::Put { now, .. } = watch.next().await.unwrap() else { panic!() };
         assert_eq!(now.key, "/z/2");
@@ -191,7 +192,7 @@ async fn a_wiped_store_is_noticed_by_watches(mut store: Store) {
 }
 
 #[tokio::test]
-async fn a_store_that_waits_for_its_own_directory_says_so() {
+async fn a_directory_that_another_store_uses_is_reported() {
     let store = Store::start(Kind::Builtin, Ways::default()).await;
     let mut options = mainstay_coord::ServerOptions::new(([127, 0, 0, 1], 0).into());
     options.directory = Some(store.data.path().join("store"));

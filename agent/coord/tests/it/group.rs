@@ -15,17 +15,17 @@ use crate::stores::{Store, Ways};
 contract!(
     members_join_change_and_leave,
     a_launcher_that_vanishes_is_reported_when_its_lease_ends,
-    leaders_follow_each_other_with_growing_epochs,
-    a_leader_that_was_only_slow_is_superseded,
-    a_dead_leader_is_removed_at_once_and_no_other,
-    a_candidate_that_no_longer_waits_does_not_lead,
-    record_and_rounds_are_handed_to_the_next_leader,
-    after_a_wiped_store_members_are_there_again_and_epochs_grow,
-    a_job_that_ended_leaves_nothing_and_says_so,
+    each_new_leader_has_a_greater_epoch,
+    a_slow_leader_is_superseded,
+    only_the_dead_leader_is_deposed,
+    a_candidate_that_stopped_waiting_does_not_lead,
+    record_and_rounds_are_passed_to_the_next_leader,
+    after_the_store_is_wiped_members_rejoin_and_epochs_grow,
+    an_ended_job_leaves_only_the_note_of_its_end,
     jobs_do_not_see_each_other,
     all_launchers_get_the_same_secret,
-    what_a_newer_version_wrote_is_named_and_not_written_over,
-    a_member_joins_again_after_the_store_was_gone_for_longer_than_its_lease,
+    values_of_newer_versions_are_reported_and_not_overwritten,
+    a_member_rejoins_after_the_store_was_down_longer_than_its_lease,
 );
 
 const OPTIONS: GroupOptions = GroupOptions {
@@ -48,7 +48,7 @@ async fn join(store: &Store, launch: &str) -> (Group, Membership) {
     (group, membership)
 }
 
-/// The next event that the function takes; others are skipped.
+/// The next event that the function accepts; others are skipped.
 async fn until<T>(watch: &mut GroupWatch, mut take: impl FnMut(GroupEvent) -> Option<T>) -> T {
     loop {
         if let Some(taken) = take(watch.next().await.unwrap()) {
@@ -61,7 +61,7 @@ fn superseded(result: Result<impl Sized, CoordError>) -> (u64, Option<String>) {
     match result {
         Err(CoordError::Superseded { epoch, by, .. }) => (epoch, by),
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("a leader that was replaced wrote"),
+        Ok(_) => panic!("a superseded leader wrote"),
     }
 }
 
@@ -91,13 +91,13 @@ async fn a_launcher_that_vanishes_is_reported_when_its_lease_ends(store: Store) 
     let (_, b) = join(&store, "b").await;
     let mut watch = group.watch();
     watch.next().await.unwrap();
-    // Its task ends as it does when the process dies: no word to the store.
+    // Its task ends as if the process died, without a message to the store.
     drop(b);
     let GroupEvent::Left { member, why } = watch.next().await.unwrap() else { panic!() };
     assert_eq!((member.launch.as_str(), why), ("b", Gone::LeaseEnded));
 }
 
-async fn leaders_follow_each_other_with_growing_epochs(store: Store) {
+async fn each_new_leader_has_a_greater_epoch(store: Store) {
     let (group, _observer) = join(&store, "observer").await;
     let mut watch = group.watch();
     let mut candidates = Vec::new();
@@ -117,7 +117,7 @@ async fn leaders_follow_each_other_with_growing_epochs(store: Store) {
     }
     epochs.sort_unstable();
     assert_eq!(epochs, [1, 2, 3, 4, 5]);
-    // The watch saw them one after the other: never two without the end of the first.
+    // The watch sees them in sequence: no leader before the end of the previous one.
     let (mut leading, mut seen) = (None, Vec::new());
     while seen.len() < 5 || leading.is_some() {
         match watch.next().await.unwrap() {
@@ -134,7 +134,7 @@ async fn leaders_follow_each_other_with_growing_epochs(store: Store) {
     assert_eq!(group.highest_epoch(), 5);
 }
 
-async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
+async fn a_slow_leader_is_superseded(store: Store) {
     let proxy = Proxy::to(store.port).await;
     let slow_group = group(store.client_through(proxy.port), "job");
     let slow = slow_group.join(member("slow")).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
     let second = other.campaign().await.unwrap();
     assert_eq!((first.epoch(), second.epoch()), (1, 2));
     assert_eq!(second.record().unwrap().body::<Value>().unwrap(), json!("first"));
-    // It knows by its own clock, without the store.
+    // The old leader notices it by its own clock, without the store.
     first.lost().await;
     assert!(first.is_lost());
     proxy.open();
@@ -161,7 +161,7 @@ async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
     assert_eq!((state.round, state.leader.unwrap().epoch), (None, 2));
 }
 
-async fn a_dead_leader_is_removed_at_once_and_no_other(store: Store) {
+async fn only_the_dead_leader_is_deposed(store: Store) {
     let (group, a) = join(&store, "a").await;
     let (_, b) = join(&store, "b").await;
     let first = a.campaign().await.unwrap();
@@ -170,21 +170,21 @@ async fn a_dead_leader_is_removed_at_once_and_no_other(store: Store) {
     group.depose(&dead).await.unwrap();
     let (second, _b) = next.await.unwrap();
     assert_eq!((second.epoch(), a.rejoins()), (first.epoch() + 1, 0), "its lease still runs");
-    // Another follower, which learns of the death later.
+    // Another follower, which detects the death later.
     group.depose(&dead).await.unwrap();
     second.confirm().await.unwrap();
-    // It was alive after all.
+    // The deposed leader was still alive.
     assert_eq!(superseded(first.write_record(json!(1)).await).0, first.epoch());
 }
 
-async fn a_candidate_that_no_longer_waits_does_not_lead(store: Store) {
+async fn a_candidate_that_stopped_waiting_does_not_lead(store: Store) {
     let (_, a) = join(&store, "a").await;
     let (_, b) = join(&store, "b").await;
     let (_, c) = join(&store, "c").await;
     let first = a.campaign().await.unwrap();
     let waited = tokio::time::timeout(Duration::from_millis(300), b.campaign()).await;
     assert!(waited.is_err());
-    // Dropped in the middle of an election that it may win.
+    // Dropped during an election that it may win.
     for _ in 0..5 {
         let _ = tokio::time::timeout(Duration::from_millis(1), b.campaign()).await;
     }
@@ -194,7 +194,7 @@ async fn a_candidate_that_no_longer_waits_does_not_lead(store: Store) {
     assert!(second.epoch() >= 2);
 }
 
-async fn record_and_rounds_are_handed_to_the_next_leader(store: Store) {
+async fn record_and_rounds_are_passed_to_the_next_leader(store: Store) {
     let (group, a) = join(&store, "a").await;
     let first = a.campaign().await.unwrap();
     assert!(first.record().is_none() && first.round().is_none());
@@ -220,7 +220,7 @@ async fn record_and_rounds_are_handed_to_the_next_leader(store: Store) {
     assert_eq!((state.round.unwrap().epoch, state.record.unwrap().epoch), (2, 2));
 }
 
-async fn after_a_wiped_store_members_are_there_again_and_epochs_grow(mut store: Store) {
+async fn after_the_store_is_wiped_members_rejoin_and_epochs_grow(mut store: Store) {
     let (group, a) = join(&store, "a").await;
     let (_, b) = join(&store, "b").await;
     let first = a.campaign().await.unwrap();
@@ -252,7 +252,7 @@ async fn after_a_wiped_store_members_are_there_again_and_epochs_grow(mut store: 
     b.goodbye("").await.unwrap();
 }
 
-async fn a_job_that_ended_leaves_nothing_and_says_so(store: Store) {
+async fn an_ended_job_leaves_only_the_note_of_its_end(store: Store) {
     let (group, a) = join(&store, "a").await;
     let (_, b) = join(&store, "b").await;
     let leadership = a.campaign().await.unwrap();
@@ -270,12 +270,12 @@ async fn a_job_that_ended_leaves_nothing_and_says_so(store: Store) {
     assert_eq!((ended.why.as_str(), ended.epoch), ("all steps done", 1));
     let (refused, b) = waiting.await.unwrap();
     assert!(matches!(refused, Err(CoordError::Ended { why, .. }) if why == "all steps done"));
-    // No update brings a key back.
+    // No update creates a key again.
     assert!(matches!(b.update(member("b")).await, Err(CoordError::Ended { .. })));
     let left = store.client().list("/mainstay/v1/jobs/job/").await.unwrap();
     let keys: Vec<&str> = left.items.iter().map(|item| item.key.as_str()).collect();
     assert_eq!(keys, ["/mainstay/v1/jobs/job/ended"]);
-    assert!(left.items[0].lease.is_some(), "it goes by itself");
+    assert!(left.items[0].lease.is_some(), "it expires");
     let late = group.join(member("late")).await.unwrap_err();
     assert!(late.to_string().contains("the job has ended (all steps done)"), "{late}");
     group.forget_end().await.unwrap();
@@ -322,7 +322,7 @@ async fn all_launchers_get_the_same_secret(store: Store) {
     assert_eq!(secrets.len(), 1);
     let secret = secrets.pop_first().unwrap();
     assert_eq!(secret.len(), 64);
-    // A leader takes it over: it lives as long as someone leads.
+    // A leader takes it over: it is kept as long as a leader exists.
     let (group, a) = join(&store, "a").await;
     let lease = |item: Option<mainstay_coord::KeyValue>| item.unwrap().lease;
     let key = "/mainstay/v1/jobs/job/secret";
@@ -332,7 +332,7 @@ async fn all_launchers_get_the_same_secret(store: Store) {
     assert_eq!(group.secret().await.unwrap(), secret);
 }
 
-async fn what_a_newer_version_wrote_is_named_and_not_written_over(store: Store) {
+async fn values_of_newer_versions_are_reported_and_not_overwritten(store: Store) {
     let (group, a) = join(&store, "a").await;
     let client = store.client();
     let mut watch = group.watch();
@@ -340,7 +340,7 @@ async fn what_a_newer_version_wrote_is_named_and_not_written_over(store: Store) 
     client.put("/mainstay/v1/jobs/job/members/new", br#"{"needs": 7, "odd": 1}"#, None).await.unwrap();
     let GroupEvent::Unreadable { key, why } = watch.next().await.unwrap() else { panic!() };
     assert!(key.ends_with("/members/new") && why.contains("protocol 7 is needed"), "{why}");
-    // A member that cannot be read does not hold up the others.
+    // An unreadable member does not block the others.
     let first = a.campaign().await.unwrap();
     first.resign().await.unwrap();
     let newer = br#"{"needs": 7, "epoch": 1}"#;
@@ -350,7 +350,7 @@ async fn what_a_newer_version_wrote_is_named_and_not_written_over(store: Store) 
     assert_eq!(client.get("/mainstay/v1/jobs/job/record").await.unwrap().unwrap().value, newer);
 }
 
-async fn a_member_joins_again_after_the_store_was_gone_for_longer_than_its_lease(store: Store) {
+async fn a_member_rejoins_after_the_store_was_down_longer_than_its_lease(store: Store) {
     let proxy = Proxy::to(store.port).await;
     let group = group(store.client_through(proxy.port), "job");
     let membership = group.join(member("a")).await.unwrap();
@@ -360,7 +360,7 @@ async fn a_member_joins_again_after_the_store_was_gone_for_longer_than_its_lease
     proxy.close();
     state.wait_for(|state| matches!(state, MemberState::Unanswered { .. })).await.unwrap();
     state.wait_for(|state| *state == MemberState::Lost).await.unwrap();
-    // What is said meanwhile is not lost.
+    // Updates in the meantime are not lost.
     membership.update(Member { spare: true, ..member("a") }).await.unwrap();
     loop {
         match keys.next().await.unwrap() {

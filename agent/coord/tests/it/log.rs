@@ -1,4 +1,4 @@
-//! The built-in store's log: cut at every byte, damaged, foreign.
+//! The log of the built-in store: cut at every byte, damaged, foreign.
 
 use std::fs;
 use std::path::Path;
@@ -18,10 +18,10 @@ fn put(store: &mut Store, n: u8, lease: i64) {
     store.put(pb::PutRequest { key: format!("k{}", n % 5).into(), value, lease, prev_kv: false }).unwrap();
 }
 
-/// What the store held when the log had a length.
+/// The content of the store at a length of the log.
 type Steps = Vec<(usize, Store)>;
 
-/// A log, and after each acknowledged step its length and what the store held.
+/// A log, and its length and the content of the store after each acknowledged step.
 fn written(directory: &Path) -> (Vec<u8>, Steps) {
     let (mut log, mut store) = open(directory);
     let mut steps = vec![(fs::read(directory.join(FILE)).unwrap().len(), store.clone())];
@@ -48,7 +48,7 @@ fn written(directory: &Path) -> (Vec<u8>, Steps) {
 }
 
 #[test]
-fn a_log_that_is_cut_at_any_byte_holds_what_was_acknowledged_before_and_nothing_torn() {
+fn a_log_cut_at_any_byte_has_all_acknowledged_records_and_nothing_torn() {
     let folder = tempfile::tempdir().unwrap();
     let (bytes, steps) = written(folder.path());
     let cut = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn a_log_that_is_cut_at_any_byte_holds_what_was_acknowledged_before_and_nothing_
             }
             None => assert_eq!(store.revision(), 1, "cut at {length}"),
         }
-        // Whatever it is, it was a state of the store, or lies between two of one step.
+        // The result is always the state of the store after a step.
         let known = steps.iter().any(|(_, step)| step.revision() == store.revision());
         assert!(known, "cut at {length}: revision {}", store.revision());
         drop(log);
@@ -74,7 +74,7 @@ fn a_log_that_is_cut_at_any_byte_holds_what_was_acknowledged_before_and_nothing_
 }
 
 #[test]
-fn after_a_cut_the_log_goes_on() {
+fn the_log_continues_after_a_cut() {
     let folder = tempfile::tempdir().unwrap();
     let (bytes, _) = written(folder.path());
     fs::write(folder.path().join(FILE), &bytes[..bytes.len() - 3]).unwrap();
@@ -97,7 +97,7 @@ fn a_kill_while_the_snapshot_is_written_leaves_the_old_log() {
 }
 
 #[test]
-fn a_log_that_has_grown_is_written_again_from_a_snapshot() {
+fn a_grown_log_is_rewritten_from_a_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let (mut log, mut store) = open(folder.path());
     let value = vec![1; 1 << 20];
@@ -119,7 +119,7 @@ fn a_log_that_has_grown_is_written_again_from_a_snapshot() {
 }
 
 #[test]
-fn a_file_of_others_is_not_taken_for_a_log() {
+fn a_foreign_file_is_not_used_as_a_log() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(FILE), "something else entirely").unwrap();
     let error = Log::open(folder.path(), 7, Limits::default(), 0).unwrap_err().to_string();
@@ -131,15 +131,15 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_damage_is_noticed(at in any::<proptest::sample::Index>(), bit in 0_u8..8) {
+    fn any_damage_is_detected(at in any::<proptest::sample::Index>(), bit in 0_u8..8) {
         static WRITTEN: LazyLock<(Vec<u8>, Steps)> =
             LazyLock::new(|| written(tempfile::tempdir().unwrap().path()));
         let (mut bytes, steps) = WRITTEN.clone();
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
         let parsed = parse(&bytes);
-        prop_assert!(parsed.whole <= at, "the damage at {at} is within what was read, {}", parsed.whole);
-        // What is read is what was written before the damage.
+        prop_assert!(parsed.whole <= at, "the damage at {at} is within the bytes that were read, {}", parsed.whole);
+        // The records before the damage are read as they were written.
         let mut records = parsed.records.into_iter();
         if let Some(first) = records.next() {
             let mut store = Store::restore(first, Limits::default(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! What launchers rely on, held against the built-in store and against etcd itself.
+//! The contracts that launchers rely on, tested with the built-in store and with etcd.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ mod proxy;
 mod secure;
 mod stores;
 
-/// One test per store for each contract: the same code runs against both.
+/// Defines one test per store for each contract: the same code runs with both.
 #[macro_export]
 macro_rules! contract {
     ($($name:ident),* $(,)?) => {

@@ -1,4 +1,4 @@
-//! Three hosts run etcd between them; here each host is a port of this machine.
+//! Three hosts run an etcd cluster. Here each host is a port of this machine.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use testing::free_port;
 
 use crate::stores::{endpoint, has_etcd};
 
-/// A free port whose neighbour is free too.
+/// A free port whose next port is free too.
 fn pair() -> Endpoint {
     loop {
         let (port, next) = (free_port(), free_port());
@@ -39,7 +39,7 @@ fn is_there(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Writes when that is possible. If the lost process was etcd's leader, the others first elect one.
+/// Retries a write until it succeeds. If the lost process was etcd's leader, the others first elect one.
 async fn write(client: &Client, value: &[u8], lease: &Lease) {
     while let Err(error) = client.put("/k", value, Some(lease.id())).await {
         assert!(error.is_unreachable(), "{error}");
@@ -47,7 +47,7 @@ async fn write(client: &Client, value: &[u8], lease: &Lease) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
+async fn three_hosts_serve_despite_the_loss_of_one_and_leave_no_processes() {
     if !has_etcd() {
         return;
     }
@@ -58,7 +58,7 @@ async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
     for me in 0..2 {
         hosts.push(Managed::start(options(&endpoints, me, folder.path())).await.unwrap());
     }
-    // Two of three are enough; the third comes late.
+    // Two of three are enough; the third starts late.
     hosts[0].serves(&client).await.unwrap();
     client.put("/k", b"1", None).await.unwrap();
     hosts.push(Managed::start(options(&endpoints, 2, folder.path())).await.unwrap());
@@ -67,7 +67,7 @@ async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
     let mut watch = client.watch("/k", Some(1));
     assert!(matches!(watch.next().await.unwrap(), WatchEvent::Put { .. }));
 
-    // Each process in turn is killed, and started again on its data.
+    // Each process in turn is killed and restarted with its data.
     for (n, host) in hosts.iter().enumerate() {
         let (mut state, killed) = (host.state(), pid(host));
         kill(Pid::from_raw(killed.try_into().unwrap()), Signal::SIGKILL).unwrap();
@@ -86,7 +86,7 @@ async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
         host.serves(&own).await.unwrap();
     }
 
-    // A host that leaves for good.
+    // A host that leaves permanently.
     let pids: Vec<u32> = hosts.iter().map(pid).collect();
     hosts.pop().unwrap().stop().await;
     assert!(!is_there(pids[2]));
@@ -99,7 +99,7 @@ async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_comes_back_without_its_data_is_a_member_again() {
+async fn a_host_that_returns_without_its_data_rejoins() {
     if !has_etcd() {
         return;
     }
@@ -118,7 +118,7 @@ async fn a_host_that_comes_back_without_its_data_is_a_member_again() {
     }
     hosts[0].serves(&client).await.unwrap();
     write(&client, b"before", &lease().await).await;
-    // One after the other, so that the last ones hold the majority alone.
+    // One after the other, so that the remaining ones always have the majority.
     for me in 0..2 {
         hosts.remove(me).stop().await;
         std::fs::remove_dir_all(folder.path().join(me.to_string())).unwrap();
@@ -135,7 +135,7 @@ async fn a_host_that_comes_back_without_its_data_is_a_member_again() {
     }
 }
 
-/// Whether the member at this endpoint leads etcd, by its metrics.
+/// Whether the member at this endpoint is etcd's leader, according to its metrics.
 fn leads(endpoint: &Endpoint) -> bool {
     let mut stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -144,9 +144,9 @@ fn leads(endpoint: &Endpoint) -> bool {
     metrics.lines().any(|line| line == "etcd_server_is_leader 1")
 }
 
-/// On busy hosts the other members do not answer in the time in which etcd asks them whether it has run before.
+/// On busy hosts the other members do not answer within the time in which etcd asks them whether it has run before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_comes_back_without_its_data_while_the_others_do_not_answer_is_a_member_again() {
+async fn a_host_that_returns_without_its_data_rejoins_while_the_others_are_stalled() {
     if !has_etcd() {
         return;
     }
@@ -189,7 +189,7 @@ async fn a_host_that_comes_back_without_its_data_while_the_others_do_not_answer_
 }
 
 #[tokio::test]
-async fn what_cannot_be_started_is_said_at_once() {
+async fn an_unusable_configuration_is_reported_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let three = [pair(), pair(), pair()];
     let start = async |options| Managed::start(options).await.unwrap_err().to_string();

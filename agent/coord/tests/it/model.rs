@@ -1,4 +1,4 @@
-//! The built-in store against a model that keeps a copy of everything for every revision.
+//! The built-in store compared with a model that keeps a full copy of every revision.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ impl Model {
         self.revisions.last().unwrap()
     }
 
-    /// One more revision, if the change changes something.
+    /// Adds a revision if the change changes anything.
     fn change(&mut self, removed: &[String], written: &[(String, Vec<u8>, i64)]) {
         let revision = self.revision() + 1;
         let mut keys = self.today().clone();
@@ -97,7 +97,7 @@ impl Model {
         self.change(&gone, &[]);
     }
 
-    /// What a watch from a revision on has to see, by comparing neighbours.
+    /// The events that a watch from a revision on has to see, by comparing adjacent revisions.
     fn events(&self, from: i64) -> Vec<(i64, bool, String)> {
         let mut events = Vec::new();
         for revision in from.max(2)..=self.revision() {
@@ -178,7 +178,7 @@ fn txn(if_there: usize, wanted: bool, puts: &BTreeSet<usize>, removed: usize) ->
     pb::TxnRequest { compare: vec![compare], success, failure: Vec::new() }
 }
 
-/// Does an operation on both, and compares the answers.
+/// Runs an operation on both, and compares the answers.
 fn step(store: &mut Store, model: &mut Model, granted: &mut Vec<i64>, records: &mut Vec<u8>, op: Op) {
     let lease_of = |index: usize, granted: &Vec<i64>| {
         if index == 0 { 0 } else { granted.get(index - 1).copied().unwrap_or(0) }
@@ -255,7 +255,7 @@ fn step(store: &mut Store, model: &mut Model, granted: &mut Vec<i64>, records: &
             }
         }
         Op::Restart => {
-            // From the log alone; leases have their whole time again.
+            // From the log alone. Leases have their full time again.
             records.extend(store.take_records().iter().flat_map(mainstay_coord::server::log::encode));
             let mut read = mainstay_coord::server::log::parse(records).records.into_iter();
             let mut again = Store::restore(read.next().unwrap(), Limits::default(), model.now).unwrap();
@@ -273,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_store_does_what_a_model_of_all_revisions_does(ops in vec(op(), 1..60)) {
+    fn the_store_matches_a_model_of_all_revisions(ops in vec(op(), 1..60)) {
         let mut store = Store::new(7, Limits::default());
         let mut model = Model { revisions: vec![Keys::new()], compacted: 0, leases: BTreeMap::new(), now: 0 };
         let mut records = mainstay_coord::server::log::MAGIC.to_vec();
@@ -286,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn the_history_is_bounded_and_what_is_left_of_it_is_true(values in vec(any::<u8>(), 1..200)) {
+    fn the_history_is_bounded_and_the_rest_is_correct(values in vec(any::<u8>(), 1..200)) {
         let limits = Limits { history: 16, ..Limits::default() };
         let mut store = Store::new(7, limits);
         for value in &values {
@@ -305,7 +305,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_store_refuses_and_goes_on() {
+fn a_full_store_refuses_writes_and_keeps_serving() {
     let limits = Limits { keys: 3, bytes: 64, leases: 2, ..Limits::default() };
     let mut store = Store::new(7, limits);
     for key in ["a", "b", "c"] {

@@ -1,4 +1,4 @@
-//! A connection between client and store that can be cut, or go silent without a word.
+//! A proxy between client and store that can cut connections or become silent.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How connections are treated.
+/// The treatment of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open,
-    /// New ones are accepted and closed at once; a change to it closes those that are there.
+    /// New ones are accepted and closed at once; switching to it closes the existing ones.
     Closed,
-    /// Bytes are neither passed on nor answered.
+    /// Bytes are neither forwarded nor answered.
     Silent,
 }
 
-/// Forwards a port of its own to a store's.
+/// Forwards its own port to that of a store.
 pub struct Proxy {
     pub port: u16,
     way: Arc<watch::Sender<Way>>,
@@ -37,18 +37,18 @@ impl Proxy {
         Proxy { port, way: Arc::new(way), task }
     }
 
-    /// Cuts all connections; new ones go through.
+    /// Cuts all connections; new ones are forwarded.
     pub fn cut(&self) {
         self.way.send_replace(Way::Closed);
         self.way.send_replace(Way::Open);
     }
 
-    /// Cuts all connections, and refuses new ones.
+    /// Cuts all connections and refuses new ones.
     pub fn close(&self) {
         self.way.send_replace(Way::Closed);
     }
 
-    /// Holds all connections and passes nothing on.
+    /// Keeps all connections open and forwards nothing.
     pub fn silence(&self) {
         self.way.send_replace(Way::Silent);
     }
@@ -70,7 +70,7 @@ async fn forward(mut client: TcpStream, target: u16, mut way: watch::Receiver<Wa
     match now {
         Way::Closed => return,
         Way::Silent => {
-            // Neither answered nor closed until that changes.
+            // Neither answer nor close until the mode changes.
             let _ = way.changed().await;
             return;
         }

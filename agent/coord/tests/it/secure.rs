@@ -1,4 +1,4 @@
-//! Who may ask: the job's token, etcd's users and passwords, client certificates.
+//! Authentication: the job's token, etcd's users and passwords, client certificates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::stores::{Kind, Store, Ways, endpoint, has_etcd};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_built_in_store_refuses_who_does_not_know_the_token_of_the_job() {
+async fn the_built_in_store_refuses_a_wrong_or_missing_token() {
     let ways = Ways { token: Some("of this job".to_owned()), tls: None };
     let store = Store::start(Kind::Builtin, ways).await;
     store.client().put("/k", b"", None).await.unwrap();
@@ -24,13 +24,13 @@ async fn the_built_in_store_refuses_who_does_not_know_the_token_of_the_job() {
         assert!(client.lease(Duration::from_secs(5)).await.unwrap_err().is_refused());
         assert!(client.watch("/", None).next().await.unwrap_err().is_refused());
     }
-    // A user of etcd is of no use there, and does no harm.
+    // An etcd user has no effect there.
     let user = Some(Credentials { user: "u".to_owned(), password: "p".to_owned() });
     Client::new(Settings { user, ..store.settings() }).unwrap().get("/k").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_of_etcd_reaches_what_its_role_allows() {
+async fn an_etcd_user_can_access_only_what_its_role_allows() {
     let Some(mut store) = Store::etcd().await else { return };
     if Command::new("etcdctl").arg("version").output().is_err() {
         eprintln!("skipped: there is no etcdctl on PATH; install etcd-client (as root, by apt-get)");
@@ -66,7 +66,7 @@ async fn a_user_of_etcd_reaches_what_its_role_allows() {
     assert!(wrong.is_refused() && wrong.to_string().contains("user, password"), "{wrong}");
     assert!(store.client().get("/mainstay/x").await.unwrap_err().is_refused());
 
-    // etcd forgets tokens in a restart, as it does when they are too old: the client asks for another one.
+    // etcd drops tokens on a restart, as it does with expired ones: the client gets another one.
     store.kill();
     let restarted = tokio::spawn(async move {
         store.resume_without_asking().await;
@@ -85,12 +85,12 @@ async fn a_user_of_etcd_reaches_what_its_role_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_with_client_certificates_by_the_built_in_store() {
+async fn client_certificates_are_checked_by_the_built_in_store() {
     tls_with_client_certificates(Kind::Builtin).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_with_client_certificates_by_etcd() {
+async fn client_certificates_are_checked_by_etcd() {
     if has_etcd() {
         tls_with_client_certificates(Kind::Etcd).await;
     }
@@ -119,22 +119,22 @@ async fn tls_with_client_certificates(kind: Kind) {
 
     let unknown = TlsFiles { authorities: Some(ours.file("ca.pem")), ..strange.client() };
     let error = with("127.0.0.1", unknown).get("/k").await.unwrap_err();
-    assert!(error.is_refused(), "a client of a strange authority: {error}");
+    assert!(error.is_refused(), "a client of an unknown authority: {error}");
     let none = TlsFiles { authorities: Some(ours.file("ca.pem")), ..TlsFiles::default() };
     let error = with("127.0.0.1", none).get("/k").await.unwrap_err();
     assert!(error.is_refused(), "a client without a certificate: {error}");
     let distrusting = TlsFiles { authorities: Some(strange.file("ca.pem")), ..ours.client() };
     let error = with("127.0.0.1", distrusting).get("/k").await.unwrap_err();
-    assert!(error.is_refused(), "a store of a strange authority: {error}");
+    assert!(error.is_refused(), "a store of an unknown authority: {error}");
     let error = with("localhost", ours.client()).get("/k").await.unwrap_err();
     assert!(error.is_refused(), "a certificate for another name: {error}");
-    // Who speaks no TLS is not served.
+    // A client without TLS is not served.
     let plain = Client::new(Settings::new(vec![endpoint(store.port)])).unwrap();
     assert!(plain.get("/k").await.is_err());
 }
 
 #[test]
-fn a_file_that_is_no_certificate_is_named_before_anything_is_asked() {
+fn an_invalid_certificate_file_is_reported_before_any_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ca.pem");
     let with = |tls: TlsFiles| {
@@ -150,7 +150,7 @@ fn a_file_that_is_no_certificate_is_named_before_anything_is_asked() {
     assert!(half.contains("the certificate has no key"), "{half}");
 }
 
-/// An authority with one certificate, good for both ends on 127.0.0.1.
+/// An authority with one certificate that is valid for both ends on 127.0.0.1.
 struct Authority {
     folder: TempDir,
 }

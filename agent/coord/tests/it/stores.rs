@@ -1,4 +1,4 @@
-//! Stores that are really there: the built-in one in a process of its own, and etcd.
+//! Real stores: the built-in one in its own process, and etcd.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use mainstay_coord::{Client, Endpoint, Server, ServerOptions, ServerTls, Setting
 use tempfile::TempDir;
 use testing::free_port;
 
-/// What a child process of this test binary is to do.
+/// The role of a child process of this test binary.
 const ROLE: &str = "MAINSTAY_COORD_TEST";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Kind {
     Etcd,
 }
 
-/// How a store is started, beyond the plain way.
+/// Options of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Ways {
     /// The job's token; only the built-in store has one.
@@ -26,7 +26,7 @@ pub struct Ways {
     pub tls: Option<(PathBuf, PathBuf, PathBuf)>,
 }
 
-/// A store in a process of its own, with its data. Killed when it is dropped.
+/// A store in its own process, with its data. Killed on drop.
 pub struct Store {
     pub kind: Kind,
     pub port: u16,
@@ -41,7 +41,7 @@ impl Store {
         Store::start(Kind::Builtin, Ways::default()).await
     }
 
-    /// None, with a printed reason, where there is no etcd.
+    /// None, with a printed reason, if there is no etcd.
     pub async fn etcd() -> Option<Store> {
         has_etcd().then_some(())?;
         Some(Store::start(Kind::Etcd, Ways::default()).await)
@@ -54,13 +54,13 @@ impl Store {
         store
     }
 
-    /// Starts it again on the same data and port.
+    /// Starts it again with the same data and port.
     pub async fn resume(&mut self) {
         self.spawn();
         self.ready(self.ways.tls.is_none()).await;
     }
 
-    /// The same for a store that would refuse a question without a user.
+    /// The same for a store that would refuse a request without a user.
     pub async fn resume_without_asking(&mut self) {
         self.spawn();
         self.ready(false).await;
@@ -103,7 +103,7 @@ impl Store {
         command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
     }
 
-    /// Returns when it takes connections and, where that can be asked, answers.
+    /// Returns when it accepts connections and, if `ask` is set, answers requests.
     async fn ready(&mut self, ask: bool) {
         for _ in 0..400 {
             let connected = std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok();
@@ -121,7 +121,7 @@ impl Store {
         std::fs::read_to_string(self.data.path().join("etcd.out")).unwrap_or_default()
     }
 
-    /// SIGKILL; returns when it is gone.
+    /// Sends SIGKILL and waits for the end.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -144,7 +144,7 @@ impl Store {
         Client::new(self.settings()).unwrap()
     }
 
-    /// A client that reaches the store through another port.
+    /// A client that connects to the store through another port.
     pub fn client_through(&self, port: u16) -> Client {
         Client::new(Settings { endpoints: vec![endpoint(port)], ..self.settings() }).unwrap()
     }
@@ -177,7 +177,7 @@ pub fn role(name: &str) -> Command {
     command
 }
 
-/// What a child process does; in the suite itself it does nothing.
+/// The code of a child process. It does nothing in the test suite itself.
 #[tokio::test]
 async fn child() {
     let value = |name: &str| std::env::var(name).unwrap_or_default();
@@ -204,7 +204,7 @@ async fn serve(port: u16, data: &Path) {
     std::future::pending::<()>().await;
 }
 
-/// Holds a key under a lease until it is killed.
+/// Keeps a key under a lease until it is killed.
 async fn hold(port: u16, key: &str) {
     let client = Client::new(Settings::new(vec![endpoint(port)])).unwrap();
     let lease = client.lease(Duration::from_secs(2)).await.unwrap();

@@ -1,4 +1,4 @@
-//! How often a job had better save, by what its own books say: what a save cost, how often it failed, how long it took to go on.
+//! Advises how often a job should save, from its time accounting: cost of a save, failure rate, time to resume.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,46 +8,46 @@ use crate::model::entry::Fact;
 use crate::model::observation::Observation;
 use crate::progress::goodput::{TimeAccounting, TimeCategory};
 
-/// Before it has failed, a job is believed to fail about once a day.
+/// Before its first failure, a job is assumed to fail about once a day.
 const GUESS_S: f64 = 86_400.0;
 
-/// Fewer saves than these say little of what one costs.
+/// Fewer saves say little about the cost of one.
 const FEWEST: u64 = 3;
 
-/// No job is advised to save more often: where a save costs nothing that can be measured, something else limits it.
+/// The shortest interval that is advised: if the cost of a save is too small to measure, something else limits it.
 const MOST_OFTEN_S: f64 = 1.0;
 
-/// So long after the last one a save is due while nothing is advised yet: a few are needed to know what one costs.
+/// The interval while there is no advice yet: a few saves are needed to measure the cost of one.
 const UNTIL_KNOWN_S: f64 = 60.0;
 
-/// Advice that differs by less from what was told before is not told again.
+/// New advice is reported only if it differs from the last reported one by more than this share.
 const REPORTED_AGAIN: f64 = 0.2;
 
-/// The component and the word under which a job's journal has its advice.
+/// The component and the event of advice in a job's journal.
 const COMPONENT: &str = "checkpoint";
 const ADVISED: &str = "interval_advised";
 
-/// What is advised, with what it rests on. All in seconds.
+/// The advised interval and what it is based on. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Advised {
-    /// From one save to the next.
+    /// The advised time from one save to the next.
     pub every: f64,
-    /// From one save to the next as it was.
+    /// The time from one save to the next so far.
     pub was: f64,
-    /// For how long training stood still for one save.
+    /// How long training stopped for one save.
     pub stall: f64,
-    /// From one failure to the next; with a guess of one a day that weighs like one failure.
+    /// The expected time between failures; includes a guess of one a day that has the weight of one failure.
     pub between_failures: f64,
-    /// From the start of the processes until training went on.
+    /// The time from the start of the processes until training resumed.
     pub restore: f64,
-    /// The share of all time that saves, repeated work and restores then cost, from 0 to 1.
+    /// The share of all time that saves, lost work and restores cost at the advised interval, from 0 to 1.
     pub cost: f64,
-    /// The same as it was.
+    /// The same at the interval so far.
     pub cost_was: f64,
 }
 
 impl Advised {
-    /// In one line.
+    /// The advice in one line.
     pub fn reported(&self) -> String {
         let Advised { every, was, stall, between_failures, cost, cost_was, .. } = self;
         format!(
@@ -58,12 +58,12 @@ impl Advised {
         )
     }
 
-    /// Whether it differs enough from what was told before.
+    /// Whether it differs enough from the last reported advice.
     pub fn is_news_after(&self, reported: Option<&Advised>) -> bool {
         reported.is_none_or(|reported| (self.every - reported.every).abs() > REPORTED_AGAIN * reported.every)
     }
 
-    /// As a job's journal has it.
+    /// The advice as a fact for the job's journal.
     pub fn fact(&self) -> Fact {
         let values = self.fields().map(|(name, value)| (name.to_owned(), value.to_string()));
         Fact::Observed(Observation {
@@ -75,7 +75,7 @@ impl Advised {
         })
     }
 
-    /// What [`fact`](Self::fact) wrote; none if it is about something else, or by a version that wrote it otherwise.
+    /// Reads what [`fact`](Self::fact) wrote; `None` for other observations and for the format of another version.
     pub fn read(seen: &Observation) -> Option<Advised> {
         if seen.component != COMPONENT || seen.event != ADVISED {
             return None;
@@ -104,8 +104,9 @@ impl Advised {
         ]
     }
 
-    /// Seconds from one save to the next in each tier, the nearest first: what is saved into memory comes to the others by itself, but
-    /// not more often than a step takes to arrive there. `arrives` are the seconds that this takes, of the tiers in which it is known.
+    /// Seconds from one save to the next in each tier, the nearest first. What is saved to memory reaches the other
+    /// tiers by itself, but no more often than a step takes to arrive there. `arrives` has the seconds that this takes,
+    /// for the tiers where it is known.
     pub fn by_tier(&self, arrives: &[(Tier, f64)]) -> Vec<(Tier, f64)> {
         let failures = 1.0 / self.between_failures.max(f64::MIN_POSITIVE);
         let mut tiers: Vec<(Tier, f64)> =
@@ -115,7 +116,7 @@ impl Advised {
         let mut nearer = self.every;
         let mut advised = vec![(Tier::Memory, self.every)];
         for (tier, in_flight) in tiers {
-            // What is advised for the tier before stands for it: its interval is what this one's is a multiple of.
+            // `before` represents the nearer tier: this tier's interval is a multiple of its interval.
             let before = Cost { in_flight: nearer, ..behind(0.0) };
             nearer = advise(&[before, behind(in_flight.max(0.0))]).last().map_or(nearer, |of| of.every);
             advised.push((tier, nearer));
@@ -124,12 +125,12 @@ impl Advised {
     }
 }
 
-/// Whether a save is due `since_last` seconds after the last one, by what is advised or, before anything is, by rule of thumb.
+/// Whether a save is due `since_last` seconds after the last one: by the advice, or by a rule of thumb without advice.
 pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
     since_last >= advised.map_or(UNTIL_KNOWN_S, |advised| advised.every)
 }
 
-/// The advice that a job's books give after so many failures; none before it has saved a few times.
+/// The advice for a job with this time accounting and number of failures; `None` before it has saved a few times.
 pub fn of(books: &TimeAccounting, failures: u32) -> Option<Advised> {
     let seconds = |of: TimeCategory| books.parts.get(&of).map_or(0.0, |span| span.as_seconds());
     if books.saves < FEWEST {
@@ -173,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_saves_seldom_and_fails_often_is_told_to_save_more() {
-        // A day, a save of one second each two hours, and eleven failures.
+    fn a_job_that_saves_rarely_and_fails_often_is_advised_to_save_more() {
+        // One day, a save of one second every two hours, and eleven failures.
         let reported = of(&books(12, 12, 86_400), 11).unwrap();
         assert!((reported.stall - 1.0).abs() < 1e-9 && (reported.was - 7201.0).abs() < 1e-6);
         assert!((reported.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{reported:?}");
@@ -184,22 +185,22 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_saves_all_the_time_and_never_fails_is_told_to_save_less() {
+    fn a_job_that_saves_constantly_and_never_fails_is_advised_to_save_less() {
         let reported = of(&books(1000, 2000, 10_000), 0).unwrap();
         assert!(reported.every > 10.0 * reported.was && reported.cost < reported.cost_was);
     }
 
     #[test]
-    fn each_tier_is_saved_to_as_often_as_the_nearer_one_or_as_often_as_steps_arrive() {
+    fn the_interval_of_a_tier_is_a_multiple_of_the_nearer_one_and_lets_steps_arrive() {
         let reported = Advised { every: 100.0, ..of(&books(12, 12, 86_400), 11).unwrap() };
         assert_eq!(reported.by_tier(&[]), [(Tier::Memory, 100.0)]);
-        // Given in any order; the slower tier takes each third.
+        // In any order; the slowest tier takes every third save.
         let by_tier = reported.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
         assert_eq!(by_tier, [(Tier::Memory, 100.0), (Tier::Peer, 100.0), (Tier::Durable, 300.0)]);
     }
 
     #[test]
-    fn the_journal_gives_back_what_was_advised_and_nothing_else_is_taken_for_it() {
+    fn advice_is_read_back_from_the_journal_and_other_observations_are_not() {
         let reported = of(&books(12, 12, 86_400), 11).unwrap();
         let Fact::Observed(mut seen) = reported.fact() else { panic!("an observation") };
         assert_eq!(Advised::read(&seen), Some(reported));
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_told_again_when_it_has_changed_and_not_each_time() {
+    fn advice_is_reported_again_only_if_it_changed_enough() {
         let reported = of(&books(12, 12, 86_400), 11).unwrap();
         let near = Advised { every: reported.every * 1.1, ..reported };
         let far = Advised { every: reported.every * 0.7, ..reported };
@@ -221,19 +222,19 @@ mod tests {
     }
 
     #[test]
-    fn a_save_is_due_when_the_advised_time_has_passed_and_each_minute_before_that_is_known() {
+    fn a_save_is_due_after_the_advised_interval_or_every_minute_without_advice() {
         let reported = of(&books(12, 12, 86_400), 11).unwrap();
         assert!(is_due(Some(&reported), reported.every) && !is_due(Some(&reported), reported.every - 1.0));
         assert!(is_due(None, 60.0) && !is_due(None, 59.0));
     }
 
     #[test]
-    fn saves_that_cost_nothing_are_not_advised_all_the_time() {
+    fn saves_that_cost_nothing_are_advised_at_most_once_a_second() {
         assert_eq!(of(&books(100, 0, 10_000), 5).unwrap().every, 1.0);
     }
 
     #[test]
-    fn a_job_that_has_hardly_saved_is_told_nothing() {
+    fn a_job_with_fewer_than_three_saves_gets_no_advice() {
         assert_eq!(of(&books(2, 2, 1000), 3), None);
     }
 }

@@ -1,85 +1,86 @@
-//! Files as one run of bytes: a plain tar archive, so that what holders and buckets keep can be read without Mainstay.
+//! Files as one sequence of bytes: a plain tar archive, so that replicas on holders and in buckets are readable without
+//! Mainstay.
 //!
-//! The archive is never written where the files lie: [`layout`] says which bytes lie at which place, and the files are read where
-//! they are. Owner and times are left out, so that the same content has the same bytes on every host. Long names and sizes of more
-//! than 8 GiB are written as GNU tar does.
+//! The archive is never written on the host that has the files: [`layout`] maps offsets to bytes, and file contents are
+//! read from the files themselves. Owner and times are left out, so that the same content has the same bytes on every
+//! host. Long names and sizes from 8 GiB on are written as GNU tar does.
 
 use std::collections::BTreeSet;
 
-/// Bytes of a block.
+/// Size of a block, bytes.
 pub const BLOCK: u64 = 512;
 
-/// A name longer than this is none.
+/// Maximum length of a name, bytes.
 const LONGEST_NAME: u64 = 4096;
 
-/// An archive of more files is none of ours.
+/// Maximum number of files in an archive.
 const MOST_ENTRIES: usize = 1 << 20;
 
-/// The name of an entry that holds the name of the next one.
+/// The name of an entry that contains the long name of the next entry.
 const LONG_LINK: &str = "././@LongLink";
 
 /// One file of an archive.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// Its name, below the directory that is archived, with `/` between the parts.
+    /// Its path relative to the archived directory, with `/` between the parts.
     pub path: String,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
 }
 
-/// What lies at one place of an archive.
+/// The content at one offset of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes: headers, and what fills up a block.
+    /// These bytes: headers and padding.
     Bytes(Vec<u8>),
-    /// All of a file, by its number among the entries.
+    /// A whole file, by its index among the entries.
     Content(usize),
 }
 
-/// An archive that nobody has written down.
+/// The layout of an archive, without the contents of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Where each piece begins, in order and without gaps.
+    /// Each piece with its offset, in order and without gaps.
     pub pieces: Vec<(u64, Piece)>,
-    /// Bytes in all.
+    /// Total size, bytes.
     pub size: u64,
 }
 
-/// Why bytes are no archive, or files cannot be one.
+/// Why bytes are not an archive, or files cannot be archived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
-    /// The name leads out of the directory, or is none.
+    /// The name leads out of the directory, or is invalid.
     #[error("{0:?} is no name of a file below a directory")]
     Name(String),
-    /// Two entries of one name.
+    /// Two entries have the same name.
     #[error("{0:?} is in it twice")]
     Twice(String),
-    /// A block is not what it must be.
+    /// A block is not a valid header of a regular file.
     #[error("the block at byte {0} is no header of a plain file")]
     Header(u64),
-    /// It ends too early.
+    /// The archive is truncated.
     #[error("it ends in the middle")]
     Short,
     /// More files than any checkpoint has.
     #[error("it has more than {MOST_ENTRIES} files")]
     Many,
-    /// Its bytes cannot be read.
+    /// The bytes of the archive cannot be read.
     #[error("{0}")]
     Read(String),
 }
 
-/// Whether a name stays below the directory to which it is joined.
+/// Whether a name stays within the directory that it is joined to.
 pub fn is_safe(path: &str) -> bool {
     let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
     path.len() as u64 <= LONGEST_NAME && path.split('/').all(plain)
 }
 
-/// Lays the files out, in the order given.
+/// Lays out the files in the given order.
 ///
 /// # Errors
-/// A name is of no use, or there are too many.
+/// A name is invalid or occurs twice, or there are too many files.
 pub fn layout(entries: &[Entry]) -> Result<Layout, ArchiveError> {
     check(entries)?;
     let mut pieces = Vec::new();
@@ -124,7 +125,7 @@ fn check(entries: &[Entry]) -> Result<(), ArchiveError> {
     Ok(())
 }
 
-/// Fills the last block of `size` bytes.
+/// Pads content of `size` bytes to a full block.
 fn fill(bytes: &mut Vec<u8>, size: u64) {
     let missing = (BLOCK - size % BLOCK) % BLOCK;
     bytes.extend(std::iter::repeat_n(0, missing as usize));
@@ -150,19 +151,19 @@ fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK as usize] {
     block
 }
 
-/// The sum of a header, in which the field for it counts as spaces.
+/// The checksum of a header. The checksum field counts as spaces.
 fn sum(block: &[u8; BLOCK as usize]) -> u32 {
     let of = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
     block.iter().enumerate().map(of).sum()
 }
 
-/// Fills a buffer with the bytes of an archive from a place on.
+/// Fills a buffer with the bytes of an archive from an offset.
 pub type Reading<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
 
-/// Reads which files an archive of `size` bytes has, and where each begins. `read` fills a buffer from a place on.
+/// Lists the files in an archive of `size` bytes, each with the offset of its content. `read` reads at an offset.
 ///
 /// # Errors
-/// [`ArchiveError`]; nothing of an archive with an error is to be used.
+/// [`ArchiveError`]; do not use anything from an archive with an error.
 pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, ArchiveError> {
     let mut found: Vec<(Entry, u64)> = Vec::new();
     let mut at = 0_u64;
@@ -218,7 +219,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
 }
 
-/// What stands before the first zero.
+/// The text before the first zero byte.
 fn text(field: &[u8]) -> Option<String> {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8(field[..end].to_vec()).ok()
@@ -233,12 +234,12 @@ mod tests {
         Entry { path: path.to_owned(), size, mode: 0o644 }
     }
 
-    /// The archive as bytes, each file filled with its number.
+    /// The archive as bytes; each file is filled with its index plus one.
     fn written(entries: &[Entry]) -> Vec<u8> {
         let laid = layout(entries).unwrap();
         let mut bytes = Vec::new();
         for (at, piece) in &laid.pieces {
-            assert_eq!(*at, bytes.len() as u64, "no gap");
+            assert_eq!(*at, bytes.len() as u64, "a gap between pieces");
             match piece {
                 Piece::Bytes(some) => bytes.extend(some),
                 Piece::Content(index) => {
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_laid_out_is_found_again() {
+    fn files_that_are_laid_out_are_read_back() {
         let long = format!("{}/model.pt", "deep".repeat(60));
         let entries = [entry("a/b.pt", 1000), entry("empty", 0), entry(&long, 512), entry("z", 1)];
         let bytes = written(&entries);
@@ -275,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_eight_digits_cannot_hold_is_kept() {
+    fn a_size_that_needs_more_than_eleven_octal_digits_is_preserved() {
         let block = header(b"huge", 1 << 40, 0o600, b'0');
         assert_eq!(head(&block), Some(("huge".to_owned(), 1 << 40, 0o600, b'0')));
     }
 
     #[test]
-    fn names_that_lead_elsewhere_and_links_are_refused() {
+    fn names_outside_the_directory_duplicate_names_and_links_are_rejected() {
         for name in ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "nul\0"] {
             assert!(!is_safe(name), "{name:?}");
             assert!(layout(&[entry(name, 1)]).is_err(), "{name:?}");
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_was_cut_or_changed_is_none() {
+    fn a_truncated_or_corrupted_archive_is_rejected() {
         let bytes = written(&[entry("a", 700), entry("b", 3)]);
         for end in [0, 100, 512, 600, 1536, bytes.len() - 1024] {
             assert!(again(&bytes[..end]).is_err(), "cut at {end}");

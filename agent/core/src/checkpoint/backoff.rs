@@ -1,41 +1,41 @@
-//! How fast replicas may go while training uses the same links: less when the links show that they are full, a little more each time
-//! that they do not. Additive increase, multiplicative decrease (Chiu and Jain, 1989), by the delay and the losses that the sender's
-//! own connections see.
+//! Limits the rate of replication while training uses the same links: lower at each sign of congestion, a little higher
+//! without one. Additive increase, multiplicative decrease (Chiu and Jain, 1989), based on the delay and the losses of
+//! the sender's own connections.
 
-/// The least share of the limit: replicas that never come are of no use.
+/// The minimum share of the limit: replicas that never arrive are useless.
 pub const LEAST: f64 = 1.0 / 16.0;
 
-/// What is left of the share after a sign of a full link.
+/// Factor for the share after a sign of congestion.
 const DECREASE: f64 = 0.7;
 
-/// What is added to the share after a look without one.
+/// Increment of the share after a sample without one.
 const INCREASE: f64 = 0.02;
 
-/// Looks are that far apart at least, milliseconds: what was changed must be seen first.
+/// Minimum time between two changes of the share, milliseconds: the effect of a change must be visible first.
 const APART_MS: u64 = 100;
 
-/// A round trip that takes so much longer than the shortest one, also less its usual deviation, is a sign of a full link: the queue of one
-/// is there for all packets, a late acknowledgement (RFC 1122, 4.2.3.2) for the last one of many...
+/// A link is congested if the round trip minus its mean deviation exceeds the shortest round trip by this factor. A
+/// queue delays all packets, a delayed acknowledgement (RFC 1122, 4.2.3.2) only the last one of many...
 const LONGER: f64 = 2.0;
 
-/// ...if that is more than so many microseconds: within a host, and with a processor that is busy, it comes to that easily.
+/// ...and by this many microseconds: smaller delays are common within a host and on a busy processor.
 const AT_LEAST_US: u32 = 2_000;
 
-/// By so much the shortest round trip is forgotten with each look, for paths change.
+/// Growth factor of the shortest round trip per sample, because paths change.
 const FORGET: f64 = 1.001;
 
-/// What a connection shows.
+/// A sample of the state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSample {
-    /// Its round trip, smoothed, microseconds.
+    /// The smoothed round trip time, microseconds.
     pub round_trip_us: u32,
-    /// The mean deviation of its round trips, microseconds.
+    /// The mean deviation of the round trip time, microseconds.
     pub deviation_us: u32,
-    /// Segments that it has sent again since it began.
+    /// Number of retransmitted segments since the connection was opened.
     pub sent_again: u32,
 }
 
-/// The share of a limit that one connection may use at present.
+/// The share of a limit that one connection may currently use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     share: f64,
@@ -56,12 +56,12 @@ impl Backoff {
         self.share
     }
 
-    /// A new connection: what it has sent again begins at none; the link is the same.
+    /// Records a new connection on the same link: its count of retransmitted segments starts at zero.
     pub fn reconnected(&mut self) {
         self.sent_again = 0;
     }
 
-    /// Sees what a connection shows at `now`, in milliseconds.
+    /// Records a sample of the connection at `now_ms`, milliseconds.
     pub fn saw(&mut self, now_ms: u64, signs: ConnectionSample) {
         let round_trip = f64::from(signs.round_trip_us);
         if signs.round_trip_us > 0 {
@@ -89,25 +89,25 @@ mod tests {
         ConnectionSample { round_trip_us, deviation_us: 0, sent_again }
     }
 
-    /// So many looks, as far apart as they are to be.
+    /// The share after `looks` samples, each after the minimum time.
     fn after(backoff: &mut Backoff, from: u64, looks: u64, what: impl Fn(u64) -> ConnectionSample) -> f64 {
         (0..looks).for_each(|look| backoff.saw((from + look) * APART_MS, what(look)));
         backoff.share()
     }
 
     #[test]
-    fn a_quiet_link_is_used_in_full() {
+    fn an_idle_link_is_used_in_full() {
         let mut backoff = Backoff::default();
         assert_eq!(after(&mut backoff, 0, 100, |look| signs(100 + look as u32 % 7, 0)), 1.0);
         assert_eq!(
             after(&mut backoff, 100, 100, |_| signs(1_500, 0)),
             1.0,
-            "a busy processor is no full link"
+            "a busy processor is not a congested link"
         );
     }
 
     #[test]
-    fn a_queue_or_a_loss_halves_it_in_two_looks_and_quiet_brings_it_back_slowly() {
+    fn two_samples_with_delay_or_loss_halve_the_share_and_it_recovers_slowly() {
         let mut backoff = Backoff::default();
         after(&mut backoff, 0, 10, |_| signs(500, 0));
         assert!(after(&mut backoff, 10, 2, |_| signs(9_000, 0)) < 0.5);
@@ -115,14 +115,14 @@ mod tests {
         assert_eq!(after(&mut backoff, 14, 40, |_| signs(500, 0)), 1.0);
         assert!(after(&mut backoff, 54, 2, |look| signs(500, 1 + look as u32)) < 0.5);
         let lost = after(&mut backoff, 56, 1, |_| signs(500, 2));
-        assert!(lost > 0.5, "what was lost before is no sign of now: {lost}");
+        assert!(lost > 0.5, "an earlier loss counted again: {lost}");
     }
 
     #[test]
-    fn a_few_late_acknowledgements_are_no_full_link() {
+    fn a_few_delayed_acknowledgements_are_not_congestion() {
         let mut backoff = Backoff::default();
         after(&mut backoff, 0, 10, |_| signs(20, 0));
-        // Seen on a busy host: one packet in eight was acknowledged after 40 ms, the others at once.
+        // Measured on a busy host: one packet in eight was acknowledged after 40 ms, the others immediately.
         let varies = |_| ConnectionSample { round_trip_us: 8_500, deviation_us: 7_400, sent_again: 0 };
         assert_eq!(after(&mut backoff, 10, 20, varies), 1.0);
         let queue = |_| ConnectionSample { round_trip_us: 8_500, deviation_us: 3_000, sent_again: 0 };
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_ends_and_follows_a_path_that_became_longer() {
+    fn the_share_keeps_its_minimum_and_adapts_to_a_longer_path() {
         let mut backoff = Backoff::default();
         after(&mut backoff, 0, 10, |_| signs(500, 0));
         assert_eq!(after(&mut backoff, 10, 50, |_| signs(20_000, 0)), LEAST);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_come_too_soon_change_nothing() {
+    fn samples_that_arrive_too_soon_do_not_change_the_share() {
         let mut backoff = Backoff::default();
         backoff.saw(0, signs(100, 0));
         (1..APART_MS).for_each(|now| backoff.saw(now, signs(90_000, 9)));

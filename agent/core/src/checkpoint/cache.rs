@@ -1,27 +1,27 @@
-//! Directories of compiled programs (XLA, torchinductor, Triton): which of their files are kept for other hosts.
+//! Caches of compiled programs (XLA, torchinductor, Triton): selects the files to keep for other hosts.
 //!
-//! Compilers name their files by what is in them and never change one. So several hosts' caches go together by adding what is missing, the
-//! newest first, and a file that is there is never replaced.
+//! Compilers name their files by content and never change one. So the caches of several hosts are merged by adding
+//! missing files, the newest first. An existing file is never replaced.
 
 use std::cmp::Reverse;
 
 use crate::checkpoint::inventory::{Copy, StepState, steps};
 
-/// Caches of so many hosts are brought together at most: ranks wait for them, and each has less that is new.
+/// Maximum number of hosts whose caches are merged: ranks wait for the merge, and each further cache adds less.
 const MOST_HOSTS: usize = 8;
 
 /// A file of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cached {
-    /// Its name below the directory.
+    /// Its path relative to the directory.
     pub path: String,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
     /// When it was last written, seconds since 1970.
     pub written: i64,
 }
 
-/// Whether a file is being written, or is of use to nobody else: by the names that compilers give to such.
+/// Whether a file is incomplete or of no use to other hosts, by its name.
 pub fn is_passing(path: &str) -> bool {
     let passing = |part: &str| {
         let is_lock =
@@ -36,8 +36,8 @@ pub fn is_passing(path: &str) -> bool {
     path.split('/').any(passing)
 }
 
-/// What is kept of a cache: what has not changed for `quiet` seconds, youngest first until `quota` bytes are full. In the order of
-/// names.
+/// The files of a cache to keep, sorted by name: those without a change for `quiet` seconds, the newest first as far as
+/// they fit into `quota` bytes.
 pub fn chosen(files: &[Cached], now: i64, quiet: i64, quota: u64) -> Vec<&Cached> {
     let mut ready: Vec<&Cached> = files
         .iter()
@@ -54,7 +54,8 @@ pub fn chosen(files: &[Cached], now: i64, quiet: i64, quota: u64) -> Vec<&Cached
     ready
 }
 
-/// The run of one host's cache: each host seals its own, and in the same second two of them do not meet. Nothing of it is behind an `@`.
+/// The run of one host's cache. It includes the host, so that caches that two hosts seal in the same second do not
+/// collide. It has no `@`, where the run id would end.
 pub fn run_of(name: &str, host: &str) -> String {
     format!("{}{}", prefix(name), host.replace('@', "%"))
 }
@@ -63,17 +64,17 @@ fn prefix(name: &str) -> String {
     format!("cache:{}/", name.replace('@', "%"))
 }
 
-/// The caches of that name that `me` had better have a look into: the newest whole one of each host, the newest first, but those that lie
-/// here as its own. As many as come to `quota` bytes, the first in any case.
+/// The caches with this name that `me` should merge: the newest whole one of each host, the newest first, except those
+/// that are stored here as its own. Limited to `quota` bytes in total, but always includes the first.
 pub fn worth_bringing(copies: &[Copy], name: &str, me: &str, quota: u64) -> Vec<StepState> {
     let prefix = prefix(name);
     let of_cache = copies.iter().filter(|copy| copy.shard.of.run_id().starts_with(&prefix));
-    // Names of hosts have no `/`: of a cache that is called so, there are other ones.
+    // Host names have no `/`: a `/` here belongs to the name of another cache.
     let of_cache = of_cache.filter(|copy| !copy.shard.of.run_id()[prefix.len()..].contains('/')).cloned();
     let of_cache: Vec<Copy> = of_cache.collect();
     let mut newest: Vec<StepState> = Vec::new();
     for state in steps(&of_cache, None).into_iter().filter(StepState::is_whole) {
-        // They come newest first.
+        // `steps` returns the newest first.
         if newest.iter().all(|other| other.key.run_id() != state.key.run_id()) {
             newest.push(state);
         }
@@ -113,15 +114,15 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_each_other_host_is_worth_bringing_newest_first() {
+    fn the_newest_cache_of_each_other_host_is_selected_newest_first() {
         let mut copies = vec![
             sealed("xla", "a", "a", 10, 1),
             sealed("xla", "a", "a", 30, 1),
             sealed("xla", "a", "b", 30, 1),
-            // In the same second as another host.
+            // Sealed in the same second as the cache of another host.
             sealed("xla", "b", "b", 30, 1),
             sealed("xla", "c", "b", 40, 1),
-            // It lies here; what lies here of an earlier host of this name and not as its own is worth it.
+            // Stored here as its own: skipped. Without an own copy, that of an earlier host with this name is selected.
             sealed("xla", "me", "me", 50, 1),
             sealed("triton", "d", "d", 60, 1),
             sealed("xla/d", "d", "d", 60, 1),
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_brought_is_bounded_and_the_newest_comes_in_any_case() {
+    fn selected_caches_are_limited_and_always_include_the_newest() {
         let copies: Vec<Copy> =
             (0..20).map(|host| sealed("xla", &format!("h{host}"), "x", 100 + host, 10)).collect();
         assert_eq!(brought(&copies, 1000).len(), MOST_HOSTS);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_written_locked_or_too_new_is_left_out() {
+    fn incomplete_lock_and_recently_changed_files_are_left_out() {
         let files = [
             file("b/kernel.cubin", 10, 100),
             file("a.py", 10, 50),
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_files_give_way_to_the_quota() {
+    fn the_oldest_files_are_left_out_beyond_the_quota() {
         let files = [file("old", 60, 1), file("young", 60, 3), file("small", 40, 2)];
         let of =
             |quota| chosen(&files, 100, 0, quota).iter().map(|file| file.path.as_str()).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! The words for what is kept where: steps, shards, pieces of shards, and copies of them.
+//! Types for stored checkpoints: steps, shards, pieces of shards, and copies of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
-/// One step of one attempt of one run: what is restored together or not at all.
+/// One step of one attempt of one run: it is restored completely or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StepKey {
-    /// The step. It weighs first: keys sort by it.
+    /// The step. It is the first field because keys sort by it.
     pub step: u64,
-    /// The launch of the job, as its launcher named it on its host.
+    /// The launch of the job, as named by its launcher on its host.
     pub job: SmolStr,
-    /// The run id that the user gave, the same on every host and in every launch; and behind an `@`, which no run id has, what
-    /// tells launches of one name apart.
+    /// The run id that the user gave, the same on every host and in every launch. After an `@`, which no run id
+    /// contains, follows what distinguishes launches with the same name.
     pub run: SmolStr,
     /// The attempt that saved it: the epoch that fences late writers.
     pub attempt: u64,
-    /// How many ranks the step has.
+    /// Number of ranks of the step.
     pub world: u32,
 }
 
@@ -29,7 +29,7 @@ impl StepKey {
     }
 }
 
-/// One rank's part of a step, or a piece of one.
+/// One rank's part of a step, or a piece of such a part.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "ShardRecord", into = "ShardRecord")]
 pub struct Shard {
@@ -37,18 +37,18 @@ pub struct Shard {
     pub of: StepKey,
     /// The rank.
     pub rank: u32,
-    /// The root over its manifest, in hex. Copies with the same root are the same bytes.
+    /// The root over its manifest, in hex. Copies with the same root have the same bytes.
     pub root: String,
     /// Its size, bytes.
     pub bytes: u64,
     /// When it was sealed, seconds since 1970 on its owner's clock. It only breaks ties within one step and rank.
     pub created: i64,
-    /// Which piece of it, where it is not whole; root and size are then the piece's.
+    /// The piece, if this is not a whole shard. `root` and `bytes` are then those of the piece.
     pub piece: Option<Piece>,
 }
 
 impl Shard {
-    /// The same, where the name of a piece may stand in the place of the run.
+    /// If the run is the name of a piece, replaces it with the piece and its run.
     #[must_use]
     pub fn understood(mut self) -> Shard {
         if let Some((piece, run)) = Piece::read(&self.of.run) {
@@ -58,18 +58,18 @@ impl Shard {
         self
     }
 
-    /// The root of the whole shard, of which this may be a piece.
+    /// The root of the whole shard, also for a piece.
     pub fn whole(&self) -> &str {
         self.piece.as_ref().map_or(&self.root, |piece| &piece.root)
     }
 
-    /// The whole shard's size, bytes.
+    /// The size of the whole shard, bytes.
     pub fn whole_bytes(&self) -> u64 {
         self.piece.as_ref().map_or(self.bytes, |piece| piece.bytes)
     }
 }
 
-/// Where a holder keeps a copy. The nearer to use, the smaller.
+/// Where a holder stores a copy, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Medium {
@@ -86,9 +86,9 @@ pub enum Medium {
 pub struct Copy {
     /// The host that has it.
     pub holder: SmolStr,
-    /// Where it lies there.
+    /// Where the holder stores it.
     pub medium: Medium,
-    /// Whether it is the holder's own: made by a rank there, not kept for others.
+    /// Whether it is the holder's own: saved by a rank there, not stored for another host.
     pub own: bool,
     /// Whether the holder has compared all bytes with the manifest.
     pub verified: bool,
@@ -96,27 +96,27 @@ pub struct Copy {
     pub shard: Shard,
 }
 
-/// Into how many pieces a shard is cut.
+/// Number of pieces that a shard is cut into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Parity {
-    /// Pieces that together are the shard, 2 to 16; as many as are needed to have it back.
+    /// Number of pieces with the shard's data, 2 to 16. This many pieces are needed to restore it.
     pub data: u32,
-    /// Pieces beside them, 1 to 4; as many as may be lost.
+    /// Number of additional pieces, 1 to 4. This many pieces can be lost.
     pub parity: u32,
 }
 
-/// What is no [`Parity`].
+/// The text is not a [`Parity`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it must be like \"4+1\": 2 to 16 pieces of data and 1 to 4 of parity")]
 pub struct NoParity;
 
 impl Parity {
-    /// Pieces of a shard, all together.
+    /// Total number of pieces of a shard.
     pub fn pieces(self) -> u32 {
         self.data + self.parity
     }
 
-    /// Bytes of what each piece has of a shard of so many: a multiple of 64, filled up with zeros.
+    /// Bytes in each piece of a shard of `bytes` bytes: a multiple of 64, padded with zeros.
     pub fn lane(self, bytes: u64) -> u64 {
         bytes.div_ceil(u64::from(self.data)).max(1).next_multiple_of(64)
     }
@@ -136,15 +136,15 @@ impl FromStr for Parity {
         let (data, parity) = text.split_once('+').ok_or(NoParity)?;
         let found = Parity { data: number(data)?, parity: number(parity)? };
         let makes_sense = (2..=16).contains(&found.data) && (1..=4).contains(&found.parity);
-        // Only what is written as we write it: a name must have one form.
+        // Accept only the canonical spelling: a name must have one form.
         if makes_sense && found.to_string() == text { Ok(found) } else { Err(NoParity) }
     }
 }
 
-/// Ahead of the name of a piece.
+/// Prefix of the name of a piece.
 const MARK: &str = "parity";
 
-/// Which piece of what.
+/// Identifies a piece of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Piece {
     /// The root of the shard.
@@ -153,18 +153,18 @@ pub struct Piece {
     pub bytes: u64,
     /// How it was cut.
     pub of: Parity,
-    /// Which of the pieces, from 0; those of data come first.
+    /// The index of the piece, from 0; data pieces come first.
     pub index: u32,
 }
 
 impl Piece {
-    /// The name of a piece of a shard that this run saved.
+    /// The name of this piece of a shard that `run` saved.
     pub fn name(&self, run: &str) -> String {
         let Piece { root, bytes, of, index } = self;
         format!("{MARK}/{index}/{of}/{bytes}/{root}/{run}")
     }
 
-    /// Reads a name: the piece, and the run that saved its shard. None: it is the run of a whole shard.
+    /// Parses a name: the piece, and the run that saved its shard. `None` if it is the run of a whole shard.
     pub fn read(name: &str) -> Option<(Piece, &str)> {
         let mut parts = name.splitn(6, '/');
         if parts.next() != Some(MARK) {
@@ -179,7 +179,7 @@ impl Piece {
     }
 }
 
-/// A shard as it is told to others.
+/// A shard as it is sent to other agents.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct ShardRecord {
     of: StepKey,

@@ -1,4 +1,4 @@
-//! Which step all hosts of a job go back to: one decision for all, fenced by a number that only grows.
+//! Decides which step all hosts of a job restore: one decision for all, fenced by a number that only grows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,46 +12,46 @@ use crate::checkpoint::owner::owner;
 pub struct Decision {
     /// The job, by its run id.
     pub run: String,
-    /// Counts the decisions of a job; one of a lower number is out of date.
+    /// The number of the decision within the job; a decision with a lower number is out of date.
     pub fence: u64,
-    /// The step; none: there is none that is whole, and the job begins anew.
+    /// The step; `None` if there is no whole step and the job starts from scratch.
     pub step: Option<StepKey>,
-    /// Who decided.
+    /// The host that decided.
     pub by: String,
 }
 
-/// What an agent says to a decision that it is told.
+/// An agent's reply to a decision that it receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Word {
-    /// It holds.
+    /// The decision is in force.
     Accepted,
-    /// Another one holds, of this number or a higher one.
+    /// Another decision with this number or a higher one is in force.
     Refused(Decision),
 }
 
-/// Jobs whose decisions are known; any user may ask for any name.
+/// Maximum number of jobs whose decisions are stored; any user may ask for any name.
 const RUNS: usize = 1024;
 
-/// The decisions that an agent knows, the newest of each job.
+/// The decisions that an agent stores, the newest of each job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     newest: BTreeMap<String, Decision>,
-    /// Who has taken the newest one.
+    /// The hosts that received the newest one.
     taken: BTreeMap<String, BTreeSet<String>>,
-    /// When each was last asked for or told: counts what is told.
+    /// The order in which they were stored: the value of `reported` at that time.
     used: BTreeMap<String, u64>,
     reported: u64,
     forgotten: u64,
 }
 
 impl Decisions {
-    /// The newest one of the job with this run id.
+    /// The newest decision for the job with this run id.
     pub fn newest(&self, run: &str) -> Option<&Decision> {
         self.newest.get(run)
     }
 
-    /// Takes up a decision that was told, unless a newer one, or another of the same number, holds.
+    /// Stores a decision, unless a newer one or a different one with the same number is in force.
     pub fn report(&mut self, decision: &Decision) -> Word {
         match self.newest.get(&decision.run) {
             Some(held)
@@ -71,12 +71,12 @@ impl Decisions {
         }
     }
 
-    /// How many decisions were forgotten because there were too many.
+    /// Number of decisions that were removed because there were too many.
     pub fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// Forgets the decision of the user with the most that was told first: one user's names push out no other's.
+    /// Removes the decision that was stored first, of the user with the most: one user's jobs do not evict another's.
     fn make_room(&mut self) {
         if self.newest.len() <= RUNS {
             return;
@@ -94,10 +94,10 @@ impl Decisions {
         self.forgotten += 1;
     }
 
-    /// The decision for `asker`, where `newest` is the newest whole step now.
+    /// The decision for `asker`. `newest` is the current newest whole step.
     ///
-    /// Hosts that ask in one round get one decision. A host that asks again begins a new round, and so does a newer whole
-    /// step, or the loss of the one that was decided.
+    /// All hosts that ask in one round receive the same decision. A new round starts when a host asks again, when there
+    /// is a newer whole step, or when the decided one was lost.
     pub fn decide(&mut self, me: &str, run: &str, asker: &str, newest: Option<&StepKey>) -> Decision {
         let has_taken = self.taken.get(run).is_some_and(|taken| taken.contains(asker));
         let held = self.newest.get(run).filter(|held| !has_taken && held.step.as_ref() == newest);
@@ -105,7 +105,7 @@ impl Decisions {
             let fence = self.newest.get(run).map_or(1, |held| held.fence.saturating_add(1));
             Decision { run: run.to_owned(), fence, step: newest.cloned(), by: me.to_owned() }
         });
-        // Its number is at least that of the one that is held, and then it is the same.
+        // Never refused: the number is higher than that of the stored decision, or it is the stored decision.
         let _ = self.report(&decision);
         self.taken.entry(run.to_owned()).or_default().insert(asker.to_owned());
         decision
@@ -118,7 +118,7 @@ mod tests {
     use crate::checkpoint::owner::owned;
 
     #[test]
-    fn one_user_s_names_push_out_none_of_another_s_decisions() {
+    fn the_jobs_of_one_user_do_not_evict_the_decisions_of_another() {
         let mut decisions = Decisions::default();
         let of_a = owned(1, "train");
         decisions.decide("host", &of_a, "host", None);
@@ -128,6 +128,6 @@ mod tests {
         assert!(decisions.newest(&of_a).is_some());
         assert_eq!((decisions.newest.len(), decisions.used.len()), (RUNS, RUNS));
         assert_eq!(decisions.forgotten(), RUNS as u64 + 1);
-        assert!(decisions.newest(&owned(2, &(2 * RUNS - 1).to_string())).is_some(), "the newest is there");
+        assert!(decisions.newest(&owned(2, &(2 * RUNS - 1).to_string())).is_some(), "the newest was removed");
     }
 }

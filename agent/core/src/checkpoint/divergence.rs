@@ -1,22 +1,22 @@
-//! Ranks that said that they save the same, and did not: a sign of silent corruption that is seen over all hosts, because agents tell
-//! each other the roots of what their ranks saved.
+//! Detects ranks that declared identical shards and saved different ones: a sign of silent data corruption. It is
+//! visible across hosts, because agents exchange the roots of what their ranks saved.
 //!
-//! Only shards of one step of one attempt of one launch are compared, so that nothing that was computed twice is taken for corruption.
+//! Only shards of the same step, attempt and launch are compared, so that recomputed steps do not look like corruption.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkpoint::inventory::StepKey;
 use crate::checkpoint::owner;
 
-/// The component of what is observed of checkpoints over hosts. Its value `uid` is the user of the run.
+/// The component of observations of checkpoints across hosts. Its value `uid` is the user of the run.
 pub const REPLICAS: &str = "checkpoint.replicas";
 
-/// What one rank saved, as its own agent tells of it.
+/// What one rank saved, as reported by its own agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedShard {
     /// The step.
     pub of: StepKey,
-    /// Who should have saved the same.
+    /// The group of ranks that should have saved the same.
     pub group: String,
     /// The rank.
     pub rank: u32,
@@ -26,7 +26,7 @@ pub struct SavedShard {
     pub root: String,
 }
 
-/// A rank of a group that is not of one mind.
+/// A rank of a group whose shards differ.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// The rank.
@@ -37,21 +37,21 @@ pub struct Member {
     pub root: String,
 }
 
-/// A step of which ranks saved different bytes that said that they save the same.
+/// A step for which ranks saved different bytes although they declared identical shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaDivergence {
     /// The step.
     pub of: StepKey,
-    /// The group that they named.
+    /// The group that they declared.
     pub group: String,
-    /// All of them that are known, by rank.
+    /// All known members that were compared, by rank.
     pub members: Vec<Member>,
-    /// Those that differ from a majority; empty where there is none.
+    /// The ranks that differ from a majority; empty if there is no majority.
     pub apart: Vec<u32>,
 }
 
 impl ReplicaDivergence {
-    /// What is wrong, in one sentence: step, ranks and hosts.
+    /// The problem in one sentence: step, ranks and hosts.
     pub fn sentence(&self) -> String {
         let named = |apart: bool| {
             let of = self.members.iter().filter(|member| self.apart.contains(&member.rank) == apart);
@@ -59,7 +59,7 @@ impl ReplicaDivergence {
                 of.map(|member| format!("rank {} on {}", member.rank, member.holder)).collect();
             names.join(", ")
         };
-        // A person knows the run by the name without its owner.
+        // Users know the run by its name without the owner.
         let (step, run, group) = (self.of.step, owner::name(self.of.run_id()), &self.group);
         if self.apart.is_empty() {
             return format!(
@@ -76,8 +76,8 @@ impl ReplicaDivergence {
     }
 }
 
-/// The steps of which not all that should be the same is. A rank that is told of with two roots, as it saved the step twice, is not
-/// compared: which of them the others had beside them is not known.
+/// The steps with shards that should be identical and differ. A rank with two roots, because it saved the step twice,
+/// is not compared: which of them corresponds to the shards of the other ranks is unknown.
 pub fn divergences(reported: &[SavedShard]) -> Vec<ReplicaDivergence> {
     let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
     for SavedShard { of, group, rank, holder, root } in reported {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_majority_names_the_rank_and_its_host() {
+    fn the_rank_that_differs_from_the_majority_is_named_with_its_host() {
         let all = [("a", 0), ("a", 1), ("b", 2), ("a", 3)]
             .map(|(root, rank)| reported(key(7, 0), "dp", rank, root));
         let found = divergences(&all);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_both_are_named_and_neither_is_believed() {
+    fn of_two_ranks_that_differ_both_are_named_and_neither_is_blamed() {
         let found = divergences(&[reported(key(7, 0), "dp", 0, "a"), reported(key(7, 0), "dp", 3, "b")]);
         assert!(found[0].apart.is_empty());
         assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_or_of_other_groups_steps_or_attempts_is_silent() {
+    fn equal_shards_and_those_of_other_groups_steps_or_attempts_are_not_reported() {
         let all = [
             reported(key(7, 0), "dp", 0, "a"),
             reported(key(7, 0), "dp", 1, "a"),
@@ -157,7 +157,7 @@ mod tests {
             reported(key(7, 0), "dp", 1, "a"),
         ];
         assert_eq!(divergences(&all), []);
-        // In memory and on the disk: told of twice, with one root.
+        // In memory and on disk: reported twice, with one root.
         all = vec![
             reported(key(7, 0), "dp", 0, "a"),
             reported(key(7, 0), "dp", 0, "a"),

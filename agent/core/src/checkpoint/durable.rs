@@ -1,5 +1,6 @@
-//! What goes into durable storage and what may go from it. Every agent that knows the same steps comes to the same answer, and one
-//! that comes late joins what others have begun: a step is worth nothing there until all its shards are.
+//! Selects the steps to upload to durable storage and those to delete from it. Agents that know the same steps reach
+//! the same result. An agent that is late joins an upload that others started: a step is useless there until all its
+//! shards are there.
 
 use crate::checkpoint::inventory::StepKey;
 
@@ -10,11 +11,11 @@ pub struct Candidate {
     pub key: StepKey,
     /// When its newest shard was sealed, seconds since 1970.
     pub created: i64,
-    /// Whether every shard of it lies on some host.
+    /// Whether every shard of it is on some host.
     pub here: bool,
-    /// Whether somebody has begun to bring it there.
+    /// Whether a host has started to upload it.
     pub started: bool,
-    /// Whether it lies there, whole.
+    /// Whether the whole step is in durable storage.
     pub durable: bool,
 }
 
@@ -24,11 +25,11 @@ impl Candidate {
     }
 }
 
-/// The step that is to be brought there next, of the steps of one run: the newest that is due, but first one that somebody has
-/// begun, so that hosts of different speed come to an end together.
+/// The step of a run to upload next: the newest that is due. One whose upload has started comes first, so that hosts of
+/// different speeds finish the same step.
 ///
-/// A step is due when it is newer than what lies there, and the first in its `every` training steps: with 1000, a step from
-/// 2000 to 2999 once there is none of them.
+/// A step is due if it is newer than all steps there and the first in its interval of `every` training steps. For 1000,
+/// a step from 2000 to 2999 is due while storage has none of them.
 #[must_use]
 pub fn next(steps: &[Candidate], every: u64) -> Option<&Candidate> {
     let every = every.max(1);
@@ -42,8 +43,8 @@ pub fn next(steps: &[Candidate], every: u64) -> Option<&Candidate> {
     steps.iter().filter(due).max_by_key(|step| (step.started, step.age()))
 }
 
-/// What may be deleted from there, of the steps of one run, oldest first: all beyond the `keep` newest that are whole there, and
-/// what was never brought to its end and is older than all that are kept.
+/// The steps of a run that may be deleted from durable storage, oldest first: whole steps beyond the `keep` newest, and
+/// incomplete uploads that are older than all kept steps.
 #[must_use]
 pub fn expired(steps: &[Candidate], keep: usize) -> Vec<&Candidate> {
     let mut whole: Vec<&Candidate> = steps.iter().filter(|step| step.durable).collect();
@@ -74,37 +75,37 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_whole_step_goes_first_and_a_begun_one_before_it() {
+    fn the_newest_whole_step_is_uploaded_first_unless_an_upload_has_started() {
         let mut steps = vec![candidate(10), candidate(20), candidate(30)];
         assert_eq!(step(next(&steps, 1)), Some(30));
         steps[1].started = true;
         assert_eq!(step(next(&steps, 1)), Some(20));
         steps[1].here = false;
-        assert_eq!(step(next(&steps, 1)), Some(30), "what lies nowhere cannot be brought");
+        assert_eq!(step(next(&steps, 1)), Some(30), "a step without all its shards was selected");
         assert_eq!(next(&[], 1), None);
     }
 
     #[test]
-    fn one_step_in_so_many_is_due() {
+    fn one_step_in_each_interval_is_due() {
         let mut steps = vec![there(1000), candidate(1100), candidate(1900)];
         assert_eq!(next(&steps, 1000), None);
         steps.push(candidate(2050));
         assert_eq!(step(next(&steps, 1000)), Some(2050));
-        assert_eq!(next(&[there(2050), candidate(1900)], 1), None, "never an older one");
+        assert_eq!(next(&[there(2050), candidate(1900)], 1), None, "an older step was selected");
     }
 
     #[test]
-    fn the_newest_stay_and_what_was_left_half_goes_with_the_older_ones() {
+    fn the_newest_steps_are_kept_and_older_incomplete_uploads_are_deleted() {
         let half = |step| Candidate { started: true, here: false, ..candidate(step) };
         let steps = [there(1), half(2), there(3), there(4), half(5)];
         let gone: Vec<u64> = expired(&steps, 2).iter().map(|gone| gone.key.step).collect();
         assert_eq!(gone, [1, 2]);
-        assert!(expired(&steps[..1], 0).is_empty(), "the newest is never deleted");
-        assert!(expired(&[half(2)], 1).is_empty(), "somebody may be at it");
+        assert!(expired(&steps[..1], 0).is_empty(), "the newest was deleted");
+        assert!(expired(&[half(2)], 1).is_empty(), "an upload that may be in progress was deleted");
     }
 
     proptest! {
-        /// Hosts that take different times for their shard, while a step is saved at every tick: steps come to an end.
+        /// Hosts need different times for their shards while a step is saved at every tick. Steps still complete.
         #[test]
         fn hosts_of_different_speed_finish_steps(speeds in proptest::collection::vec(1_u64..9, 1..5), every in 1_u64..4) {
             let mut done: Vec<std::collections::BTreeSet<u64>> = vec![Default::default(); speeds.len()];
@@ -134,7 +135,7 @@ mod tests {
                 }
             }
             let whole = done[0].iter().filter(|of| done.iter().all(|done| done.contains(of))).count();
-            prop_assert!(whole >= 3, "{whole} steps of {speeds:?} came to an end");
+            prop_assert!(whole >= 3, "only {whole} steps completed with speeds {speeds:?}");
         }
     }
 }

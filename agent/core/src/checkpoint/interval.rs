@@ -1,44 +1,44 @@
-//! How often to save: what a save costs against what a failure costs that comes before the next one.
+//! Computes how often to save: the cost of saves against the cost of work that a failure loses.
 //!
-//! After Young (1974), per tier: a save every t seconds costs its stall divided by t, and each failure that this tier answers costs half
-//! of t on average. Both together are least at the square root of twice the stall over the rate of failures. Where a stall is no small
-//! part of the time between failures, Daly's (2006) higher order is taken.
+//! Young (1974), for each tier: a save every t seconds costs its stall divided by t, and each failure that this tier
+//! survives costs t/2 on average. The sum is minimal at the square root of twice the stall over the failure rate. If a
+//! stall is longer than a tenth of the time between failures, Daly's (2006) higher-order formula is used.
 
-/// What is known of one tier, the nearest first.
+/// The costs of one tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// How long training stands still for one save, seconds.
+    /// How long training stops for one save, seconds.
     pub stall: f64,
-    /// From the call until the step counts in this tier, seconds: two saves at once are of no use.
+    /// Time from the call until the step counts in this tier, seconds: it makes no sense to save more often.
     pub in_flight: f64,
-    /// Failures per second of which this is the nearest tier that survives them.
+    /// Failures per second for which this is the nearest tier that survives.
     pub failures: f64,
-    /// How long it takes until training goes on from it, seconds.
+    /// Time until training resumes from it, seconds.
     pub restore: f64,
 }
 
-/// What is advised for one tier.
+/// The advice for one tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advice {
-    /// Seconds from one save to the next; infinite where nothing fails.
+    /// Seconds from one save to the next; infinite if nothing fails.
     pub every: f64,
-    /// The share of all time that saves, repeated steps and restores of this tier then cost, from 0 to 1.
+    /// The share of all time that saves, lost work and restores of this tier cost at this interval, from 0 to 1.
     pub cost: f64,
 }
 
-/// The rate of failures after `count` in `seconds`, with an earlier guess of one in `guess` seconds that weighs like one failure. A
-/// job that has not failed yet is not taken for one that never will.
+/// Failures per second after `count` failures in `seconds`. The prior, one failure in `guess` seconds, has the weight of
+/// one failure: a job that has not failed yet may still fail.
 pub fn rate(count: u32, seconds: f64, guess: f64) -> f64 {
     (1.0 + f64::from(count)) / (guess.max(1.0) + seconds.max(0.0))
 }
 
-/// The best interval for each tier. What lies farther away is saved to at multiples of the nearer interval.
+/// The best interval for each tier, the nearest first. The interval of a tier is a multiple of the nearer tier's.
 pub fn advise(tiers: &[Cost]) -> Vec<Advice> {
     let mut nearer = 0.0_f64;
     let advise = |of: &Cost| {
         let best = best(of).max(of.in_flight);
         let every = if nearer > 0.0 && best.is_finite() {
-            // A multiple that is not above what is best, unless a step would still be on its way then.
+            // The multiple closest to the best interval, but not shorter than a step is in flight.
             (best / nearer).round().max((of.in_flight / nearer).ceil()).max(1.0) * nearer
         } else {
             best
@@ -49,7 +49,7 @@ pub fn advise(tiers: &[Cost]) -> Vec<Advice> {
     tiers.iter().map(advise).collect()
 }
 
-/// What saving every so many seconds costs, as a share of all time.
+/// The cost of a save every `every` seconds, as a share of all time.
 pub fn cost(of: &Cost, every: f64) -> f64 {
     let saves = if every.is_finite() { of.stall / every.max(f64::MIN_POSITIVE) } else { 0.0 };
     let lost = if of.failures > 0.0 { of.failures * (every / 2.0 + of.in_flight + of.restore) } else { 0.0 };
@@ -81,8 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn a_large_job_saves_nearby_every_few_steps_and_far_away_seldom() {
-        // 2,048 hosts that fail once in 154 days each; four in ten failures leave the host, one in a hundred takes its neighbours.
+    fn a_large_job_saves_often_to_near_tiers_and_rarely_to_far_ones() {
+        // 2,048 hosts, each with one failure in 154 days. 40% of failures leave the host intact, 1% take its neighbours too.
         let all = 2048.0 * 6.5e-3 / 86_400.0;
         let alone = |stall, share| advise(&[tier(stall, share * all)])[0].every;
         assert!((alone(0.02, 0.40) - 25.5).abs() < 0.1);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_interval_costs_less() {
+    fn no_other_interval_costs_less_than_the_best() {
         for (stall, failures) in [(0.3, 1e-5), (20.0, 1e-4), (0.001, 1e-3)] {
             let of = tier(stall, failures);
             let best = advise(&[of])[0];
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_saved_faster_than_it_arrives_and_nothing_for_failures_that_do_not_come() {
+    fn saves_are_no_faster_than_they_arrive_and_none_are_made_without_failures() {
         let slow = Cost { in_flight: 600.0, ..tier(0.1, 1e-4) };
         assert_eq!(advise(&[slow])[0].every, 600.0);
         let behind = Cost { in_flight: 610.0, ..tier(0.0, 1e-4) };
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_has_not_failed_is_believed_to_fail_some_day() {
+    fn a_job_that_has_not_failed_still_has_a_failure_rate() {
         let day = 86_400.0;
         assert!((rate(0, 0.0, day) * day - 1.0).abs() < 1e-9);
         assert!(rate(0, 9.0 * day, day) < rate(0, day, day));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_that_is_as_long_as_the_time_between_failures_is_no_reason_to_panic() {
+    fn a_stall_longer_than_the_time_between_failures_does_not_panic() {
         let advised = advise(&[tier(5000.0, 1e-3), tier(200.0, 1e-3)]);
         assert_eq!(advised[0].every, 1000.0);
         assert!(advised.iter().all(|of| of.every > 0.0 && of.cost <= 1.0), "{advised:?}");

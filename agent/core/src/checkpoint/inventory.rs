@@ -1,4 +1,4 @@
-//! What lies where: copies of shards as their holders tell of them, and which steps are whole by that.
+//! The inventory: copies of shards as reported by their holders, and the steps that are whole according to them.
 
 use std::borrow::Borrow;
 use std::cmp::Reverse;
@@ -9,21 +9,21 @@ use smol_str::SmolStr;
 pub use crate::checkpoint::copies::{Copy, Medium, Shard, StepKey};
 use crate::checkpoint::parity::by_way;
 
-/// What is known of one step over all holders. The copies are its own, or those of a list that is longer than to be copied.
+/// The state of one step over all holders. It owns its copies, or borrows them from a list that is too long to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepState<C = Copy> {
     /// The step.
     pub key: StepKey,
-    /// When its newest shard was sealed, seconds since 1970.
+    /// When the newest shard was sealed, seconds since 1970.
     pub created: i64,
-    /// The verified copies of each rank's shard, all of one root; ranks without any are absent.
+    /// The verified copies of each rank's shard, all with the same root; ranks without any are absent.
     pub ranks: BTreeMap<u32, Vec<C>>,
-    /// The verified pieces of the same, or of the newest where there is too little of any; ranks without any are absent.
+    /// The verified pieces of the same shards, or of the newest shard if none can be restored; ranks without any are absent.
     pub pieces: BTreeMap<u32, Vec<C>>,
 }
 
 impl<C: Borrow<Copy>> StepState<C> {
-    /// Whether every rank's shard lies somewhere, verified, or can be had back from pieces.
+    /// Whether every rank's shard has a verified copy, or can be restored from pieces.
     pub fn is_whole(&self) -> bool {
         let of_pieces = self.pieces.iter().filter(|(rank, pieces)| {
             !self.ranks.contains_key(rank) && by_way(pieces).iter().any(super::parity::Pieces::are_enough)
@@ -31,25 +31,25 @@ impl<C: Borrow<Copy>> StepState<C> {
         self.key.world > 0 && self.ranks.len() + of_pieces.count() == self.key.world as usize
     }
 
-    /// Whether a rank's shard can be had.
+    /// Whether a rank's shard is available.
     pub fn has(&self, rank: u32) -> bool {
         self.hosts_to_lose(rank) > 0 || self.ranks.contains_key(&rank)
     }
 
-    /// The ranks of which no verified copy is known, and too few pieces; at most `limit` of them.
+    /// The ranks that have no verified copy and too few pieces; at most `limit` of them.
     pub fn missing(&self, limit: usize) -> Vec<u32> {
         (0..self.key.world).filter(|rank| !self.has(*rank)).take(limit).collect()
     }
 
-    /// How many hosts must be lost at least until a rank's shard is: those that have it, and so many of those that have pieces that
-    /// too few are left.
+    /// How many hosts must fail at least until a rank's shard is lost: all that have it, and enough of those with pieces
+    /// that too few pieces are left.
     pub fn hosts_to_lose(&self, rank: u32) -> usize {
         let whole = self.ranks.get(&rank).map_or(0, |copies| holders(copies).len());
         let pieces = self.pieces.get(&rank).map_or(&[][..], Vec::as_slice);
         whole + by_way(pieces).iter().map(super::parity::Pieces::hosts_to_lose).max().unwrap_or(0)
     }
 
-    /// As good as so many copies is the shard with the fewest, in copies and pieces; 0 if one is missing.
+    /// The lowest [`hosts_to_lose`](Self::hosts_to_lose) of all ranks; 0 if a shard is missing.
     pub fn least_copies(&self) -> usize {
         if !self.is_whole() {
             return 0;
@@ -57,14 +57,14 @@ impl<C: Borrow<Copy>> StepState<C> {
         (0..self.key.world).map(|rank| self.hosts_to_lose(rank)).min().unwrap_or(0)
     }
 
-    /// Each rank's shard as one of its copies or pieces tells of it.
+    /// Each rank's shard, from one of its copies or pieces.
     fn reported(&self) -> impl Iterator<Item = &Shard> {
         let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
         let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
         firsts.map(|copy| &copy.borrow().shard)
     }
 
-    /// All bytes of the step, each shard counted once.
+    /// Size of the step, bytes; each shard is counted once.
     pub fn bytes(&self) -> u64 {
         self.reported().map(Shard::whole_bytes).sum()
     }
@@ -79,7 +79,7 @@ impl<C: Borrow<Copy>> StepState<C> {
         self.reported().map(Shard::whole)
     }
 
-    /// What is left of shards of which too many pieces were lost: rank, pieces that are left, pieces that are needed.
+    /// Shards that lost too many pieces: rank, number of pieces left, number of pieces needed.
     pub fn short_of_pieces(&self) -> Vec<(u32, usize, u32)> {
         let lost = self.pieces.iter().filter(|(rank, _)| !self.has(**rank));
         lost.filter_map(|(rank, pieces)| {
@@ -91,9 +91,9 @@ impl<C: Borrow<Copy>> StepState<C> {
 }
 
 impl StepState<&Copy> {
-    /// With copies of its own.
+    /// Clones the borrowed copies.
     fn owned(self) -> StepState {
-        // With no room to spare: a large job has 100,000 ranks.
+        // No spare capacity in the vectors: a large job has 100,000 ranks.
         let own = |copies: BTreeMap<u32, Vec<&Copy>>| {
             copies.into_iter().map(|(rank, copies)| (rank, copies.into_iter().cloned().collect())).collect()
         };
@@ -101,21 +101,22 @@ impl StepState<&Copy> {
     }
 }
 
-/// The hosts among `copies`, each once. Durable storage is no host: what lies only there is far, and frees nobody of keeping copies.
+/// The hosts that have `copies`, each once. Durable storage is not a host: it is far away and does not replace copies on
+/// hosts.
 pub fn holders<C: Borrow<Copy>>(copies: &[C]) -> BTreeSet<&str> {
     let on_hosts = copies.iter().map(C::borrow).filter(|copy| copy.medium != Medium::Durable);
     on_hosts.map(|copy| &*copy.holder).collect()
 }
 
-/// All steps of `run` (of all runs without it) that `copies` tell of, newest first.
+/// All steps of `run` (of all runs if `None`) in `copies`, newest first.
 ///
-/// Shards of different attempts, launches or worlds never make one step. Where a rank sealed the same step of an attempt
-/// twice, the later one counts.
+/// Shards of different attempts, launches or world sizes never form one step. If a rank sealed the same step of an
+/// attempt twice, the later shard counts.
 pub fn steps<'a>(copies: impl IntoIterator<Item = &'a Copy>, run: Option<&str>) -> Vec<StepState> {
     steps_among(copies, run).into_iter().map(StepState::owned).collect()
 }
 
-/// The same, of copies that stay where they are: a leader has those of all ranks.
+/// Like [`steps`], but borrows the copies: a leader has those of all ranks.
 pub fn steps_among<'a>(
     copies: impl IntoIterator<Item = &'a Copy>,
     run: Option<&str>,
@@ -130,8 +131,8 @@ pub fn steps_among<'a>(
     states
 }
 
-/// Of one step, the later attempt of a launch is the newer one whatever its clock said; between launches, which have no other order, the
-/// one that sealed last.
+/// Among entries for the same step, the later attempt of a launch is newer, whatever its clock. Launches have no other
+/// order than the time of their last seal.
 fn newest_first(states: &mut [StepState<&Copy>]) {
     let launch = |key: &StepKey| (key.step, key.job.clone(), key.run.clone());
     let mut sealed: BTreeMap<(u64, SmolStr, SmolStr), i64> = BTreeMap::new();
@@ -163,7 +164,8 @@ fn state<'a>(key: &StepKey, ranks: BTreeMap<u32, Vec<&'a Copy>>) -> StepState<&'
     state
 }
 
-/// What a rank sealed last, of what can be had: pieces that are too few hide no older shard that is whole.
+/// The shard that a rank sealed last, of those that are available: too few pieces of a newer one do not hide an older
+/// whole one.
 fn newest_root<'a>(copies: &[&'a Copy]) -> Option<(i64, &'a str)> {
     let sealed = |copy: &&'a Copy| (copy.shard.created, copy.shard.whole());
     let newest_whole = copies.iter().filter(|copy| copy.shard.piece.is_none()).map(sealed).max();

@@ -1,32 +1,33 @@
-//! Whether copies keep up with what ranks save: the newest step that survives the loss of a host, and since when a newer one waits.
+//! Measures whether copies keep up with saves: the newest step that survives the loss of a host, and how long a newer
+//! one has waited.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey, steps};
 
-/// A step that waits for so long without any newer one getting its copies is reported.
+/// A lag is reported if steps wait for this long while no newer step gets its copies.
 pub const REPORTED_AFTER: Span = Span::seconds(60);
 
-/// Why copies do not keep up, in a word that metrics have as a label.
+/// Why copies do not keep up. The word is a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LagReason {
-    /// A peer does not answer, or takes nothing.
+    /// No peer is configured, or a peer does not answer or refuses shards.
     Peer,
-    /// Copies have cost training its share (`slowdown_percent`).
+    /// The budget for slowing down training is used up (`slowdown_percent`).
     Slowdown,
-    /// One is left out, to measure what copies cost training.
+    /// Copies are paused to measure their cost for training.
     Measurement,
-    /// Nothing stands in the way: they take longer than saves are apart.
+    /// Nothing blocks them: a copy takes longer than the time between saves.
     Speed,
 }
 
 impl LagReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [LagReason; 4] =
         [LagReason::Peer, LagReason::Slowdown, LagReason::Measurement, LagReason::Speed];
 
-    /// The word.
+    /// The word for this reason.
     pub fn word(self) -> &'static str {
         match self {
             LagReason::Peer => "peer",
@@ -37,7 +38,7 @@ impl LagReason {
     }
 }
 
-/// How far the copies of a run are.
+/// The lag of the copies of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyLag {
     /// The run.
@@ -46,22 +47,22 @@ pub struct CopyLag {
     pub copied: Option<(StepKey, i64)>,
     /// The newest step of which this host has saved a shard.
     pub saved: u64,
-    /// For how long a newer step has waited for its copies without any step getting them; zero if none waits.
+    /// How long newer steps have waited while none of them got its copies; zero if none waits.
     pub waits: Span,
 }
 
 impl CopyLag {
-    /// Whether people are to know of it.
+    /// Whether the lag is long enough to be reported.
     pub fn is_reported(&self) -> bool {
         self.waits >= REPORTED_AFTER
     }
 
-    /// For how long a step waits, in whole seconds.
+    /// How long steps have waited, in whole seconds.
     pub fn seconds(&self) -> u64 {
         self.waits.0 / Span::seconds(1).0
     }
 
-    /// What is said of it.
+    /// The message for users.
     pub fn sentence(&self, why: &str) -> String {
         let which = match &self.copied {
             Some((of, _)) => format!("no step after {}", of.step),
@@ -71,12 +72,12 @@ impl CopyLag {
     }
 }
 
-/// Remembers since when steps of each run wait.
+/// Remembers since when steps wait, for each run.
 #[derive(Clone, Debug, Default)]
 pub struct CopyLags(BTreeMap<String, (Option<StepKey>, Option<Mono>)>);
 
 impl CopyLags {
-    /// How far the copies of each run are of which ranks of `me` have saved something, by all copies that are known.
+    /// The lag of each run of which ranks on the host `me` have saved something. `copies` are all known copies.
     pub fn look(&mut self, now: Mono, me: &str, copies: &[Copy]) -> Vec<CopyLag> {
         let is_saved_here = |copy: &&Copy| copy.own && copy.holder == me;
         let runs: BTreeSet<&str> =
@@ -117,7 +118,7 @@ mod tests {
         Copy { holder: holder.into(), medium: Medium::Memory, own, verified: true, shard }
     }
 
-    /// Two ranks, one on each of two hosts, with copies on the other's.
+    /// The copies of a step of two ranks on two hosts; if `copied`, each host also has a copy of the other's shard.
     fn saved(step: u64, copied: bool) -> Vec<Copy> {
         let mut copies = vec![copy("a", true, step, 0), copy("b", true, step, 1)];
         if copied {
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_waits_from_its_save_and_until_a_newer_one_has_its_copies() {
+    fn a_step_waits_from_its_save_until_it_or_a_newer_one_has_its_copies() {
         let mut lags = CopyLags::default();
         let mut look = |seconds: u64, copies: &[Copy]| lags.look(Mono(seconds * 1_000_000_000), "a", copies);
         assert!(look(1, &[]).is_empty());
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!((first[0].copied.clone(), first[0].saved, first[0].waits), (None, 10, Span::default()));
         let first = look(70, &saved(10, false)).remove(0);
         assert!(first.is_reported() && first.sentence("why").contains("no step has its copies"), "{first:?}");
-        // Half an hour without a save is no lag.
+        // Half an hour without a save is not a lag.
         for at in [71, 1871] {
             let lag = look(at, &saved(10, true)).remove(0);
             assert_eq!(
@@ -144,23 +145,23 @@ mod tests {
             );
         }
         let both = [saved(20, false), saved(10, true)].concat();
-        assert!(!look(1872, &both)[0].is_reported(), "it has only just been saved");
-        // Each save is overtaken by the next one, and none arrives.
+        assert!(!look(1872, &both)[0].is_reported(), "it was just saved");
+        // Each save is replaced by the next one before it is copied.
         let both = [saved(30, false), saved(10, true)].concat();
         let lag = look(1935, &both).remove(0);
         assert!(lag.is_reported() && lag.saved == 30, "{lag:?}");
         assert!(lag.sentence("why").contains("no step after 10"), "{}", lag.sentence("why"));
-        // One that arrives ends it although the next one waits already.
+        // A step that arrives ends the lag, although the next one already waits.
         let both = [saved(40, false), saved(30, true)].concat();
         assert_eq!(look(1936, &both)[0].waits, Span::default());
     }
 
     #[test]
-    fn what_others_saved_or_what_lies_here_for_others_is_no_lag_of_this_host() {
+    fn steps_and_copies_of_other_hosts_are_not_a_lag_of_this_host() {
         let mut lags = CopyLags::default();
         assert!(lags.look(Mono(1), "c", &saved(10, false)).is_empty());
         assert!(lags.look(Mono(1), "c", &[copy("c", false, 10, 0)]).is_empty());
-        // A step of which this host saved nothing waits for others.
+        // A step of which this host saved nothing is the lag of other hosts.
         let others = [saved(10, true), vec![copy("b", true, 20, 1)]].concat();
         assert_eq!(lags.look(Mono(1), "a", &others)[0].waits, Span::default());
     }

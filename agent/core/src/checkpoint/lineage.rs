@@ -1,13 +1,14 @@
-//! Which checkpoints are a job's own. A name (`--rdzv-id`) says little: two experiments may have the same. So a run of checkpoints is
-//! named `NAME~ID`, where the id comes from the directory into which the job writes, and two directories make two runs. The same directory
-//! is known by device and inode, and by the time of its creation, because the kernel uses inodes again.
+//! Determines which checkpoints belong to a job. The name (`--rdzv-id`) is not enough: two experiments may have the same.
+//! A run of checkpoints is therefore named `NAME~ID`. The id is derived from the directory into which the job writes, so
+//! two directories are two runs. A directory is identified by device and inode, and by its creation time, because the
+//! kernel reuses inodes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::owner;
 
-/// Between the name and the id. No `--rdzv-id` has it.
+/// Separates the name and the id. No `--rdzv-id` contains it.
 const MARK: char = '~';
 
 /// The run `name` with this id.
@@ -16,7 +17,7 @@ pub fn identified(name: &str, id: &str) -> String {
     format!("{name}{MARK}{id}")
 }
 
-/// The name alone, without owner, id and launch.
+/// The name without owner, id and launch.
 #[must_use]
 pub fn plain(run: &str) -> &str {
     let run = run.split_once('@').map_or(run, |(run, _)| run);
@@ -24,34 +25,34 @@ pub fn plain(run: &str) -> &str {
     name.rsplit_once(MARK).map_or(name, |(name, _)| name)
 }
 
-/// The id; none for a run that was named without one.
+/// The id; `None` for a run that was named without one.
 #[must_use]
 pub fn id(run: &str) -> Option<&str> {
     let run = run.split_once('@').map_or(run, |(run, _)| run);
     owner::name(run).rsplit_once(MARK).map(|(_, id)| id)
 }
 
-/// Whether a person who names a run `asked` may mean this one: by its name alone, or with its id.
+/// Whether `asked` matches this run: the name alone, or the name with the id.
 #[must_use]
 pub fn is_asked(run: &str, asked: &str) -> bool {
     owner::name(run) == asked || plain(run) == asked
 }
 
-/// A directory, known again after it was renamed, and not taken for another one that got its name.
+/// Identifies a directory: the identity survives a rename, and another directory with the same name has a different one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryId {
-    /// The boot in which `device` holds: the kernel may number devices in another order in the next one.
+    /// The boot in which `device` is valid: the kernel may number devices differently in the next one.
     pub boot: String,
     /// The device of its file system.
     pub device: u64,
     /// Its inode.
     pub inode: u64,
-    /// When it was created, nanoseconds since 1970; 0 where the file system does not keep that.
+    /// When it was created, nanoseconds since 1970; 0 if the file system does not store it.
     pub born: u64,
 }
 
 impl DirectoryId {
-    /// Whether both are one directory.
+    /// Whether both are the same directory.
     #[must_use]
     pub fn is_same(&self, other: &DirectoryId) -> bool {
         let is_device = self.boot != other.boot || self.device == other.device;
@@ -83,7 +84,7 @@ mod tests {
     use super::{DirectoryId, id, identified, is_asked, plain};
 
     #[test]
-    fn a_run_is_asked_for_by_its_name_or_with_its_id() {
+    fn a_run_matches_its_name_with_or_without_its_id() {
         let run = format!("1000!{}@81.5f", identified("train:out", "ab12"));
         assert_eq!((plain(&run), id(&run)), ("train:out", Some("ab12")));
         let run = "1000!train~ab12";
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_known_by_inode_and_birth_and_within_a_boot_by_its_device() {
+    fn a_directory_is_identified_by_inode_birth_and_within_a_boot_by_device() {
         let one = DirectoryId { boot: "b-1".into(), device: 2, inode: 3, born: 4 };
         assert_eq!(one.to_string().parse(), Ok(one.clone()));
         assert!(one.is_same(&DirectoryId { boot: "b-2".into(), device: 9, ..one.clone() }));

@@ -1,8 +1,8 @@
-//! Decisions about checkpoints: where replicas go, which step is whole, what is restored from where, what may be deleted, how often
-//! is saved.
+//! Decisions about checkpoints: where replicas go, which steps are whole, what is restored from where, what may be
+//! deleted, how often to save.
 //!
-//! Everything here is computed from what holders tell of their copies; every agent that knows the same copies comes to
-//! the same answers.
+//! Everything here is computed from the copies that holders report. Agents that know the same copies get the same
+//! results.
 
 pub mod advice;
 pub mod archive;

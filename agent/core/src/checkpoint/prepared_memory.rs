@@ -1,12 +1,12 @@
-//! For which shards a host has memory made ready before they come: new pages take longer than the wire.
+//! Selects the shards for which a host prepares memory in advance: allocating new pages takes longer than the transfer.
 
 use super::inventory::{Copy, StepState, steps};
 
 /// The sizes of the shards that may be sent to `host` soon, the largest first.
 ///
-/// A host on which no rank has saved anything stands by to take another one's place: it gets a step of the run that has most to bring.
-/// One on which ranks have memory `reserved` for so many bytes each, and that holds nothing for others yet, gets about as much of its
-/// peers as it will send them. Every other one has memory of older replicas to use again.
+/// A host on which no rank has saved anything is a spare: it prepares for the largest whole step. A host whose ranks have
+/// memory `reserved` (bytes for each rank), and that stores nothing for others yet, receives about as much from its peers
+/// as it will send to them. All other hosts reuse the memory of older replicas.
 pub fn expected(copies: &[Copy], host: &str, reserved: &[u64], replicas: usize) -> Vec<u64> {
     let here = |copy: &&Copy| copy.holder == host;
     let mut sizes = if !reserved.is_empty() {

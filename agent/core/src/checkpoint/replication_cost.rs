@@ -1,11 +1,13 @@
-//! What training pays for replicas, and whether it has been asked for enough.
+//! Measures what replication costs training and limits it to the allowed share.
 //!
-//! Where replicas go on most of the time, whole cycles from save to save are compared ([`cycles`]). Else steps during which this host
-//! replicates are held against steps during which it does not. What they take longer, for each second of replicating, is the price; it is
-//! believed only as far as it stands out of the noise, so that a host whose steps vary and whose replicas cost nothing holds nothing back.
-//! An allowance grows with each step and is spent at that price: on the average training pays no more than the share that was allowed, and
-//! replicas still go as fast as they can when they go. One that is held back is overtaken by the next step. All ranks of a job wait for each
-//! other, so the steps here also tell what replicas cost on other hosts.
+//! If replication runs most of the time, whole cycles from save to save are compared ([`cycles`]). Otherwise, steps
+//! during which this host replicates are compared with steps during which it does not. The price is the additional step
+//! time per second of replication. It counts only as far as it exceeds the noise, so that a host with varying steps and
+//! replicas that cost nothing delays no replica.
+//!
+//! A budget grows with each step and is spent at that price. On average, training loses no more than the allowed share,
+//! and transfers still run at full speed. A newer step replaces a replica that waits. All ranks of a job wait for each
+//! other, so the steps of this host also show the cost of replication on other hosts.
 
 mod cycles;
 
@@ -14,84 +16,86 @@ use std::collections::VecDeque;
 use self::cycles::Cycles;
 use crate::base::time::{Mono, Span};
 
-/// Steps of a kind that are remembered with nothing beside them, and with replicas.
+/// Number of remembered steps of each kind, without and with replication.
 const QUIET: usize = 128;
 const BESIDE: usize = 256;
 
-/// So many of both tell a price.
+/// A price needs this many steps without and with replication.
 const ENOUGH: usize = 8;
 
-/// After so many with replicas and too few without, replicas rest until there are enough to compare with...
+/// After this many steps with replication and too few without, replication pauses until there are enough to compare...
 const REST_AFTER: usize = 64;
 
-/// ...but not for longer than that, and not again for ten times as long.
+/// ...but for at most this long, and not again for ten times as long.
 const REST: Span = Span::seconds(30);
 const REST_AGAIN: Span = Span::seconds(330);
 
-/// What a step took longer counts up to once what steps take, and what it took shorter up to half of that: evaluations and pauses are
-/// no price of replicas.
+/// Limits of the additional time of a step, as a share of the usual step time: evaluations and pauses are not a cost of
+/// replication.
 const LONGEST: f64 = 1.0;
 const SHORTEST: f64 = -0.5;
 
-/// Steps are forgotten then: what a step takes changes.
+/// Older steps are dropped: the time of a step changes.
 const REMEMBERED: Span = Span::seconds(300);
 
-/// So much of the allowance may be saved up: what comes in at most at once after a rest, in seconds of the allowed share.
+/// Limit of the budget: the allowed share of this many seconds. It bounds the burst after a pause.
 const SAVED_UP_S: f64 = 60.0;
 
-/// Training stands still, or is over, when no step came for so long and three times the last one's time: steps are told once a second.
+/// Training has stopped or ended if no step completed for this time plus three times the duration of the last one:
+/// steps are reported once a second.
 const STILL: Span = Span::seconds(3);
 
-/// However high the price, something is sent after that: an old replica is better than none, and the measurement may be wrong.
+/// Maximum wait of a replica, however high the price: an old replica is better than none, and the measurement may be
+/// wrong.
 const MOST_HELD: Span = Span::seconds(600);
 
 /// A step of a rank of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepTime {
-    /// When it began.
+    /// When it started.
     pub start: Mono,
     /// When it was complete.
     pub end: Mono,
-    /// How much of that was saving.
+    /// The part of it that was spent saving.
     pub saving: Span,
 }
 
-/// Why a replica waits; the first counts for more.
+/// Why a replica waits, the more important reason first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
-    /// The allowance is spent.
+    /// The budget is spent.
     Spent,
-    /// There must be steps without replicas to compare with.
+    /// The measurement needs steps without replication to compare with.
     Measurement,
 }
 
-/// The price, and what is left of the allowance.
+/// The price of replication, and the rest of the budget.
 #[derive(Clone, Debug)]
 pub struct ReplicationCost {
-    /// The share of training's time that replicas may cost; 0 for any.
+    /// The share of training time that replication may cost; 0: no limit.
     allowed: f64,
-    /// Steps that save nothing, and steps that save: the one is no measure for the other.
+    /// Steps that save nothing, and steps that save: they are not comparable.
     kinds: [Kind; 2],
-    /// The same steps, from one save to the next.
+    /// The same steps, grouped into cycles from one save to the next.
     cycles: Cycles,
-    /// Seconds of training that may be spent.
+    /// The budget: seconds of training that may be spent.
     left_s: f64,
     held_since: Option<Mono>,
-    /// When the newest step was complete, and what it took.
+    /// When the newest step was complete, and its duration.
     newest: Option<(Mono, Span)>,
     rest_since: Option<Mono>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Kind {
-    /// When each was complete, and what it took, seconds.
+    /// When each was complete, and its duration in seconds.
     quiet: VecDeque<(Mono, f64)>,
-    /// When each was complete, what it took longer than a quiet one, and how much of it went by with replicas, seconds.
+    /// When each was complete, its additional time over a quiet step, and its time with replication, in seconds.
     beside: VecDeque<(Mono, f64, f64)>,
 }
 
 impl ReplicationCost {
-    /// Replicas may cost training the share `allowed` of its time, 0.01 for 1 %; 0 for any.
+    /// Replication may cost the share `allowed` of training time, 0.01 for 1 %; 0: no limit.
     pub fn new(allowed: f64) -> ReplicationCost {
         let kinds = Default::default();
         let cycles = Cycles::default();
@@ -106,7 +110,7 @@ impl ReplicationCost {
         }
     }
 
-    /// Sees a step that went by with `replicating` of its time spent on replicas.
+    /// Records a step during which this host replicated for `replicating`.
     pub fn stepped(&mut self, step: StepTime, replicating: Span) {
         self.earn(step);
         self.cycles.stepped(step, replicating);
@@ -121,24 +125,24 @@ impl ReplicationCost {
             push(&mut kind.quiet, (step.end, took), QUIET);
         } else if let Some(usual) = kind.usual() {
             let longer = (took - usual).clamp(SHORTEST * usual, LONGEST * usual);
-            // Of a step that happened to be long more went by with replicas: that must not look like a price.
+            // A step that is long by chance overlaps more replication: that must not look like a price.
             let active = usual * (replicating.as_seconds() / took).min(1.0);
             push(&mut kind.beside, (step.end, longer, active), BESIDE);
         } else {
-            // Nothing to hold it against yet; that it went by is a reason to rest.
+            // Nothing to compare it with yet. It only counts towards a pause of replication.
             push(&mut kind.beside, (step.end, 0.0, 0.0), BESIDE);
         }
     }
 
-    /// Replicas were sent or taken for so long, until `now`. Seconds of training that it cost, as far as is known.
+    /// Records that shards were sent or received for `took`, until `now`. Returns the known cost, seconds of training.
     pub fn replicated(&mut self, took: Span, now: Mono) -> f64 {
-        // A job that makes no steps is not slowed.
+        // A job that completes no steps is not slowed.
         let cost_s = if self.stands_still(now) { 0.0 } else { self.believed() * took.as_seconds() };
         self.left_s -= cost_s;
         cost_s
     }
 
-    /// What a replica has to wait for now; none if it may be sent.
+    /// Why a replica has to wait now; `None` if it may be sent.
     pub fn holds(&mut self, now: Mono) -> Option<Hold> {
         if self.allowed <= 0.0 {
             return None;
@@ -160,14 +164,14 @@ impl ReplicationCost {
         None
     }
 
-    /// What a second of replicating costs, in seconds of training, where it is known: the best guess, which may be below zero.
+    /// The best estimate of the cost of a second of replication, in seconds of training, if known. May be negative.
     pub fn per_second(&self) -> Option<f64> {
         self.cycles.measured().or_else(|| self.measured()).map(|(price, _)| price)
     }
 
-    /// The price as far as it stands out of the noise, from 0 to 1.
+    /// The price as far as it exceeds the noise, from 0 to 1.
     fn believed(&self) -> f64 {
-        // One that is certain is paid in full, another one as far as it is.
+        // A price beyond three standard errors counts in full. Otherwise one standard error is subtracted.
         let certain = |(price, error): (f64, f64)| if price > 3.0 * error { price } else { price - error };
         let by_cycles = self.cycles.measured().map(certain);
         let by_steps = || self.measured().map(|(price, error)| price - 2.0 * error);
@@ -183,14 +187,14 @@ impl ReplicationCost {
             let spread = kind.spread();
             products += kind.beside.iter().map(|(_, longer, active)| longer * active).sum::<f64>();
             squares += of_kind;
-            // What is usual is itself known only so well, and errs for all steps alike: the error of a median.
+            // The usual time has an error itself, the same for all steps: the standard error of a median.
             let usual_error = 1.25 * spread / (kind.quiet.len() as f64).sqrt();
             noise += spread * spread * of_kind + (usual_error * actives).powi(2);
         }
         (squares > 0.0).then(|| (products / squares, noise.sqrt() / squares))
     }
 
-    /// The allowance grows with the time of steps only, and once where ranks of this host step side by side.
+    /// Adds to the budget for the time of steps only, and only once for steps of several ranks at the same time.
     fn earn(&mut self, step: StepTime) {
         let known = self.newest.map_or(step.start, |(end, _)| end.max(step.start));
         self.left_s =
@@ -200,12 +204,13 @@ impl ReplicationCost {
         }
     }
 
-    /// Whether no step came when one was due: nobody is slowed then, and what was saved last must get away before the host does.
+    /// Whether a step is overdue. Then replication slows no one, and the last save must leave the host before the host
+    /// is lost.
     fn stands_still(&self, now: Mono) -> bool {
         self.newest.is_some_and(|(end, took)| now.since(end) > STILL.plus(Span(took.0.saturating_mul(3))))
     }
 
-    /// Whether there must be steps without replicas first.
+    /// Whether the measurement needs steps without replication first.
     fn rests(&mut self, now: Mono) -> bool {
         let [plain, _] = &mut self.kinds;
         plain.forget(now);
@@ -236,12 +241,12 @@ impl Kind {
             && self.beside.iter().filter(|(_, _, active)| *active > 0.0).count() >= ENOUGH
     }
 
-    /// What a step without replicas takes, seconds.
+    /// The usual time of a step without replication, seconds.
     fn usual(&self) -> Option<f64> {
         (self.quiet.len() >= ENOUGH).then(|| median(self.quiet.iter().map(|(_, took)| *took).collect()))
     }
 
-    /// How much steps without replicas vary, seconds: the standard deviation by the median of what they are off.
+    /// The standard deviation of steps without replication, seconds, from their median absolute deviation.
     fn spread(&self) -> f64 {
         let usual = median(self.quiet.iter().map(|(_, took)| *took).collect());
         1.4826 * median(self.quiet.iter().map(|(_, took)| (took - usual).abs()).collect())
@@ -255,7 +260,7 @@ fn push<T>(queue: &mut VecDeque<T>, value: T, most: usize) {
     queue.push_back(value);
 }
 
-/// The value in the middle; zero of none.
+/// The median; zero if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
     let middle = values.len() / 2;
     if values.is_empty() {

@@ -1,4 +1,4 @@
-//! The judgement against labelled failures of real jobs, where those lie beside the project.
+//! Attribution of labelled failures of real jobs, if the labelled cases are available.
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
 
@@ -9,11 +9,11 @@ use mainstay_core::failure::attribution::class::{Class, Restart};
 use mainstay_core::failure::attribution::score::{self, Case};
 use mainstay_core::model::verdict::FaultDomain;
 
-/// Right domains, in percent, below which something broke.
+/// Minimum share of correct fault domains, in percent.
 const FLOOR: u32 = 82;
 
 #[test]
-fn labelled_cases_are_judged_well() {
+fn most_labelled_cases_get_the_right_fault_domain() {
     let Some(cases) = labelled() else { return };
     let catalog = catalog();
     let answers: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
@@ -27,7 +27,7 @@ fn labelled_cases_are_judged_well() {
             );
         }
     }
-    println!("{}", serde_json::to_string_pretty(&summary.all).expect("plain"));
+    println!("{}", serde_json::to_string_pretty(&summary.all).expect("serializable"));
     assert!(
         summary.all.domain * 100 >= summary.all.cases * FLOOR,
         "{} of {} domains are right",
@@ -36,11 +36,11 @@ fn labelled_cases_are_judged_well() {
     );
 }
 
-/// The same for cases whose source is not remembered.
+/// The same without signatures that only the source of the case confirms.
 const BLIND_FLOOR: u32 = 80;
 
 #[test]
-fn labelled_cases_are_judged_well_without_memory_of_their_source() {
+fn most_labelled_cases_get_the_right_fault_domain_without_memory_of_their_source() {
     let Some(cases) = labelled() else { return };
     let answers = score::without_memory(catalog(), &cases);
     let summary = score::summary(&cases, &answers);
@@ -48,18 +48,18 @@ fn labelled_cases_are_judged_well_without_memory_of_their_source() {
         let reasons = answer.reasons.join("; ");
         println!("{}: {} {:.2}: {reasons}", answer.id, answer.class.name(), answer.confidence);
     }
-    println!("{}", serde_json::to_string(&summary.all).expect("plain"));
+    println!("{}", serde_json::to_string(&summary.all).expect("serializable"));
     assert!(
         summary.all.domain * 100 >= summary.all.cases * BLIND_FLOOR,
         "{} of {} domains are right",
         summary.all.domain,
         summary.all.cases
     );
-    assert_eq!(summary.false_hardware, 0, "a user's failure was called the hardware's");
+    assert_eq!(summary.false_hardware, 0, "a user's failure was attributed to hardware");
 }
 
 #[test]
-fn a_case_may_lack_everything_but_its_name() {
+fn a_case_needs_only_its_id() {
     let catalog = catalog();
     let case = Case::read(1, r#"{"id": "bare", "source_url": null, "label": null}"#);
     let answer = score::answer(catalog, &case);

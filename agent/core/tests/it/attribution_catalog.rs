@@ -1,4 +1,4 @@
-//! Every entry of the catalogue is held to its own example.
+//! Each entry of the catalogue must match its own example.
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
 
@@ -40,7 +40,7 @@ fn every_example_is_matched_best_by_its_own_signature() {
 }
 
 #[test]
-fn every_entry_says_what_it_means_and_where_it_comes_from() {
+fn every_entry_has_a_meaning_a_source_a_family_and_a_weight() {
     for signature in catalog().signatures() {
         assert!(!signature.meaning.is_empty() && !signature.source.is_empty(), "{}", signature.id);
         assert!(!signature.family.is_empty() && signature.weight > 0.0, "{}", signature.id);
@@ -49,6 +49,6 @@ fn every_entry_says_what_it_means_and_where_it_comes_from() {
 }
 
 #[test]
-fn every_pattern_can_be_compiled() {
-    Catalog::read(Catalog::files()).expect("a sound catalogue with all of its patterns");
+fn every_pattern_compiles() {
+    Catalog::read(Catalog::files()).expect("a valid catalogue with all of its patterns");
 }

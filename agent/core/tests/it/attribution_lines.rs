@@ -1,8 +1,8 @@
-//! Lines as the field's programs print them, with what they tell. They were written from knowledge of those
-//! programs to widen the catalogue, and hold it in place: a change that loses many of them is no improvement.
+//! Labelled log lines as training software prints them. They were written from knowledge of these programs to widen
+//! the catalogue. They also prevent regressions: a change that loses many of them is no improvement.
 //!
-//! The catalogue's words are learned from these lines, so the share of right ones here is no measure of what is known
-//! of others. `words.rs` in `agent/core/src/failure/attribution` measures that, with lines that it holds out.
+//! The catalogue's words are learned from these lines, so the share of right answers here does not apply to other
+//! lines. `words.rs` in `agent/core/src/failure/attribution` measures that with held-out lines.
 
 #![allow(
     clippy::disallowed_methods,
@@ -18,7 +18,7 @@ use mainstay_core::failure::attribution::class::{Class, Restart};
 use mainstay_core::failure::attribution::scan::{Kind, Scan};
 use mainstay_core::failure::attribution::{Attribution, Evidence, attribute};
 
-/// Right domains of what was learned, in percent.
+/// Minimum share of correct fault domains of the learned lines, in percent.
 const FLOOR: usize = 92;
 
 fn judged(catalog: &Catalog, text: &str) -> Attribution {
@@ -27,7 +27,7 @@ fn judged(catalog: &Catalog, text: &str) -> Attribution {
 }
 
 #[test]
-fn words_alone_stop_no_job_and_are_heard_once() {
+fn learned_words_alone_stop_no_job_and_count_once() {
     let catalog = catalog();
     let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
     let all: Vec<Attribution> =
@@ -44,25 +44,25 @@ fn words_alone_stop_no_job_and_are_heard_once() {
         assert_eq!(received, 1, "{:?}", judged.evidence);
     }
     let known = judged(catalog, "ModuleNotFoundError: No module named 'frobnicate'");
-    assert_eq!(known.restart, Restart::DoNotRestart, "what a signature says may stop a job");
+    assert_eq!(known.restart, Restart::DoNotRestart, "a signature may stop a job");
 }
 
 #[test]
-fn who_is_not_sure_does_not_stop_the_job() {
+fn a_confidence_below_60_percent_stops_the_job_only_with_an_agreed_exit_code() {
     let catalog = catalog();
     let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
     let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
     let unsure: Vec<Attribution> = all.filter(|of| of.confidence < 0.6).collect();
-    assert!(!unsure.is_empty(), "every line is sure");
+    assert!(!unsure.is_empty(), "no confidence is below 0.6");
     for judged in unsure {
-        // Only an exit code that is an agreement may say so.
+        // Only an exit code with an agreed meaning may stop the job.
         let agreed = judged.evidence.iter().any(|vote| vote.family == "exit");
         assert!(agreed || judged.restart != Restart::DoNotRestart, "{:?}", judged.evidence);
     }
 }
 
 #[test]
-fn lines_that_were_learned_stay_known() {
+fn most_learned_lines_get_the_right_fault_domain() {
     let catalog = catalog();
     let (mut all, mut wrong) = (0, Vec::new());
     let lines = match std::env::var_os("LINES_FILE") {
@@ -75,7 +75,7 @@ fn lines_that_were_learned_stay_known() {
         let text = text.replace("\\n", "\n").replace("\\t", "\t");
         let judged = judged(catalog, &text);
         all += 1;
-        // A full disk is the storage's class and the user's fault.
+        // Compares the domains of the classes: a full disk has the class storage and is the user's fault.
         if judged.class.domain() != class.domain() {
             wrong.push(format!(
                 "{} {:.2} instead of {}: {text}",

@@ -1,4 +1,4 @@
-//! Whatever bytes come, the scan neither panics nor slows to a crawl, and says the same however they are cut.
+//! On any input the scan neither panics nor becomes slow, and its result does not depend on the chunk size.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -9,7 +9,7 @@ use mainstay_core::failure::attribution::{Attribution, Evidence, attribute, expl
 use proptest::prelude::*;
 
 fn catalog() -> &'static Catalog {
-    Catalog::built_in().expect("a sound catalogue")
+    Catalog::built_in().expect("a valid catalogue")
 }
 
 fn judged(findings: Vec<Findings>) -> Attribution {
@@ -24,7 +24,7 @@ fn of_text(text: &[u8]) -> Attribution {
     judged(vec![Scan::of_text(catalog(), "log", None, Kind::Log, text)])
 }
 
-/// What was seen, without what depends on nothing but wording.
+/// The sightings by signature, count and first line, without their texts.
 fn seen(findings: &Findings) -> Vec<(usize, u64, u64)> {
     findings
         .sightings
@@ -33,7 +33,7 @@ fn seen(findings: &Findings) -> Vec<(usize, u64, u64)> {
         .collect()
 }
 
-/// Pieces of logs between garbage: words that the scan looks for meet bytes that it does not expect.
+/// Pieces of logs mixed with garbage: words that the scan looks for next to unexpected bytes.
 fn log() -> impl Strategy<Value = Vec<u8>> {
     let words: Vec<Vec<u8>> = catalog()
         .signatures()
@@ -65,13 +65,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_survived_and_probabilities_stay_probabilities(text in log()) {
+    fn any_bytes_yield_a_confidence_between_0_and_1(text in log()) {
         let judged = of_text(&text);
         prop_assert!((0.0..=1.0 + 1e-9).contains(&judged.confidence));
     }
 
     #[test]
-    fn pieces_may_end_anywhere(text in log(), cut in 1usize..50) {
+    fn the_result_does_not_depend_on_the_chunk_size(text in log(), cut in 1usize..50) {
         let whole = Scan::of_text(catalog(), "log", None, Kind::Log, &text);
         let mut scan = Scan::new(catalog(), "log", None, Kind::Log);
         text.chunks(cut).for_each(|piece| scan.feed(piece));
@@ -82,7 +82,7 @@ proptest! {
 }
 
 #[test]
-fn a_line_without_end_is_survived() {
+fn a_very_long_line_does_not_hide_the_next_one() {
     let mut scan = Scan::new(catalog(), "log", None, Kind::Log);
     let piece = "x Error: cuda error: [rank1] ".repeat(4096);
     for _ in 0..6 {
@@ -95,7 +95,7 @@ fn a_line_without_end_is_survived() {
 }
 
 #[test]
-fn what_a_line_says_is_found_in_colours_wrapped_and_behind_prefixes() {
+fn messages_are_found_in_colours_across_wraps_and_after_prefixes() {
     let class = |text: &str| of_text(text.as_bytes()).class;
     assert_eq!(
         class("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
@@ -107,7 +107,7 @@ fn what_a_line_says_is_found_in_colours_wrapped_and_behind_prefixes() {
 }
 
 #[test]
-fn the_victims_are_not_the_culprit() {
+fn victims_are_not_the_culprit() {
     let scan = |rank: u32, text: &str| {
         Scan::of_text(catalog(), &format!("rank{rank}.log"), Some(rank), Kind::Log, text.as_bytes())
     };
@@ -119,25 +119,25 @@ fn the_victims_are_not_the_culprit() {
 }
 
 #[test]
-fn a_lone_victim_is_unknown() {
+fn a_victim_without_a_culprit_has_an_unknown_cause() {
     let judged = of_text(b"[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.");
     assert_eq!(judged.class, Class::Unknown);
 }
 
 #[test]
-fn the_same_fault_on_many_ranks_is_no_ranks() {
+fn a_fault_common_to_all_ranks_names_no_rank() {
     let text: String =
         (0..8).map(|rank| format!("[rank{rank}]: OSError: [Errno 116] Stale file handle\n")).collect();
     let judged = of_text(text.as_bytes());
     assert_eq!((judged.class, judged.root.rank, judged.root.common.len()), (Class::Storage, None, 8));
 }
 
-/// What the words of a whole log speak for is heard beside its signatures.
+/// Whether the words of the whole log were weighed in addition to its signatures.
 fn hears_the_words_of(judged: &Attribution) -> bool {
     judged.evidence.iter().chain(&judged.against).any(|vote| vote.meaning.starts_with("the log is worded"))
 }
 
-/// A kernel that died: a bug or a lost GPU, and nothing tells which.
+/// A CUDA kernel that failed: a bug or a lost GPU, and nothing shows which.
 const DIED: &str = r#"Traceback (most recent call last):
   File "/work/train.py", line 18, in <module>
     raise RuntimeError("CUDA error: unspecified launch failure")
@@ -145,14 +145,14 @@ RuntimeError: CUDA error: unspecified launch failure
 "#;
 
 #[test]
-fn a_traceback_alone_has_the_words_of_every_bug_and_they_are_not_weighed() {
+fn the_words_of_a_traceback_alone_are_not_weighed() {
     let judged = of_text(DIED.as_bytes());
     assert!(!hears_the_words_of(&judged), "{:?}", judged.evidence);
     assert_eq!(judged.class, Class::Unknown);
 }
 
 #[test]
-fn the_words_of_a_log_that_says_much_are_weighed() {
+fn the_words_of_a_detailed_log_are_weighed() {
     let said = "the node was drained after nvidia-smi reported uncorrectable ecc errors and row remapping pending on this gpu, \
         the driver needs a reset of the device, nvlink replay errors were seen on the same board, the fan failed, the \
         temperature rose above the slowdown threshold, dcgm diagnostics failed with memory bandwidth below the minimum, pcie \
@@ -162,7 +162,7 @@ fn the_words_of_a_log_that_says_much_are_weighed() {
 }
 
 #[test]
-fn no_word_is_made_of_two_lines_that_begin_alike() {
+fn no_word_is_joined_across_two_lines_with_the_same_prefix() {
     let lines = "srun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds\n";
     let judged = of_text(lines.as_bytes());
     assert!(judged.against.iter().chain(&judged.evidence).all(|vote| vote.id != "storage.s3_auth"));
@@ -171,7 +171,7 @@ fn no_word_is_made_of_two_lines_that_begin_alike() {
 }
 
 #[test]
-fn what_a_program_advises_was_not_seen() {
+fn advice_in_a_log_is_not_evidence() {
     let complaint = "frobnicator: gave up after 7 of 9\n";
     let advice = "        Solution: 1. Check whether npu 4 is degraded or unhealthy.\n";
     assert_eq!(of_text(format!("{complaint}{advice}").as_bytes()).class, Class::Unknown);

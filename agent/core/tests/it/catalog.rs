@@ -1,4 +1,4 @@
-//! The catalogues that are compiled in: each entry's example is its test.
+//! The compiled-in catalogues: each entry's example is its test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ fn read(line: &str) -> Option<Fact> {
 }
 
 #[test]
-fn each_example_is_read_as_what_it_is_an_example_of() {
+fn each_example_is_parsed_as_its_own_entry() {
     let (xid, sxid, kernel, _) = files();
     for meaning in xid.xid {
         let Some(Fact::Xid(xid)) = read(&meaning.example) else { panic!("no XID: {}", meaning.example) };
@@ -56,7 +56,7 @@ fn each_example_is_read_as_what_it_is_an_example_of() {
 }
 
 #[test]
-fn faults_of_programs_condemn_no_gpu() {
+fn xids_of_programs_leave_the_gpu_healthy() {
     let (xid, _, _, _) = files();
     for meaning in xid.xid {
         if matches!(meaning.blame, FaultOrigin::Application | FaultOrigin::None) {
@@ -69,7 +69,7 @@ fn faults_of_programs_condemn_no_gpu() {
 }
 
 #[test]
-fn what_is_unhealthy_has_something_to_do() {
+fn unhealthy_entries_recommend_at_least_a_device_reset() {
     let (xid, sxid, kernel, _) = files();
     for meaning in xid.xid.iter().chain(&sxid.sxid) {
         let serious = meaning.state == HealthState::Unhealthy;
@@ -82,7 +82,7 @@ fn what_is_unhealthy_has_something_to_do() {
 }
 
 #[test]
-fn codes_that_are_named_are_there() {
+fn codes_that_entries_refer_to_exist() {
     let catalog = catalog();
     for code in 1..=173 {
         let Some(meaning) = catalog.xid(code) else { continue };
@@ -93,7 +93,7 @@ fn codes_that_are_named_are_there() {
 }
 
 #[test]
-fn every_nvlink_rule_is_found_by_both_layouts() {
+fn every_nvlink_rule_matches_in_both_layouts() {
     let (_, _, _, nvlink) = files();
     let rules = catalog().nvlink_rules().to_vec();
     let mut units = BTreeSet::new();
@@ -113,10 +113,10 @@ fn every_nvlink_rule_is_found_by_both_layouts() {
     assert!(units.len() > 15);
 }
 
-/// NVIDIA's table has 94 rules: 45 to be ignored, 8 for which the 154 beside them decides, 41 that need a reset; and
-/// two of those to be ignored are called fatal.
+/// NVIDIA's table has 94 rules: 45 to ignore, 8 that the XID 154 logged with them decides, 41 that need a reset. Two
+/// of those to ignore are called fatal.
 #[test]
-fn the_table_of_nvlink_is_whole() {
+fn the_nvlink_table_is_complete() {
     let (_, _, _, nvlink) = files();
     let count = |of: &dyn Fn(&mainstay_core::hardware::catalog::NvlinkRule) -> bool| {
         nvlink.rule.iter().filter(|rule| of(rule)).count()
@@ -131,7 +131,7 @@ fn the_table_of_nvlink_is_whole() {
 }
 
 #[test]
-fn the_registers_of_a_link_are_decoded() {
+fn nvlink_registers_are_decoded() {
     let of = |registers: [u32; 7]| {
         let line = LinkRegisters { link: 14, registers: registers.to_vec() };
         RegisterMeaning::of(catalog().register_rules(), &line)
@@ -151,7 +151,7 @@ fn the_registers_of_a_link_are_decoded() {
 }
 
 #[test]
-fn a_site_has_the_last_word() {
+fn entries_of_a_site_override_and_extend_the_catalogue() {
     let file: OverrideFile = toml::from_str(
         r#"
         [[xid]]
@@ -182,7 +182,7 @@ fn a_site_has_the_last_word() {
 }
 
 #[test]
-fn an_override_that_is_wrong_says_where() {
+fn an_error_in_an_override_names_its_place() {
     let entry = |rest: &str| {
         format!(
             "[[xid]]\nids = [79]\nname = \"a\"\nmeaning = \"a\"\nblame = \"device\"\nstate = \"UNHEALTHY\"\naction = \"REBOOT_NODE\"\n{rest}"
@@ -199,7 +199,7 @@ fn an_override_that_is_wrong_says_where() {
 }
 
 #[test]
-fn the_lines_own_word_weighs_more_than_the_table() {
+fn the_severity_in_the_line_overrides_the_table() {
     let rules = catalog().nvlink_rules().to_vec();
     let judge = |line: &str| {
         let xid = nvidia::xid(line).unwrap();
@@ -220,7 +220,7 @@ fn the_lines_own_word_weighs_more_than_the_table() {
 }
 
 #[test]
-fn a_catalogue_that_contradicts_itself_is_refused() {
+fn an_invalid_catalogue_is_refused() {
     let (mut xid, sxid, kernel, nvlink) = files();
     let again = xid.xid[0].clone();
     xid.xid.push(again);
@@ -239,7 +239,7 @@ fn a_catalogue_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn the_reference_names_all_that_is_known() {
+fn the_reference_lists_every_entry() {
     let document = include_str!("../../../../docs/reference/checks.md");
     let (xid, sxid, kernel, _) = files();
     let codes = xid.xid.iter().chain(&sxid.sxid).map(|meaning| (&meaning.name, meaning.action));

@@ -1,5 +1,5 @@
-//! Where replicas go, which step is whole, what may be deleted and what is restored: over all shapes of clusters, and in a
-//! simulation that loses hosts at any point.
+//! Placement of replicas, whole steps, retention and restore plans: for clusters of all shapes, and in a simulation
+//! that loses hosts at any point.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,22 +31,22 @@ fn rules(copies: usize) -> Rules {
 }
 
 #[test]
-fn a_step_is_whole_when_one_attempt_has_every_rank_verified() {
+fn a_step_is_whole_if_one_attempt_has_a_verified_shard_of_every_rank() {
     let (old, new) = (key(10, 0, 2), key(10, 1, 2));
-    // Two epochs wrote the same step at once: each half, together not whole.
+    // Two attempts each saved half of the same step: together they are not a whole step.
     let mut copies = vec![copy("a", true, &old, 0), copy("b", true, &new, 1)];
     assert!(newest_whole(&copies, "job").is_none());
     copies.push(copy("c", false, &new, 0));
     let whole = newest_whole(&copies, "job").unwrap();
     assert_eq!((whole.key.attempt, whole.least_copies(), whole.missing(9)), (1, 1, vec![]));
     copies[2].verified = false;
-    assert!(newest_whole(&copies, "job").is_none(), "what is not verified does not count");
+    assert!(newest_whole(&copies, "job").is_none(), "unverified copies do not count");
     assert_eq!(steps(&copies, Some("job"))[0].missing(9), [0]);
     assert!(steps(&copies, Some("another")).is_empty());
 }
 
 #[test]
-fn of_a_shard_that_was_sealed_twice_the_later_one_counts_and_copies_of_the_other_do_not() {
+fn of_a_shard_sealed_twice_only_the_later_one_counts() {
     let of = key(5, 0, 1);
     let mut again = copy("a", true, &of, 0);
     again.shard.root = "later".to_owned();
@@ -57,7 +57,7 @@ fn of_a_shard_that_was_sealed_twice_the_later_one_counts_and_copies_of_the_other
 }
 
 #[test]
-fn memory_is_made_ready_where_a_step_may_come_and_none_is_used_again() {
+fn memory_is_prepared_where_a_step_may_arrive_and_none_can_be_reused() {
     let (small, large) = (key(20, 0, 1), StepKey { run: "large".into(), ..key(10, 0, 2) });
     let sized = |holder: &str, own, of: &StepKey, rank, bytes| {
         let mut copy = copy(holder, own, of, rank);
@@ -66,39 +66,39 @@ fn memory_is_made_ready_where_a_step_may_come_and_none_is_used_again() {
         copy
     };
     let mut copies = vec![sized("a", true, &small, 0, 50), sized("a", true, &large, 0, 70)];
-    assert_eq!(expected(&copies, "standby", &[], 1), [50], "half a step comes nowhere");
+    assert_eq!(expected(&copies, "standby", &[], 1), [50], "an incomplete step is not sent");
     copies.push(sized("b", true, &large, 1, 80));
     assert_eq!(expected(&copies, "standby", &[], 1), [80, 70], "the larger of two runs");
     copies.push(sized("standby", false, &small, 0, 50));
-    assert_eq!(expected(&copies, "standby", &[], 1), [80, 70], "replicas of others are none of its own");
-    assert!(expected(&copies, "a", &[], 1).is_empty(), "its ranks' shards are here");
+    assert_eq!(expected(&copies, "standby", &[], 1), [80, 70], "a replica is not a shard of its own ranks");
+    assert!(expected(&copies, "a", &[], 1).is_empty(), "it has the shards of its ranks");
     assert_eq!(
         expected(&copies, "c", &[30, 40], 2),
         [40, 40, 30, 30],
-        "two replicas of each are sent, and as many come"
+        "it sends two replicas of each shard and receives as many"
     );
-    assert!(expected(&copies, "standby", &[30, 40], 2).is_empty(), "it has memory of older replicas");
+    assert!(expected(&copies, "standby", &[30, 40], 2).is_empty(), "it reuses memory of older replicas");
 }
 
 #[test]
-fn launches_of_one_run_are_found_under_its_id_and_not_mixed() {
+fn launches_of_a_run_are_found_by_run_id_and_not_mixed() {
     let of = |launch: &str| StepKey { run: format!("job@{launch}").into(), ..key(5, 0, 2) };
     let mut copies = vec![copy("a", true, &of("a-17"), 0), copy("b", true, &of("b-4"), 1)];
-    assert!(newest_whole(&copies, "job").is_none(), "a half of each launch");
+    assert!(newest_whole(&copies, "job").is_none(), "half a step of each launch");
     copies.push(copy("a", true, &of("a-17"), 1));
     assert_eq!(newest_whole(&copies, "job").unwrap().key.run, "job@a-17");
     assert!(newest_whole(&copies, "jo").is_none());
 }
 
 #[test]
-fn a_rank_outside_its_world_makes_nothing_whole() {
+fn a_rank_outside_its_world_makes_no_step_whole() {
     let of = key(5, 0, 1);
     assert!(newest_whole(&[copy("a", true, &of, 7)], "job").is_none());
     assert!(newest_whole(&[copy("a", true, &key(5, 0, 0), 0)], "job").is_none());
 }
 
 #[test]
-fn replicas_avoid_the_own_domain_and_the_pipeline_neighbour_until_nobody_else_is_there() {
+fn replicas_go_to_the_own_domain_or_a_pipeline_neighbour_only_as_a_last_resort() {
     let mut hosts = vec![host("a", "r1"), host("b", "r1"), host("c", "r2"), host("d", "r3")];
     let avoid = Rules { copies: 1, avoid: BTreeSet::from(["c".to_owned()]), parity: None };
     assert_eq!(place("a", &hosts, &avoid).hosts, ["d"]);
@@ -117,7 +117,7 @@ fn replicas_avoid_the_own_domain_and_the_pipeline_neighbour_until_nobody_else_is
 }
 
 #[test]
-fn a_clock_that_jumps_makes_no_step_older_or_newer() {
+fn a_clock_jump_does_not_change_the_order_of_steps() {
     const YEAR: i64 = 365 * 86_400;
     let sealed = |step, attempt, created| {
         let mut copy = copy("a", true, &key(step, attempt, 1), 0);
@@ -125,7 +125,7 @@ fn a_clock_that_jumps_makes_no_step_older_or_newer() {
         copy
     };
     for (first, second) in [(YEAR, 0), (0, YEAR), (i64::MAX, i64::MIN)] {
-        // The same step by two attempts of a launch, and one before and one behind it.
+        // The same step of two attempts of a launch, an earlier step and a later one.
         let copies =
             [sealed(20, 0, first), sealed(20, 1, second), sealed(10, 1, first), sealed(30, 1, second)];
         let order: Vec<(u64, u64)> =
@@ -134,7 +134,7 @@ fn a_clock_that_jumps_makes_no_step_older_or_newer() {
         let gone = deletable(&steps(&copies, None), Retention { keep: 2, copies: 1 });
         assert_eq!(gone, [key(10, 1, 1), key(20, 0, 1)], "{first} and {second}");
     }
-    // Two launches have no other order than that of their clocks, and each stays together.
+    // Launches are ordered only by their clocks, and the attempts of a launch stay together.
     let of = |job: &str, attempt, created| {
         let mut copy = sealed(20, attempt, created);
         copy.shard.of.job = job.into();
@@ -146,7 +146,7 @@ fn a_clock_that_jumps_makes_no_step_older_or_newer() {
 }
 
 #[test]
-fn what_lies_on_an_excluded_host_keeps_no_step_and_frees_none() {
+fn copies_on_an_excluded_host_neither_keep_nor_free_a_step() {
     let mut hosts: Vec<Host> = ["a", "b", "c"].map(|name| host(name, name)).into();
     let (one, two) = (key(1, 0, 1), key(2, 0, 1));
     let copies: Vec<Copy> =
@@ -157,11 +157,11 @@ fn what_lies_on_an_excluded_host_keeps_no_step_and_frees_none() {
     };
     assert_eq!(gone(&hosts, &copies), std::slice::from_ref(&one));
     hosts[1].excluded = true;
-    assert!(gone(&hosts, &copies).is_empty(), "the copy that counts is not made yet");
+    assert!(gone(&hosts, &copies).is_empty(), "the second copy that counts does not exist yet");
     let mut more = copies.clone();
     more.push(copy("c", false, &two, 0));
     assert_eq!(gone(&hosts, &more), std::slice::from_ref(&one));
-    // Where too few others are left, steps do not pile up until they are back.
+    // If too few other hosts are left, fewer copies suffice, so that steps do not pile up.
     hosts[2].excluded = true;
     hosts.push(host("d", "d"));
     let mut beside_d = copies.clone();
@@ -169,13 +169,13 @@ fn what_lies_on_an_excluded_host_keeps_no_step_and_frees_none() {
     let (_, wanted) = counting("a", copies.clone(), &hosts, 3);
     assert_eq!(wanted, 2, "a and d");
     assert_eq!(gone(&hosts, &beside_d), std::slice::from_ref(&one));
-    // Nobody else is left at all: everything counts again.
+    // No other host is left: all copies count again.
     hosts.pop();
     assert_eq!(gone(&hosts, &copies), [one]);
 }
 
 #[test]
-fn a_plan_takes_the_nearest_copy_and_spreads_the_rest() {
+fn a_plan_takes_the_nearest_copy_and_balances_the_load() {
     let of = key(1, 0, 4);
     let mut copies = Vec::new();
     for rank in 0..4 {
@@ -193,7 +193,7 @@ fn a_plan_takes_the_nearest_copy_and_spreads_the_rest() {
         *loads.entry(&transfer.sources[0].holder).or_default() += 1;
     }
     assert_eq!((loads["x"].abs_diff(loads["y"]), loads["new"]), (1, 1));
-    // Memory of a peer is nearer than a peer's disk, durable storage is the last.
+    // A peer's memory is nearer than a peer's disk. Durable storage comes last.
     let mut near = copies.clone();
     near.retain(|copy| copy.holder != "new");
     near.iter_mut().filter(|copy| copy.holder == "y").for_each(|copy| copy.medium = Medium::Memory);
@@ -211,14 +211,14 @@ fn sources_of_rank_0(state: &mainstay_core::checkpoint::inventory::StepState) ->
 }
 
 #[test]
-fn a_plan_names_what_lies_nowhere() {
+fn a_plan_lists_shards_without_a_copy() {
     let state = &steps(&[copy("a", true, &key(1, 0, 3), 1)], None)[0];
     let wanted = (0..3).map(|rank| (rank, vec!["a".to_owned()])).collect();
     assert_eq!(plan(state, &wanted).missing, [0, 2]);
 }
 
 #[test]
-fn nothing_is_deleted_before_a_newer_step_has_all_its_copies() {
+fn no_step_is_deleted_before_a_newer_one_has_all_its_copies() {
     let retention = Retention { keep: 1, copies: 2 };
     let (one, two) = (key(1, 0, 2), key(2, 0, 2));
     let mut copies = Vec::new();
@@ -235,39 +235,39 @@ fn nothing_is_deleted_before_a_newer_step_has_all_its_copies() {
 }
 
 #[test]
-fn a_decision_is_one_for_all_askers_of_a_round_and_a_new_round_has_a_higher_number() {
+fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
     let (mut leader, mut other) = (Decisions::default(), Decisions::default());
     let (five, six) = (key(5, 0, 2), key(6, 0, 2));
     let first = leader.decide("a", "job", "a", Some(&five));
     assert_eq!(first.fence, 1);
     assert_eq!(other.report(&first), Word::Accepted);
-    assert_eq!(other.report(&first), Word::Accepted, "told twice is told once");
+    assert_eq!(other.report(&first), Word::Accepted, "a repeated report is accepted");
     assert_eq!(
         leader.decide("a", "job", "b", Some(&five)),
         first,
-        "the second host of the round gets the same"
+        "the second host of the round gets the same decision"
     );
     let again = leader.decide("a", "job", "b", Some(&five));
     assert_eq!(
         (again.fence, &again.step),
         (2, &Some(five.clone())),
-        "a host that asks again begins a new round"
+        "a host that asks again starts a new round"
     );
-    assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "which the others join");
-    assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step is not passed over");
+    assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "and the others join it");
+    assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step starts a new round");
     assert_eq!(other.report(&again), Word::Accepted);
     assert_eq!(other.report(&first), Word::Refused(again.clone()), "a late decision is refused");
     let rival =
         mainstay_core::checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
-    assert_eq!(other.report(&rival), Word::Refused(again), "two of one number: the first holds");
+    assert_eq!(other.report(&rival), Word::Refused(again), "of two with the same number the first holds");
 }
 
-/// Hosts over domains, some not usable.
+/// Hosts in several failure domains, some of them not usable.
 fn clusters() -> impl Strategy<Value = Vec<Host>> {
     prop::collection::vec((0..6_u8, prop::bool::weighted(0.85)), 1..24).prop_map(|hosts| {
         let of = |(index, (domain, usable)): (usize, (u8, bool))| Host {
             name: format!("host{index}"),
-            // The first label stands for hosts without one.
+            // Domain 0: a host without a label.
             domain: if domain == 0 { String::new() } else { format!("rack{domain}") },
             usable,
             excluded: false,
@@ -285,7 +285,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn groups_hold_every_host_once_and_are_of_the_right_size(hosts in clusters(), size in 1..5_usize) {
+    fn groups_contain_every_host_once_and_have_the_right_size(hosts in clusters(), size in 1..5_usize) {
         let groups = groups(&hosts, size);
         let mut all: Vec<&String> = groups.iter().flatten().collect();
         all.sort();
@@ -299,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_cross_domains_where_no_domain_is_too_large(hosts in clusters(), size in 2..4_usize) {
+    fn groups_span_different_domains_if_no_domain_is_too_large(hosts in clusters(), size in 2..4_usize) {
         let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
         for host in &hosts {
             *sizes.entry(domain_of(&hosts, &host.name)).or_default() += 1;
@@ -313,7 +313,7 @@ proptest! {
     }
 
     #[test]
-    fn replicas_are_on_usable_hosts_of_other_domains_as_far_as_there_are_any(hosts in clusters(), copies in 1..4_usize) {
+    fn replicas_go_to_usable_hosts_of_other_domains_as_far_as_possible(hosts in clusters(), copies in 1..4_usize) {
         for owner in &hosts {
             let placement = place(&owner.name, &hosts, &rules(copies));
             let unique: BTreeSet<&String> = placement.hosts.iter().collect();
@@ -326,13 +326,13 @@ proptest! {
                 usable.iter().map(|host| domain_of(&hosts, &host.name)).filter(|domain| *domain != own).collect();
             let taken: BTreeSet<String> =
                 placement.hosts.iter().map(|name| domain_of(&hosts, name)).filter(|domain| *domain != own).collect();
-            prop_assert_eq!(taken.len(), copies.min(elsewhere.len()), "domains are used up first");
+            prop_assert_eq!(taken.len(), copies.min(elsewhere.len()), "other domains come first");
             prop_assert_eq!(placement.compromises.is_empty(), elsewhere.len() >= copies);
         }
     }
 
     #[test]
-    fn a_host_that_fails_moves_only_the_replicas_that_it_kept(hosts in clusters(), copies in 1..3_usize, lost in any::<prop::sample::Index>()) {
+    fn a_failed_host_moves_only_the_replicas_that_it_held(hosts in clusters(), copies in 1..3_usize, lost in any::<prop::sample::Index>()) {
         let lost = lost.get(&hosts).name.clone();
         let mut after = hosts.clone();
         after.iter_mut().filter(|host| host.name == lost).for_each(|host| host.usable = false);
@@ -345,7 +345,7 @@ proptest! {
     }
 
     #[test]
-    fn an_excluded_host_keeps_nothing_and_counts_for_nothing_while_another_is_usable(
+    fn an_excluded_host_holds_and_counts_for_nothing_while_another_is_usable(
         hosts in clusters(), copies in 1..4_usize, out in prop::collection::vec(any::<prop::sample::Index>(), 1..6)
     ) {
         let mut hosts = hosts;
@@ -360,12 +360,12 @@ proptest! {
             let others = hosts.iter().filter(|host| host.usable && host.name != owner.name).count();
             let placed = place(&owner.name, &hosts, &rules(copies)).hosts;
             if fit.is_empty() {
-                prop_assert_eq!(placed.len(), copies.min(others), "better there than nowhere");
+                prop_assert_eq!(placed.len(), copies.min(others), "excluded hosts are better than none");
                 continue;
             }
             prop_assert_eq!(placed.len(), copies.min(fit.len()));
             prop_assert!(placed.iter().all(|name| fit.contains(name.as_str())), "{:?}", placed);
-            // The same where those that are excluded have a copy already: the step goes to as many others.
+            // The same if the excluded hosts already have a copy: as many other hosts get one.
             let mut known = vec![copy(&owner.name, true, &of, 0)];
             let out = hosts.iter().filter(|host| host.excluded && host.name != owner.name);
             known.extend(out.map(|host| copy(&host.name, false, &of, 0)));
@@ -376,7 +376,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_gives_each_shard_once_and_no_holder_more_than_its_share(world in 1..40_u32, holders in 1..6_usize) {
+    fn a_plan_sends_each_shard_once_and_balances_the_holders(world in 1..40_u32, holders in 1..6_usize) {
         let of = key(1, 0, world);
         let names: Vec<String> = (0..holders).map(|index| format!("h{index}")).collect();
         let copies: Vec<Copy> =
@@ -395,13 +395,13 @@ proptest! {
     }
 }
 
-/// A cluster with one rank on each host, by what each host holds.
+/// A cluster with one rank on each host, and the copies that the hosts hold.
 struct Cluster {
     hosts: Vec<Host>,
     copies: Vec<Copy>,
     redundancy: usize,
     next_step: u64,
-    /// Who has sealed the step that is being saved.
+    /// The ranks that have sealed the step that is being saved.
     sealed: BTreeSet<usize>,
 }
 
@@ -416,7 +416,7 @@ impl Cluster {
         key(step, 0, u32::try_from(self.hosts.len()).unwrap())
     }
 
-    /// One rank seals its shard of the step that is being saved; the next step begins when all have.
+    /// Seals a rank's shard of the current step. The next step starts when all ranks have sealed.
     fn seal(&mut self, rank: usize) {
         if self.sealed.insert(rank) {
             let copy =
@@ -429,7 +429,7 @@ impl Cluster {
         }
     }
 
-    /// One host sends one shard; whether there was one to send.
+    /// Sends one shard from a host. Returns whether there was one to send.
     fn replicate(&mut self, from: usize) -> bool {
         let me = self.hosts[from].name.clone();
         let Some(repair) =
@@ -440,7 +440,7 @@ impl Cluster {
         assert_ne!(repair.to, me);
         assert!(
             !self.copies.iter().any(|copy| copy.holder == repair.to && copy.shard == repair.shard),
-            "nothing is sent twice"
+            "no shard is sent twice"
         );
         let copy = Copy {
             holder: repair.to.into(),
@@ -459,7 +459,7 @@ impl Cluster {
         self.copies.retain(|copy| !gone.contains(&copy.shard.of));
     }
 
-    /// The newest step that has all its copies, and the newest that is whole.
+    /// The newest step that has all its copies, and the newest whole step.
     fn standing(&self) -> (Option<u64>, Option<u64>) {
         let steps = steps(&self.copies, None);
         let safe =
@@ -472,7 +472,7 @@ impl Cluster {
         self.copies.retain(|copy| !names.iter().any(|name| copy.holder == **name));
     }
 
-    /// New hosts take the places, the ranks go back to the newest whole step, and everything is copied again.
+    /// New hosts replace the lost ones, the ranks go back to step `to`, and all missing copies are made again.
     fn recover(&mut self, to: Option<u64>) {
         let to = to.unwrap_or(0);
         self.copies.retain(|copy| copy.shard.of.step <= to);
@@ -507,7 +507,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn losing_hosts_at_any_point_loses_nothing_that_had_its_copies(
+    fn losing_hosts_at_any_point_loses_no_step_that_had_all_its_copies(
         hosts in 2..9_usize, domains in 2..5_usize, redundancy in 1..3_usize, happenings in happenings()
     ) {
         let redundancy = redundancy.min(hosts.min(domains) - 1);
@@ -518,7 +518,7 @@ proptest! {
                 Happening::Replicate(from) => { cluster.replicate(from % hosts); }
                 Happening::Prune => cluster.prune(),
                 Happening::Lose(first, second) => {
-                    // As many as there are replicas, of different domains.
+                    // At most as many hosts as there are replicas, in different domains.
                     let mut lost = BTreeSet::from([first % hosts]);
                     if redundancy > 1 && (first % hosts) % domains != (second % hosts) % domains {
                         lost.insert(second % hosts);
@@ -536,12 +536,12 @@ proptest! {
     }
 
     #[test]
-    fn with_saves_as_slow_as_replication_at_most_the_step_under_way_is_lost(
+    fn if_replication_keeps_up_at_most_the_step_being_saved_is_lost(
         hosts in 2..8_usize, orders in prop::collection::vec((0..64_usize, 0..64_usize, any::<bool>()), 1..12)
     ) {
         let mut cluster = Cluster::new(hosts, hosts, 1);
         for (lost, after, in_replication) in orders {
-            // A step is saved and replicated; then the next one is saved and a host dies somewhere on the way.
+            // A step is saved and replicated. Then the next one is saved, and a host fails at some point of that.
             (0..hosts).for_each(|rank| cluster.seal(rank));
             while (0..hosts).any(|from| cluster.replicate(from)) {}
             cluster.prune();

@@ -1,4 +1,4 @@
-//! Pieces in place of replicas: when they make a step whole, where they go, and that those of two things never mix.
+//! Pieces instead of replicas: when they make a step whole, where they go, and that different shards never mix.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ fn rules() -> Rules {
 }
 
 #[test]
-fn parity_is_read_as_it_is_written_and_nothing_else_is_taken_for_it() {
+fn parity_is_parsed_as_it_is_printed_and_anything_else_is_refused() {
     assert_eq!("3+2".parse(), Ok(OF));
     assert_eq!(OF.to_string(), "3+2");
     for wrong in ["", "3", "3+", "+2", "1+1", "17+1", "4+0", "4+5", "04+1", " 4+1", "4+1+1", "4-1"] {
@@ -53,7 +53,7 @@ fn parity_is_read_as_it_is_written_and_nothing_else_is_taken_for_it() {
 }
 
 #[test]
-fn whoever_knows_nothing_of_pieces_takes_them_for_those_of_another_run() {
+fn versions_without_pieces_read_them_as_shards_of_another_run() {
     let reported = piece("a", &key(10, 0), OF, 4).shard;
     let text = serde_json::to_string(&reported).unwrap();
     assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), reported);
@@ -61,7 +61,7 @@ fn whoever_knows_nothing_of_pieces_takes_them_for_those_of_another_run() {
     let run = plain["of"]["run"].as_str().unwrap();
     assert_eq!(run, "parity/4/3+2/3000/10-0/job@7");
     assert!(plain.get("piece").is_none());
-    // A run that is only called so is a run, and so is one whose name has more of it.
+    // A name that only resembles that of a piece is the name of a run.
     for run in [
         "parity",
         "parity/",
@@ -78,10 +78,10 @@ fn whoever_knows_nothing_of_pieces_takes_them_for_those_of_another_run() {
 }
 
 #[test]
-fn a_step_is_whole_from_as_many_pieces_as_are_needed_and_of_one_kind() {
+fn a_step_is_whole_with_enough_pieces_of_one_kind() {
     let of = key(10, 0);
     let mut copies = vec![piece("h1", &of, OF, 0), piece("h2", &of, OF, 4)];
-    // A second copy of a piece is no third piece, and neither is one that was cut in another way, of another attempt or not verified.
+    // None of these is a third piece: a second copy, another parity, another attempt, an unverified piece.
     copies.push(piece("h3", &of, OF, 4));
     copies.push(piece("h4", &of, Parity { data: 3, parity: 1 }, 1));
     copies.push(piece("h5", &key(10, 1), OF, 1));
@@ -98,14 +98,14 @@ fn a_step_is_whole_from_as_many_pieces_as_are_needed_and_of_one_kind() {
     assert_eq!(newest_by_tier(&copies).iter().map(|of| of.tier).collect::<Vec<_>>(), [Tier::Peer]);
     let plan = plan(&state, &BTreeMap::from([(0, vec!["h9".to_owned()])]));
     assert!(plan.missing.is_empty() && plan.transfers[0].sources.is_empty());
-    // Those of data come first.
+    // Data pieces come before parity pieces.
     let order = plan.transfers[0].pieces.iter().map(|copy| copy.shard.piece.as_ref().unwrap().index);
     assert_eq!(order.collect::<Vec<_>>()[..2], [0, 1]);
     assert_eq!(plan.bytes(), 3_000);
 }
 
 #[test]
-fn pieces_of_what_was_sealed_again_hide_nothing_until_they_are_enough() {
+fn pieces_of_a_later_seal_replace_a_shard_only_when_there_are_enough() {
     let of = key(10, 0);
     let mut copies = vec![whole("h0", &of)];
     let again = |holder: &str, index| {
@@ -120,11 +120,11 @@ fn pieces_of_what_was_sealed_again_hide_nothing_until_they_are_enough() {
     assert_eq!(newest_whole(&copies, "job").unwrap().roots().collect::<Vec<_>>(), ["later"]);
 }
 
-/// Does all that `me` is to do, until nothing is left.
+/// Makes the repairs of `h0` until none is left. Returns their number.
 fn settle(copies: &mut Vec<Copy>, hosts: &[Host]) -> usize {
     let mut sent = 0;
     while let Some(next) = repairs("h0", copies, hosts, &rules()).into_iter().next() {
-        assert!(sent < 50, "it does not end: {next:?}");
+        assert!(sent < 50, "repairs do not end: {next:?}");
         copies.push(match next.piece {
             Some((way, index)) => piece(&next.to, &next.shard.of, way, index),
             None => Copy { own: false, ..whole(&next.to, &next.shard.of) },
@@ -135,7 +135,7 @@ fn settle(copies: &mut Vec<Copy>, hosts: &[Host]) -> usize {
 }
 
 #[test]
-fn each_piece_goes_to_a_domain_of_its_own_and_one_that_is_lost_is_made_anew() {
+fn each_piece_goes_to_a_different_domain_and_a_lost_one_is_created_again() {
     let of = key(10, 0);
     let mut hosts: Vec<Host> = (0..8).map(host).collect();
     let mut copies = vec![whole("h0", &of)];
@@ -149,16 +149,16 @@ fn each_piece_goes_to_a_domain_of_its_own_and_one_that_is_lost_is_made_anew() {
     copies.retain(|copy| copy.holder != lost);
     assert_eq!(settle(&mut copies, &hosts), 1);
     assert_eq!(newest_whole(&copies, "job").unwrap().least_copies(), 4);
-    // Where its own host is gone nobody can make one.
+    // Without the owner's copy no piece can be created.
     copies.remove(0);
     assert!(repairs("h0", &copies, &hosts, &rules()).is_empty());
 }
 
 #[test]
-fn with_too_few_domains_there_are_replicas() {
+fn with_too_few_domains_there_are_replicas_instead_of_pieces() {
     let of = key(10, 0);
     let mut hosts: Vec<Host> = (0..6).map(host).collect();
-    // Two in one rack: four other domains for five pieces.
+    // Two hosts in one rack: four other domains for five pieces.
     hosts[2].domain = "d1".to_owned();
     let mut copies = vec![whole("h0", &of)];
     assert_eq!(settle(&mut copies, &hosts), 1);
@@ -167,7 +167,7 @@ fn with_too_few_domains_there_are_replicas() {
 }
 
 #[test]
-fn an_older_step_goes_when_the_newer_one_has_its_pieces_and_not_before() {
+fn an_older_step_is_deleted_only_when_the_newer_one_has_enough_pieces() {
     let (old, new) = (key(10, 0), key(20, 0));
     let mut copies = vec![whole("h0", &old), whole("h0", &new)];
     for index in 0..5 {
@@ -176,15 +176,15 @@ fn an_older_step_goes_when_the_newer_one_has_its_pieces_and_not_before() {
     let retention = Retention { keep: 1, copies: 2 };
     let gone = |copies: &[Copy]| deletable(&steps(copies, Some("job")), retention);
     copies.extend((0..2).map(|index| piece(&format!("h{}", index + 1), &new, OF, index)));
-    assert!(gone(&copies).is_empty(), "two of three pieces are worth nothing");
+    assert!(gone(&copies).is_empty(), "two of three required pieces do not count");
     copies.push(piece("h3", &new, OF, 2));
     assert_eq!(gone(&copies), [old]);
 }
 
 proptest! {
-    /// What is said of how many hosts may be lost holds for every choice of them.
+    /// `least_copies` is right for every choice of lost hosts.
     #[test]
-    fn fewer_hosts_than_are_told_can_be_lost_in_any_choice(
+    fn losing_fewer_hosts_than_least_copies_keeps_the_step_whole(
         placed in prop::collection::vec(0..6_usize, 5),
         owner in any::<bool>(),
     ) {
@@ -204,6 +204,6 @@ proptest! {
             prop_assert!(whole || choice.count_ones() as usize >= least);
             ever_lost |= !whole && choice.count_ones() as usize == least;
         }
-        prop_assert!(ever_lost, "it is not said too little either");
+        prop_assert!(ever_lost, "the number is not too low either");
     }
 }

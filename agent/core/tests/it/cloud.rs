@@ -1,4 +1,4 @@
-//! What the cloud announces: what is near, what is far off, what is told once.
+//! Announcements of the cloud: which are near, which are distant, and that each is reported once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
@@ -76,13 +76,13 @@ fn events(judged: &SensorReport) -> Vec<&str> {
 }
 
 #[test]
-fn nothing_announced_is_healthy() {
+fn without_announcements_the_state_is_healthy() {
     let judged = judge().step(at(0), &sample(&[]));
     assert_eq!((one(&judged).state, judged.facts.len()), (HealthState::Healthy, 0));
 }
 
 #[test]
-fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
+fn a_distant_announcement_is_reported_and_changes_the_state_only_when_near() {
     let mut judge = judge();
     let week = sample(&[maintenance(7 * 24 * HOUR)]);
     let judged = judge.step(at(0), &week);
@@ -95,14 +95,14 @@ fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
         (HealthState::Degraded, RecommendedAction::ReplaceNode)
     );
     assert!(one(&near).reason.contains("starts in 59 min"), "{near:?}");
-    assert_eq!(events(&near), [""; 0], "it was told a week ago");
+    assert_eq!(events(&near), [""; 0], "it was reported a week ago");
     assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has started"));
     let over = judge.step(at(7 * 24 * HOUR + HOUR), &sample(&[]));
     assert_eq!((one(&over).state, events(&over)), (HealthState::Healthy, vec!["cloud_notice_over"]));
 }
 
 #[test]
-fn a_window_that_is_moved_is_news() {
+fn a_moved_window_is_reported_again() {
     let mut judge = judge();
     judge.step(at(0), &sample(&[maintenance(30 * 60)]));
     let moved = judge.step(at(10), &sample(&[maintenance(48 * HOUR)]));
@@ -110,7 +110,7 @@ fn a_window_that_is_moved_is_news() {
 }
 
 #[test]
-fn what_goes_on_now_weighs_by_what_it_is() {
+fn the_kind_of_a_current_announcement_determines_the_state() {
     for (kind, state, action) in [
         (NoticeKind::AtRisk, HealthState::Degraded, RecommendedAction::None),
         (NoticeKind::Migration, HealthState::Degraded, RecommendedAction::None),
@@ -124,7 +124,7 @@ fn what_goes_on_now_weighs_by_what_it_is() {
 }
 
 #[test]
-fn a_window_that_was_forgotten_is_not_held_against_the_machine() {
+fn a_window_that_ended_long_ago_leaves_the_machine_healthy() {
     let forgotten = maintenance(-24 * HOUR);
     assert_eq!(
         one(&judge().step(at(0), &sample(std::slice::from_ref(&forgotten)))).state,
@@ -135,7 +135,7 @@ fn a_window_that_was_forgotten_is_not_held_against_the_machine() {
 }
 
 #[test]
-fn a_server_that_fails_for_a_moment_changes_nothing() {
+fn a_brief_failure_of_the_metadata_server_changes_nothing() {
     let mut judge = judge();
     assert_eq!(one(&judge.step(at(0), &silent())).state, HealthState::Unknown, "it never answered");
     judge.step(at(10), &sample(&[]));
@@ -144,14 +144,14 @@ fn a_server_that_fails_for_a_moment_changes_nothing() {
     let judged = judge.step(at(130), &silent());
     assert_eq!(one(&judged).state, HealthState::Unknown);
     assert!(one(&judged).reason.contains("for 120.00 s: connection reset"), "{judged:?}");
-    // What was announced before still counts.
+    // Earlier announcements still count.
     let mut judge = self::judge();
     judge.step(at(0), &sample(&[now(NoticeKind::Preemption)]));
     assert_eq!(one(&judge.step(at(600), &silent())).state, HealthState::Unhealthy);
 }
 
 #[test]
-fn after_a_restart_nothing_is_told_twice() {
+fn no_announcement_is_reported_again_after_a_restart() {
     let mut first = judge();
     let week = sample(&[maintenance(7 * 24 * HOUR)]);
     let reported = first.step(at(0), &week);
@@ -163,20 +163,20 @@ fn after_a_restart_nothing_is_told_twice() {
     assert_eq!(events(&third.step(at(10), &sample(&[]))), ["cloud_notice_over"]);
 }
 
-/// What jobs are told by it.
+/// The requests to jobs to save and end.
 fn leaves(judged: &SensorReport) -> Vec<Leave> {
     judged.facts.iter().filter_map(Leave::of).collect()
 }
 
 #[test]
-fn a_machine_that_is_taken_away_is_left_at_once_and_once() {
+fn jobs_are_asked_once_and_immediately_to_leave_a_preempted_machine() {
     let mut judge = judge();
     let at_once = sample(&[now(NoticeKind::Preemption)]);
     let reported = leaves(&judge.step(at(0), &at_once));
     let [Leave { reason, by: None }] = reported.as_slice() else { panic!("{reported:?}") };
     assert!(reason.contains("the machine is taken away (preempted), now"), "{reason}");
     assert_eq!(leaves(&judge.step(at(1), &at_once)), []);
-    // Taken back, and announced anew.
+    // Withdrawn and announced again.
     judge.step(at(2), &sample(&[]));
     assert_eq!(leaves(&judge.step(at(3), &at_once)).len(), 1);
 
@@ -186,7 +186,7 @@ fn a_machine_that_is_taken_away_is_left_at_once_and_once() {
 }
 
 #[test]
-fn what_comes_at_a_time_that_is_told_is_trained_up_to() {
+fn jobs_train_until_shortly_before_the_announced_time() {
     for kind in [NoticeKind::Maintenance, NoticeKind::Termination] {
         let mut judge = judge();
         let announced = sample(&[Notice { kind, ..maintenance(HOUR / 2) }]);
@@ -199,7 +199,7 @@ fn what_comes_at_a_time_that_is_told_is_trained_up_to() {
 }
 
 #[test]
-fn a_window_that_is_moved_is_left_for_when_it_comes() {
+fn jobs_are_asked_to_leave_again_for_a_moved_window() {
     let mut judge = judge();
     assert_eq!(leaves(&judge.step(at(0), &sample(&[maintenance(60)]))).len(), 1);
     let moved = sample(&[maintenance(HOUR)]);
@@ -208,7 +208,7 @@ fn a_window_that_is_moved_is_left_for_when_it_comes() {
 }
 
 #[test]
-fn nobody_leaves_for_what_a_running_machine_outlives() {
+fn no_job_leaves_for_an_announcement_that_a_running_machine_survives() {
     let started = maintenance(-60);
     let unreported = Notice { starts: None, ..maintenance(0) };
     let goes_on = Notice { ongoing: true, ..maintenance(60) };

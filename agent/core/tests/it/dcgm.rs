@@ -1,4 +1,4 @@
-//! DCGM as a second opinion: what it makes of a GPU, and what it must not.
+//! DCGM as a second opinion: how it changes a GPU's state, and what must not change it.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ fn state_of(judged: &SensorReport, name: &str) -> (HealthState, RecommendedActio
 }
 
 #[test]
-fn a_failure_is_of_its_gpu_and_of_no_other() {
+fn a_failure_counts_only_for_its_own_gpu() {
     let all = judged(vec![incident(Some(1), 20, 4)]);
     assert_eq!(state_of(&all, "dcgm.gpu0"), (Healthy, RecommendedAction::None));
     assert_eq!(state_of(&all, "dcgm.gpu1"), (Unhealthy, RecommendedAction::ResetDevice));
@@ -49,12 +49,12 @@ fn a_failure_is_of_its_gpu_and_of_no_other() {
 }
 
 #[test]
-fn what_dcgm_only_warns_of_is_not_made_worse() {
+fn a_warning_of_dcgm_makes_a_gpu_at_most_degraded() {
     assert_eq!(state_of(&judged(vec![incident(Some(0), 10, 4)]), "dcgm.gpu0").0, Degraded);
 }
 
 #[test]
-fn an_xid_makes_no_gpu_ill_however_long_dcgm_remembers_it() {
+fn an_xid_from_dcgm_leaves_the_gpu_healthy() {
     for code in [81, 101, 131] {
         let all = judged(vec![incident(Some(0), 20, code)]);
         assert_eq!(state_of(&all, "dcgm.gpu0"), (Healthy, RecommendedAction::None), "{code}");
@@ -65,24 +65,24 @@ fn an_xid_makes_no_gpu_ill_however_long_dcgm_remembers_it() {
 }
 
 #[test]
-fn power_at_its_cap_is_no_fault_and_an_unknown_code_is_no_more_than_degraded() {
+fn power_at_the_cap_is_no_fault_and_an_unknown_code_is_at_most_degraded() {
     assert_eq!(state_of(&judged(vec![incident(Some(0), 10, 12)]), "dcgm.gpu0").0, Healthy);
     let unknown = judged(vec![incident(Some(0), 20, 9999)]);
     assert_eq!(state_of(&unknown, "dcgm.gpu0"), (Degraded, RecommendedAction::ContactSupport));
 }
 
 #[test]
-fn the_first_check_is_not_taken_for_health() {
+fn the_first_check_gives_no_opinion_on_gpus() {
     let mut judge = DcgmJudge::new(catalog(), false);
     let first = DcgmReport::Health(DcgmHealth { gpus: vec![0], first: true, ..DcgmHealth::default() });
     let names: Vec<String> =
         judge.step(Mono(1), &first).components.into_iter().map(|component| component.name).collect();
-    assert_eq!(names, ["dcgm"], "of its GPUs nothing is said yet");
+    assert_eq!(names, ["dcgm"], "no GPU has a result yet");
     assert_eq!(judge.step(Mono(2), &health(Vec::new())).components.len(), 3);
 }
 
 #[test]
-fn an_incident_is_told_once_and_again_when_it_comes_back() {
+fn an_incident_is_reported_once_and_again_when_it_recurs() {
     let mut judge = DcgmJudge::new(catalog(), false);
     let mut reported = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
     assert_eq!(
@@ -95,19 +95,19 @@ fn an_incident_is_told_once_and_again_when_it_comes_back() {
 }
 
 #[test]
-fn a_host_without_dcgm_hears_nothing_of_it_unless_it_is_expected() {
+fn a_host_without_dcgm_shows_nothing_unless_dcgm_is_expected() {
     let absent = DcgmReport::Absent("no library".into());
     assert_eq!(DcgmJudge::new(catalog(), false).step(Mono(1), &absent), SensorReport::default());
     let expected = DcgmJudge::new(catalog(), true).step(Mono(1), &absent);
     assert_eq!(state_of(&expected, "dcgm").0, Unknown);
-    // One that answered and does not any more is missed.
+    // It answered before and no longer does.
     let mut judge = DcgmJudge::new(catalog(), false);
     judge.step(Mono(1), &health(Vec::new()));
     assert_eq!(state_of(&judge.step(Mono(2), &DcgmReport::Silent), "dcgm").0, Unknown);
 }
 
 #[test]
-fn every_entry_of_the_catalogue_says_what_it_is() {
+fn every_catalogue_entry_has_a_unique_name_a_meaning_and_a_source() {
     let file: DcgmFile =
         toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalogue");
     let names: BTreeSet<&str> = file.dcgm.iter().map(|entry| entry.name.as_str()).collect();
@@ -122,7 +122,7 @@ fn placed(incidents: Vec<Incident>) -> DcgmHealth {
 }
 
 #[test]
-fn gpus_whose_place_is_known_have_an_opinion_and_no_component_of_dcgms_own() {
+fn gpus_with_a_known_address_have_an_opinion_and_no_dcgm_component() {
     let mut judge = DcgmJudge::new(catalog(), false);
     let all = judge.step(Mono(1), &DcgmReport::Health(placed(vec![incident(Some(1), 20, 4)])));
     let names: Vec<&str> = all.components.iter().map(|component| component.name.as_str()).collect();
@@ -135,16 +135,16 @@ fn gpus_whose_place_is_known_have_an_opinion_and_no_component_of_dcgms_own() {
     let said = of(&judge, "0000:02:00").expect("an opinion").remove(0);
     assert_eq!((said.state, said.action), (Unhealthy, RecommendedAction::ResetDevice));
     assert!(said.checks.contains("ecc_uncorrected"), "{said:?}");
-    // An engine that does not answer has no opinion.
+    // A host engine that does not answer has no opinion.
     judge.step(Mono(2), &DcgmReport::Silent);
     assert!(judge.opinions().is_empty());
-    // Nor has its first check.
+    // Its first check has none either.
     judge.step(Mono(3), &DcgmReport::Health(DcgmHealth { first: true, ..placed(Vec::new()) }));
     assert!(judge.opinions().is_empty());
 }
 
 #[test]
-fn a_policy_that_was_violated_is_an_event_and_no_fault() {
+fn a_violated_policy_is_an_event_and_no_fault() {
     let mut judge = DcgmJudge::new(catalog(), false);
     let violations = vec![Violation { condition: 0x40, gpu: Some(0), value: 31 }];
     let all = judge.step(Mono(1), &DcgmReport::Health(DcgmHealth { violations, ..placed(Vec::new()) }));
@@ -173,11 +173,11 @@ mod exporter {
     }
 
     #[test]
-    fn an_xid_that_the_gauge_shows_for_ever_is_told_once_and_condemns_nothing() {
+    fn the_xid_gauge_is_reported_only_when_it_changes_and_is_no_fault() {
         let mut judge = ExporterJudge::default();
         let first = judge.step(Mono(1), &page(79, 0));
         assert_eq!(only(&first).state, Healthy);
-        assert!(first.facts.is_empty(), "it may be from long ago");
+        assert!(first.facts.is_empty(), "it may be old");
         assert!(only(&first).evidence[0].reading.contains("last XID 79"));
         assert!(judge.step(Mono(2), &page(79, 0)).facts.is_empty());
         let changed = judge.step(Mono(3), &page(48, 1));
@@ -186,12 +186,12 @@ mod exporter {
     }
 
     #[test]
-    fn a_page_that_is_none_is_unknown() {
+    fn a_page_without_dcgm_metrics_is_unknown() {
         let mut judge = ExporterJudge::default();
         let mut state = |report| only(&judge.step(Mono(1), &report)).state;
         assert_eq!(state(ExporterReport::Failed("refused".into())), Unknown);
         assert_eq!(state(ExporterReport::Page("<html>".into())), Unknown);
-        assert_eq!(state(ExporterReport::Page("go_threads 12\n".into())), Unknown, "an engine that is gone");
+        assert_eq!(state(ExporterReport::Page("go_threads 12\n".into())), Unknown, "the host engine is gone");
         assert_eq!(state(page(0, 0)), Healthy);
     }
 }
@@ -201,7 +201,7 @@ mod pages {
     use proptest::prelude::*;
 
     #[test]
-    fn samples_are_read_with_labels_escapes_and_times() {
+    fn samples_are_parsed_with_labels_escapes_and_timestamps() {
         let samples =
             parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n")
                 .expect("a page");
@@ -213,7 +213,7 @@ mod pages {
     }
 
     #[test]
-    fn what_is_no_sample_is_refused_with_its_line() {
+    fn an_invalid_sample_is_refused_with_its_line_number() {
         for line in
             ["a", "1a 1", "a{x=1} 1", "a{x=\"1} 1", "a{x=\"1\"y=\"2\"} 1", "a b", "a 1 b", "a 1 2 3", "{} 1"]
         {
@@ -226,7 +226,7 @@ mod pages {
 
     proptest! {
         #[test]
-        fn no_page_makes_it_panic(page in "[a-z{}=\",\\\\0-9 .\n]{0,200}") {
+        fn no_page_causes_a_panic(page in "[a-z{}=\",\\\\0-9 .\n]{0,200}") {
             let _ = parse(&page);
         }
     }

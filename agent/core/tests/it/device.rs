@@ -1,4 +1,4 @@
-//! The judge of GPUs over lines of the kernel log: sentences, each with the opposite case that must stay silent.
+//! The GPU judge on kernel log lines: rules, each with the opposite case, which must cause no finding.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -17,7 +17,7 @@ use RecommendedAction::{
 const GPU: &str = "gpu.0000:01:00";
 
 #[test]
-fn a_gpu_off_the_bus_needs_a_reboot_and_stays_so() {
+fn a_gpu_off_the_bus_needs_a_reboot_even_after_the_driver_is_loaded_again() {
     let mut host = Host::new();
     host.xid("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.");
     host.log("NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.");
@@ -32,7 +32,7 @@ fn a_gpu_off_the_bus_needs_a_reboot_and_stays_so() {
 }
 
 #[test]
-fn a_fault_stands_since_its_line_was_written_however_late_it_is_read() {
+fn a_fault_dates_from_its_log_line_however_late_the_line_is_read() {
     let mut host = Host::new();
     let written = "4,1,400000000,-;";
     host.log(&format!("{written}NVRM: Xid (PCI:0000:01:00): 79, off"));
@@ -42,7 +42,7 @@ fn a_fault_stands_since_its_line_was_written_however_late_it_is_read() {
     for name in ["gpu.0000:01:00", "host.storage", "nvswitch.0000:c1:00"] {
         assert_eq!(host.component(name).since, Mono(400_000_000_000), "{name}");
     }
-    // The same once more changes nothing, and what gets better does so when that is known.
+    // A repetition does not change it. A recovery dates from when it becomes known.
     host.wait(50);
     host.log("NVRM: Xid (PCI:0000:01:00): 79, off");
     assert_eq!(host.component("gpu.0000:01:00").since, Mono(400_000_000_000));
@@ -52,7 +52,7 @@ fn a_fault_stands_since_its_line_was_written_however_late_it_is_read() {
 }
 
 #[test]
-fn faults_of_programs_never_condemn_a_gpu() {
+fn xids_of_programs_leave_a_gpu_healthy() {
     let mut host = Host::new();
     for code in [13, 31, 43, 45, 68, 13, 13, 31] {
         host.xid(&format!("{code}, pid=12, name=python, whatever"));
@@ -64,7 +64,7 @@ fn faults_of_programs_never_condemn_a_gpu() {
 }
 
 #[test]
-fn many_different_programs_that_fail_on_one_gpu_alone_are_a_sign() {
+fn a_gpu_is_degraded_if_three_programs_fail_on_it_and_on_no_other_gpu() {
     let mut host = Host::new();
     for name in ["train", "eval", "python"] {
         host.xid(&format!("13, pid=12, name={name}, Graphics Exception"));
@@ -91,7 +91,7 @@ fn echoes_are_folded_into_their_cause() {
 }
 
 #[test]
-fn an_echo_that_came_first_is_folded_in_too() {
+fn an_echo_logged_before_its_cause_is_folded_in_too() {
     let mut host = Host::new();
     host.xid("94, pid=9, name=python, Contained: LTC TAG. RST: No, D-RST: No");
     host.expect(GPU, Degraded, RestartProcess);
@@ -100,7 +100,7 @@ fn an_echo_that_came_first_is_folded_in_too() {
 }
 
 #[test]
-fn a_45_long_after_or_alone_is_the_programs_own() {
+fn an_xid_45_alone_or_long_after_a_fault_is_the_programs_own() {
     let mut host = Host::new();
     host.xid("45, pid=9, name=python, Ch 00000008");
     host.expect(GPU, Healthy, Nothing);
@@ -111,7 +111,7 @@ fn a_45_long_after_or_alone_is_the_programs_own() {
 }
 
 #[test]
-fn what_the_driver_says_it_needs_goes_with_the_cause() {
+fn the_recovery_action_of_the_driver_is_added_to_the_cause() {
     let mut host = Host::new();
     host.xid("119, pid=2387, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU1 GSP!");
     host.expect(GPU, Unhealthy, ResetDevice);
@@ -126,7 +126,7 @@ fn what_the_driver_says_it_needs_goes_with_the_cause() {
 }
 
 #[test]
-fn a_reset_heals_what_it_can() {
+fn loading_the_driver_clears_a_fault_that_needs_a_reset() {
     let mut host = Host::new();
     host.xid("95, pid=7194, name=python, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No");
     host.expect(GPU, Unhealthy, ResetDevice);
@@ -135,7 +135,7 @@ fn a_reset_heals_what_it_can() {
 }
 
 #[test]
-fn a_fault_that_comes_again_after_a_reset_needs_more() {
+fn a_fault_that_recurs_after_a_reset_needs_a_stronger_action() {
     let mut host = Host::new();
     let timeout =
         "119, pid=2387, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU1 GSP!";
@@ -151,13 +151,13 @@ fn a_fault_that_comes_again_after_a_reset_needs_more() {
     assert!(host.component(GPU).reason.ends_with("it came again after what was tried against it"));
 
     host.devices.next_boot();
-    assert_eq!(host.components(), [], "of another boot nothing is shown");
+    assert_eq!(host.components(), [], "faults of an earlier boot are not shown");
     host.xid("120, pid='<unknown>', name=<unknown>, GSP task exception: load access page fault");
     host.expect(GPU, Unhealthy, ContactSupport);
 }
 
 #[test]
-fn the_registers_of_a_link_say_how_bad_it_is() {
+fn nvlink_registers_determine_the_severity_of_an_xid_74() {
     let mut host = Host::new();
     let on = |link: u32, registers: &str| {
         format!(
@@ -180,7 +180,7 @@ fn the_registers_of_a_link_say_how_bad_it_is() {
 }
 
 #[test]
-fn other_faults_and_other_gpus_are_no_repetition() {
+fn other_faults_and_other_gpus_are_no_recurrence() {
     let mut host = Host::new();
     host.xid("119, pid=1, name=a, Timeout after 6s of waiting for RPC response from GPU1 GSP!");
     host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
@@ -191,7 +191,7 @@ fn other_faults_and_other_gpus_are_no_repetition() {
 }
 
 #[test]
-fn what_new_processes_mend_passes() {
+fn a_fault_that_new_processes_fix_expires_unless_a_reset_is_needed() {
     let mut host = Host::new();
     host.log("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7, name=python, Contained: CE User Channel (0x9). RST: No, D-RST: No");
     host.expect(GPU, Degraded, RestartProcess);
@@ -203,7 +203,7 @@ fn what_new_processes_mend_passes() {
 }
 
 #[test]
-fn nvlink_lines_say_how_bad_they_are() {
+fn nvlink_lines_state_their_severity() {
     let mut host = Host::new();
     host.xid("145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000082 0x00000100 0x0 0x0)");
     host.expect(GPU, Healthy, Nothing);
@@ -212,7 +212,7 @@ fn nvlink_lines_say_how_bad_they_are() {
 }
 
 #[test]
-fn one_fault_cancels_another_where_the_catalogue_says_so() {
+fn an_xid_clears_the_faults_that_it_cancels_in_the_catalogue() {
     let mut host = Host::new();
     host.xid("163, PSHC disengaged");
     host.expect(GPU, Degraded, ResetDevice);
@@ -220,7 +220,7 @@ fn one_fault_cancels_another_where_the_catalogue_says_so() {
     host.expect(GPU, Healthy, Nothing);
 }
 
-/// A host on which `line` came in a burst, and then once more after each of these waits.
+/// A host that logged the XID `line` in a burst, and once more after each of these waits, in seconds.
 fn came_again(line: &str, waits: &[u64]) -> Host {
     let mut host = Host::new();
     (0..20).for_each(|_| host.xid(line));
@@ -232,8 +232,8 @@ fn came_again(line: &str, waits: &[u64]) -> Host {
 }
 
 #[test]
-fn a_code_that_nobody_knows_is_an_event_and_for_support_when_it_comes_again_and_again() {
-    // A newer driver's, and one that NVIDIA's catalogue calls unused.
+fn an_unknown_xid_is_an_event_and_needs_support_if_it_keeps_recurring() {
+    // A code of a newer driver, and one that NVIDIA's catalogue calls unused.
     for (line, name) in [
         ("901, something new", "XID 901: a code that the catalogue does not know"),
         ("59, pid=7, name=python, 0000", "XID 59: a code that NVIDIA calls unused"),
@@ -244,7 +244,7 @@ fn a_code_that_nobody_knows_is_an_event_and_for_support_when_it_comes_again_and_
         assert!(component.reason.starts_with(name), "{}", component.reason);
         assert_eq!(component.confidence, 0.5);
         assert!(component.evidence.iter().any(|of| of.reading.contains(line)), "{:?}", component.evidence);
-        // What the GPU needs, the driver says.
+        // The driver reports which action the GPU needs.
         once.xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)");
         once.expect(GPU, Unhealthy, ResetDevice);
         came_again(line, &[3600]).expect(GPU, Healthy, Nothing);
@@ -256,7 +256,7 @@ fn a_code_that_nobody_knows_is_an_event_and_for_support_when_it_comes_again_and_
 }
 
 #[test]
-fn a_code_of_a_switch_that_nobody_knows_is_an_event_unless_its_line_says_that_it_is_fatal() {
+fn an_unknown_sxid_is_an_event_unless_its_line_calls_it_fatal() {
     let mut host = Host::new();
     let line =
         |word: &str| format!("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 29999, {word}Link 3 something new");
@@ -267,7 +267,7 @@ fn a_code_of_a_switch_that_nobody_knows_is_an_event_unless_its_line_says_that_it
 }
 
 #[test]
-fn gpus_are_judged_apart() {
+fn gpus_are_judged_separately() {
     let mut host = Host::new();
     host.xid("79, off");
     host.log("NVRM: Xid (PCI:0000:02:00): 13, pid=1, name=python, Graphics Exception");
@@ -276,7 +276,7 @@ fn gpus_are_judged_apart() {
 }
 
 #[test]
-fn a_switch_is_believed_when_it_says_that_it_is_not_fatal() {
+fn an_sxid_that_its_line_calls_non_fatal_leaves_the_switch_healthy() {
     let mut host = Host::new();
     host.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up");
     host.expect("nvswitch.0000:c1:00", Healthy, Nothing);
@@ -285,7 +285,7 @@ fn a_switch_is_believed_when_it_says_that_it_is_not_fatal() {
 }
 
 #[test]
-fn the_host_is_judged_by_what_its_kernel_reports() {
+fn kernel_reports_determine_the_state_of_host_components() {
     let mut host = Host::new();
     host.host.log_is(host.now, LogState::Reading);
     host.expect("host.kernel_log", Healthy, Nothing);
@@ -301,7 +301,7 @@ fn the_host_is_judged_by_what_its_kernel_reports() {
 }
 
 #[test]
-fn a_few_corrected_errors_are_normal_and_very_many_are_not() {
+fn a_few_corrected_pcie_errors_are_normal_and_very_many_are_not() {
     let mut host = Host::new();
     let line = "pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0";
     (0..10).for_each(|_| host.log(line));
@@ -314,7 +314,7 @@ fn a_few_corrected_errors_are_normal_and_very_many_are_not() {
 }
 
 #[test]
-fn a_log_that_cannot_be_read_is_unknown() {
+fn an_unreadable_kernel_log_is_unknown() {
     let mut host = Host::new();
     host.host.log_is(host.now, LogState::Unreadable("opening /dev/kmsg: not permitted".into()));
     host.expect("host.kernel_log", Unknown, Nothing);
@@ -322,7 +322,7 @@ fn a_log_that_cannot_be_read_is_unknown() {
 
 proptest! {
     #[test]
-    fn programs_alone_never_condemn(codes in prop::collection::vec(prop::sample::select(vec![8u32, 11, 13, 25, 31, 32, 39, 43, 45, 60, 68, 69, 80, 126, 137, 141]), 1..60), gaps in prop::collection::vec(0u64..5000, 60)) {
+    fn xids_of_one_program_leave_a_gpu_healthy(codes in prop::collection::vec(prop::sample::select(vec![8u32, 11, 13, 25, 31, 32, 39, 43, 45, 60, 68, 69, 80, 126, 137, 141]), 1..60), gaps in prop::collection::vec(0u64..5000, 60)) {
         let mut host = Host::new();
         for (code, gap) in codes.into_iter().zip(gaps) {
             host.xid(&format!("{code}, pid=12, name=python, text"));
@@ -333,7 +333,7 @@ proptest! {
     }
 
     #[test]
-    fn a_lost_gpu_is_unhealthy_whatever_else_is_said(codes in prop::collection::vec(1u32..180, 0..40), place in 0usize..40) {
+    fn a_gpu_off_the_bus_is_unhealthy_whatever_else_is_logged(codes in prop::collection::vec(1u32..180, 0..40), place in 0usize..40) {
         let mut host = Host::new();
         for (number, code) in codes.iter().enumerate() {
             if number == place {

@@ -1,4 +1,4 @@
-//! GPUs beside each other, and beside what others say of them: each with the opposite case that must stay silent.
+//! GPUs compared with each other and with second opinions: each test has an opposite case, which must cause no finding.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -17,22 +17,22 @@ use support::gpus::{FIRST, Host, LINK, SECOND, address, gpu};
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
 
-/// A change of the first GPU counts after so many looks and is over some looks after it was taken back.
+/// Checks that a change of the first GPU counts after `looks` readings, and is over soon after it is undone.
 #[track_caller]
 fn odd_one(looks: u32, action: RecommendedAction, change: impl Fn(&mut GpuReading)) -> String {
     let mut host = Host::new();
     host.looks(3);
     change(host.first());
     host.looks(looks - 1);
-    assert_eq!(host.ill(), Vec::<String>::new(), "too soon");
+    assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
     host.look();
     let reason = host.expect(FIRST, Degraded, action);
     let sure = host.find(FIRST).unwrap().confidence;
-    assert!(sure < 1.0, "inferred, and told as if the driver had said it: {sure}");
+    assert!(sure < 1.0, "an inference with the confidence of a driver report: {sure}");
     host.expect(SECOND, Healthy, Nothing);
     host.gpus[0] = gpu(0);
     host.looks(4);
-    assert_eq!(host.ill(), Vec::<String>::new(), "it stays");
+    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
     reason
 }
 
@@ -52,24 +52,24 @@ fn clocks(sm: u32) -> Read<Clocks> {
 }
 
 #[test]
-fn a_gpu_that_works_slower_than_its_siblings_for_minutes_is_the_odd_one() {
+fn a_busy_gpu_that_is_slower_than_its_siblings_for_minutes_is_degraded() {
     let reason = odd_one(30, ContactSupport, |gpu| gpu.clocks = clocks(1200));
     assert_eq!(reason, "it works at 1200 MHz, its siblings at 1980 MHz");
-    // Power caps make small differences.
+    // Power caps cause small differences.
     silent(|gpus| gpus[0].clocks = clocks(1600));
-    // At rest clocks rest.
+    // An idle GPU has low clocks.
     silent(|gpus| {
         gpus[0].clocks = clocks(345);
         gpus[0].utilization = Read::Value(0);
     });
-    // All are slow: no one is odd.
+    // All GPUs are slow: none is an outlier.
     silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.clocks = clocks(900)));
-    // Its siblings rest.
+    // Its siblings are idle.
     silent(|gpus| {
         gpus[0].clocks = clocks(900);
         gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Read::Value(0));
     });
-    // Another model, and GPUs that are split.
+    // Another model, and a split GPU (MIG).
     silent(|gpus| {
         gpus[0].clocks = clocks(900);
         gpus[0].identity.as_mut().unwrap().name = "NVIDIA L4".into();
@@ -81,7 +81,7 @@ fn a_gpu_that_works_slower_than_its_siblings_for_minutes_is_the_odd_one() {
 }
 
 #[test]
-fn a_short_difference_is_none() {
+fn a_short_difference_from_siblings_is_no_finding() {
     let mut host = Host::new();
     for round in 0..200 {
         host.first().clocks = clocks(if round % 20 == 0 { 1980 } else { 600 });
@@ -91,7 +91,7 @@ fn a_short_difference_is_none() {
 }
 
 #[test]
-fn two_gpus_cannot_say_which_of_them_is_odd() {
+fn of_two_gpus_neither_is_an_outlier() {
     let mut host = Host::new();
     host.gpus.truncate(2);
     host.first().clocks = clocks(600);
@@ -100,10 +100,10 @@ fn two_gpus_cannot_say_which_of_them_is_odd() {
 }
 
 #[test]
-fn a_gpu_that_is_hotter_than_its_siblings_at_work_is_the_odd_one() {
+fn a_busy_gpu_that_is_hotter_than_its_busy_siblings_is_degraded() {
     let reason = odd_one(30, ContactSupport, |gpu| gpu.temperature = Read::Value(82));
     assert_eq!(reason, "at 82 °C it is hotter than its siblings, which are at 60 °C");
-    // The place in the air stream.
+    // The position in the airflow.
     silent(|gpus| gpus[0].temperature = Read::Value(75));
     silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.temperature = Read::Value(85)));
     silent(|gpus| {
@@ -113,7 +113,7 @@ fn a_gpu_that_is_hotter_than_its_siblings_at_work_is_the_odd_one() {
 }
 
 #[test]
-fn a_pcie_link_that_can_do_less_than_all_others_was_trained_badly() {
+fn a_pcie_link_with_a_lower_maximum_than_all_siblings_is_degraded() {
     let link = |generation, width| {
         let link = Read::Value(PcieLink { generation, width });
         move |gpu: &mut GpuReading| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone())
@@ -123,12 +123,12 @@ fn a_pcie_link_that_can_do_less_than_all_others_was_trained_badly() {
     odd_one(30, ContactSupport, link(3, 16));
     // Slots of two kinds.
     silent(|gpus| gpus[..4].iter_mut().for_each(link(4, 8)));
-    // A library that does not know.
+    // The library does not know the link.
     silent(|gpus| gpus[0].pcie_max = Read::Value(PcieLink { generation: 0, width: 0 }));
 }
 
 #[test]
-fn a_limit_of_power_below_that_of_all_others_is_told() {
+fn a_power_limit_below_that_of_all_siblings_is_reported() {
     let set =
         |limit| move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().power_limit = Read::Value(limit);
     let reason = odd_one(30, Nothing, set(400_000));
@@ -147,7 +147,7 @@ fn reaches(gpus: &mut [GpuReading], one: usize, other: usize, status: u32) {
 }
 
 #[test]
-fn a_gpu_that_no_longer_reaches_its_peers_is_to_blame_and_its_peers_are_not() {
+fn a_gpu_that_no_longer_reaches_its_peers_is_unhealthy_and_its_peers_are_not() {
     let mut host = Host::new();
     host.looks(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
@@ -163,7 +163,7 @@ fn a_gpu_that_no_longer_reaches_its_peers_is_to_blame_and_its_peers_are_not() {
 }
 
 #[test]
-fn one_pair_that_fails_is_of_both() {
+fn one_failed_pair_of_peers_makes_both_gpus_unhealthy() {
     let mut host = Host::new();
     host.looks(3);
     reaches(&mut host.gpus, 0, 1, 5);
@@ -174,7 +174,7 @@ fn one_pair_that_fails_is_of_both() {
 }
 
 #[test]
-fn peers_that_never_were_reached_or_were_switched_off_are_no_fault() {
+fn peers_that_were_never_reached_or_are_switched_off_are_no_fault() {
     // Cards without NVLink.
     let mut host = Host::new();
     for own in 0..8 {
@@ -188,7 +188,7 @@ fn peers_that_never_were_reached_or_were_switched_off_are_no_fault() {
 }
 
 #[test]
-fn that_a_lost_gpu_reaches_nobody_is_not_told_again() {
+fn unreachable_peers_are_not_reported_for_a_gpu_with_a_more_specific_fault() {
     let mut host = Host::new();
     host.looks(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
@@ -205,7 +205,7 @@ fn that_a_lost_gpu_reaches_nobody_is_not_told_again() {
 }
 
 #[test]
-fn peers_are_remembered_over_restarts() {
+fn peers_are_remembered_across_restarts() {
     let mut host = Host::new();
     host.looks(3);
     let mut after = Host::new();
@@ -234,7 +234,7 @@ fn says(host: &mut Host, opinion: Opinion) {
 }
 
 #[test]
-fn what_another_says_and_we_read_to_be_well_is_evidence() {
+fn a_second_opinion_that_our_reading_contradicts_is_only_evidence() {
     let mut host = Host::new();
     host.look();
     says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
@@ -244,7 +244,7 @@ fn what_another_says_and_we_read_to_be_well_is_evidence() {
 }
 
 #[test]
-fn one_fault_that_both_tell_of_is_told_once() {
+fn a_fault_that_both_sources_report_is_shown_once() {
     let mut host = Host::new();
     host.look();
     host.first().ecc_volatile = Read::Value(1);
@@ -256,7 +256,7 @@ fn one_fault_that_both_tell_of_is_told_once() {
 }
 
 #[test]
-fn what_we_do_not_look_at_or_cannot_read_counts_on_anothers_word() {
+fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
     for (name, opinion) in [
         ("of no check", opinion(Degraded, ContactSupport, &[])),
         ("not read", opinion(Degraded, ContactSupport, &["pages_retired"])),
@@ -271,11 +271,11 @@ fn what_we_do_not_look_at_or_cannot_read_counts_on_anothers_word() {
         host.judge.second_opinions(BTreeMap::new());
         host.expect(FIRST, Healthy, Nothing);
     }
-    // Of a GPU that nobody else watches.
+    // A GPU without any reading.
     let mut host = Host::new();
     says(&mut host, opinion(Unhealthy, ReplaceNode, &["row_remap_failed"]));
     host.expect(FIRST, Unhealthy, ReplaceNode);
-    // What makes of it no more than we know ourselves adds nothing.
+    // An opinion that is no worse than our own finding adds nothing.
     let mut host = Host::new();
     host.first().trouble = Some(GpuTrouble::Lost);
     host.look();
@@ -284,7 +284,7 @@ fn what_we_do_not_look_at_or_cannot_read_counts_on_anothers_word() {
 }
 
 #[test]
-fn evidence_tells_what_was_before_for_as_long_as_it_stands() {
+fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
     let mut host = Host::new();
     host.looks(3);
     host.first().ecc_volatile = Read::Value(2);
@@ -309,7 +309,7 @@ fn evidence_tells_what_was_before_for_as_long_as_it_stands() {
 }
 
 #[test]
-fn a_fault_that_was_there_at_the_first_reading_has_no_before() {
+fn a_fault_at_the_first_reading_has_no_earlier_value() {
     let mut host = Host::new();
     host.first().ecc_volatile = Read::Value(2);
     host.look();
@@ -318,7 +318,7 @@ fn a_fault_that_was_there_at_the_first_reading_has_no_before() {
 }
 
 #[test]
-fn calls_that_hang_for_one_gpu_say_nothing_of_the_others() {
+fn calls_that_hang_for_one_gpu_do_not_affect_the_others() {
     let mut host = Host::new();
     host.looks(3);
     let since = host.now;
@@ -337,7 +337,7 @@ fn calls_that_hang_for_one_gpu_say_nothing_of_the_others() {
 }
 
 #[test]
-fn a_gpu_that_the_driver_cannot_open_is_unknown_and_when_it_stays_so_unhealthy() {
+fn a_gpu_that_the_driver_cannot_open_is_first_unknown_and_then_unhealthy() {
     let refused = GpuTrouble::Unopened("an unknown error".into());
     let mut host = Host::new();
     host.looks(3);
@@ -352,7 +352,7 @@ fn a_gpu_that_the_driver_cannot_open_is_unknown_and_when_it_stays_so_unhealthy()
         host.look();
         host.expect(FIRST, Unhealthy, action);
     }
-    // What fails otherwise is not known, however long.
+    // Other failures leave it unknown, however long they last.
     let mut host = Host::new();
     host.first().trouble = Some(GpuTrouble::Other("the operation timed out".into()));
     host.looks(50);
@@ -360,7 +360,7 @@ fn a_gpu_that_the_driver_cannot_open_is_unknown_and_when_it_stays_so_unhealthy()
 }
 
 #[test]
-fn one_that_does_not_say_who_it_is_is_unknown_unless_it_is_lost() {
+fn a_gpu_without_an_identity_is_unknown_unless_it_is_lost_or_needs_a_reset() {
     for (trouble, state, action) in [
         (GpuTrouble::Lost, Unhealthy, RebootNode),
         (GpuTrouble::ResetRequired, Unhealthy, ResetDevice),
@@ -376,21 +376,21 @@ fn one_that_does_not_say_who_it_is_is_unknown_unless_it_is_lost() {
 }
 
 #[test]
-fn a_gpu_that_tells_nothing_is_not_healthy() {
+fn a_gpu_without_any_reading_is_unknown() {
     let mut host = Host::new();
     let identity = host.first().identity.clone();
     *host.first() = GpuReading { identity, ..GpuReading::default() };
     host.look();
     host.expect(FIRST, Unknown, Nothing);
     host.expect(SECOND, Healthy, Nothing);
-    // One thing that it tells is enough.
+    // One reading is enough.
     host.first().temperature = Read::Value(40);
     host.look();
     host.expect(FIRST, Healthy, Nothing);
 }
 
 #[test]
-fn a_driver_that_counts_no_gpu_is_not_healthy() {
+fn a_driver_that_reports_no_gpu_is_unknown() {
     let mut host = Host::new();
     host.gpus.clear();
     host.look();
@@ -398,7 +398,7 @@ fn a_driver_that_counts_no_gpu_is_not_healthy() {
 }
 
 #[test]
-fn a_gpu_that_the_kernel_holds_and_the_library_does_not_count_is_missed() {
+fn a_gpu_that_only_the_kernel_lists_is_missing() {
     let mut host = Host::new();
     host.bound = (0..8).map(address).collect();
     host.look();
@@ -410,7 +410,7 @@ fn a_gpu_that_the_kernel_holds_and_the_library_does_not_count_is_missed() {
     fresh.look();
     let reason = fresh.expect("gpu.driver", Unhealthy, RebootNode);
     assert!(reason.ends_with("the kernel's part of it holds GPU 0000:08:00 too"), "{reason}");
-    // A list that has nothing in common with it is of another host.
+    // A list without any common GPU belongs to another host.
     let mut other = Host::new();
     other.bound = vec![PciAddress { domain: 1, bus: 7, device: 0 }];
     other.look();
@@ -418,7 +418,7 @@ fn a_gpu_that_the_kernel_holds_and_the_library_does_not_count_is_missed() {
 }
 
 #[test]
-fn what_fails_on_a_split_gpu_by_design_is_no_fault() {
+fn readings_that_fail_by_design_on_a_split_gpu_are_no_fault() {
     let mut host = Host::new();
     host.looks(3);
     host.first().mig = Read::Value(true);
@@ -433,7 +433,7 @@ fn what_fails_on_a_split_gpu_by_design_is_no_fault() {
 }
 
 #[test]
-fn a_link_of_which_nothing_is_said_any_more_is_unknown_and_not_down() {
+fn a_link_that_is_no_longer_reported_is_unknown_and_not_down() {
     let mut host = Host::new();
     host.looks(3);
     host.first().nvlinks.remove(3);
@@ -443,7 +443,7 @@ fn a_link_of_which_nothing_is_said_any_more_is_unknown_and_not_down() {
     host.first().nvlinks = gpu(0).nvlinks;
     host.looks(3);
     assert_eq!(host.ill(), Vec::<String>::new());
-    // Where it is known how many there should be, it is missed.
+    // If the number of links is configured, the link is missing.
     let mut reported =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
     reported.first().nvlinks.remove(3);
@@ -452,7 +452,7 @@ fn a_link_of_which_nothing_is_said_any_more_is_unknown_and_not_down() {
 }
 
 #[test]
-fn links_that_recover_again_and_again_are_ill_and_those_that_do_now_and_then_are_not() {
+fn a_link_that_recovers_often_is_degraded_and_one_that_does_rarely_is_not() {
     let run = |per_minute: u64| {
         let mut host = Host::new();
         for minute in 0..10 {
@@ -466,7 +466,7 @@ fn links_that_recover_again_and_again_are_ill_and_those_that_do_now_and_then_are
 }
 
 #[test]
-fn what_is_read_for_information_is_evidence_and_no_verdict() {
+fn informational_readings_are_evidence_and_no_finding() {
     let mut host = Host::new();
     host.details().gsp = Read::Value(false);
     host.looks(20);

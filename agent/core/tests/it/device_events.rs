@@ -1,4 +1,4 @@
-//! XIDs that are told twice, by NVML's events and by the kernel log: each is one fact.
+//! XIDs that both an NVML event and the kernel log report: each is one fact.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -26,7 +26,7 @@ fn line(host: &mut Host, rest: &str) -> bool {
 }
 
 #[test]
-fn an_event_counts_at_once_and_is_told_a_little_later() {
+fn an_event_counts_at_once_and_is_reported_a_second_later() {
     let mut host = Host::new();
     host.look();
     host.judge.event(host.now, &event(79));
@@ -37,13 +37,13 @@ fn an_event_counts_at_once_and_is_told_a_little_later() {
     assert!(matches!(&reported[..], [(_, Fact::Xid(xid))] if xid.code == 79 && xid.by_event), "{reported:?}");
     assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true), []);
     host.expect(FIRST, Unhealthy, RebootNode);
-    // Where nobody reads the log there is nothing to wait for.
+    // If the kernel log is not read, there is nothing to wait for.
     host.judge.event(host.now.after(Span::seconds(60)), &event(79));
     assert_eq!(host.judge.due(host.now.after(Span::seconds(60)), false).len(), 1);
 }
 
 #[test]
-fn line_and_event_are_one_xid_whichever_comes_first() {
+fn a_log_line_and_its_event_are_one_xid_in_either_order() {
     for line_first in [true, false] {
         let mut host = Host::new();
         host.look();
@@ -62,7 +62,7 @@ fn line_and_event_are_one_xid_whichever_comes_first() {
 }
 
 #[test]
-fn a_log_with_times_of_its_own_tells_of_the_same_xid() {
+fn a_log_line_with_its_own_timestamp_is_the_same_xid() {
     let mut host = Host::new();
     host.look();
     host.judge.event(host.now, &event(119));
@@ -74,7 +74,7 @@ fn a_log_with_times_of_its_own_tells_of_the_same_xid() {
 }
 
 #[test]
-fn a_line_that_comes_late_is_told_only_if_it_has_more_to_say() {
+fn a_late_log_line_is_reported_only_if_it_has_more_details() {
     for (rest, news) in [("79, GPU has fallen off the bus.", false), ("79, pid=7, name=python, off", true)] {
         let mut host = Host::new();
         host.look();
@@ -88,7 +88,7 @@ fn a_line_that_comes_late_is_told_only_if_it_has_more_to_say() {
 }
 
 #[test]
-fn other_codes_other_gpus_and_later_ones_are_others() {
+fn other_codes_other_gpus_and_later_events_are_separate_xids() {
     let mut host = Host::new();
     host.look();
     assert!(line(&mut host, "79, pid=7, name=python, off"));
@@ -101,7 +101,7 @@ fn other_codes_other_gpus_and_later_ones_are_others() {
 }
 
 #[test]
-fn what_only_a_line_can_weigh_waits_for_it() {
+fn an_xid_whose_severity_is_in_the_line_waits_for_the_line() {
     let mut host = Host::new();
     host.look();
     host.judge.event(host.now, &event(145));
@@ -113,7 +113,7 @@ fn what_only_a_line_can_weigh_waits_for_it() {
     host.judge.event(host.now, &event(145));
     assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true).len(), 1);
     host.expect(FIRST, Degraded, ContactSupport);
-    // A code that NVML does not know is told by the line, if there is one.
+    // NVML reports a code that it does not know as 999. The log line, if any, has the real code.
     let mut host = Host::new();
     host.look();
     host.judge.event(host.now, &event(999));
@@ -123,7 +123,7 @@ fn what_only_a_line_can_weigh_waits_for_it() {
 }
 
 #[test]
-fn an_event_of_nobody_is_of_the_only_gpu_or_blames_none() {
+fn an_event_without_a_gpu_counts_for_the_only_gpu_or_for_none() {
     let no_one = GpuEvent { gpu: None, ..event(79) };
     let mut host = Host::new();
     host.look();
@@ -139,7 +139,7 @@ fn an_event_of_nobody_is_of_the_only_gpu_or_blames_none() {
     host.look();
     host.judge.event(host.now, &no_one);
     host.expect(FIRST, Unhealthy, RebootNode);
-    // There is no XID 0, and no code so large.
+    // There is no XID 0, and none this large.
     let mut host = Host::new();
     host.look();
     for code in [0, 1 << 40] {
@@ -152,14 +152,14 @@ fn an_event_of_nobody_is_of_the_only_gpu_or_blames_none() {
 }
 
 #[test]
-fn a_program_that_fails_is_counted_once() {
+fn a_failed_program_is_counted_once() {
     let mut host = Host::new();
     host.look();
     host.judge.event(host.now, &event(31));
     line(&mut host, "31, pid=7, name=python, MMU Fault");
     let reason = host.expect(FIRST, Healthy, Nothing);
     assert!(reason.ends_with("python failed on it (XID 31)"), "{reason}");
-    // Events of other kinds are no XIDs, whatever number goes with them.
+    // Events of other kinds are no XIDs, whatever their number.
     host.judge.event(host.now, &GpuEvent { kind: 2, ..event(48) });
     let due = host.judge.due(host.now.after(Span::seconds(9)), true);
     assert!(!due.iter().any(|(_, fact)| matches!(fact, Fact::Xid(_))), "{due:?}");
@@ -167,7 +167,7 @@ fn a_program_that_fails_is_counted_once() {
 }
 
 #[test]
-fn what_is_no_xid_is_told_once_a_minute_and_condemns_nobody() {
+fn other_events_are_reported_once_a_minute_and_are_no_fault() {
     let mut host = Host::new();
     host.look();
     let other = |kind| GpuEvent { kind, ..event(0) };
@@ -176,7 +176,7 @@ fn what_is_no_xid_is_told_once_a_minute_and_condemns_nobody() {
         host.now = host.now.after(Span::seconds(1));
     }
     host.judge.event(host.now, &other(0x4000));
-    // A change of clocks is none of ours, and neither is an XID without a number.
+    // A change of clocks is ignored, and so is an XID without a number.
     host.judge.event(host.now, &other(0x10));
     host.judge.event(host.now, &other(0x8));
     let reported: Vec<(String, String)> = host

@@ -1,4 +1,4 @@
-//! Which GPUs there are: what is expected, missed, replaced, lost and found again, and readings that are too old.
+//! Presence of GPUs: expected, missing, replaced, lost and found again, and readings that are too old.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -17,7 +17,7 @@ use HealthState::{Healthy, Unhealthy, Unknown};
 use RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
 
 #[test]
-fn what_is_expected_is_asked_for() {
+fn deviations_from_the_expected_gpus_are_reported() {
     let expected = ExpectedGpus {
         gpus: 9,
         nvlinks: 18,
@@ -54,7 +54,7 @@ fn what_is_expected_is_asked_for() {
 }
 
 #[test]
-fn a_host_with_fewer_gpus_than_before_misses_one_unless_fewer_are_expected() {
+fn a_gpu_that_disappears_is_missing_unless_fewer_gpus_are_expected() {
     let mut host = Host::new();
     host.look();
     host.gpus.pop();
@@ -74,7 +74,7 @@ fn a_host_with_fewer_gpus_than_before_misses_one_unless_fewer_are_expected() {
 }
 
 #[test]
-fn a_board_in_another_slot_is_not_missed() {
+fn a_board_in_another_slot_is_not_missing() {
     let mut host = Host::new();
     host.looks(3);
     let moved = PciAddress { domain: 0, bus: 0x80, device: 0 };
@@ -84,7 +84,7 @@ fn a_board_in_another_slot_is_not_missed() {
 }
 
 #[test]
-fn a_new_board_has_no_past() {
+fn a_new_board_has_none_of_the_faults_of_the_old_one() {
     let mut host = Host::new();
     host.first().remapped =
         Read::Value(RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true });
@@ -102,7 +102,7 @@ fn a_new_board_has_no_past() {
 }
 
 #[test]
-fn a_lost_gpu_that_comes_and_goes_is_lost_until_it_stays() {
+fn an_intermittently_lost_gpu_is_unhealthy_until_it_stays() {
     let mut host = Host::new();
     host.looks(3);
     for round in 0..9 {
@@ -116,7 +116,7 @@ fn a_lost_gpu_that_comes_and_goes_is_lost_until_it_stays() {
 }
 
 #[test]
-fn what_was_found_stands_while_it_cannot_be_read() {
+fn a_finding_lasts_while_its_reading_fails() {
     let mut host = Host::new();
     let failed = RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true };
     host.first().remapped = Read::Value(failed);
@@ -130,7 +130,7 @@ fn what_was_found_stands_while_it_cannot_be_read() {
 }
 
 #[test]
-fn an_old_reading_is_none() {
+fn an_old_reading_does_not_count() {
     let mut host = Host::new();
     host.look();
     host.now = host.now.after(Span::seconds(50));
@@ -138,7 +138,7 @@ fn an_old_reading_is_none() {
     host.now = host.now.after(Span::seconds(20));
     let reason = host.expect(FIRST, Unknown, Nothing);
     assert!(reason.contains("last read 70"), "{reason}");
-    // One that is asked seldom is not old so soon.
+    // With a longer interval, a reading stays valid longer.
     let mut seldom = Host::new();
     (0..3).for_each(|_| seldom.look_after(600));
     seldom.now = seldom.now.after(Span::seconds(700));
@@ -146,7 +146,7 @@ fn an_old_reading_is_none() {
 }
 
 #[test]
-fn a_bus_without_gpus_misses_those_that_were_there() {
+fn on_a_bus_without_gpus_the_known_ones_are_missing() {
     let mut host = Host::new();
     host.looks(3);
     host.judge.report(host.now, DeviceReport::NoGpus);

@@ -1,4 +1,4 @@
-//! The judge of GPUs over what the driver tells: sentences, each with the opposite case that must stay silent.
+//! The GPU judge on readings of the driver: rules, each with the opposite case, which must cause no finding.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -19,8 +19,8 @@ use RecommendedAction::{
     ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
 };
 
-/// What one change of the first GPU leads to after so many looks, that it is silent one look before, and that it is
-/// over when it is taken back.
+/// Checks that a change of the first GPU causes this state after `looks` readings and none before, and that it is over
+/// some time after the change is undone. Returns the reason.
 #[track_caller]
 fn check(
     looks: u32,
@@ -33,7 +33,7 @@ fn check(
     change(host.first());
     for _ in 1..looks {
         host.look();
-        assert_eq!(host.ill(), Vec::<String>::new(), "too soon");
+        assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
     }
     host.look();
     let reason = host.expect(FIRST, state, action);
@@ -44,7 +44,7 @@ fn check(
     host.look();
     host.expect(FIRST, state, action);
     host.looks(100);
-    assert_eq!(host.ill(), Vec::<String>::new(), "it stays");
+    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
     reason
 }
 
@@ -64,7 +64,7 @@ fn silent_with(limits: DeviceLimits, change: impl Fn(&mut GpuReading)) {
     }
 }
 
-/// What a GPU never told is no fault of it.
+/// Checks that a reading that a GPU never offered is no fault.
 #[track_caller]
 fn never_offered(change: impl Fn(&mut GpuReading)) {
     let mut host = Host::new();
@@ -74,7 +74,7 @@ fn never_offered(change: impl Fn(&mut GpuReading)) {
 }
 
 #[test]
-fn what_was_told_and_is_not_any_more_is_unknown_and_no_fault_is_over_by_it() {
+fn a_reading_that_is_no_longer_offered_is_unknown_and_clears_no_fault() {
     never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Read::NotOffered, Read::NotOffered));
     let mut host = Host::new();
     host.looks(3);
@@ -88,7 +88,7 @@ fn what_was_told_and_is_not_any_more_is_unknown_and_no_fault_is_over_by_it() {
     host.first().recovery_action = Read::NotOffered;
     host.looks(20);
     host.expect(FIRST, Unhealthy, ResetDevice);
-    // Where it is split, or without ECC, that is by design.
+    // On a split GPU (MIG), or with ECC off, this is by design.
     host.gpus[0] = gpu(0);
     host.looks(10);
     host.first().mig = Read::Value(true);
@@ -98,7 +98,7 @@ fn what_was_told_and_is_not_any_more_is_unknown_and_no_fault_is_over_by_it() {
 }
 
 #[test]
-fn gpus_that_are_well_are_well_for_a_day() {
+fn healthy_gpus_stay_healthy_for_a_day() {
     let mut host = Host::new();
     (0..1440).for_each(|_| host.look_after(60));
     assert_eq!(host.ill(), Vec::<String>::new());
@@ -106,11 +106,11 @@ fn gpus_that_are_well_are_well_for_a_day() {
 }
 
 #[test]
-fn memory_errors_that_could_not_be_corrected_ask_for_a_reset() {
+fn uncorrected_memory_errors_need_a_reset() {
     let reason = check(1, Unhealthy, ResetDevice, |gpu| gpu.ecc_volatile = Read::Value(2));
     assert_eq!(reason, "2 memory errors that could not be corrected since its last reset");
     silent(|gpu| gpu.ecc_aggregate = Read::Value(900));
-    // Some drivers count by place alone, or know of more there.
+    // Some drivers count only by location, or count more there.
     check(1, Unhealthy, ResetDevice, |gpu| {
         let count = EccCount { place: EccPlace::Dram, corrected: false, lifetime: false, count: 1 };
         gpu.details.as_mut().unwrap().ecc.push(count);
@@ -118,7 +118,7 @@ fn memory_errors_that_could_not_be_corrected_ask_for_a_reset() {
 }
 
 #[test]
-fn the_memory_on_the_chip_is_judged_by_the_drivers_threshold() {
+fn sram_is_judged_by_the_threshold_of_the_driver() {
     check(1, Unhealthy, ReplaceNode, |gpu| {
         gpu.details.as_mut().unwrap().sram = Read::Value(SramErrors {
             uncorrected_lifetime: 9,
@@ -136,7 +136,7 @@ fn the_memory_on_the_chip_is_judged_by_the_drivers_threshold() {
 }
 
 #[test]
-fn errors_on_the_chip_ask_for_a_reset_and_for_another_gpu_where_there_were_many_before() {
+fn sram_errors_need_a_reset_or_a_replacement_if_there_were_many_before() {
     let errors = |uncorrected, uncorrected_lifetime| {
         move |gpu: &mut GpuReading| {
             let errors = SramErrors { uncorrected, uncorrected_lifetime, ..SramErrors::default() };
@@ -153,14 +153,14 @@ fn errors_on_the_chip_ask_for_a_reset_and_for_another_gpu_where_there_were_many_
 }
 
 #[test]
-fn what_a_gpu_has_and_does_not_tell_any_more_is_told_when_it_stays_so() {
+fn a_reading_that_keeps_failing_is_reported() {
     let failed = "an unknown error".to_owned();
     let reason = check(3, Degraded, ContactSupport, |gpu| gpu.power = Read::Failed(failed.clone()));
     assert_eq!(reason, "its power cannot be read: an unknown error");
     let reason = check(3, Degraded, Nothing, |gpu| gpu.processes = Read::Failed(failed.clone()));
     assert_eq!(reason, "who works on it cannot be read: an unknown error");
     silent(|gpu| (gpu.power, gpu.processes) = (Read::NotOffered, Read::NotOffered));
-    // Split by design, or at every second look only.
+    // By design on a split GPU (MIG), or only in every second reading.
     silent(|gpu| {
         gpu.mig = Read::Value(true);
         (gpu.power, gpu.processes) = (Read::Failed(failed.clone()), Read::Failed(failed.clone()));
@@ -174,7 +174,7 @@ fn what_a_gpu_has_and_does_not_tell_any_more_is_told_when_it_stays_so() {
 }
 
 #[test]
-fn rows_that_wait_are_for_the_next_reset_and_rows_that_failed_for_replacement() {
+fn pending_row_remaps_need_a_reset_and_failed_ones_a_replacement() {
     let rows = |pending, failed, uncorrected| {
         Read::Value(RemappedRows { corrected: 0, uncorrected, pending, failed })
     };
@@ -186,7 +186,7 @@ fn rows_that_wait_are_for_the_next_reset_and_rows_that_failed_for_replacement() 
 }
 
 #[test]
-fn pages_of_older_gpus_are_counted() {
+fn retired_pages_of_older_gpus_are_counted() {
     check(1, Degraded, ResetDevice, |gpu| gpu.pages_pending = Read::Value(true));
     never_offered(|gpu| gpu.pages_pending = Read::NotOffered);
     let retired = |count| {
@@ -211,11 +211,11 @@ fn corrected_errors_are_judged_by_their_rate() {
     assert_eq!(host.ill(), Vec::<String>::new());
     host.first().ecc_corrected = Read::Value(0);
     host.looks(3);
-    assert_eq!(host.ill(), Vec::<String>::new(), "it began anew");
+    assert_eq!(host.ill(), Vec::<String>::new(), "the counter started again");
 }
 
 #[test]
-fn what_the_driver_says_it_needs_counts() {
+fn the_recovery_action_of_the_driver_counts() {
     for (number, state, action) in [
         (1, Unhealthy, ResetDevice),
         (2, Unhealthy, RebootNode),
@@ -233,18 +233,18 @@ fn what_the_driver_says_it_needs_counts() {
 }
 
 #[test]
-fn heat_counts_when_it_stays() {
+fn a_temperature_above_the_limit_counts_if_it_lasts() {
     check(3, Degraded, ContactSupport, |gpu| gpu.temperature = Read::Value(90));
     check(3, Degraded, ContactSupport, |gpu| gpu.memory_temperature = Read::Value(99));
-    // Held against its siblings elsewhere.
+    // The comparison with siblings has its own test.
     let alone = DeviceLimits { sibling_heat: 100, ..DeviceLimits::default() };
     silent_with(alone.clone(), |gpu| gpu.temperature = Read::Value(87));
-    // Without a limit of its own nothing is too hot.
+    // Without a limit of the GPU no temperature is too high.
     silent_with(alone, |gpu| {
         gpu.temperature = Read::Value(99);
         gpu.details.as_mut().unwrap().hottest = Read::NotOffered;
     });
-    // The margin of some boards is at or below 0 though they are well.
+    // Some healthy boards report a margin of 0 or less.
     silent(|gpu| gpu.margin = Read::Value(-5));
     let mut host =
         Host::with(DeviceLimits { judge_margin: true, ..DeviceLimits::default() }, ExpectedGpus::default());
@@ -254,7 +254,7 @@ fn heat_counts_when_it_stays() {
 }
 
 #[test]
-fn one_hot_reading_is_none() {
+fn fewer_than_three_hot_readings_in_a_row_do_not_count() {
     let mut host = Host::new();
     for round in 0..30 {
         host.first().temperature = Read::Value(if round % 3 == 0 { 60 } else { 95 });
@@ -264,7 +264,7 @@ fn one_hot_reading_is_none() {
 }
 
 #[test]
-fn slowing_down_is_counted_in_minutes() {
+fn a_gpu_slowed_down_by_heat_or_power_for_six_minutes_is_degraded() {
     let mut host = Host::new();
     host.look();
     for (reason, ill) in [(0x40, true), (0x8, true), (0x4, false), (0x1, false), (0x20, false)] {
@@ -281,7 +281,7 @@ fn slowing_down_is_counted_in_minutes() {
 }
 
 #[test]
-fn time_counters_miss_nothing_between_readings() {
+fn slowdown_counters_include_the_time_between_readings() {
     let check = |per_minute: u64, ill: bool| {
         let mut host = Host::new();
         for minute in 1..=12 {
@@ -297,7 +297,7 @@ fn time_counters_miss_nothing_between_readings() {
 }
 
 #[test]
-fn the_brake_of_one_gpu_is_its_own_and_that_of_several_is_the_racks() {
+fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
     let mut host = Host::new();
     host.look();
     for _ in 0..7 {
@@ -321,7 +321,7 @@ fn the_brake_of_one_gpu_is_its_own_and_that_of_several_is_the_racks() {
 }
 
 #[test]
-fn a_pcie_link_is_held_against_its_best_only_under_load() {
+fn a_pcie_link_is_compared_with_its_maximum_only_under_load() {
     let narrow = Read::Value(PcieLink { generation: 5, width: 8 });
     let reason = check(3, Degraded, ContactSupport, |gpu| gpu.pcie = narrow.clone());
     assert_eq!(
@@ -352,7 +352,7 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
     };
     check(40, true);
     check(30, false);
-    // What is normal grows with each generation and with the lanes.
+    // The normal rate grows with the generation, up to 6, and with the lanes.
     let of_link = |generation, width, per_minute: u32| {
         let mut host = Host::new();
         let link = Read::Value(PcieLink { generation, width });
@@ -372,12 +372,12 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
             "generation {generation}, {width} lanes: {normal} are normal"
         );
     }
-    // One burst, long ago.
+    // A single burst.
     silent(|gpu| gpu.pcie_replays = Read::Value(100_000));
 }
 
 #[test]
-fn a_link_is_missed_that_was_up_in_several_readings() {
+fn a_link_that_was_up_in_several_readings_is_expected() {
     let mut host = Host::new();
     host.looks(3);
     host.first().nvlinks[3].up = Read::Value(false);
@@ -396,7 +396,7 @@ fn a_link_is_missed_that_was_up_in_several_readings() {
 }
 
 #[test]
-fn links_that_a_board_never_had_are_not_missed() {
+fn links_that_a_board_never_had_are_not_missing() {
     let never = |gpu: &mut GpuReading| gpu.nvlinks = Vec::new();
     for change in
         [never, |gpu: &mut GpuReading| gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false))]
@@ -409,7 +409,7 @@ fn links_that_a_board_never_had_are_not_missed() {
 }
 
 #[test]
-fn a_split_gpu_and_links_that_cannot_be_read_are_not_down() {
+fn links_of_a_split_gpu_and_unreadable_links_are_not_down() {
     silent(|gpu| {
         gpu.mig = Read::Value(true);
         gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false));
@@ -424,7 +424,7 @@ fn a_split_gpu_and_links_that_cannot_be_read_are_not_down() {
 }
 
 #[test]
-fn what_links_should_be_up_is_remembered_over_restarts() {
+fn expected_links_are_remembered_across_restarts() {
     let mut host = Host::new();
     host.looks(3);
     let learned: Vec<Observation> = host
@@ -437,7 +437,7 @@ fn what_links_should_be_up_is_remembered_over_restarts() {
         .collect();
     let mut after = Host::new();
     learned.iter().for_each(|observation| after.judge.recall(observation));
-    assert_eq!(after.judge.components(after.now), [], "nothing is known of them yet");
+    assert_eq!(after.judge.components(after.now), [], "no component before the first reading");
     after.first().nvlinks[3].up = Read::Value(false);
     after.gpus.pop();
     after.look();
@@ -445,7 +445,7 @@ fn what_links_should_be_up_is_remembered_over_restarts() {
     after.expect("gpu.0000:08:00", Unhealthy, RebootNode);
     assert_eq!(after.facts.len(), 2, "{:?}", after.facts);
 
-    // Of another board in the same place nothing is remembered.
+    // For another board in the same slot nothing is remembered.
     let mut repaired = Host::new();
     learned.iter().for_each(|observation| repaired.judge.recall(observation));
     repaired.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
@@ -455,7 +455,7 @@ fn what_links_should_be_up_is_remembered_over_restarts() {
 }
 
 #[test]
-fn errors_on_a_link_are_judged_by_what_is_added() {
+fn link_errors_are_judged_by_their_growth() {
     let run = |per_minute: u64, minutes: u64| {
         let mut host = Host::new();
         for minute in 0..=minutes {
@@ -464,7 +464,7 @@ fn errors_on_a_link_are_judged_by_what_is_added() {
         }
         host
     };
-    // Links of the fifth generation count damaged packets in their own way.
+    // NVLink 5 has a separate counter of damaged packets.
     let fifth = |per_minute: u64| {
         let mut host = Host::new();
         for minute in 0..=5 {
@@ -482,32 +482,32 @@ fn errors_on_a_link_are_judged_by_what_is_added() {
     assert_eq!(reason, "NVLink 3: 200 damaged or repeated packets a minute");
     host.expect(FIRST, Degraded, ResetDevice);
     assert_eq!(run(10, 20).ill(), Vec::<String>::new());
-    // A jump at one reading, and errors of long ago.
+    // A jump in a single reading, and errors that stopped.
     silent(|gpu| gpu.details.as_mut().unwrap().links[3].crc = Some(143_746));
     (0..10).for_each(|_| host.look_after(60));
     assert_eq!(host.ill(), Vec::<String>::new());
 }
 
 #[test]
-fn recoveries_that_fail_and_error_rates_are_of_the_link() {
+fn failed_recoveries_and_error_rates_count_for_the_link() {
     let mut host = Host::new();
     host.looks(3);
     host.details().links[3].recovery_failed = Some(2);
     host.look();
     host.expect(LINK, Unhealthy, ResetDevice);
     (0..80).for_each(|_| host.look_after(60));
-    assert_eq!(host.ill(), Vec::<String>::new(), "an old one is no news");
+    assert_eq!(host.ill(), Vec::<String>::new(), "an old failure no longer counts");
     check(3, Degraded, ContactSupport, |gpu| {
         gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-9)
     });
     silent(|gpu| gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-13));
-    // Of symbols as of bits; the floor that can be told is no error.
+    // The symbol error rate counts like the bit error rate. The lowest value that can be reported is no error.
     check(3, Degraded, ContactSupport, |gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(3e-11));
     silent(|gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(1.5e-254));
 }
 
 #[test]
-fn the_fabric_has_its_time_after_a_boot() {
+fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
     let waiting = FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 };
     let mut host = Host::new();
     host.now = Mono(0);
@@ -521,8 +521,8 @@ fn the_fabric_has_its_time_after_a_boot() {
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(failed));
     let bad_routes = FabricInfo { state: 3, status: 0, health_mask: 0x1a, health_summary: 1 };
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(bad_routes));
-    // Each part of the fabric's health, by two bits: 1 is bad, 2 is well, 0 is not told. Four bits tell of what is
-    // configured wrongly.
+    // Two bits for each part of the fabric's health: 1 is bad, 2 is good, 0 is not reported. Four bits report a wrong
+    // configuration: 1 is none.
     for (shift, state, action, words) in [
         (0, Degraded, Nothing, "bandwidth"),
         (2, Degraded, Nothing, "recovered"),
@@ -548,7 +548,7 @@ fn the_fabric_has_its_time_after_a_boot() {
         gpu.fabric = Read::Value(FabricInfo { state: 0, status: 3, health_mask: 0, health_summary: 0 })
     });
     silent(|gpu| gpu.fabric = Read::NotOffered);
-    // A GPU alone has no fabric to be part of.
+    // A single GPU has no fabric.
     let mut alone = Host::new();
     alone.gpus.truncate(1);
     alone.first().fabric = Read::Value(waiting);
@@ -557,7 +557,7 @@ fn the_fabric_has_its_time_after_a_boot() {
 }
 
 #[test]
-fn what_is_repaired_at_the_next_reset_asks_for_one() {
+fn a_pending_repair_needs_a_reset() {
     let pending = |channel, processors| {
         move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().repairs = Read::Value((channel, processors))
     };
@@ -570,7 +570,7 @@ fn what_is_repaired_at_the_next_reset_asks_for_one() {
 }
 
 #[test]
-fn a_damaged_inforom_is_for_support_and_persistence_is_a_note() {
+fn a_damaged_inforom_needs_support_and_persistence_mode_is_only_evidence() {
     check(1, Degraded, ContactSupport, |gpu| {
         gpu.details.as_mut().unwrap().inforom_valid = Read::Value(false)
     });

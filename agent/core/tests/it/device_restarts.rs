@@ -1,5 +1,5 @@
-//! What outlives a restart of the agent and what must not outlive a repair: faults of readings and of the log, what
-//! operators said, boards that were replaced, boots.
+//! What survives a restart of the agent and what must not survive a repair: faults from readings and from the log,
+//! operators' statements, replaced boards, boots.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -18,10 +18,10 @@ use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 use HealthState::{Degraded, Healthy, Unhealthy};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ResetDevice};
 
-/// A host whose agent may end at any time; what it wrote is there for the next one.
+/// A host whose agent may end at any time. The next agent reads the same journal.
 struct Lasting {
     host: Host,
-    /// All facts with their times and whether they are of this boot.
+    /// All facts with their times and whether they are from this boot.
     journal: Vec<(Mono, bool, Fact)>,
 }
 
@@ -47,7 +47,7 @@ impl Lasting {
         self.journal.push((at, true, fact));
     }
 
-    /// The agent begins anew and reads its journal, as the program does.
+    /// Starts the agent again, which reads its journal as the program does.
     fn restart(&mut self) {
         let (gpus, now) = (std::mem::take(&mut self.host.gpus), self.host.now);
         self.host = Host { gpus, now: now.after(Span::seconds(2)), ..Host::new() };
@@ -85,7 +85,7 @@ impl Lasting {
 }
 
 #[test]
-fn what_took_several_readings_to_find_stands_at_the_first_one_after_a_restart() {
+fn a_finding_counts_at_the_first_reading_after_a_restart() {
     let mut lasting = Lasting::new();
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
@@ -96,10 +96,10 @@ fn what_took_several_readings_to_find_stands_at_the_first_one_after_a_restart() 
         lasting.looks(1);
         lasting.host.expect(FIRST, Degraded, ContactSupport);
         lasting.host.expect(SECOND, Healthy, Nothing);
-        assert_eq!(lasting.host.find(FIRST).unwrap().since, since, "it began before the restart");
+        assert_eq!(lasting.host.find(FIRST).unwrap().since, since, "it started before the restart");
     }
-    assert_eq!(lasting.events("finding_began"), 1, "it is told once");
-    // Restarts do not shorten the way back either.
+    assert_eq!(lasting.events("finding_began"), 1, "it is reported once");
+    // A restart does not shorten the recovery either.
     lasting.host.first().temperature = Read::Value(60);
     lasting.restart();
     lasting.looks(2);
@@ -109,11 +109,11 @@ fn what_took_several_readings_to_find_stands_at_the_first_one_after_a_restart() 
     assert_eq!(lasting.events("finding_ended"), 1);
     lasting.restart();
     lasting.looks(1);
-    assert_eq!(lasting.host.ill(), Vec::<String>::new(), "what was over is not revived");
+    assert_eq!(lasting.host.ill(), Vec::<String>::new(), "a cleared finding does not return");
 }
 
 #[test]
-fn a_link_whose_recovery_failed_is_held_for_its_time_over_a_restart() {
+fn a_failed_link_recovery_counts_for_its_full_time_across_a_restart() {
     let mut lasting = Lasting::new();
     lasting.host.details().links[3].recovery_failed = Some(2);
     lasting.looks(1);
@@ -126,7 +126,7 @@ fn a_link_whose_recovery_failed_is_held_for_its_time_over_a_restart() {
 }
 
 #[test]
-fn a_restart_in_the_middle_revives_nothing_and_loses_nothing_of_the_log() {
+fn a_restart_neither_loses_nor_brings_back_faults_from_the_log() {
     let mut lasting = Lasting::new();
     lasting.xid("48, pid=7, name=python, DBE");
     lasting.xid("45, pid=7, name=python, Ch 1");
@@ -134,7 +134,7 @@ fn a_restart_in_the_middle_revives_nothing_and_loses_nothing_of_the_log() {
     lasting.looks(1);
     let reason = lasting.host.expect(FIRST, Unhealthy, ResetDevice);
     assert!(reason.contains("XID 48") && reason.contains("in its wake 45"), "{reason}");
-    // An echo that comes after the restart is folded in as well.
+    // An echo after the restart is folded in as well.
     lasting.xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)");
     lasting.restart();
     lasting.host.expect(FIRST, Unhealthy, ResetDevice);
@@ -145,7 +145,7 @@ fn a_restart_in_the_middle_revives_nothing_and_loses_nothing_of_the_log() {
 }
 
 #[test]
-fn another_board_in_the_same_place_has_none_of_its_faults() {
+fn another_board_in_the_same_slot_has_none_of_the_faults() {
     let mut lasting = Lasting::new();
     lasting.host.first().temperature = Read::Value(95);
     lasting.host.first().remapped =
@@ -153,7 +153,7 @@ fn another_board_in_the_same_place_has_none_of_its_faults() {
     lasting.xid("64, Row Remapper Error");
     lasting.looks(3);
     assert_eq!(lasting.host.ill().len(), 1);
-    // Found by another serial number, while the agent runs or when it begins anew.
+    // A different serial number is found while the agent runs or when it starts again.
     for restarts in [false, true] {
         let mut repaired = Lasting { host: Host::new(), journal: lasting.journal.clone() };
         repaired.host.now = lasting.host.now;
@@ -175,7 +175,7 @@ fn another_board_in_the_same_place_has_none_of_its_faults() {
 }
 
 #[test]
-fn a_reboot_heals_what_it_heals_and_what_is_still_read_stays() {
+fn a_reboot_clears_faults_until_new_readings_find_them_again() {
     let mut lasting = Lasting::new();
     lasting.xid("79, GPU has fallen off the bus.");
     lasting.host.first().pcie = Read::Value(PcieLink { generation: 1, width: 16 });
@@ -185,15 +185,15 @@ fn a_reboot_heals_what_it_heals_and_what_is_still_read_stays() {
     lasting.looks(1);
     lasting.host.expect(FIRST, Healthy, Nothing);
     lasting.looks(2);
-    // The link was not trained better by the boot: it is found anew, by its own readings.
+    // The boot did not improve the link: new readings find the fault again.
     lasting.host.expect(FIRST, Degraded, ContactSupport);
-    // What a reboot did not mend is for support.
+    // A fault that a reboot did not fix needs support.
     lasting.xid("79, GPU has fallen off the bus.");
     lasting.host.expect(FIRST, Unhealthy, ContactSupport);
 }
 
 #[test]
-fn a_gpu_that_is_missing_is_missed_once_over_restarts() {
+fn a_missing_gpu_is_reported_once_across_restarts() {
     let mut lasting = Lasting::new();
     lasting.host.gpus.remove(0);
     lasting.looks(1);
@@ -209,7 +209,7 @@ fn a_gpu_that_is_missing_is_missed_once_over_restarts() {
 }
 
 #[test]
-fn a_driver_that_hangs_over_a_restart_does_not_make_healthy() {
+fn no_gpu_becomes_healthy_if_the_driver_hangs_across_a_restart() {
     let mut lasting = Lasting::new();
     lasting.host.first().trouble = Some(GpuTrouble::Lost);
     lasting.looks(1);
@@ -225,7 +225,7 @@ fn stamp(host: &Host) -> Stamp {
     Stamp { mono: host.now, wall: Wall(i64::try_from(host.now.0).unwrap()) }
 }
 
-/// An operator's word over a component, through the journal as the board has it.
+/// Applies an operator's action on a component, by way of its observation for the journal.
 fn says(
     attention: &mut OperatorState,
     lasting: &Lasting,
@@ -238,7 +238,7 @@ fn says(
 }
 
 #[test]
-fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_told_when_it_comes_back() {
+fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
     let mut lasting = Lasting::new();
     let mut attention = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
@@ -255,7 +255,7 @@ fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_
         lasting.looks(4);
         let still = lasting.host.find(FIRST).unwrap();
         assert_eq!((still.state, attention.component_reported(&still)), (Degraded, None));
-        assert!(!attention.counts(FIRST), "it lasts, and is known");
+        assert!(!attention.counts(FIRST), "it lasts, and is acknowledged");
     }
     lasting.host.first().temperature = Read::Value(60);
     lasting.looks(3);
@@ -266,11 +266,11 @@ fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     lasting.host.expect(FIRST, Degraded, ContactSupport);
-    assert!(attention.counts(FIRST), "it came back, and counts");
+    assert!(attention.counts(FIRST), "it recurred, and counts");
 }
 
 #[test]
-fn an_acknowledged_condition_that_gets_worse_is_told() {
+fn an_acknowledged_fault_that_gets_worse_counts_again() {
     let mut lasting = Lasting::new();
     let mut attention = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
@@ -286,7 +286,7 @@ fn an_acknowledged_condition_that_gets_worse_is_told() {
 }
 
 #[test]
-fn a_silence_runs_out_over_restarts_too() {
+fn a_silence_expires_across_restarts_too() {
     let mut lasting = Lasting::new();
     let mut attention = OperatorState::default();
     let component = lasting.host.find(FIRST).unwrap();
@@ -301,7 +301,7 @@ fn a_silence_runs_out_over_restarts_too() {
     let mut after = OperatorState::default();
     after.take_in(stamp(&lasting.host), &BootId("another".into()), &seen);
     after.only_of(&BootId("another".into()));
-    assert!(!after.counts(FIRST), "a silence is of the clock on the wall, not of a boot");
+    assert!(!after.counts(FIRST), "a silence follows the wall clock, not the boot");
     assert_eq!(after.run_out(Wall(until.0 - 1)), []);
     assert_eq!(after.run_out(until).len(), 1);
     assert!(after.counts(FIRST));

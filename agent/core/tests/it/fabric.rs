@@ -1,4 +1,4 @@
-//! The judge of the network: sentences over samples, each with the case that must stay silent.
+//! The fabric judge on samples: rules, each with the opposite case, which must cause no finding.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -14,14 +14,14 @@ use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode};
 
 #[test]
-fn a_host_without_fabric_shows_nothing() {
+fn a_host_without_a_fabric_has_no_components() {
     let mut host = Host::with_ports(0);
     assert_eq!(host.look(), []);
     assert!(host.journal.is_empty());
 }
 
 #[test]
-fn eight_ports_that_work_are_healthy_from_the_first_look_and_are_learned_once() {
+fn working_ports_are_healthy_from_the_first_reading_and_learned_once() {
     let mut host = Host::with_ports(8);
     for _ in 0..50 {
         for component in host.look() {
@@ -34,7 +34,7 @@ fn eight_ports_that_work_are_healthy_from_the_first_look_and_are_learned_once() 
 }
 
 #[test]
-fn a_port_that_was_never_up_is_not_in_use_and_one_that_was_is_expected() {
+fn a_port_that_was_up_is_expected_and_one_that_never_was_is_not_in_use() {
     let mut host = Host::with_ports(2);
     host.link(1).state = down("Disabled");
     host.looks(100);
@@ -51,7 +51,7 @@ fn a_port_that_was_never_up_is_not_in_use_and_one_that_was_is_expected() {
 }
 
 #[test]
-fn a_port_that_the_operator_expects_may_never_have_been_up() {
+fn a_port_that_the_operator_expects_counts_even_if_it_was_never_up() {
     let mut host = Host::new(vec![port(0)], &["mlx5_0/1=400"]);
     host.link(0).state = down("Polling");
     assert_eq!(host.sees("fabric.mlx5_0/1").state, Unknown);
@@ -60,7 +60,7 @@ fn a_port_that_the_operator_expects_may_never_have_been_up() {
 }
 
 #[test]
-fn a_short_loss_changes_no_state_and_a_long_one_takes_time_to_be_forgiven() {
+fn a_short_loss_changes_no_state_and_a_long_one_clears_with_a_delay() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");
     assert!(host.expect("fabric.mlx5_0/1", Healthy, Nothing).contains("counts from 30s"));
@@ -74,7 +74,7 @@ fn a_short_loss_changes_no_state_and_a_long_one_takes_time_to_be_forgiven() {
 }
 
 #[test]
-fn a_port_in_init_names_the_subnet_manager() {
+fn a_port_in_init_points_to_the_subnet_manager() {
     let mut host = Host::settled(1);
     let state = LinkState { active: false, logical: "INIT".into(), physical: Some("LinkUp".into()) };
     host.link(0).state = Reading::Value(state);
@@ -83,7 +83,7 @@ fn a_port_in_init_names_the_subnet_manager() {
 }
 
 #[test]
-fn the_third_flap_within_twelve_hours_counts_and_two_do_not() {
+fn three_flaps_within_twelve_hours_count_and_two_do_not() {
     let mut host = Host::settled(2);
     host.blink(0);
     host.blink(0);
@@ -98,7 +98,7 @@ fn the_third_flap_within_twelve_hours_counts_and_two_do_not() {
 }
 
 #[test]
-fn flaps_outlive_a_restart_of_the_agent_and_of_the_host() {
+fn flaps_are_remembered_across_restarts_of_the_agent_and_the_host() {
     let mut host = Host::settled(1);
     for _ in 0..3 {
         host.blink(0);
@@ -108,13 +108,13 @@ fn flaps_outlive_a_restart_of_the_agent_and_of_the_host() {
     host.expect("fabric.mlx5_0/1", Unhealthy, ContactSupport);
     host.restart(boot("second"));
     host.expect("fabric.mlx5_0/1", Unhealthy, ContactSupport);
-    // Three hours passed on the wall between the boots; nine more, and it is over.
+    // The wall clock advances by 2.8 h at the reboot. Twelve hours later the flaps no longer count.
     host.now = host.now.after(Span::seconds(12 * HOUR));
     host.expect("fabric.mlx5_0/1", Healthy, Nothing);
 }
 
 #[test]
-fn flaps_of_a_card_are_not_held_against_its_successor() {
+fn flaps_of_a_card_do_not_count_for_its_replacement() {
     let mut host = Host::settled(1);
     for _ in 0..3 {
         host.blink(0);
@@ -126,7 +126,7 @@ fn flaps_of_a_card_are_not_held_against_its_successor() {
 }
 
 #[test]
-fn a_port_that_is_down_stays_unhealthy_over_a_restart() {
+fn a_port_that_is_down_stays_unhealthy_across_a_restart() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");
     host.looks(5);
@@ -140,7 +140,7 @@ fn a_port_that_is_down_stays_unhealthy_over_a_restart() {
 }
 
 #[test]
-fn losses_between_two_readings_are_told_by_the_counter() {
+fn losses_between_two_readings_are_found_by_the_counter() {
     let mut host = Host::settled(1);
     host.set(0, "link_downed", 2);
     host.expect("fabric.mlx5_0/1", Healthy, Nothing);
@@ -150,7 +150,7 @@ fn losses_between_two_readings_are_told_by_the_counter() {
 }
 
 #[test]
-fn one_loss_that_is_seen_and_counted_is_one() {
+fn a_loss_that_is_both_seen_and_counted_is_one_flap() {
     for counted_late in [false, true] {
         let mut host = Host::settled(1);
         for number in 1..=2 {
@@ -168,7 +168,7 @@ fn one_loss_that_is_seen_and_counted_is_one() {
 }
 
 #[test]
-fn a_counter_that_was_reset_or_stands_at_its_end_tells_of_no_loss() {
+fn a_counter_that_was_reset_or_is_saturated_reports_no_loss() {
     let mut host = Host::settled(1);
     host.set(0, "link_downed", 255);
     host.looks(5000);
@@ -218,7 +218,7 @@ fn a_slower_port_is_degraded_and_a_new_faster_rate_is_learned() {
 }
 
 #[test]
-fn the_rate_of_a_port_that_is_down_means_nothing() {
+fn the_rate_of_a_port_that_is_down_is_ignored() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");
     host.link(0).rate = Reading::Value(10.0);
@@ -228,7 +228,7 @@ fn the_rate_of_a_port_that_is_down_means_nothing() {
 }
 
 #[test]
-fn a_port_that_was_always_slow_is_worth_a_word() {
+fn a_port_that_was_always_slow_is_healthy_and_mentioned() {
     let mut host = Host::with_ports(8);
     host.link(3).rate = Reading::Value(200.0);
     host.looks(10);
@@ -260,7 +260,7 @@ fn a_missing_port_counts_from_the_third_reading() {
 }
 
 #[test]
-fn a_port_that_is_missing_for_a_moment_is_none() {
+fn a_port_that_is_missing_for_two_readings_does_not_count() {
     let mut host = Host::settled(2);
     let gone = host.sample.links.pop().unwrap();
     host.looks(2);
@@ -271,7 +271,7 @@ fn a_port_that_is_missing_for_a_moment_is_none() {
 }
 
 #[test]
-fn a_replaced_card_starts_anew_and_a_renamed_one_does_not() {
+fn a_replaced_card_is_learned_again_and_a_renamed_one_is_not() {
     let mut host = Host::settled(2);
     host.link(0).identity.serial = Some("guid-new".into());
     host.link(0).rate = Reading::Value(200.0);
@@ -284,7 +284,7 @@ fn a_replaced_card_starts_anew_and_a_renamed_one_does_not() {
 }
 
 #[test]
-fn a_dead_card_stays_missing_when_others_take_its_name_and_address() {
+fn a_dead_card_stays_missing_if_others_take_its_name_and_address() {
     let mut host = Host::settled(3);
     host.restart(boot("second"));
     host.sample.links = vec![port(0), LinkReading { identity: port(2).identity, ..port(1) }];
@@ -299,7 +299,7 @@ fn a_dead_card_stays_missing_when_others_take_its_name_and_address() {
 }
 
 #[test]
-fn another_machine_with_the_same_disk_knows_nothing() {
+fn another_machine_with_the_same_disk_has_no_history() {
     let mut host = Host::with_ports(2);
     host.sample.host = Some("one".into());
     host.looks(10);
@@ -308,7 +308,7 @@ fn another_machine_with_the_same_disk_knows_nothing() {
 }
 
 #[test]
-fn what_is_passed_over_is_expected_no_more() {
+fn an_excluded_port_is_no_longer_expected() {
     let mut host = Host::settled(2);
     host.sample.links.pop();
     host.sample.passed_over = [("mlx5_1".to_owned(), "fabric.exclude".to_owned())].into();
@@ -317,7 +317,7 @@ fn what_is_passed_over_is_expected_no_more() {
 }
 
 #[test]
-fn virtual_functions_come_and_go() {
+fn virtual_functions_are_not_expected() {
     let mut host = Host::settled(1);
     host.sample.links.push(LinkReading { virtual_function: true, ..port(5) });
     host.looks(20);
@@ -327,7 +327,7 @@ fn virtual_functions_come_and_go() {
 }
 
 #[test]
-fn what_cannot_be_read_is_unknown() {
+fn an_unreadable_port_is_unknown() {
     let mut host = Host::settled(1);
     host.link(0).state = Reading::Failed("reading /sys/class/infiniband/mlx5_0: Input/output error".into());
     assert!(host.expect("fabric.mlx5_0/1", Unknown, Nothing).contains("Input/output error"));
@@ -339,7 +339,7 @@ fn what_cannot_be_read_is_unknown() {
 }
 
 #[test]
-fn all_links_at_once_point_at_the_switch() {
+fn a_simultaneous_loss_of_all_links_points_to_the_switch() {
     let mut host = Host::settled(4);
     for number in 0..4 {
         host.link(number).state = down("Polling");
@@ -354,7 +354,7 @@ fn all_links_at_once_point_at_the_switch() {
 }
 
 #[test]
-fn the_operators_words_are_read_or_refused() {
+fn expected_ports_are_parsed_or_refused() {
     let read = |text| Expected::parse(text).map(|expected| (expected.component(), expected.rate));
     assert_eq!(read("mlx5_0/1=400"), Ok(("fabric.mlx5_0/1".to_owned(), Some(400.0))));
     assert_eq!(read("eth0"), Ok(("net.eth0".to_owned(), None)));
@@ -365,7 +365,7 @@ fn the_operators_words_are_read_or_refused() {
 
 proptest! {
     #[test]
-    fn nothing_is_healthy_that_is_expected_and_out(
+    fn an_expected_port_that_is_out_is_not_healthy(
         looks in proptest::collection::vec((any::<bool>(), any::<bool>(), any::<u8>()), 1..80)
     ) {
         let mut host = Host::settled(1);
@@ -379,7 +379,7 @@ proptest! {
             host.sample.links = if there { vec![link] } else { vec![] };
             let seen = host.sees("fabric.mlx5_0/1");
             out_for = if there && active { 0 } else { out_for + 1 };
-            // Thirty seconds down, three readings missing, or some of both.
+            // 30 s down, three readings missing, or a mix of both.
             if out_for > 6 {
                 prop_assert!(seen.state != Healthy, "{seen:?}");
             }

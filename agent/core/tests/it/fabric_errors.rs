@@ -1,4 +1,4 @@
-//! Error counters of links: judged by what they grow by, each with the case that must stay silent.
+//! Error counters of links, judged by their growth: each with the opposite case, which must cause no finding.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -10,7 +10,7 @@ use support::fabric::*;
 use HealthState::{Degraded, Healthy};
 use RecommendedAction::{ContactSupport, None as Nothing};
 
-/// Raises a counter by `each` at every reading, and tells the state after each.
+/// Raises a counter by `each` at every reading. Returns the state after the last one.
 fn rises(counter: &str, each: u64, readings: u64) -> (HealthState, RecommendedAction) {
     let mut host = Host::with_ports(1);
     host.set(0, counter, 1_000_000);
@@ -24,10 +24,10 @@ fn rises(counter: &str, each: u64, readings: u64) -> (HealthState, RecommendedAc
 }
 
 #[test]
-fn error_rates_degrade_and_what_a_sound_link_has_does_not() {
+fn high_error_rates_degrade_a_link_and_normal_ones_do_not() {
     let cable = (Degraded, ContactSupport);
     let well = (Healthy, Nothing);
-    // Counter, growth within ten seconds, readings.
+    // Counter, growth per reading (every 10 s), number of readings.
     let cases = [
         ("symbol_error", 1, 119, well),
         ("symbol_error", 1, 120, cable),
@@ -59,7 +59,7 @@ fn error_rates_degrade_and_what_a_sound_link_has_does_not() {
 }
 
 #[test]
-fn too_many_errors_outlive_a_restart_and_not_their_window() {
+fn too_many_errors_count_across_a_restart_until_their_window_ends() {
     let mut host = Host::settled(1);
     host.set(0, "symbol_error", 500);
     host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
@@ -75,7 +75,7 @@ fn too_many_errors_outlive_a_restart_and_not_their_window() {
 }
 
 #[test]
-fn errors_of_a_link_that_goes_down_are_its_echo() {
+fn errors_of_a_link_that_goes_down_do_not_count() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");
     host.set(0, "symbol_error", 5000);
@@ -88,7 +88,7 @@ fn errors_of_a_link_that_goes_down_are_its_echo() {
 }
 
 #[test]
-fn an_old_count_of_errors_says_nothing() {
+fn errors_from_before_the_first_reading_do_not_count() {
     let mut host = Host::with_ports(1);
     host.set(0, "symbol_error", 60_000);
     host.looks(100);

@@ -1,4 +1,5 @@
-//! Dumps of PyTorch's flight recorder, made by torch 2.8 over gloo with four ranks: read, and whom all wait for found in them.
+//! Dumps of PyTorch's flight recorder from torch 2.8 over gloo with four ranks: parsing them and finding the rank that
+//! all others wait for.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -36,7 +37,7 @@ fn reported(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
 }
 
 #[test]
-fn a_dump_tells_how_far_the_rank_is_in_each_group() {
+fn a_dump_shows_the_progress_of_the_rank_in_each_group() {
     let record = read(ABSENT[0]);
     let world = &record.groups["0"];
     assert_eq!((world.entered, world.completed, world.is_world), (2, 1, true));
@@ -46,20 +47,20 @@ fn a_dump_tells_how_far_the_rank_is_in_each_group() {
 }
 
 #[test]
-fn the_rank_that_never_entered_is_found_through_both_groups() {
+fn the_rank_that_never_entered_is_found_across_both_groups() {
     let waits = reported(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::UserCode), &[Rank(2)][..]));
     assert_eq!(waits.reported, "by the flight recorders 3 of 3 waiting ranks wait for rank 2");
 }
 
 #[test]
-fn a_rank_that_gives_no_dump_is_named_and_its_kind_is_not_guessed() {
+fn a_rank_without_a_dump_is_the_culprit_and_the_kind_is_not_guessed() {
     let waits = reported(&ABSENT, &[0, 1], 3).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (None, &[Rank(2)][..]));
 }
 
 #[test]
-fn all_entered_and_none_left() {
+fn if_all_ranks_entered_and_none_left_the_network_hangs() {
     let waits = reported(&ABSENT, &[0, 1], 2).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.len()), (Some(HangKind::Network), 0));
     assert_eq!(
@@ -69,20 +70,20 @@ fn all_entered_and_none_left() {
 }
 
 #[test]
-fn another_operation_under_the_same_number_is_a_mismatch() {
+fn a_different_operation_with_the_same_number_is_a_mismatch() {
     let waits = reported(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
 }
 
 #[test]
-fn ranks_that_wait_for_nothing_tell_nothing() {
-    // Alone, it waits for nobody.
+fn ranks_that_wait_for_nothing_give_no_answer() {
+    // A single rank waits for no other.
     assert_eq!(reported(&[ABSENT[2]], &[0], 1), None);
     assert_eq!(reported(&ABSENT, &[], 4), None);
 }
 
 #[test]
-fn a_pickle_that_would_run_something_is_refused() {
+fn a_pickle_that_would_run_code_is_refused() {
     let harmful = b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.";
     let error = FlightRecord::read(harmful).expect_err("refused");
     assert!(matches!(error, FlightError::Pickle(PickleError::Opcode { opcode: b'c', at: 2 })), "{error}");
@@ -90,7 +91,7 @@ fn a_pickle_that_would_run_something_is_refused() {
 }
 
 #[test]
-fn a_dump_that_was_cut_or_changed_never_panics() {
+fn a_truncated_or_corrupted_dump_never_panics() {
     for dump in ABSENT {
         for length in 0..dump.len() {
             assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");
@@ -98,20 +99,20 @@ fn a_dump_that_was_cut_or_changed_never_panics() {
         for at in 0..dump.len() {
             let mut changed = dump.to_vec();
             changed[at] ^= 0x15;
-            // Understood or refused.
+            // It is parsed or refused.
             let _ = FlightRecord::read(&changed);
         }
     }
 }
 
-/// What `_dump_fr_trace` gave of a program in which rank 2 sleeps before its second `all_reduce`.
+/// Output of `_dump_fr_trace` for a program in which rank 2 sleeps before its second `all_reduce`.
 const LATE: [&[u8]; 4] = [
     include_bytes!("flight_records/late_0.pickle"),
     include_bytes!("flight_records/late_1.pickle"),
     include_bytes!("flight_records/late_2.pickle"),
     include_bytes!("flight_records/late_3.pickle"),
 ];
-/// What `_dump_fr_trace_json` gave in the same run.
+/// Output of `_dump_fr_trace_json` in the same run.
 const LATE_JSON: [&[u8]; 4] = [
     include_bytes!("flight_records/late_0.json"),
     include_bytes!("flight_records/late_1.json"),
@@ -119,14 +120,14 @@ const LATE_JSON: [&[u8]; 4] = [
     include_bytes!("flight_records/late_3.json"),
 ];
 
-/// What the records of these ranks show of a job in which no other rank is known.
+/// What the records of these ranks show if no other rank of the job is known.
 fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<BlockedCollective> {
     let records = of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
     held_up(&BTreeSet::new(), &records)
 }
 
 #[test]
-fn the_json_form_holds_the_same_as_the_pickle() {
+fn json_and_pickle_dumps_have_the_same_content() {
     for (json, pickle) in LATE_JSON.iter().zip(LATE) {
         assert!(looks_like_one(json) && looks_like_one(pickle));
         assert_eq!(read(json), read(pickle));
@@ -134,7 +135,7 @@ fn the_json_form_holds_the_same_as_the_pickle() {
 }
 
 #[test]
-fn the_records_name_rank_group_and_operation_that_the_others_wait_for() {
+fn records_name_the_rank_group_and_operation_that_the_others_wait_for() {
     for dumps in [LATE, LATE_JSON] {
         let shown = shown(&dumps, &[0, 1, 2, 3]).expect("ranks wait");
         assert_eq!((shown.culprits.as_slice(), shown.kind), (&[Rank(2)][..], Some(HangKind::UserCode)));
@@ -149,15 +150,15 @@ fn the_records_name_rank_group_and_operation_that_the_others_wait_for() {
 }
 
 #[test]
-fn the_operation_is_one_in_which_ranks_wait_for_the_culprit_itself() {
-    // Rank 3 waits too, for another rank that waits.
+fn the_operation_is_one_in_which_ranks_wait_directly_for_the_culprit() {
+    // Rank 3 waits too, but for a rank that waits itself.
     let shown = shown(&ABSENT, &[0, 1, 2, 3]).expect("ranks wait");
     assert_eq!((shown.culprits.as_slice(), shown.process_group.as_str()), (&[Rank(2)][..], "0"));
     assert_eq!(shown.waiting, [Rank(0), Rank(1)]);
 }
 
 #[test]
-fn a_rank_of_the_job_without_a_record_is_named_as_such() {
+fn a_rank_without_a_flight_record_is_reported_as_such() {
     let records: BTreeMap<Rank, FlightRecord> =
         [0, 1, 3].iter().map(|rank| (Rank(*rank), read(LATE_JSON[*rank as usize]))).collect();
     let known = BTreeSet::from([Rank(2)]);
@@ -165,14 +166,14 @@ fn a_rank_of_the_job_without_a_record_is_named_as_such() {
     assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(2)][..]));
     assert_eq!(shown.without_record, [Rank(2)]);
     assert!(shown.reported.ends_with("and rank 2 has no flight record"), "{}", shown.reported);
-    // Nobody says that there is a rank 2: all that are known have entered.
+    // Rank 2 is unknown here: all known ranks have entered.
     let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.len()), (Some(HangKind::Network), 0));
     assert!(shown.reported.ends_with("and none has left it"), "{}", shown.reported);
 }
 
 #[test]
-fn ranks_in_different_operations_are_told_with_both() {
+fn ranks_in_different_operations_are_reported_with_both_operations() {
     let shown = shown(&MISMATCH, &[0, 1, 2, 3]).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
     assert!(
@@ -187,7 +188,7 @@ fn ranks_in_different_operations_are_told_with_both() {
     );
 }
 
-/// A record as NCCL's recorder writes it, with asynchronous operations: numbers `from..=to`, complete up to `done`.
+/// A record as NCCL's recorder writes it for asynchronous operations: numbers `1..=to`, completed up to `done`.
 fn launched(done: u64, to: u64) -> FlightRecord {
     let entries: Vec<String> = (1..=to)
         .map(|number| {
@@ -208,7 +209,7 @@ fn launched(done: u64, to: u64) -> FlightRecord {
 }
 
 #[test]
-fn the_operation_is_the_one_that_the_culprit_did_not_enter_and_not_the_newest() {
+fn the_operation_is_the_first_that_the_culprit_did_not_enter() {
     let records = [(4, 2, 9), (5, 2, 2), (6, 2, 8)];
     let records = records.map(|(rank, done, to)| (Rank(rank), launched(done, to)));
     let shown = held_up(&BTreeSet::new(), &records.into()).expect("ranks wait");
@@ -219,7 +220,7 @@ fn the_operation_is_the_one_that_the_culprit_did_not_enter_and_not_the_newest() 
 }
 
 #[test]
-fn json_that_is_no_record_is_refused_and_a_log_is_not_taken_for_one() {
+fn invalid_json_is_refused_and_a_log_is_not_mistaken_for_a_dump() {
     assert!(matches!(FlightRecord::read(b"{\"entries\": [1, 2"), Err(FlightError::Json(_))));
     assert_eq!(FlightRecord::read(b"{\"entries\": 3}"), Err(FlightError::NoEntries));
     let deep = [b"{\"entries\":".to_vec(), vec![b'['; 100_000]].concat();
@@ -230,7 +231,7 @@ fn json_that_is_no_record_is_refused_and_a_log_is_not_taken_for_one() {
 }
 
 #[test]
-fn a_json_dump_that_was_cut_or_changed_never_panics() {
+fn a_truncated_or_corrupted_json_dump_never_panics() {
     for dump in LATE_JSON {
         for length in 0..dump.len().saturating_sub(1) {
             assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");

@@ -1,4 +1,4 @@
-//! The judge of hangs, on a simulated job: every kind is found in time and in the right rank.
+//! The hang judge on a simulated job: each kind of hang is detected in time and attributed to the right rank.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -10,7 +10,7 @@ use mainstay_core::hang::{Count, HangKind, Limits, ProcessState, Sight};
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]
-fn a_rank_that_falls_behind_is_named_within_two_seconds() {
+fn a_rank_that_falls_behind_is_the_culprit_within_two_seconds() {
     let mut job = Job::trained(100);
     for rank in (0..RANKS).filter(|rank| *rank != 3) {
         job.step_of(rank, 100);
@@ -24,7 +24,7 @@ fn a_rank_that_falls_behind_is_named_within_two_seconds() {
 }
 
 #[test]
-fn the_rank_that_never_enters_a_collective_is_named_by_counters() {
+fn counters_name_the_rank_that_never_enters_a_collective() {
     let mut job = Job::trained(100);
     for rank in 0..RANKS {
         let entered = if rank == 5 { 40 } else { 41 };
@@ -36,7 +36,7 @@ fn the_rank_that_never_enters_a_collective_is_named_by_counters() {
 }
 
 #[test]
-fn a_collective_that_all_entered_is_given_time_and_is_the_networks() {
+fn a_collective_that_all_ranks_entered_is_a_network_hang_after_a_longer_limit() {
     let mut job = Job::trained(100);
     for rank in 0..RANKS {
         job.counts[rank] = vec![Count { comm: 77, entered: 41, completed: 40, signature: 0 }];
@@ -47,7 +47,7 @@ fn a_collective_that_all_entered_is_given_time_and_is_the_networks() {
 }
 
 #[test]
-fn a_rank_in_its_data_loader_is_data_input_though_all_are_at_the_same_step() {
+fn a_rank_in_its_data_loader_is_a_data_input_hang_if_all_are_at_the_same_step() {
     let mut job = Job::trained(100);
     for step in 100..160 {
         let data = job.watch.phases().section("data");
@@ -62,7 +62,7 @@ fn a_rank_in_its_data_loader_is_data_input_though_all_are_at_the_same_step() {
 }
 
 #[test]
-fn a_stopped_process_is_named_whatever_else_is_known() {
+fn a_stopped_process_is_the_culprit() {
     let mut job = Job::trained(100);
     job.all_still();
     job.probes[6].as_mut().expect("set").state = ProcessState::Stopped;
@@ -72,7 +72,7 @@ fn a_stopped_process_is_named_whatever_else_is_known() {
 }
 
 #[test]
-fn all_frozen_is_a_hang_without_a_culprit() {
+fn if_all_ranks_are_still_the_hang_has_no_culprit() {
     let mut job = Job::trained(100);
     job.all_still();
     let (hang, took) = job.hangs(Span::seconds(60));
@@ -80,14 +80,14 @@ fn all_frozen_is_a_hang_without_a_culprit() {
     assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
 }
 
-/// A curriculum of sequence lengths: from one step to the next all ranks wait for their devices three times as long.
+/// A curriculum of sequence lengths: from one step to the next, all ranks wait three times as long for their devices.
 #[test]
-fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
+fn steps_that_suddenly_take_three_times_as_long_are_not_a_hang() {
     let mut job = Job::started(Limits::default());
     (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
     job.all_still();
     (60..64).for_each(|step| job.step_together(step, Span::seconds(30)));
-    // Nobody moves any more; and a rank that falls behind then is not waited for longer than before.
+    // Then no rank moves any more. In a second job a rank falls behind: its limit is not extended.
     let (hang, took) = job.hangs(Span::seconds(300));
     assert_eq!(hang.kind, HangKind::AllStill);
     assert!(took <= Span::seconds(60), "{took}");
@@ -101,19 +101,19 @@ fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
 }
 
 #[test]
-fn without_accelerators_all_frozen_is_found_as_soon_as_any_other_hang() {
+fn without_accelerators_the_limit_for_still_ranks_is_not_extended() {
     let (hang, took) = computes_by_itself(false).hangs(Span::seconds(60));
     assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
     assert!(took <= Span::seconds(3), "one and a half steps, not {took}");
-    // With one, the devices may be at a longer step: it is waited for.
+    // With an accelerator, the devices may be in a longer step, so the limit is longer.
     let (hang, took) = computes_by_itself(true).hangs(Span::seconds(60));
     assert_eq!(hang.kind, HangKind::AllStill);
     assert!(took >= Span::seconds(7), "three and a half steps, not {took}");
 }
 
-/// Devices that are told to have come to rest since nothing moves are at no longer step, and nothing has to be waited for.
+/// Devices that became idle after the last movement are not in a longer step, so the limit is not extended.
 #[test]
-fn all_frozen_is_found_as_soon_as_any_other_hang_where_devices_have_come_to_rest() {
+fn with_idle_devices_the_limit_for_still_ranks_is_not_extended() {
     let found_after = |rest: Option<Span>, works_again: bool| {
         let mut job = Job::started(Limits::default());
         (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
@@ -136,15 +136,15 @@ fn all_frozen_is_found_as_soon_as_any_other_hang_where_devices_have_come_to_rest
     for (rest, works_again) in
         [(None, false), (Some(Span::seconds(2)), false), (Some(Span::seconds(8)), true)]
     {
-        // Nobody tells; or it is still told of the time before; or they were between two kernels.
+        // No report; a report that may be about the time before the freeze; devices that were between two kernels.
         let waited = found_after(rest, works_again);
         assert!(waited >= Span::seconds(35), "{rest:?}, {works_again}: {waited}");
     }
 }
 
-/// Little is known of a job that has made few steps: it is waited for as long as the default says, and no longer.
+/// Few durations are known after few steps: exactly the default limit applies.
 #[test]
-fn a_hang_after_few_steps_is_found_by_the_default_limit() {
+fn a_hang_after_few_steps_is_detected_after_the_default_limit() {
     let mut job = Job::trained(20);
     job.all_still();
     (0..RANKS).filter(|rank| *rank != 2).for_each(|rank| job.step_of(rank, 20));
@@ -155,7 +155,7 @@ fn a_hang_after_few_steps_is_found_by_the_default_limit() {
 }
 
 #[test]
-fn a_rank_in_uninterruptible_sleep_is_given_half_a_minute() {
+fn a_rank_in_uninterruptible_sleep_is_the_culprit_after_half_a_minute() {
     let mut job = Job::trained(100);
     job.all_still();
     job.probes[1].as_mut().expect("set").state = ProcessState::Uninterruptible;
@@ -165,7 +165,7 @@ fn a_rank_in_uninterruptible_sleep_is_given_half_a_minute() {
 }
 
 #[test]
-fn a_loop_is_found_after_two_minutes_and_work_is_waited_for() {
+fn a_spinning_rank_is_a_hang_after_two_minutes_and_a_working_rank_after_ten() {
     for (bytes, patience) in [(0, 110), (1 << 20, 590)] {
         let mut job = Job::trained(100);
         job.all_still();
@@ -184,7 +184,7 @@ fn a_loop_is_found_after_two_minutes_and_work_is_waited_for() {
 }
 
 #[test]
-fn beats_without_steps_are_a_livelock() {
+fn heartbeats_without_steps_are_a_livelock() {
     let given = [("livelock".to_owned(), Span::seconds(5))].into();
     let mut job = Job::started(Limits { given, ..Limits::default() });
     for step in 0..100 {
@@ -200,7 +200,7 @@ fn beats_without_steps_are_a_livelock() {
 }
 
 #[test]
-fn a_rank_that_never_registers_is_waited_for_and_then_named() {
+fn a_rank_that_never_registers_is_the_culprit_after_the_first_step_limit() {
     let given = [("first_step".to_owned(), Span::seconds(20))].into();
     let mut job = Job::started(Limits { given, ..Limits::default() });
     job.sights[7] = Sight::default();
@@ -210,7 +210,7 @@ fn a_rank_that_never_registers_is_waited_for_and_then_named() {
 }
 
 #[test]
-fn a_rank_that_is_done_while_the_others_wait_is_named() {
+fn a_rank_that_finishes_while_the_others_wait_is_the_culprit() {
     let mut job = Job::trained(100);
     job.watch.finished(0, job.now);
     let (hang, _) = job.hangs(Span::seconds(60));

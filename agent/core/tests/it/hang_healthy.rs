@@ -1,4 +1,5 @@
-//! The judge of hangs, on simulated jobs that do not hang: whatever takes long in them, nobody is judged; not in a million steps.
+//! The hang judge on simulated jobs that do not hang: it reports no hang whatever takes long in them, not even in a
+//! million steps.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -10,15 +11,15 @@ use mainstay_core::hang::{HangKind, Limits, Outlook, PhaseId, ProcessState, Sigh
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]
-fn steps_that_become_longer_are_seen_where_ranks_compute_by_themselves() {
+fn longer_steps_of_ranks_that_compute_on_the_cpu_raise_the_limit() {
     let mut job = computes_by_itself(false);
     (60..64).for_each(|step| job.busy_step(step, Span::seconds(6)));
     let (_, took) = job.hangs(Span::seconds(60));
-    assert!(took >= Span::seconds(6), "longer steps are known by now: {took}");
+    assert!(took >= Span::seconds(6), "the limit includes the longer steps: {took}");
 }
 
 #[test]
-fn nothing_is_judged_in_long_phases_pauses_and_under_a_debugger() {
+fn long_phases_pauses_and_debuggers_cause_no_verdict() {
     let mut job = Job::trained(100);
     job.enter(0, "checkpoint");
     job.is_calm_for(Span::seconds(1700));
@@ -34,7 +35,7 @@ fn nothing_is_judged_in_long_phases_pauses_and_under_a_debugger() {
 }
 
 #[test]
-fn a_pause_that_ends_is_judged_again() {
+fn judging_resumes_after_a_pause() {
     let mut job = Job::trained(100);
     job.sights[3].quiet_until = Mono::NEVER;
     job.is_calm_for(Span::seconds(50));
@@ -44,7 +45,7 @@ fn a_pause_that_ends_is_judged_again() {
 }
 
 #[test]
-fn without_any_client_nothing_is_judged() {
+fn without_any_client_there_is_no_verdict() {
     let mut job = Job::started(Limits::default());
     job.sights = vec![Sight::default(); RANKS];
     job.all_still();
@@ -52,20 +53,20 @@ fn without_any_client_nothing_is_judged() {
 }
 
 #[test]
-fn a_judge_that_was_held_up_does_not_blame_the_ranks() {
+fn a_judge_that_was_stopped_itself_reports_no_hang() {
     let mut job = Job::trained(100);
     for _ in 0..50 {
-        // Stopped and continued, as with a paused machine: each time two seconds are missing.
+        // The judge is stopped and continued, as on a paused machine: each time it misses two seconds.
         job.now = job.now.after(Span::seconds(2));
         assert_eq!(job.look(), Outlook::Calm);
         job.is_calm_for(Span::millis(1200));
     }
 }
 
-/// What a rank may be at for minutes without being dead: a file system that stalls, a collection of garbage, memory that comes
-/// back from swap.
+/// What can keep a living rank busy for minutes: a file system that stalls, garbage collection, memory that is swapped
+/// in.
 #[test]
-fn a_rank_that_is_slow_but_alive_is_waited_for() {
+fn a_rank_that_is_slow_but_alive_causes_no_verdict() {
     let mut job = Job::trained(100);
     job.all_still();
     job.probes[1].as_mut().expect("set").state = ProcessState::Uninterruptible;
@@ -85,9 +86,9 @@ fn a_rank_that_is_slow_but_alive_is_waited_for() {
     job.is_calm_for(Span::seconds(1));
 }
 
-/// New processes import, connect and compile again, however quick the steps were before; and there may be fewer of them.
+/// New processes import, connect and compile again, however short the steps were before. There may be fewer of them.
 #[test]
-fn the_first_step_after_a_restart_is_given_its_time_also_with_fewer_ranks() {
+fn the_first_step_after_a_restart_has_its_own_limit_also_with_fewer_ranks() {
     let mut job = Job::trained(100);
     for ranks in [RANKS, RANKS - 2] {
         job.watch.begin_attempt(job.now, ranks);
@@ -101,18 +102,18 @@ fn the_first_step_after_a_restart_is_given_its_time_also_with_fewer_ranks() {
         job.is_calm_for(Span::seconds(600));
     }
     for step in 40..45 {
-        job.wait(Span::millis(200), &mut |_| panic!("a healthy job is judged"));
+        job.wait(Span::millis(200), &mut |_| panic!("a healthy job has a verdict"));
         (0..RANKS - 2).for_each(|rank| job.step_of(rank, step));
     }
     (0..RANKS - 2).filter(|rank| *rank != 4).for_each(|rank| job.step_of(rank, 45));
     let (hang, took) = job.hangs(Span::seconds(60));
-    assert!(took <= Span::seconds(2), "what steps take is known from before: {took}");
+    assert!(took <= Span::seconds(2), "the duration of steps is known from before: {took}");
     assert_eq!(hang.culprits, [Rank(4)]);
 }
 
-/// A machine that slept, or a clock that jumped: nobody moved meanwhile, and nobody is to blame.
+/// The machine slept or its clock jumped: no rank moved in that time, and no rank is at fault.
 #[test]
-fn a_jump_of_the_clock_blames_nobody_and_a_hang_after_it_is_found() {
+fn a_clock_jump_causes_no_verdict_and_a_later_hang_is_detected() {
     let mut job = Job::trained(100);
     job.now = job.now.after(Span::seconds(8 * 3600));
     assert_eq!(job.look(), Outlook::Calm);
@@ -124,9 +125,9 @@ fn a_jump_of_the_clock_blames_nobody_and_a_hang_after_it_is_found() {
     assert_eq!(hang.culprits, [Rank(6)]);
 }
 
-/// What the run before took for its steps holds in the first steps of the next one, with room.
+/// The step durations of the previous run apply, with a margin, in the first steps of the next one.
 #[test]
-fn a_second_run_knows_from_the_first_what_steps_take() {
+fn a_second_run_uses_the_step_durations_of_the_first() {
     let learned = Job::trained(100).watch.phases().remembered();
     let takes = |learned: &[mainstay_core::hang::PhaseMemory], pause: Span| {
         let mut job = Job::started(Limits::default());
@@ -141,14 +142,14 @@ fn a_second_run_knows_from_the_first_what_steps_take() {
         assert_eq!(hang.culprits, [Rank(3)]);
         took
     };
-    // A second run may warm up slowly, and is judged ten times as soon as a job that nobody knows.
+    // A second run may warm up slowly. Its limit is at least 60 s, a tenth of that of a job without memory.
     let second = takes(&learned, Span::seconds(50));
     assert!(second <= Span::seconds(300), "{second}");
     let first = takes(&[], Span::seconds(50));
     assert!(first >= Span::seconds(590), "{first}");
 }
 
-/// Numbers from a seed (SplitMix64).
+/// Pseudo-random numbers from a seed (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -169,15 +170,15 @@ impl Dice {
     }
 }
 
-/// A million steps of a job with all that healthy jobs do. What it does with nothing open and nobody told is work.
+/// A million steps of a job that does everything that healthy jobs do. Outside of sections its delays are work.
 #[test]
-fn a_million_healthy_steps_are_never_judged() {
+fn a_million_healthy_steps_cause_no_verdict() {
     let mut dice = Dice(20_261_121);
     let mut job = Job::started(Limits::default());
     job.all_still();
     job.is_calm_for(Span::seconds(900));
     for step in 0..1_000_000_u64 {
-        // A log-normal pace with a heavy tail: one in a hundred up to 4, one in a thousand up to 12 times as long.
+        // A log-normal duration with a heavy tail: one in 100 up to 4 times, one in 1000 up to 12 times as long.
         let mut took = 0.25 * (0.25 * dice.normal()).exp();
         let luck = dice.unit();
         if luck < 0.001 {
@@ -189,7 +190,7 @@ fn a_million_healthy_steps_are_never_judged() {
         if took > Span::millis(300) {
             job.step_together(step, took);
         } else {
-            // Quick steps lie between two looks; most of a million do.
+            // Short steps are between two looks; most of the million are.
             job.now = job.now.after(took);
             for rank in 0..RANKS {
                 job.step_of(rank, step);
@@ -209,7 +210,7 @@ fn a_million_healthy_steps_are_never_judged() {
             job.is_calm_for(Span::seconds(30 + dice.number() % 240));
         }
         if step % 50_000 == 49_999 {
-            // A recompilation that nobody announced: one works, the others wait.
+            // A recompilation that was not announced: one rank works, the others wait.
             for _ in 0..900 {
                 job.works(1, Span::millis(95), 1 << 20);
                 job.is_calm_for(LOOK);
@@ -218,10 +219,11 @@ fn a_million_healthy_steps_are_never_judged() {
     }
 }
 
-/// Where ranks compute by themselves all of them are judged as soon as one would be: with heavy tails, paces that triple from one step to
-/// the next, checkpoints and evaluation they are not. `MAINSTAY_HEALTHY_STEPS` says how many when this is built; else a fifth of a million.
+/// If ranks compute on the CPU, the limit for all of them is as short as for a single one. Heavy tails, durations that
+/// triple from one step to the next, checkpoints and evaluation must not cause a verdict. `MAINSTAY_HEALTHY_STEPS`
+/// sets the number of steps at build time; the default is 200,000.
 #[test]
-fn healthy_steps_of_ranks_that_compute_by_themselves_are_never_judged() {
+fn healthy_steps_of_ranks_that_compute_on_the_cpu_cause_no_verdict() {
     let asked_for = option_env!("MAINSTAY_HEALTHY_STEPS").and_then(|text| text.parse().ok());
     let steps: u64 = asked_for.unwrap_or(200_000);
     let mut dice = Dice(20_261_122);
@@ -234,7 +236,7 @@ fn healthy_steps_of_ranks_that_compute_by_themselves_are_never_judged() {
         if took > Span::millis(1000) {
             job.busy_step(step, took);
         } else {
-            // Of quick steps nothing can be suspected: looks in them are left out.
+            // A short step can cause no suspicion, so the looks within it are left out.
             job.now = job.now.after(took);
             for rank in 0..RANKS {
                 job.works(rank, Span(took.0 / 10 * 9), 0);

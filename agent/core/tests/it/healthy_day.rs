@@ -1,4 +1,4 @@
-//! A day of a healthy host with all the noise that such hosts make: not one component may ever be anything but healthy.
+//! The kernel log of a healthy host over a day, with the usual noise: each component must stay healthy.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -8,7 +8,7 @@ use mainstay_core::model::health::HealthState;
 use support::Host;
 use support::lines::ORDINARY;
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same each time.
 struct Dice(u64);
 
 impl Dice {
@@ -35,7 +35,7 @@ const GPUS: [&str; 8] = [
 ];
 const PROGRAMS: [&str; 6] = ["python", "python3", "train", "eval", "pt_main_thread", "nccl-tests"];
 
-/// Faults of programs, on any GPU.
+/// XIDs that programs cause, on any GPU.
 const OF_PROGRAMS: [&str; 6] = [
     "13, pid=4711, name={program}, Graphics SM Warp Exception on (GPC 1, TPC 0, SM 1): Out Of Range Address",
     "31, pid=4711, name={program}, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_0 faulted @ 0x7f2b_34000000.",
@@ -45,7 +45,7 @@ const OF_PROGRAMS: [&str; 6] = [
     "137, pid=4711, name={program}, NVLink: fault remote, FLA privilege error",
 ];
 
-/// What the driver notes and nobody has to care for.
+/// XIDs that need no action.
 const NOTES: [&str; 5] = [
     "121, pid='<unknown>', name=<unknown>, C2C Link corrected error",
     "93, pid='<unknown>', name=<unknown>, Non-fatal violation of provisioned InfoROM wear limit",
@@ -54,7 +54,7 @@ const NOTES: [&str; 5] = [
     "145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000082 0x00000100 0x0 0x0)",
 ];
 
-/// Lines that come now and then.
+/// Lines that are logged now and then.
 const CHATTER: [&str; 22] = [
     "mlx5_core 0000:3b:00.0 ens1np0: Link down",
     "mlx5_core 0000:3b:00.0 ens1np0: Link up",
@@ -80,7 +80,7 @@ const CHATTER: [&str; 22] = [
     "clocksource: timekeeping watchdog on CPU1: hpet wd-wd read-back delay of 62514ns",
 ];
 
-/// What was left of the boot before, and a normal boot.
+/// Error records of the previous boot, and the lines of a normal boot.
 const BOOT: [&str; 6] = [
     "Linux version 6.8.0-45-generic (buildd@lcy02) (x86_64-linux-gnu-gcc-13) #45-Ubuntu SMP PREEMPT_DYNAMIC",
     "BERT: Error records from previous boot:",
@@ -91,7 +91,7 @@ const BOOT: [&str; 6] = [
 ];
 
 #[test]
-fn a_healthy_day_is_silent() {
+fn a_healthy_day_causes_no_unhealthy_component() {
     let mut host = Host::new();
     let mut dice = Dice(7);
     host.host.log_is(host.now, LogState::Reading);
@@ -118,7 +118,7 @@ fn a_healthy_day_is_silent() {
             say(dice.of(&ordinary));
         }
         if dice.below(12) == 0 {
-            // Each corrected error of PCIe takes two lines.
+            // Each corrected PCIe error is logged in two lines.
             say(&format!("pcieport 0000:16:00.0: AER: Corrected error received: {gpu}.0"));
             say(&format!(
                 "nvidia {gpu}.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
@@ -155,7 +155,7 @@ fn a_healthy_day_is_silent() {
 }
 
 #[test]
-fn the_same_day_with_one_fault_is_not() {
+fn one_fault_is_reported() {
     let mut host = Host::new();
     host.log("NVRM: Xid (PCI:0000:5d:00): 95, pid='<unknown>', name=<unknown>, Uncontained: LTC TAG. RST: Yes, D-RST: No");
     assert_eq!(host.ill().len(), 1);

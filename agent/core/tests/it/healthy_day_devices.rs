@@ -1,5 +1,4 @@
-//! A day of healthy GPUs with all the noise that the driver and DCGM make: not one component may ever be anything but
-//! healthy.
+//! A day of healthy GPUs, with the usual noise of the driver and of DCGM: each component must stay healthy.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -12,7 +11,7 @@ use mainstay_core::hardware::gpu::{
 use mainstay_core::model::health::HealthState;
 use support::gpus::{FIRST, Host, address, gpu};
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same each time.
 struct Dice(u64);
 
 impl Dice {
@@ -30,11 +29,11 @@ impl Dice {
     }
 }
 
-/// Between two readings.
+/// Seconds between two readings.
 const STEP: u64 = 30;
 const BOOTED: u64 = 20;
 
-/// What has been counted since the boot, and what a GPU is by its make.
+/// The counters of a GPU since the boot, and its index.
 struct Noise {
     index: u32,
     corrected: u64,
@@ -56,10 +55,10 @@ impl Noise {
         }
     }
 
-    /// One reading of a GPU that is well, at so many seconds after the boot.
+    /// A reading of a healthy GPU, `second` seconds after the boot.
     fn reading(&mut self, dice: &mut Dice, second: u64) -> GpuReading {
         let mut of = gpu(self.index);
-        // All train, with a pause for evaluation each hour and an idle night.
+        // All GPUs train, with a pause for evaluation each hour and an idle night.
         let busy = second % 3600 > 240 && second < 20 * 3600;
         self.counters(dice, &mut of);
         self.heat(dice, &mut of, busy);
@@ -74,12 +73,12 @@ impl Noise {
     fn counters(&mut self, dice: &mut Dice, of: &mut GpuReading) {
         self.corrected += dice.below(2000);
         if dice.one_in(2000) {
-            // The driver was loaded anew: counters begin anew.
+            // The driver was loaded again: the counters start at 0.
             self.corrected = 0;
             self.replays = 0;
             self.link_replays.fill(0);
         }
-        // At most a handful a minute, and now and then one burst.
+        // At most 14 a minute, and now and then one burst.
         self.replays += dice.small(8);
         if dice.one_in(1500) {
             self.replays += 5000;
@@ -98,7 +97,7 @@ impl Noise {
         details.links[0].recoveries = Some(self.recoveries);
         of.ecc_corrected = Read::Value(self.corrected);
         of.pcie_replays = Read::Value(self.replays);
-        // Of a repaired life.
+        // Lifetime counts that include repaired errors.
         of.ecc_aggregate = Read::Value(900);
         of.remapped =
             Read::Value(RemappedRows { corrected: 4, uncorrected: 3, pending: false, failed: false });
@@ -107,19 +106,19 @@ impl Noise {
     }
 
     fn heat(&mut self, dice: &mut Dice, of: &mut GpuReading, busy: bool) {
-        // Those behind in the air stream are warmer.
+        // GPUs further back in the airflow are warmer.
         let place = self.index * 2;
         let degrees = if busy { 58 } else { 32 } + place + dice.small(8);
-        // One reading beyond the limit is none.
+        // A single reading beyond the limit does not count.
         of.temperature = Read::Value(if dice.one_in(400) { 90 } else { degrees });
         of.memory_temperature = if dice.one_in(50) { Read::NotOffered } else { Read::Value(degrees + 10) };
         of.margin = Read::Value(-1);
-        // Idle, the power cap, a word of heat now and then.
+        // The power cap, or idle; a thermal slowdown (0x40) now and then.
         let reasons = if busy { 0x4 } else { 0x1 };
         of.clock_reasons = Read::Value(if dice.one_in(40) { reasons | 0x40 } else { reasons });
         self.times.thermal += dice.below(STEP * 1_000_000_000 / 200);
         of.slowdown = Read::Value(self.times);
-        // Each reaches another clock at the cap.
+        // Each GPU reaches a different clock at the power cap.
         let sm = if busy { 1500 + 40 * self.index + dice.small(200) } else { 345 };
         of.clocks = Read::Value(Clocks { sm, memory: 2619 });
     }
@@ -129,18 +128,18 @@ impl Noise {
         if !busy {
             of.pcie = Read::Value(PcieLink { generation: 1, width: 16 });
         }
-        // One board has a link less by its make.
+        // One board has one link less by design.
         if self.index == 5 {
             of.nvlinks[17].up = Read::Value(false);
         }
-        // The fabric takes its time after the boot.
+        // The fabric registers only some time after the boot.
         if second < 280 {
             of.fabric = Read::Value(FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 });
         }
         of.details.as_mut().unwrap().persistence = Read::Value(false);
     }
 
-    /// What need not be read now and then cannot be.
+    /// Readings that are not required fail now and then.
     fn failures(&self, dice: &mut Dice, of: &mut GpuReading) {
         let failed = || "an unknown internal driver error occurred".to_owned();
         if dice.one_in(100) {
@@ -161,8 +160,8 @@ impl Noise {
     }
 }
 
-/// What DCGM says of GPUs that are well: what it remembers of faults that were healed, power at the cap, one old error
-/// on a link.
+/// DCGM's report about healthy GPUs: incidents that are over but still listed, power at the cap, an old error on a
+/// link.
 fn second_opinion(dice: &mut Dice, first: bool) -> DcgmReport {
     let incident = |gpu, system, health, code: u32| Incident {
         gpu: Some(gpu),
@@ -189,7 +188,8 @@ fn dcgm() -> DcgmJudge {
     DcgmJudge::new(DcgmCatalog::new(file).unwrap(), false)
 }
 
-/// A day; `change` may do something to it. Returns what was ill, with the second.
+/// Simulates a day; `change` can modify the readings. Returns the first components that are not healthy, with the
+/// second.
 fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> {
     let mut host = Host::new();
     host.now = Mono(BOOTED * 1_000_000_000);
@@ -215,7 +215,7 @@ fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> 
             host.judge.second_opinions(dcgm.opinions().clone());
         }
         if dice.one_in(300) {
-            // A program's fault, on any GPU, reported by an NVML event.
+            // A program's fault on any GPU, reported by an NVML event.
             let gpu = Some(address(dice.small(8)));
             host.judge.event(host.now, &GpuEvent { gpu, kind: 8, data: 31, instance: None });
             host.judge.due(host.now.after(Span::seconds(2)), true);
@@ -229,12 +229,12 @@ fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> 
 }
 
 #[test]
-fn a_healthy_day_of_gpus_is_silent() {
+fn a_healthy_day_of_gpus_causes_no_unhealthy_component() {
     assert_eq!(day(|_, _| {}), []);
 }
 
 #[test]
-fn the_same_day_with_one_fault_at_noon_is_not() {
+fn one_memory_error_at_noon_is_reported() {
     let ill = day(|second, gpus| {
         if second >= 43_200 {
             gpus[0].ecc_volatile = Read::Value(1);

@@ -1,5 +1,5 @@
-//! A day of a healthy host as its rooms see it, with the noise of a host that trains: load, a full page cache, links that
-//! blink, counters that count, clocks that are slewed. Not one component may ever be anything but healthy.
+//! A day of a healthy host that trains, with the usual noise: load, a full page cache, links that flap, counters that
+//! grow, clocks that are slewed. Each component must stay healthy.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::base::id::{BootId, Pid};
@@ -22,7 +22,7 @@ const GIB: u64 = 1 << 30;
 const EVERY: u64 = 10;
 const LOOKS: u64 = 24 * 3600 / EVERY;
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same each time.
 struct Dice(u64);
 
 impl Dice {
@@ -49,7 +49,8 @@ fn all_are_well(look: u64, components: &[Component]) {
     assert_eq!(ill, None, "after {} minutes", look * EVERY / 60);
 }
 
-/// All cores busy, memory full of cache, one look of high pressure now and then, a group at its limit by its cache.
+/// All cores are busy and memory is full of page cache. Pressure is high in single looks, and a control group reaches
+/// its limit because of its page cache.
 fn busy_host(dice: &mut Dice, look: u64, at_limit: &mut u64) -> HostSample {
     let full = dice.once_in(40);
     let pressure = Pressure { some_avg10: if full { 99.0 } else { dice.share(90) }, full_avg10: 0.0 };
@@ -89,8 +90,8 @@ fn busy_host(dice: &mut Dice, look: u64, at_limit: &mut u64) -> HostSample {
     }
 }
 
-/// Processes that wait for disks for a moment, zombies that are waited for, a clock that is slewed, memory that corrects
-/// itself, a package that is throttled once in a while, a service that is started anew at night.
+/// Processes that wait for disks for a moment, zombies that are soon reaped, a clock that is slewed, corrected memory
+/// errors, a CPU package that is throttled now and then, a service that is restarted twice.
 fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mut u64) -> SystemSample {
     *corrected += dice.below(3);
     *throttled += u64::from(dice.once_in(60));
@@ -164,7 +165,7 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
 }
 
 #[test]
-fn a_healthy_day_of_the_host_is_silent() {
+fn a_healthy_day_of_the_host_causes_no_unhealthy_component() {
     let mut dice = Dice(11);
     let mut host = HostJudge::new(HostLimits::default());
     let mut system = SystemJudge::new(SystemLimits::default(), &HostLimits::default());
@@ -179,7 +180,7 @@ fn a_healthy_day_of_the_host_is_silent() {
 }
 
 #[test]
-fn the_same_day_with_a_full_disk_is_not() {
+fn a_full_disk_is_reported() {
     let mut dice = Dice(11);
     let mut host = HostJudge::new(HostLimits::default());
     let ill = (0..3).any(|look| {
@@ -194,9 +195,9 @@ fn the_same_day_with_a_full_disk_is_not() {
     assert!(ill);
 }
 
-/// Ports whose counters count what sound cables have, two blinks in the day, all kinds of congestion.
+/// Ports with the error counts of intact cables, two link flaps in the day, and all kinds of congestion.
 #[test]
-fn a_healthy_day_of_the_network_is_silent() {
+fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
     let mut dice = Dice(13);
     let mut judge =
         FabricJudge::new(FabricLimits::default(), BootId("b".to_owned()), vec![], Learned::default());
@@ -212,17 +213,17 @@ fn a_healthy_day_of_the_network_is_silent() {
         "port_xmit_wait",
     ];
     let mut counters = [[0u64; 9]; 8];
-    // Two stand at the largest value that InfiniBand counts to, from long ago.
+    // Two counters have long been at the largest value that InfiniBand can count.
     (counters[4][0], counters[5][1]) = (255, 65_535);
     for look in 0..LOOKS {
         if look == 4_000 {
-            // The driver was loaded anew: it counts from the beginning.
+            // The driver was loaded again: its counters start at 0.
             counters[6] = [0; 9];
         }
         let links = counters.iter_mut().enumerate().map(|(number, counts)| {
             let blinks = number == 3 && (look == 1000 || look == 6500);
             counts[0] = (counts[0] + u64::from(blinks)).min(255);
-            // 120 symbol errors in an hour are what the standard allows; half of them here.
+            // The standard allows 120 symbol errors in an hour; here it is half of that.
             counts[1] = (counts[1] + u64::from(dice.once_in(6))).min(65_535);
             counts[2] += u64::from(dice.once_in(400));
             counts[3] += dice.below(20);
@@ -244,12 +245,12 @@ fn a_healthy_day_of_the_network_is_silent() {
                     logical: logical.into(),
                     physical: Some(physical.into()),
                 }),
-                // Trained down for the moment of a blink, as a port that comes up is.
+                // A port that comes up has a low rate for a moment.
                 rate: Reading::Value(if blinks { 2.5 } else { 400.0 }),
                 counters: names
                     .iter()
                     .zip(*counts)
-                    // A counter that a driver does not tell for once.
+                    // The driver omits a counter once in a while.
                     .filter(|(name, _)| **name != "symbol_error" || look % 977 != 0)
                     .map(|(name, count)| ((*name).into(), count))
                     .collect(),
@@ -263,9 +264,9 @@ fn a_healthy_day_of_the_network_is_silent() {
     }
 }
 
-/// Jobs come and go, cores are a moment behind each other, libtpu is silent while it starts, chips are idle at night.
+/// Jobs come and go, cores are slightly behind each other, and libtpu refuses connections while chips are idle.
 #[test]
-fn a_healthy_day_of_tpus_is_silent() {
+fn a_healthy_day_of_tpus_causes_no_unhealthy_component() {
     let mut dice = Dice(17);
     let mut judge = TpuJudge::new(TpuLimits::default());
     for look in 0..LOOKS {

@@ -1,7 +1,8 @@
-//! The complete outputs of runs that ended well (`tests/healthy`): nothing in them is a cause of anything. A signal that then
-//! comes from outside is judged as one of which no cause was seen.
+//! The complete outputs of runs that ended without a failure (`tests/healthy`): nothing in them is the cause of a
+//! failure. If a signal from outside then ends such a run, its cause is unknown.
 //!
-//! `cargo test -p mainstay-core --test it healthy_runs -- --nocapture` lists what speaks in which run, with its line.
+//! `cargo test -p mainstay-core --test it healthy_runs -- --nocapture` lists the evidence that was found, with run and
+//! line.
 
 #![allow(clippy::disallowed_methods, reason = "the test reads files; the core does not")]
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
@@ -16,17 +17,17 @@ use mainstay_core::failure::attribution::vote::Vote;
 use mainstay_core::failure::attribution::{Attribution, Evidence, attribute, exit};
 use mainstay_core::model::verdict::FaultDomain;
 
-/// From this weight on a piece of evidence can move a judgement.
+/// Evidence of at least this weight can change a verdict.
 const WEIGHT: f64 = 0.5;
-/// No domain may be likelier than this where only a signal was seen.
+/// If only a signal was seen, no domain may be more likely than this.
 const LIKELY: f64 = 0.5;
-/// The corpus has at least so many runs: an empty folder must not pass.
+/// The minimum number of runs in the corpus, so that an empty folder does not pass.
 const RUNS: usize = 200;
-/// Signals that end a process from outside, and those by which native code ends itself.
+/// Signals that end a process from outside, and those with which native code crashes.
 const SIGNALS: [&str; 4] =
     ["signal 9 (SIGKILL)", "signal 15 (SIGTERM)", "signal 11 (SIGSEGV)", "signal 6 (SIGABRT)"];
 
-/// Every run by its name.
+/// All runs by name.
 fn runs() -> BTreeMap<String, String> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/healthy/runs");
     let entries = std::fs::read_dir(&folder).expect("tests/healthy/runs is part of the repository");
@@ -40,7 +41,7 @@ fn runs() -> BTreeMap<String, String> {
     logs.map(read).collect()
 }
 
-/// Judges a text with what is known of the exit.
+/// Attributes a log and the description of the exit.
 fn judged(log: &str, exit_info: &str) -> Attribution {
     let catalog = Catalog::built_in().expect("the catalogue is compiled in");
     let mut findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
@@ -50,7 +51,7 @@ fn judged(log: &str, exit_info: &str) -> Attribution {
     attribute(catalog, &Evidence { findings, exits: exit::from_text(exit_info), ..Evidence::default() })
 }
 
-/// What speaks for a class with weight, and the line that it rests on.
+/// The evidence of weight for any class, each with its line.
 fn speakers(judged: &Attribution) -> Vec<String> {
     let speaks = |vote: &&Vote| {
         let received = vote.classes().any(|(class, weight)| class != Class::Unknown && weight >= WEIGHT);
@@ -63,7 +64,7 @@ fn speakers(judged: &Attribution) -> Vec<String> {
     judged.evidence.iter().chain(&judged.against).filter(speaks).map(reported).collect()
 }
 
-/// The likeliest domain that is not unknown.
+/// The most likely domain other than unknown.
 fn likeliest(judged: &Attribution) -> (FaultDomain, f64) {
     let of = |domain: FaultDomain| -> f64 {
         let its = Class::ALL.into_iter().filter(|class| class.domain() == domain);
@@ -74,7 +75,7 @@ fn likeliest(judged: &Attribution) -> (FaultDomain, f64) {
     likeliest.expect("there are domains")
 }
 
-/// Fails with the list, and shows all of it.
+/// Fails if the list is not empty, and prints all of it.
 fn assert_none(wrong: &[String], of: usize, what: &str) {
     for line in wrong {
         println!("{line}");
@@ -83,18 +84,18 @@ fn assert_none(wrong: &[String], of: usize, what: &str) {
 }
 
 #[test]
-fn the_corpus_is_there_and_names_no_machine() {
+fn the_corpus_is_complete_and_names_no_machine() {
     let runs = runs();
     assert!(runs.len() >= RUNS, "{} runs", runs.len());
     let bytes: usize = runs.values().map(String::len).sum();
     assert!(bytes <= 4 << 20, "{bytes} bytes are more than 4 MiB");
     for (name, text) in &runs {
-        assert!(!text.contains("/root"), "{name} holds a path of the machine it was made on");
+        assert!(!text.contains("/root"), "{name} contains a path of the machine that it was recorded on");
     }
 }
 
 #[test]
-fn nothing_speaks_with_weight_in_a_healthy_run() {
+fn a_healthy_run_has_no_evidence_of_weight() {
     let runs = runs();
     let wrong = runs.iter().flat_map(|(name, text)| {
         speakers(&judged(text, "")).into_iter().map(move |speaker| format!("{name}: {speaker}"))
@@ -115,11 +116,11 @@ fn a_healthy_run_has_no_cause_of_failure() {
             }
         }
     }
-    assert_none(&wrong, runs.len(), "healthy runs are given a cause");
+    assert_none(&wrong, runs.len(), "healthy runs have a cause of failure");
 }
 
 #[test]
-fn a_signal_after_a_healthy_run_has_no_cause_that_was_seen() {
+fn a_signal_that_ends_a_healthy_run_has_an_unknown_cause() {
     let runs = runs();
     let mut wrong = Vec::new();
     for (name, text) in &runs {
@@ -136,5 +137,5 @@ fn a_signal_after_a_healthy_run_has_no_cause_that_was_seen() {
             }
         }
     }
-    assert_none(&wrong, runs.len(), "healthy runs, ended by a signal, are given a cause");
+    assert_none(&wrong, runs.len(), "healthy runs that a signal ended have a cause of failure");
 }

@@ -1,4 +1,4 @@
-//! The judge of the host: sentences over samples, and the promises that hold for all of them.
+//! The judge of the host: single samples, and properties that hold for any samples.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeMap;
@@ -100,14 +100,14 @@ fn little_memory_takes_three_readings_to_degrade_and_six_to_recover() {
 }
 
 #[test]
-fn a_few_percent_of_a_large_host_are_plenty() {
+fn a_small_share_of_a_large_memory_is_enough() {
     let memory = Memory { total: 2048 * GIB, available: 20 * GIB, swap_total: 0, swap_used: 0 };
     let sample = HostSample { memory: Reading::Value(memory), ..calm() };
     assert_eq!(Host::new().states("host.memory", &sample, 5)[4], Healthy);
 }
 
 #[test]
-fn pressure_that_the_kernel_lacks_is_a_note_and_one_that_fails_is_unknown() {
+fn a_kernel_without_psi_is_a_note_and_a_failed_pressure_reading_is_unknown() {
     let absent = Reading::NotAvailable("/proc/pressure is not there (the kernel has no PSI)".to_owned());
     let sample = HostSample { memory_pressure: absent.clone(), cpu_pressure: absent, ..calm() };
     for name in ["host.memory", "host.cpu"] {
@@ -122,7 +122,7 @@ fn pressure_that_the_kernel_lacks_is_a_note_and_one_that_fails_is_unknown() {
 }
 
 #[test]
-fn what_was_unreadable_is_believed_again_after_six_readings() {
+fn after_a_failed_reading_the_state_is_unknown_until_six_readings_succeed() {
     let mut host = Host::new();
     host.states("host.oom", &calm(), 1);
     let read_at = host.now;
@@ -140,7 +140,7 @@ fn thrashing_is_unhealthy() {
 }
 
 #[test]
-fn a_control_group_at_its_limit_is_degraded() {
+fn a_control_group_at_its_limit_degrades() {
     let group = |used| MemoryGroup {
         source: "/sys/fs/cgroup/job".to_owned(),
         usage: Reading::Value(GroupUsage { limit: 10 * GIB, used }),
@@ -159,7 +159,7 @@ fn a_control_group_at_its_limit_is_degraded() {
 }
 
 #[test]
-fn what_happens_in_a_control_group_is_told_and_condemns_nothing() {
+fn memory_events_of_a_control_group_are_recorded_and_change_no_state() {
     let mut host = Host::new();
     let mut seen = |seconds: u64, kills, at_limit| -> Vec<(String, String)> {
         let group = MemoryGroup {
@@ -180,7 +180,7 @@ fn what_happens_in_a_control_group_is_told_and_condemns_nothing() {
         });
         reported.collect()
     };
-    assert_eq!(seen(0, 3, 500), [], "what was before the start is none of ours");
+    assert_eq!(seen(0, 3, 500), [], "events before the start do not count");
     assert_eq!(seen(5, 3, 500), []);
     let killed = seen(10, 4, 502);
     assert_eq!(
@@ -193,15 +193,15 @@ fn what_happens_in_a_control_group_is_told_and_condemns_nothing() {
         killed[0].1
     );
     assert!(killed[1].1.contains("came to its limit of 10.0 GiB, 2 times"), "{}", killed[1].1);
-    // The page cache of a job brings it there again and again.
+    // A job's page cache makes the group reach its limit repeatedly: one event in ten minutes is enough.
     assert_eq!(seen(15, 4, 900), []);
     assert!(seen(700, 4, 901)[0].1.contains("399 times"));
 }
 
 #[test]
-fn kills_count_at_once_and_for_ten_minutes() {
+fn oom_kills_degrade_at_once_and_for_ten_minutes() {
     let mut host = Host::new();
-    assert!(host.judge.step(Mono(1), &calm()).facts.is_empty(), "kills before the start are none of ours");
+    assert!(host.judge.step(Mono(1), &calm()).facts.is_empty(), "kills before the start do not count");
     let killed = HostSample { oom_kills: Reading::Value(5), ..calm() };
     let start = host.now.after(INTERVAL);
     let judged = host.judge.step(start, &killed);
@@ -241,7 +241,7 @@ fn a_file_system_that_turned_read_only_is_unhealthy_at_once() {
 }
 
 #[test]
-fn a_full_disk_names_the_mount_and_a_silent_one_how_long() {
+fn a_full_disk_is_reported_with_its_mount_and_a_silent_one_with_the_duration() {
     let mut host = Host::new();
     let full = HostSample { disks: vec![disk("/", 100 * GIB), disk("/ckpt", GIB / 2)], ..calm() };
     let component = host.sees("host.disk", &full, 3).pop().unwrap();
@@ -260,7 +260,7 @@ fn a_full_disk_names_the_mount_and_a_silent_one_how_long() {
 }
 
 #[test]
-fn inodes_run_out_too_and_zero_of_zero_is_not_full() {
+fn few_free_inodes_degrade_and_zero_of_zero_does_not() {
     let of = |inodes, inodes_free| {
         let space = Space { total: 500 * GIB, free: 400 * GIB, inodes, inodes_free };
         HostSample { disks: vec![Disk { space: Reading::Value(space), ..disk("/", 0) }], ..calm() }
@@ -334,7 +334,7 @@ fn any_sample() -> impl Strategy<Value = HostSample> {
     })
 }
 
-/// Whether a component may not be healthy, since something that it needs was not read.
+/// Whether a component must not be healthy because a required reading is missing.
 fn lacks(name: &str, sample: &HostSample) -> bool {
     let failed = |pressure: &Reading<Pressure>| matches!(pressure, Reading::Failed(_));
     match name {
@@ -355,7 +355,7 @@ fn lacks(name: &str, sample: &HostSample) -> bool {
 }
 
 #[test]
-fn time_that_others_took_counts_by_its_share() {
+fn stolen_cpu_time_is_judged_by_its_share() {
     let times =
         |total, stolen| HostSample { cpu_times: Reading::Value(CpuTimes { total, stolen }), ..calm() };
     let mut host = Host::new();
@@ -368,13 +368,13 @@ fn time_that_others_took_counts_by_its_share() {
         state = host.states("host.cpu", &times(look * 1000, 500_600 + look), 1)[0];
     }
     assert_eq!(state, Healthy);
-    // A count that was reset, and one that stands.
+    // Counters that were reset and then do not change.
     assert_eq!(host.states("host.cpu", &times(10, 0), 5), [Healthy; 5]);
 }
 
 proptest! {
     #[test]
-    fn nothing_is_healthy_that_was_not_read(samples in proptest::collection::vec(any_sample(), 1..30)) {
+    fn a_component_without_its_readings_is_not_healthy(samples in proptest::collection::vec(any_sample(), 1..30)) {
         let mut host = Host::new();
         for sample in &samples {
             host.now = host.now.after(INTERVAL);
@@ -389,7 +389,7 @@ proptest! {
     }
 
     #[test]
-    fn two_changes_are_never_closer_than_the_patience(
+    fn a_state_worsens_after_three_readings_and_improves_after_six_at_the_earliest(
         available in proptest::collection::vec(0..8 * GIB, 1..200)
     ) {
         let mut host = Host::new();
@@ -406,10 +406,10 @@ proptest! {
     }
 
     #[test]
-    fn swinging_around_a_limit_within_the_margin_changes_at_most_once(
+    fn readings_around_a_limit_within_the_margin_change_the_state_at_most_once(
         shares in proptest::collection::vec(0.92..1.09_f64, 1..200)
     ) {
-        // 5 % of 64 GiB are the limit.
+        // The limit is 5 % of 64 GiB.
         let limit = 64.0 * GIB as f64 * 0.05;
         let mut host = Host::new();
         let states: Vec<HealthState> = shares

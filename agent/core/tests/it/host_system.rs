@@ -1,4 +1,4 @@
-//! The judge of the operating system: each check with the case that must stay silent.
+//! The judge of the operating system: each check with a fault, and with a case that it must not report.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::base::id::{BootId, Pid};
@@ -20,7 +20,7 @@ struct Host {
     judge: SystemJudge,
     sample: SystemSample,
     now: Mono,
-    /// How far the wall clock is ahead of what it should be.
+    /// How far the wall clock is ahead, in nanoseconds.
     ahead: i64,
     seen: Vec<Observation>,
 }
@@ -125,7 +125,7 @@ fn unit(name: &str, active: &str) -> Service {
 }
 
 #[test]
-fn a_calm_host_is_healthy_and_shows_nothing_that_it_does_not_have() {
+fn a_calm_host_is_healthy_and_shows_only_components_that_it_has() {
     let mut host = Host::new();
     for _ in 0..100 {
         let components = host.look_after(10);
@@ -139,7 +139,7 @@ fn a_calm_host_is_healthy_and_shows_nothing_that_it_does_not_have() {
 }
 
 #[test]
-fn nothing_read_is_unknown() {
+fn components_without_readings_are_unknown() {
     let mut host = Host::new();
     host.sample = SystemSample { scan: Some(Reading::default()), ..SystemSample::default() };
     for name in ["host.processes", "host.files", "host.clock"] {
@@ -173,7 +173,7 @@ fn a_process_that_is_stuck_elsewhere_degrades() {
 fn a_process_that_reads_and_writes_is_not_stuck() {
     let mut host = Host::new();
     for ran in 0..100 {
-        // Asleep at every look, yet it ran in between.
+        // It sleeps at each look but ran in between.
         host.blocked(&[Blocked { ran: Some(ran), ..sleeper(&["io_schedule"]) }]);
         host.expect("host.processes", Healthy, Nothing);
     }
@@ -189,7 +189,7 @@ fn a_process_that_reads_and_writes_is_not_stuck() {
 }
 
 #[test]
-fn two_far_looks_are_not_enough_and_looks_without_a_scan_change_nothing() {
+fn two_distant_looks_are_not_enough_and_looks_without_a_scan_change_nothing() {
     let mut host = Host::new();
     host.blocked(&[sleeper(&["nvidia_ioctl"])]);
     host.look_after(10);
@@ -204,7 +204,7 @@ fn two_far_looks_are_not_enough_and_looks_without_a_scan_change_nothing() {
 }
 
 #[test]
-fn many_dead_processes_that_stay_degrade_and_name_who_leaves_them() {
+fn many_lasting_zombies_degrade_and_their_parent_is_named() {
     let mut host = Host::new();
     host.zombies(300);
     host.looks(2);
@@ -219,7 +219,7 @@ fn many_dead_processes_that_stay_degrade_and_name_who_leaves_them() {
     host.zombies(0);
     host.looks(6);
     host.expect("host.processes", Healthy, Nothing);
-    // Few, though they are a large share; and many, though a small one.
+    // Few zombies that are a large share, then many that are a small share.
     host.sample.scan =
         Some(Reading::Value(ProcessScan { processes: 30, zombies: 20, ..ProcessScan::default() }));
     host.looks(20);
@@ -230,7 +230,7 @@ fn many_dead_processes_that_stay_degrade_and_name_who_leaves_them() {
 }
 
 #[test]
-fn tables_that_fill_up_count_by_their_share() {
+fn kernel_tables_are_judged_by_the_share_in_use() {
     let mut host = Host::new();
     host.sample.tables.tasks = Reading::Value(Usage { used: 27_000, limit: 32_768 });
     host.looks(2);
@@ -250,7 +250,7 @@ fn tables_that_fill_up_count_by_their_share() {
 }
 
 #[test]
-fn a_jump_of_the_clock_is_held_against_it_for_a_while() {
+fn a_clock_jump_degrades_for_ten_minutes() {
     let mut host = Host::new();
     host.looks(5);
     host.ahead = 30_000_000_000;
@@ -262,7 +262,7 @@ fn a_jump_of_the_clock_is_held_against_it_for_a_while() {
 }
 
 #[test]
-fn a_clock_that_is_slewed_or_set_at_boot_does_not_jump() {
+fn a_clock_that_is_slewed_or_set_at_boot_is_not_a_jump() {
     let mut host = Host::new();
     for _ in 0..100 {
         host.ahead += 5_000_000;
@@ -273,14 +273,14 @@ fn a_clock_that_is_slewed_or_set_at_boot_does_not_jump() {
     host.look_after(10);
     host.ahead = -3_600_000_000_000;
     host.expect("host.clock", Healthy, Nothing);
-    // The clock could not be read in one moment.
+    // The two clocks could not be read close together.
     host.sample.since_boot = None;
     let judged = host.judge.step(host.now, &host.sample);
     assert!(judged.facts.is_empty());
 }
 
 #[test]
-fn a_clock_that_was_kept_and_is_not_any_more_degrades_in_time() {
+fn a_clock_that_is_no_longer_synchronised_degrades_after_15_minutes() {
     let mut host = Host::new();
     host.look_after(10);
     host.clock(false, Span::seconds(16));
@@ -294,7 +294,7 @@ fn a_clock_that_was_kept_and_is_not_any_more_degrades_in_time() {
 }
 
 #[test]
-fn a_clock_that_nobody_keeps_is_as_it_is_unless_the_journal_knows_better() {
+fn a_never_synchronised_clock_is_healthy_unless_the_journal_shows_otherwise() {
     let mut host = Host::new();
     host.clock(false, Span::seconds(16));
     host.looks(200);
@@ -315,13 +315,13 @@ fn a_clock_that_nobody_keeps_is_as_it_is_unless_the_journal_knows_better() {
 }
 
 #[test]
-fn a_third_boot_within_an_hour_is_a_loop() {
+fn three_boots_within_an_hour_are_a_boot_loop() {
     let now = 1_700_000_000_000_000_000 + (24 * HOUR) as i64 * 1_000_000_000;
     let boots = |minutes_ago: &[i64]| -> Vec<(Stamp, BootId, Observation)> {
         let boot = |ago: &i64| {
             let event =
                 Observation { component: "host.boot".into(), event: "boot".into(), ..Observation::default() };
-            // Told one second after it booted.
+            // Recorded one second after the boot.
             let at =
                 Stamp { mono: Mono(1_000_000_000), wall: Wall(now + 1_000_000_000 - ago * 60_000_000_000) };
             (at, BootId(ago.to_string()), event)
@@ -347,7 +347,7 @@ fn a_third_boot_within_an_hour_is_a_loop() {
 }
 
 #[test]
-fn a_mount_that_hangs_is_unhealthy_until_it_answered_twice() {
+fn a_mount_that_hangs_is_unhealthy_until_it_answers_twice() {
     let mut host = Host::new();
     host.mount(MountState::Asked);
     host.expect("host.mounts", Unknown, Nothing);
@@ -367,7 +367,7 @@ fn a_mount_that_hangs_is_unhealthy_until_it_answered_twice() {
 }
 
 #[test]
-fn a_failed_fabric_manager_is_vital_where_there_are_switches_only() {
+fn a_failed_fabric_manager_is_unhealthy_only_with_switches_and_several_gpus() {
     let manager = unit("nvidia-fabricmanager.service", "failed");
     for (switches, gpus, state) in [(true, 8, Unhealthy), (false, 8, Healthy), (true, 1, Healthy)] {
         let mut host = Host::new();
@@ -382,7 +382,7 @@ fn a_failed_fabric_manager_is_vital_where_there_are_switches_only() {
 }
 
 #[test]
-fn other_services_degrade_when_they_failed_and_may_be_stopped() {
+fn other_services_degrade_if_they_failed_but_not_if_they_were_stopped() {
     let mut host = Host::new();
     host.units(false, 8, &[unit("nvidia-persistenced.service", "active")]);
     host.expect("host.services", Healthy, Nothing);
@@ -402,7 +402,7 @@ fn other_services_degrade_when_they_failed_and_may_be_stopped() {
 }
 
 #[test]
-fn a_service_that_is_started_again_and_again_is_failing() {
+fn a_service_that_restarts_repeatedly_degrades() {
     let mut host = Host::new();
     for restarts in 100..106 {
         host.units(false, 8, &[Service { restarts, ..unit("nvidia-dcgm.service", "active") }]);
@@ -415,7 +415,7 @@ fn a_service_that_is_started_again_and_again_is_failing() {
 }
 
 #[test]
-fn a_way_between_gpu_and_network_card_is_needed_where_there_are_both() {
+fn gpus_and_rdma_cards_without_a_direct_path_degrade() {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
     let modules = Modules { loaded: names(&["nvidia", "gdrdrv"]), rdma: true, gpus: 8, ..Modules::default() };
     let cases = [
@@ -436,7 +436,7 @@ fn a_way_between_gpu_and_network_card_is_needed_where_there_are_both() {
 }
 
 #[test]
-fn memory_errors_count_by_rate_unless_they_were_not_corrected() {
+fn corrected_memory_errors_count_by_rate_and_an_uncorrected_one_is_unhealthy() {
     let mut host = Host::new();
     let module =
         |corrected, uncorrected| vec![MemoryModule { name: "mc0 DIMM_A1".into(), corrected, uncorrected }];
@@ -453,7 +453,7 @@ fn memory_errors_count_by_rate_unless_they_were_not_corrected() {
 }
 
 #[test]
-fn heat_counts_by_the_minutes_in_which_it_slowed_a_cpu_down() {
+fn thermal_throttling_degrades_after_several_minutes() {
     let mut host = Host::new();
     let mut count = 5000;
     host.sample.governors = [("performance".to_owned(), 128)].into();
@@ -473,7 +473,7 @@ fn heat_counts_by_the_minutes_in_which_it_slowed_a_cpu_down() {
 }
 
 #[test]
-fn cpus_that_may_not_run_as_fast_as_they_can_are_degraded() {
+fn cpus_with_a_low_frequency_limit_degrade() {
     let mut host = Host::new();
     host.sample.governors = [("powersave".to_owned(), 128)].into();
     host.sample.capped = Some(Capped { cpus: 128, least: 72.0, at_least: 4 });
@@ -486,7 +486,7 @@ fn cpus_that_may_not_run_as_fast_as_they_can_are_degraded() {
 }
 
 #[test]
-fn cpus_that_a_governor_holds_at_their_lowest_frequency_are_degraded() {
+fn cpus_held_at_their_lowest_frequency_degrade() {
     let mut host = Host::new();
     host.sample.governors = [("powersave".to_owned(), 128)].into();
     host.expect("host.cpu_speed", Healthy, Nothing);
@@ -498,11 +498,11 @@ fn cpus_that_a_governor_holds_at_their_lowest_frequency_are_degraded() {
 }
 
 #[test]
-fn a_slow_clock_degrades_where_the_cpus_have_a_fast_one() {
+fn a_slow_clock_source_degrades_if_the_cpus_have_a_fast_one() {
     for (source, has_fast, state, action) in [
         ("hpet", true, Degraded, RebootNode),
         ("acpi_pm", true, Degraded, RebootNode),
-        // What a guest has, its host gave it; others are fast.
+        // A guest has the source that its hypervisor gives it. The sources below are fast.
         ("hpet", false, Healthy, Nothing),
         ("tsc", true, Healthy, Nothing),
         ("kvm-clock", true, Healthy, Nothing),
@@ -522,7 +522,7 @@ fn a_slow_clock_degrades_where_the_cpus_have_a_fast_one() {
 }
 
 #[test]
-fn a_governor_counts_only_where_the_operator_wants_another() {
+fn a_governor_degrades_only_if_the_operator_configured_another() {
     let mut host = Host::new();
     let mut limits = SystemLimits::default();
     limits.speed.governor = "performance".to_owned();
@@ -534,7 +534,7 @@ fn a_governor_counts_only_where_the_operator_wants_another() {
 }
 
 #[test]
-fn switches_that_send_traffic_by_way_of_the_cpu_are_degraded_unless_they_may() {
+fn pcie_switches_that_redirect_traffic_to_the_cpu_degrade_unless_allowed() {
     let mut host = Host::new();
     assert_eq!(host.find("host.pcie_switches"), None, "a host without such switches");
     host.sample.switch_ports = Some(SwitchPorts { read: 8, redirecting: vec![] });
@@ -548,13 +548,13 @@ fn switches_that_send_traffic_by_way_of_the_cpu_are_degraded_unless_they_may() {
 }
 
 #[test]
-fn a_power_supply_or_a_fan_that_fails_is_for_people() {
+fn a_failed_power_supply_or_fan_degrades_and_needs_support() {
     let listing = |psu: &str, fan: &str| {
         let text = format!("PSU1 Status | C8h | ok | 10.1 | {psu}\nFAN1 | 41h | {fan} | 29.1 | 9100 RPM\n");
         Some(Reading::Value(mainstay_core::formats::parse::ipmi::sensors(&text)))
     };
     let mut host = Host::new();
-    assert!(!host.look_after(10).iter().any(|component| component.name == "host.chassis"), "none is there");
+    assert!(!host.look_after(10).iter().any(|component| component.name == "host.chassis"), "no sensors");
     let state = |host: &mut Host, sensors| {
         host.sample.sensors = sensors;
         let components = host.look_after(60);
@@ -563,7 +563,7 @@ fn a_power_supply_or_a_fan_that_fails_is_for_people() {
     };
     let well = state(&mut host, listing("Presence detected", "ok"));
     assert_eq!((well.0, well.1), (HealthState::Healthy, RecommendedAction::None));
-    // What one look finds may be gone at the next, and what is asked seldom is not new at each look.
+    // A single finding does not count. Sensors are read seldom, and a look without them is not a second finding.
     let once = state(&mut host, listing("Presence detected, Power Supply AC lost", "ok"));
     assert_eq!(once.0, HealthState::Healthy);
     assert_eq!(state(&mut host, None).0, HealthState::Healthy);

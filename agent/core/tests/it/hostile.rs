@@ -1,5 +1,5 @@
-//! Parsers over bytes that nobody vouches for: anything at all, and real lines that were cut, spliced and damaged. They
-//! must not fail, must not grow without end, and what they take for a fact must survive the journal.
+//! Parsers on untrusted input: arbitrary bytes, and real lines that were cut, spliced and damaged. They must not fail
+//! and must not grow without limit, and the facts that they return must survive the journal.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -21,7 +21,7 @@ const CATALOGS: [&str; 4] = [
     include_str!("../../../catalog/hardware/nvlink.toml"),
 ];
 
-/// One line of everything that the catalogue knows, as the kernel and as others write it.
+/// An example line of each catalog entry, as the kernel writes it and in other log formats.
 fn real_lines() -> Vec<String> {
     let examples = CATALOGS.iter().flat_map(|text| text.lines());
     let examples =
@@ -36,7 +36,7 @@ fn real_lines() -> Vec<String> {
     examples.flat_map(|line| forms.map(|form| form(&line))).collect()
 }
 
-/// A damage to some bytes.
+/// A modification of some bytes.
 #[derive(Clone, Debug)]
 enum Damage {
     Cut(usize),
@@ -79,7 +79,7 @@ fn damaged(line: &str, damages: &[Damage]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Every parser over the text; what comes of it must survive the journal and harm no judge.
+/// Runs each parser on the text. The facts must survive the journal, and no judge may fail on the text.
 fn everything_over(text: &str) {
     let _ = (plain(text), JournalEntry::parse(text), of_dmesg(text), PciAddress::parse(text));
     let record = Record::parse(text);
@@ -102,7 +102,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         everything_over(&String::from_utf8_lossy(&bytes));
     }
 
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_catalogue_is_refused_or_read(file in prop::sample::select(CATALOGS.to_vec()), start in any::<prop::sample::Index>(), damages in prop::collection::vec(damage(), 0..4)) {
+    fn a_damaged_catalog_is_rejected_or_read(file in prop::sample::select(CATALOGS.to_vec()), start in any::<prop::sample::Index>(), damages in prop::collection::vec(damage(), 0..4)) {
         let start = (0..=start.index(file.len())).rev().find(|at| file.is_char_boundary(*at)).unwrap_or(0);
         let text: String = file[start..].chars().take(3000).collect();
         if let Ok(read) = toml::from_str::<OverrideFile>(&damaged(&text, &damages)) {
@@ -129,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn the_lines_are_real() {
+fn nearly_all_example_lines_are_facts() {
     let lines = real_lines();
     assert!(lines.len() > 300, "{}", lines.len());
     let facts = lines.iter().filter(|line| LogReader::default().line(Mono(9), line, 1).is_some()).count();

@@ -1,4 +1,5 @@
-//! Checkpoints of several hosts before their ranks start: a host that does not bring its shards holds up no start for good.
+//! Checkpoints of several hosts before their ranks start: a host that does not bring its shards delays the start only
+//! for a limited time.
 
 use std::collections::VecDeque;
 
@@ -33,7 +34,7 @@ fn commands(next: &mut VecDeque<Next>) -> Vec<Command> {
     next.drain(..).filter_map(command).collect()
 }
 
-/// Two hosts of one rank each, which hold a whole step and are to bring it since time 1.
+/// Two hosts with one rank each. They hold a whole step and were ordered to bring it at time 1.
 fn bringing() -> (Merge, VecDeque<Next>) {
     let round = first(&members(&mut Chance(1), 2, 1, true), 2).unwrap();
     let (mut merge, mut next) = (Merge::new(round, Span::seconds(60)), VecDeque::new());
@@ -57,11 +58,11 @@ fn resumed(commands: &[Command]) -> Vec<Option<StepKey>> {
 }
 
 #[test]
-fn a_host_that_does_not_bring_its_shards_is_named_and_the_start_goes_on_without_the_step() {
+fn a_host_that_does_not_bring_its_shards_is_reported_and_the_step_is_skipped() {
     let (mut merge, mut next) = bringing();
     merge.report(Mono(2), 0, Report::Brought { attempt: ATTEMPT, step: key(), error: None }, &mut next);
     merge.look(Mono(1).after(Span::seconds(599)), &mut next);
-    assert!(next.is_empty(), "it still may: {next:?}");
+    assert!(next.is_empty(), "it still has time: {next:?}");
     merge.look(Mono(1).after(Span::seconds(600)), &mut next);
     let said = next.iter().find_map(|next| match next {
         Next::Job(_, Input::Fact(Fact::Observed(seen))) => Some(seen.clone()),
@@ -74,7 +75,7 @@ fn a_host_that_does_not_bring_its_shards_is_named_and_the_start_goes_on_without_
 }
 
 #[test]
-fn shards_that_come_in_time_are_what_ranks_go_on_from() {
+fn ranks_resume_from_shards_that_arrive_in_time() {
     let (mut merge, mut next) = bringing();
     let late = Mono(1).after(Span::seconds(500));
     for seat in 0..2 {

@@ -1,4 +1,5 @@
-//! When a host is lost, over simulated links: never on a link that is slow or loses packets, and soon when it is true.
+//! Detection of lost hosts over simulated links: a dead host is detected soon, and a living host on a slow or lossy
+//! link never counts as lost.
 
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::recovery::hosts::lost::{Judgement, Sight, Vital};
@@ -9,7 +10,7 @@ const LEASE: Span = Span::seconds(10);
 const BEAT: u64 = 500;
 const LOOK: u64 = 100;
 
-/// A link of TCP, in milliseconds and packets lost of 1000.
+/// A TCP link: delays in milliseconds, lost packets in 1000.
 #[derive(Clone, Copy)]
 struct Link {
     delay: u64,
@@ -26,8 +27,8 @@ impl Link {
         (chance.below(1000) as u64) < self.lost
     }
 
-    /// How long a message is on its way: a lost packet is sent again after 200 ms at least, then after twice as long, but at the
-    /// latest when the receiver has acknowledged three later ones without it.
+    /// The transit time of a message in ms. A lost packet is sent again after at least 200 ms, then after twice as
+    /// long, but at the latest when the receiver has acknowledged three later packets without it.
     fn message(self, chance: &mut Chance) -> u64 {
         let mut wait = (200).max(4 * self.delay);
         let mut took = self.takes(chance);
@@ -38,8 +39,8 @@ impl Link {
         took
     }
 
-    /// Whether a launcher that lives answers one that looks: six connections, 100 ms apart, 900 ms in all. One that loses a
-    /// packet of its greeting has to wait for it.
+    /// Whether a living launcher answers another one that checks it: six connections, 100 ms apart, 900 ms in all. A
+    /// connection that loses a packet of its handshake waits for its retransmission.
     fn answers(self, chance: &mut Chance) -> bool {
         (0..6).any(|knock| {
             let round_trips: u64 = (0..4)
@@ -55,8 +56,8 @@ impl Link {
     }
 }
 
-/// What a leader that looks every 100 ms sees of a host over `link`, whose launcher ends at `dies`. When it is lost, at most
-/// within so many milliseconds; and how often others were asked to look.
+/// Simulates a leader that looks every 100 ms at a host over `link` whose launcher ends at `dies`. Returns when the
+/// host counts as lost, `None` if not before `until`, and how often others were asked to look. Times are in ms.
 fn watch(link: Link, dies: Option<u64>, until: u64, chance: &mut Chance) -> (Option<u64>, u32) {
     let at = |millis: u64| Mono(0).after(Span::millis(millis));
     let mut vital = Vital::expected(at(0), LEASE);
@@ -72,7 +73,7 @@ fn watch(link: Link, dies: Option<u64>, until: u64, chance: &mut Chance) -> (Opt
                 arrives = u64::MAX;
                 break;
             }
-            // In order: a late one holds up those behind it.
+            // TCP delivers in order: a late message delays the later ones.
             arrives = arrives.max(sent + link.message(chance));
         }
         match vital.judge(at(now), LEASE) {
@@ -96,11 +97,11 @@ fn watch(link: Link, dies: Option<u64>, until: u64, chance: &mut Chance) -> (Opt
 }
 
 const GOOD: Link = Link { delay: 5, jitter: 1, lost: 0 };
-/// Ten times as slow, and one packet of twenty is lost.
+/// Ten times as slow, and one packet in twenty is lost.
 const BAD: Link = Link { delay: 50, jitter: 30, lost: 50 };
 
 #[test]
-fn no_host_on_a_slow_link_that_loses_packets_is_lost_in_a_month() {
+fn no_living_host_on_a_slow_and_lossy_link_is_lost_in_25_days() {
     let mut looks = 0;
     for seed in 0..300 {
         let mut chance = Chance(seed);
@@ -108,11 +109,11 @@ fn no_host_on_a_slow_link_that_loses_packets_is_lost_in_a_month() {
         assert_eq!(lost, None, "seed {seed}");
         looks += asked;
     }
-    assert!(looks > 0, "suspicion alone would have been wrong at times");
+    assert!(looks > 0, "suspicion alone is wrong at times");
 }
 
 #[test]
-fn a_host_that_dies_is_lost_within_three_seconds_on_a_good_link_and_within_eight_on_a_bad_one() {
+fn a_dead_host_is_lost_within_3_s_on_a_good_link_and_8_s_on_a_bad_one() {
     for seed in 0..300 {
         let mut chance = Chance(seed);
         let dies = 60_000 + chance.below(1000) as u64;

@@ -1,5 +1,5 @@
-//! A job whose number of hosts changes, simulated: hosts are lost at any moment, come back as new launchers and wait; the real job
-//! and merge decide. Each seed can be run again: `MAINSTAY_SEED=17 cargo test -p mainstay-core --test it hosts_resize`.
+//! Simulates a job whose number of hosts changes: hosts are lost at any moment, return as new launchers and wait. The
+//! real job and merge decide. `MAINSTAY_SEED=17 cargo test -p mainstay-core --test it hosts_resize` repeats a seed.
 #![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,7 +17,7 @@ use mainstay_core::recovery::policy::{Budget, Settings};
 
 use crate::support::cluster::{Chance, exited, restart_of, seeds, started};
 
-/// Seeds of a usual run of the suite: some seconds without optimisation.
+/// Seeds in a usual run of the suite: some seconds without optimisation.
 const SEEDS: u64 = 5_000;
 
 const MOST_STEPS: u32 = 20_000;
@@ -26,7 +26,7 @@ const SHRINK_AFTER: Span = Span::millis(20);
 const GROW_AFTER: Span = Span::millis(40);
 const PATIENCE: Span = Span::seconds(2);
 
-/// One launcher with its ranks.
+/// A launcher with its ranks.
 #[derive(Default)]
 struct Launcher {
     seat: Option<Seat>,
@@ -87,17 +87,17 @@ struct World {
     next: VecDeque<Next>,
     limits: Limits,
     launchers: BTreeMap<String, Launcher>,
-    /// By seat, as the leader has them.
+    /// The seated launchers by seat, as the leader knows them.
     seats: Vec<Seated>,
-    /// Waiting for a seat, as the leader has them.
+    /// Launchers that wait for a seat, as the leader knows them.
     spares: Vec<Member>,
-    /// All seats that were in the store; other ones wait for it.
+    /// All seats that were ever stored. New seats take effect once they are stored.
     stored: Vec<(String, Seat)>,
     storing: bool,
     timers: BTreeSet<Mono>,
     consulted: bool,
     counted: BTreeSet<Attempt>,
-    /// The attempt before one that begins for hosts that joined.
+    /// How many times the job was asked to stop its ranks so that waiting hosts take part.
     grown: u32,
     worlds: BTreeSet<u32>,
     faults: bool,
@@ -189,7 +189,7 @@ impl World {
                 }
                 Next::Command(seat, command) => {
                     let name = &self.seats[seat as usize].member.launcher;
-                    // A lost one gets nothing any more.
+                    // A lost launcher receives nothing.
                     if let Some(launcher) = self.launchers.get_mut(name) {
                         launcher.down.push_back(command);
                     }
@@ -235,8 +235,8 @@ impl World {
         match command {
             Command::Seat { attempt, seat } => {
                 let known = (name.to_owned(), seat.clone());
-                assert!(stored.contains(&known), "seats are stored before hosts are told");
-                // Those that wait in their processes are ended.
+                assert!(stored.contains(&known), "seats are stored before they are sent");
+                // Ranks that wait in their processes are ended.
                 let all: Vec<Rank> = launcher.living.keys().copied().collect();
                 assert!(all.iter().all(|rank| launcher.waiting.contains(rank)), "no rank runs");
                 all.into_iter().for_each(|rank| launcher.exit(rank, ExitStatus::Signal(9), true));
@@ -248,7 +248,7 @@ impl World {
                 launcher.up.push_back(Report::Opened { attempt, port: Ok(port) });
             }
             Command::Gather { attempt, .. } => {
-                // Step 1 of any world, as if each host had what each rank had saved.
+                // Step 1 of each world size, as if each host had the shards of all ranks.
                 let copies = (1..=9).flat_map(|world| (0..world).map(move |rank| shard(1, world, rank)));
                 launcher.up.push_back(Report::Holding { attempt, copies: copies.collect() });
             }
@@ -262,7 +262,7 @@ impl World {
                     resumed.is_none_or(|of| of == world),
                     "a step of {resumed:?} ranks is not whole in {world}"
                 );
-                assert_ne!(before, Some(world), "only another number of ranks is told");
+                assert_ne!(before, Some(world), "`before` is set only if the number of ranks changed");
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt) || self.grown > 0, "{attempt}");
                 if !in_process {
                     assert!(launcher.living.is_empty(), "{:?} still live", launcher.living);
@@ -326,7 +326,7 @@ impl World {
                 self.storing = false;
                 self.store();
                 for at in &self.seats {
-                    // A launcher without a seat is welcomed.
+                    // A launcher without a seat receives its welcome.
                     let launcher = self.launchers.get_mut(&at.member.launcher);
                     if let Some(launcher) = launcher.filter(|launcher| launcher.seat.is_none()) {
                         launcher.seat = Some(at.seat.clone());
@@ -348,7 +348,7 @@ impl World {
 
     fn deliver_up(&mut self, name: &str) {
         let Some(report) = self.launchers.get_mut(name).and_then(|of| of.up.pop_front()) else { return };
-        // What one without a seat says is of no seat.
+        // Reports of a launcher without a seat are ignored.
         if let Some(seat) = self.seats.iter().position(|at| at.member.launcher == name) {
             self.merge.report(self.now, seat as u32, report, &mut self.next);
         }
@@ -363,7 +363,7 @@ impl World {
         }
     }
 
-    /// A new launcher on a host that was lost: it takes a vacant seat, or waits.
+    /// A new launcher joins: it takes the seat of a lost host, or waits.
     fn comes(&mut self) {
         if self.launchers.len() >= self.limits.hosts.1 as usize
             || !self.chance.one_in(8)
@@ -417,10 +417,10 @@ impl World {
     }
 }
 
-/// How often the world shrank or grew while it ran, and with which status it ended.
+/// Runs a seed. Returns how often the job was asked to grow, whether it shrank, and its exit status.
 fn run(seed: u64) -> (u32, bool, i32) {
     let mut world = World::new(seed);
-    // What was saved can be loaded by as many ranks only.
+    // Checkpoints can be loaded only by the same number of ranks.
     let keeps = seed.is_multiple_of(5);
     world.merge.keep_world(keeps);
     let size = world.seats[0].seat.world_size;
@@ -430,8 +430,8 @@ fn run(seed: u64) -> (u32, bool, i32) {
     for step in 0..MOST_STEPS {
         world.faults = step < quiet_after;
         shrank |= world.seats.len() < before;
-        assert!(!keeps || world.seats[0].seat.world_size == size, "the number of ranks stays");
-        // What began in the meantime is done after a while.
+        assert!(!keeps || world.seats[0].seat.world_size == size, "the number of ranks does not change");
+        // Running ranks finish after a while.
         if step > quiet_after && step % 200 == 0 {
             world.finish_ranks();
         }
@@ -446,14 +446,14 @@ fn run(seed: u64) -> (u32, bool, i32) {
 }
 
 #[test]
-fn no_limit_is_broken_while_hosts_come_and_go() {
+fn all_limits_hold_while_hosts_come_and_go() {
     let ends = seeds(SEEDS, run);
     if ends.len() > 100 {
-        assert!(ends.iter().any(|(grown, ..)| *grown > 0), "some grow");
-        assert!(ends.iter().any(|(_, shrank, _)| *shrank), "some shrink");
+        assert!(ends.iter().any(|(grown, ..)| *grown > 0), "some jobs grow");
+        assert!(ends.iter().any(|(_, shrank, _)| *shrank), "some jobs shrink");
         assert!(
             ends.iter().filter(|(.., exit)| *exit == 0).count() > ends.len() / 4,
-            "many are done in the end"
+            "many jobs end with status 0"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Launchers whose host gets other ranks, or none for a while: what the leader has stored first, and what a follower makes of it.
+//! Hosts that get other ranks, or none for a while: what the leader stores first, and how a follower reacts.
 #![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
 
 use mainstay_core::base::id::{Attempt, Rank};
@@ -70,19 +70,19 @@ fn cut_off(acts: &[follow::Act]) -> bool {
 }
 
 #[test]
-fn a_follower_without_ranks_takes_the_seat_that_a_leader_knows_it_by() {
+fn a_follower_without_ranks_takes_the_seat_that_the_leader_assigns() {
     let mut follow = follower();
     follow.said(Mono(2), welcome(seat(1, 2)));
     assert!(!cut_off(&acts(&mut follow)) && follow.is_connected());
 }
 
 #[test]
-fn a_follower_whose_ranks_run_takes_no_other_seat() {
+fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
     for down in [welcome(seat(1, 2)), Down::Waiting { reported: "wait".to_owned(), spare: None }] {
         let mut follow = follower();
         starts(&mut follow);
         follow.said(Mono(3), down.clone());
-        assert!(cut_off(&acts(&mut follow)), "others may have its ranks: {down:?}");
+        assert!(cut_off(&acts(&mut follow)), "another host may have its ranks: {down:?}");
         let mut ended = follower();
         starts(&mut ended);
         let over = Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: Vec::new() };
@@ -93,7 +93,7 @@ fn a_follower_whose_ranks_run_takes_no_other_seat() {
 }
 
 #[test]
-fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again() {
+fn a_follower_without_a_seat_does_not_campaign_until_it_has_one_again() {
     let mut follow = follower();
     follow.said(Mono(2), Down::Waiting { reported: "wait".to_owned(), spare: None });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
@@ -109,7 +109,7 @@ fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again(
     assert!(follow.takes_over(Mono(6), Some(&record_with_its_seat())));
 }
 
-/// A leader of three hosts that waits for the third, which is lost, in the first start.
+/// The leader of three hosts. The third was lost during the first start, and the leader waits for it.
 struct Waiting {
     lead: Lead,
     record: u64,
@@ -153,7 +153,7 @@ impl Waiting {
         waiting.acts(Mono(1));
         waiting.lead.gone(Mono(2), 2, "it is gone".to_owned());
         waiting.look(3 * SECOND);
-        // The start was held until its record is stored.
+        // The start waits until its record is stored.
         waiting.stored(3 * SECOND);
         waiting
     }
@@ -170,7 +170,7 @@ impl Waiting {
         acts
     }
 
-    /// Time passes in steps in which no launcher seems to have been stopped.
+    /// Lets time pass in steps so short that the launcher does not seem to have been stopped.
     fn look(&mut self, until: u64) -> Vec<Act> {
         let mut all = Vec::new();
         for at in (0..=until).step_by(SECOND as usize / 2) {
@@ -198,7 +198,7 @@ fn reported_seats(acts: &[Act]) -> Vec<Seat> {
 }
 
 #[test]
-fn other_seats_are_stored_before_a_host_is_told() {
+fn new_seats_are_stored_before_hosts_receive_them() {
     let mut waiting = Waiting::new();
     let mut before = waiting.look(6 * SECOND);
     before.extend(waiting.acts(Mono(6 * SECOND)));
@@ -213,7 +213,7 @@ fn other_seats_are_stored_before_a_host_is_told() {
 }
 
 #[test]
-fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
+fn a_launcher_that_joins_is_welcomed_once_its_seat_is_stored() {
     let at = Mono(7 * SECOND);
     let mut waiting = Waiting::new();
     waiting.look(6 * SECOND);
@@ -230,7 +230,7 @@ fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
     waiting.lead.report_of_mine(at, Report::Opened { attempt, port: Ok(7) });
     waiting.acts(at);
     both(&mut waiting, &|host| Report::Fact { fact: started(attempt, 7, [Rank(host)].into_iter()) });
-    // A host comes, and a rank dies.
+    // A host joins, and a rank dies.
     waiting.lead.joined(at, 9, &join("l9"));
     let welcomed = |acts: &[Act]| acts.iter().any(|act| matches!(act, Act::Send(9, Down::Welcome { .. })));
     assert!(!welcomed(&waiting.acts(at)), "ranks run");
@@ -242,7 +242,7 @@ fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
     });
     waiting.lead.report_to_job(at, Input::Ruling(None));
     waiting.acts(at);
-    // The record of the attempt, then that of the seats.
+    // First the record of the attempt is stored, then that of the seats.
     let seats = waiting.stored(7 * SECOND);
     assert!(!welcomed(&seats), "{seats:?}");
     let reported = waiting.stored(7 * SECOND);
@@ -250,7 +250,7 @@ fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
     assert_eq!(reported_seats(&reported), [seat(0, 3), seat(1, 3), seat(2, 3)]);
 }
 
-/// What a launcher at this connection is told of those that keep copies: hosts and spares.
+/// The addresses of hosts and spares that keep copies, as sent on this connection.
 fn keepers(acts: &[Act], of: u64) -> Vec<(Vec<String>, Vec<String>)> {
     let reported = acts.iter().filter_map(|act| match act {
         Act::Send(to, Down::Meet { hosts, spares }) if *to == of => Some((hosts.clone(), spares.clone())),
@@ -260,17 +260,17 @@ fn keepers(acts: &[Act], of: u64) -> Vec<(Vec<String>, Vec<String>)> {
 }
 
 #[test]
-fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_it_keeps_copies() {
+fn a_spare_receives_what_it_needs_to_prepare_and_all_learn_that_it_keeps_copies() {
     let at = Mono(4 * SECOND);
     let prepares = |name: &str| Join {
         prepares: true,
         replicas: format!("{name}:1"),
-        // As many ranks as no host has: it gets no seat.
+        // No host has this number of ranks, so it gets no seat.
         ranks: 2,
         ..join(name)
     };
     let mut waiting = Waiting::new();
-    // A follower that understands it comes back.
+    // A follower that supports this reconnects.
     waiting.lead.joined(at, 7, &Join { prepares: true, ..join("l1") });
     waiting.lead.joined(at, 8, &prepares("l8"));
     let acts = waiting.acts(at);
@@ -282,7 +282,7 @@ fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_i
     let spare = |name: &str| vec![format!("{name}:1")];
     assert_eq!(keepers(&acts, 8), [(Vec::new(), spare("l8"))]);
     assert!(acts.iter().any(|act| matches!(act, Act::Meet { spares, .. } if *spares == spare("l8"))));
-    // One that does not understand it is told what it was told before.
+    // A launcher without this support receives only the earlier messages.
     waiting.lead.joined(at, 9, &join("l9"));
     let acts = waiting.acts(at);
     assert!(acts.iter().any(|act| matches!(act, Act::Send(9, Down::Waiting { .. } | Down::Welcome { .. }))));

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use support::job::Run;
 
 #[test]
-fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
+fn a_killed_rank_is_the_culprit_and_all_ranks_are_restarted() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -58,7 +58,7 @@ fn verdict_of(run: &Run) -> mainstay_core::model::verdict::Verdict {
 }
 
 #[test]
-fn a_rank_that_lost_a_peer_stops_nobody_before_the_peer_has_ended_by_itself() {
+fn a_rank_that_lost_a_peer_stops_no_rank_until_the_peer_exits() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -73,7 +73,7 @@ fn a_rank_that_lost_a_peer_stops_nobody_before_the_peer_has_ended_by_itself() {
 }
 
 #[test]
-fn a_lost_peer_that_does_not_end_here_is_waited_for_only_so_long() {
+fn the_wait_for_a_lost_peer_that_does_not_exit_is_limited() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -87,7 +87,7 @@ fn a_lost_peer_that_does_not_end_here_is_waited_for_only_so_long() {
 }
 
 #[test]
-fn where_all_ranks_lost_a_peer_or_one_ended_well_nothing_is_waited_for() {
+fn no_wait_if_all_ranks_lost_a_peer_or_one_succeeded() {
     for ends_well in [false, true] {
         let mut run = Run::begin(3);
         run.start(0);
@@ -102,7 +102,7 @@ fn where_all_ranks_lost_a_peer_or_one_ended_well_nothing_is_waited_for() {
 }
 
 #[test]
-fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
+fn a_step_counts_once_if_the_ranks_connect_one_after_the_other() {
     let mut run = Run::begin(3);
     let ranks = [0, 1].map(|n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None });
     run.fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.into() });
@@ -118,7 +118,7 @@ fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
 }
 
 #[test]
-fn the_launcher_exits_as_the_culprit_did_when_the_budget_is_used_up() {
+fn the_launcher_exits_with_the_status_of_the_culprit_if_the_budget_is_used_up() {
     let mut run = Run::begin(1);
     run.start(0);
     run.kill_and_decide(0);
@@ -168,7 +168,7 @@ fn a_request_to_stop_is_not_a_failure() {
 }
 
 #[test]
-fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
+fn the_agent_can_overrule_the_decision_on_the_open_incident_only() {
     let mut run = Run::begin(3);
     run.start(0);
     run.exit(0, 1, ExitStatus::Signal(9), false);
@@ -190,7 +190,7 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
 }
 
-/// A unhealthy component of the kind that nothing but another host helps against.
+/// An unhealthy component that makes another host necessary.
 fn lost_gpu() -> Component {
     Component {
         name: "gpu.0000:3b:00".into(),
@@ -203,7 +203,7 @@ fn lost_gpu() -> Component {
 }
 
 #[test]
-fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
+fn a_restart_waits_for_resources_in_use_and_reports_it_once() {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
@@ -224,7 +224,7 @@ fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
 }
 
 #[test]
-fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
+fn resources_that_the_launcher_finds_in_use_delay_a_restart_for_a_limited_time() {
     let mut run = Run::begin(3);
     run.start(0);
     run.exit(0, 1, ExitStatus::Signal(9), false);
@@ -239,7 +239,7 @@ fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
 }
 
 #[test]
-fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_once() {
+fn a_host_that_lost_a_gpu_is_handed_back_and_a_healthy_host_restarts_at_once() {
     for (unhealthy, last) in
         [(vec![lost_gpu()], Order::Finish { exit: HAND_BACK_EXIT }), (vec![], Order::StartRanks(Attempt(1)))]
     {
@@ -252,7 +252,7 @@ fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_o
 }
 
 #[test]
-fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_heard() {
+fn a_second_restart_without_a_new_step_is_delayed_and_a_stop_ends_the_delay() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=5);
@@ -272,7 +272,7 @@ fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_hear
 }
 
 #[test]
-fn a_start_that_fails_is_not_tried_again() {
+fn a_failed_start_is_not_retried() {
     let mut run = Run::begin(3);
     run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
     run.report(Input::Ruling(None));
@@ -280,7 +280,7 @@ fn a_start_that_fails_is_not_tried_again() {
 }
 
 #[test]
-fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_one_that_is_named() {
+fn a_failed_rank_that_starts_to_exit_stops_the_others_and_is_the_culprit() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -288,7 +288,7 @@ fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_o
     let began_to_end = Mono(run.now);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
     let orders = run.orders().len();
-    // The survivor is gone long before the kernel is done with the large one.
+    // The survivor exits long before the kernel has torn down the larger process.
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     assert_eq!(run.orders().len(), orders, "stopped once");
@@ -304,7 +304,7 @@ fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_o
 }
 
 #[test]
-fn an_end_of_another_attempt_or_one_without_failure_stops_nobody() {
+fn an_exit_without_failure_or_of_another_attempt_stops_no_rank() {
     let mut run = Run::begin(3);
     run.start(0);
     let before = run.orders().len();
@@ -313,7 +313,7 @@ fn an_end_of_another_attempt_or_one_without_failure_stops_nobody() {
     assert_eq!(run.orders().len(), before);
 }
 
-/// Anything the launcher might say, in any order.
+/// Any input of the launcher, in any order.
 fn any_input() -> impl Strategy<Value = Input> {
     let attempt = (0u32..3).prop_map(Attempt);
     let status = prop::sample::select(vec![
@@ -369,9 +369,9 @@ fn any_input() -> impl Strategy<Value = Input> {
 }
 
 proptest! {
-    /// Whatever comes in: never more starts than the budget allows, nothing after the end, and balanced books.
+    /// For all inputs: the starts stay within the budget, no order follows the end, and the time accounting adds up.
     #[test]
-    fn budgets_hold_and_the_end_is_the_end(inputs in prop::collection::vec(any_input(), 0..120)) {
+    fn the_budget_limits_the_starts_and_no_order_follows_the_end(inputs in prop::collection::vec(any_input(), 0..120)) {
         let mut run = Run::begin(2);
         for input in inputs {
             run.report(input);
@@ -385,7 +385,7 @@ proptest! {
             })
             .collect();
         prop_assert!(starts.len() <= 3);
-        // Never two at once: each start is of the next attempt, and after the end of the one before.
+        // Never two attempts at once: each start is of the next attempt, after the end of the previous one.
         for (number, attempt) in starts.iter().enumerate() {
             prop_assert_eq!(*attempt, Attempt(number as u32));
         }
@@ -397,7 +397,7 @@ proptest! {
     }
 }
 
-/// A job of which a step takes ten seconds, and each of `saving` a second of them for a save.
+/// A job whose steps take 10 s each. A step for which `saving` holds spends 1 s of them on a save.
 fn saving_job(saving: impl Fn(u64) -> bool) -> Run {
     const SECOND: u64 = 1_000_000_000;
     let mut run = Run::begin(3);
@@ -427,10 +427,10 @@ fn advised(run: &Run) -> Vec<Advised> {
 }
 
 #[test]
-fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_nothing() {
+fn a_job_that_saves_gets_one_advised_interval_and_others_get_none() {
     let run = saving_job(|_| true);
     let reported = advised(&run);
-    // Told when it is known, and not again with each step that changes it a little.
+    // Reported once it is known. A step that changes it only a little does not report it again.
     assert_eq!(reported.len(), 1, "{reported:?}");
     assert!(
         (reported[0].stall - 1.0).abs() < 1e-9 && reported[0].every > 100.0 && reported[0].was < 20.0,
@@ -449,10 +449,10 @@ fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_no
 }
 
 #[test]
-fn a_save_is_due_while_the_ranks_step_and_not_once_the_job_is_to_stop() {
+fn a_save_is_due_during_training_and_not_after_a_stop_request() {
     let mut run = saving_job(|step| step == 1);
     let mut at = |seconds: u64| run.job.save_is_due(Mono(run.now + seconds * 1_000_000_000));
-    // The first step ended eighty seconds ago.
+    // The first step ended 80 s ago.
     assert!(at(0) && !at(59) && at(60));
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert!(!run.job.save_is_due(Mono(run.now + 1_000_000_000_000)));

@@ -1,4 +1,4 @@
-//! The job's state machine where ranks hang: what is asked before they are stopped, and what is told.
+//! The job's state machine when ranks hang: the evidence taken before they are stopped, and the verdict.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use crate::support;
@@ -12,7 +12,7 @@ use mainstay_core::recovery::job::{Input, Order, Output};
 use support::job::Run;
 
 impl Run {
-    /// Rank 1 hangs after step 5, its evidence is taken, all are stopped, the agent is absent.
+    /// Rank 1 hangs after step 5, its evidence is taken, all ranks are stopped, the agent is absent.
     fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
         self.hang_with(attempt, kind, 0.9, Vec::new());
         self.report(Input::Ruling(None));
@@ -50,7 +50,7 @@ impl Run {
 }
 
 #[test]
-fn who_never_entered_is_named_by_the_recorders_where_the_verdict_is_not_sure() {
+fn flight_recorders_name_the_culprit_of_a_hang_with_low_confidence() {
     let waits = Waits {
         kind: Some(HangKind::UserCode),
         culprits: vec![Rank(0)],
@@ -69,7 +69,7 @@ fn who_never_entered_is_named_by_the_recorders_where_the_verdict_is_not_sure() {
 }
 
 #[test]
-fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
+fn gpu_activity_is_once_in_the_verdict_of_a_hang() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=5);
@@ -82,7 +82,7 @@ fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
 }
 
 #[test]
-fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice() {
+fn a_hang_is_restarted_and_a_repeated_hang_in_user_code_is_not() {
     for (kind, restarts) in [(HangKind::UserCode, false), (HangKind::Stopped, true)] {
         let mut run = Run::begin(9);
         run.start(0);
@@ -92,7 +92,7 @@ fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice()
         run.start(1);
         run.steps(1, 1..=5);
         run.hang_and_decide(1, kind);
-        // The first restart brought no new step, so the second is held back.
+        // The first restart brought no new step, so the second is delayed.
         run.wait(Span::seconds(2));
         assert_eq!(run.orders().last() == Some(&&Order::StartRanks(Attempt(2))), restarts, "{kind:?}");
         let verdict = run.out.iter().find_map(|output| match output {
@@ -106,7 +106,7 @@ fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice()
 }
 
 #[test]
-fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
+fn a_hang_that_passes_during_evidence_collection_stops_no_rank() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=5);

@@ -1,4 +1,4 @@
-//! The job's state machine where ranks stay in their processes.
+//! The job's state machine when ranks keep their processes.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use crate::support;
@@ -11,7 +11,7 @@ use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::job::{Input, Order, StopWhy};
 use support::job::Run;
 
-/// Ranks that stay in their processes.
+/// Ranks that keep their processes.
 impl Run {
     fn ended_with(&mut self, attempt: u32, waiting: &[u32]) {
         let waiting = waiting.iter().map(|rank| Rank(*rank)).collect();
@@ -32,7 +32,7 @@ impl Run {
 }
 
 #[test]
-fn ranks_that_all_wait_go_on_in_their_processes() {
+fn ranks_that_all_wait_continue_in_their_processes() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -45,7 +45,7 @@ fn ranks_that_all_wait_go_on_in_their_processes() {
 }
 
 #[test]
-fn a_killed_rank_is_started_again_and_the_others_go_on() {
+fn a_killed_rank_is_respawned_and_the_others_continue() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -57,7 +57,7 @@ fn a_killed_rank_is_started_again_and_the_others_go_on() {
 }
 
 #[test]
-fn the_same_exception_at_the_same_step_ends_the_job_in_process_too() {
+fn the_same_exception_at_the_same_step_also_ends_an_in_process_job() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=7);
@@ -76,7 +76,7 @@ fn the_same_exception_at_the_same_step_ends_the_job_in_process_too() {
 }
 
 #[test]
-fn processes_that_fail_again_before_a_step_are_replaced() {
+fn processes_that_fail_again_before_a_step_are_replaced_by_new_ones() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=7);
@@ -93,14 +93,14 @@ fn processes_that_fail_again_before_a_step_are_replaced() {
     run.ended(1);
     run.report(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
-    // Held back, because the one before brought nothing.
+    // Delayed, because the previous restart brought no new step.
     run.now += 10_000_000_000;
     run.report(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
 }
 
 #[test]
-fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes() {
+fn an_in_process_restart_waits_for_resources_of_a_lost_rank() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -116,7 +116,7 @@ fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes
 }
 
 #[test]
-fn a_rank_that_is_replaced_though_it_waits_leaves_its_gpu_before_the_others_go_on() {
+fn a_waiting_rank_that_is_replaced_frees_its_gpu_before_the_others_continue() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=7);
@@ -138,7 +138,7 @@ fn a_rank_that_is_replaced_though_it_waits_leaves_its_gpu_before_the_others_go_o
 }
 
 #[test]
-fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
+fn dismissed_ranks_free_their_gpus_before_all_ranks_are_restarted() {
     let mut run = Run::begin(9);
     run.start(0);
     run.steps(0, 1..=7);
@@ -161,7 +161,7 @@ fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
     run.wait(Span::seconds(10));
     run.report_evidence(2, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
-    assert_eq!(run.decisions().len(), decided + 2, "to wait, and to restart: each once");
+    assert_eq!(run.decisions().len(), decided + 2, "one to wait and one to restart");
 }
 
 #[test]
@@ -187,13 +187,13 @@ fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
 }
 
 #[test]
-fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
+fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
     run.raise_and_decide(0, "lost");
     run.start(1);
-    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "it has its time");
+    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "the restart still has time");
     run.wait(Span::seconds(299));
     assert!(matches!(run.last_order(), Order::LookAgain { .. }));
     run.wait(Span::seconds(2));
@@ -208,13 +208,13 @@ fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
     run.ended(1);
     run.report(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
-    // The second restart without a new step is held back a little.
+    // The second restart without a new step is delayed.
     run.wait(Span::seconds(2));
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
 }
 
 #[test]
-fn a_restart_that_brought_its_step_is_left_alone_and_so_are_new_processes_of_all_ranks() {
+fn an_in_process_restart_with_a_new_step_and_new_processes_have_no_time_limit() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=7);
@@ -226,5 +226,5 @@ fn a_restart_that_brought_its_step_is_left_alone_and_so_are_new_processes_of_all
     run.start(2);
     let orders = run.orders().len();
     run.wait(Span::seconds(4000));
-    assert_eq!(run.orders().len(), orders, "there is no rung on the host that does more");
+    assert_eq!(run.orders().len(), orders, "the host has no higher rung");
 }

@@ -1,4 +1,4 @@
-//! What a host says of a failure: while it is waited for, and after it was decided on. And that a replay judges the same.
+//! Host evidence that arrives while a job waits for the host, or after the decision. A replay judges it the same way.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -20,7 +20,7 @@ fn lost() -> HostEvidence {
     HostEvidence { kernel_lines: vec![LOST.to_owned()], ..HostEvidence::default() }
 }
 
-/// A rank was killed, nobody knew why, and the job was restarted.
+/// A job that was restarted after a rank was killed for an unknown reason.
 fn restarted() -> Run {
     let mut run = Run::begin(3);
     run.start(0);
@@ -36,7 +36,7 @@ fn receive_late(run: &mut Run, incident: u64, host_evidence: HostEvidence) {
 }
 
 #[test]
-fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_nothing_else() {
+fn a_kernel_line_after_the_decision_changes_only_the_verdict() {
     let mut run = restarted();
     let (decisions, orders) = (run.decisions(), run.orders().len());
     receive_late(&mut run, 1, lost());
@@ -53,7 +53,7 @@ fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_no
 }
 
 #[test]
-fn what_was_found_in_the_job_is_evidence_of_its_failure_and_replays_so() {
+fn findings_are_evidence_of_the_failure_and_in_its_replay() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=20);
@@ -78,7 +78,7 @@ fn what_was_found_in_the_job_is_evidence_of_its_failure_and_replays_so() {
 }
 
 #[test]
-fn a_replay_goes_by_the_settings_that_the_job_had() {
+fn a_replay_uses_the_settings_of_the_job() {
     let usual = Settings::from(Budget { max_restarts: 3, window: None });
     let mut run = Run::begin_with(Settings { dry_run: true, ..usual });
     run.start(0);
@@ -97,7 +97,7 @@ fn a_replay_goes_by_the_settings_that_the_job_had() {
 }
 
 #[test]
-fn what_was_found_in_an_earlier_attempt_says_nothing_of_this_one() {
+fn findings_of_an_earlier_attempt_are_no_evidence() {
     let mut run = Run::begin(3);
     run.start(0);
     run.steps(0, 1..=20);
@@ -111,7 +111,7 @@ fn what_was_found_in_an_earlier_attempt_says_nothing_of_this_one() {
 }
 
 #[test]
-fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
+fn known_evidence_and_evidence_of_another_failure_are_not_recorded() {
     let mut run = restarted();
     receive_late(&mut run, 1, lost());
     let recorded = run.bodies().len();
@@ -119,14 +119,14 @@ fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
     receive_late(&mut run, 2, lost());
     run.kill(1);
     let with_the_next = run.bodies().len();
-    // The next failure is judged already: the one before is not the last any more.
+    // The next failure is already judged, so the previous one is no longer the last.
     receive_late(&mut run, 1, HostEvidence { notices: vec!["a notice".into()], ..lost() });
     assert_eq!(run.bodies().len(), with_the_next);
     assert!(with_the_next > recorded);
 }
 
 #[test]
-fn a_replay_hears_the_same_at_the_same_time() {
+fn a_replay_includes_late_evidence() {
     let mut run = restarted();
     receive_late(&mut run, 1, lost());
     let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
@@ -135,7 +135,7 @@ fn a_replay_hears_the_same_at_the_same_time() {
 }
 
 #[test]
-fn a_replay_of_a_host_that_was_waited_for_decides_as_it_was_decided_in_the_end() {
+fn a_replay_of_a_wait_for_the_host_yields_the_final_decision() {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);

@@ -1,4 +1,4 @@
-//! Restarts that people order: no failures, and begun on a host that is ready only.
+//! Restarts that a person orders: they are no failures, and start only on a host that is ready.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use crate::support;
@@ -22,7 +22,7 @@ fn order(event: &str) -> Fact {
     Fact::Observed(Observation { component, event, ..Observation::default() })
 }
 
-/// A job whose ranks are gone because somebody ordered a restart.
+/// A job whose ranks were stopped for an ordered restart.
 fn ordered() -> Run {
     let mut run = Run::begin(1);
     run.start(0);
@@ -41,7 +41,7 @@ fn held(what: &str) -> HostEvidence {
     HostEvidence { held: vec![what.to_owned()], ..HostEvidence::default() }
 }
 
-/// For what it was told that it waits.
+/// The reported reasons for which the restart waits.
 fn waits(run: &Run) -> Vec<String> {
     let reported = |body: &&Body| match body {
         Body::Fact(Fact::Observed(seen)) if seen.event == RESTART_WAITS => Some(seen.detail.clone()),
@@ -62,7 +62,7 @@ fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
 }
 
 #[test]
-fn an_excluded_rank_has_all_ranks_started_anew_and_what_else_is_ordered_has_not() {
+fn an_order_to_exclude_a_rank_restarts_all_ranks_and_other_orders_do_not() {
     for (event, stopped) in [(RANK_EXCLUDED, true), ("stop_ordered", false), ("fault_injected", false)] {
         let mut run = Run::begin(1);
         run.start(0);
@@ -73,7 +73,7 @@ fn an_excluded_rank_has_all_ranks_started_anew_and_what_else_is_ordered_has_not(
 }
 
 #[test]
-fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
+fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
     let mut run = ordered();
     for _ in 0..3 {
         run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
@@ -85,7 +85,7 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
                 gpu.0000:3b:00: in use by process 7; waiting up to 60.00 s";
     assert_eq!(waits(&run), [reported]);
     run.report_evidence(0, held("port 29500 cannot be taken"));
-    assert_eq!(waits(&run).len(), 2, "it is something else");
+    assert_eq!(waits(&run).len(), 2, "the reason is new");
     run.wait(Span::seconds(1));
     run.report_evidence(0, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
@@ -93,9 +93,9 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
 }
 
 #[test]
-fn a_host_that_does_not_become_ready_is_left_as_after_a_failure() {
+fn a_host_that_does_not_become_ready_for_an_ordered_restart_is_handed_back() {
     let mut run = ordered();
-    // Without an agent it is the launcher that sees what is held.
+    // Without an agent, the launcher reports the resources in use.
     run.report(Input::Held(vec!["process 7 does not die".into()]));
     run.report(Input::Ruling(None));
     assert_eq!(waits(&run).len(), 1);
@@ -108,7 +108,7 @@ fn a_host_that_does_not_become_ready_is_left_as_after_a_failure() {
 }
 
 #[test]
-fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not() {
+fn an_unhealthy_host_is_handed_back_at_once_and_a_degraded_one_is_not() {
     let lost = Component {
         name: "gpu.0000:3b:00".into(),
         state: HealthState::Unhealthy,
@@ -127,17 +127,17 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
 }
 
 #[test]
-fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not() {
+fn a_waiting_ordered_restart_obeys_a_stop_and_ignores_rulings_on_failures() {
     let mut run = ordered();
     run.report_evidence(1, HostEvidence::default());
-    assert!(matches!(run.last_order(), Order::Consult(_)), "a ruling on a failure, late");
+    assert!(matches!(run.last_order(), Order::Consult(_)), "the late ruling on a failure is ignored");
     run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }
 
 #[test]
-fn a_replay_goes_on_behind_an_ordered_restart() {
+fn a_replay_continues_after_an_ordered_restart() {
     let mut run = ordered();
     run.report_evidence(0, HostEvidence::default());
     run.start(1);

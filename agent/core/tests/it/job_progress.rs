@@ -1,4 +1,4 @@
-//! What counts as progress between failures, and what a job's runs learn of restarts for the next one.
+//! What counts as progress between failures, and what the runs of a job learn about restarts for the next run.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use crate::support;
@@ -10,13 +10,13 @@ use mainstay_core::recovery::job::{Input, Order};
 use mainstay_core::recovery::policy::{CauseKind, Rung};
 use support::job::Run;
 
-/// All ranks have saved a step, and it is sealed.
+/// Reports that all ranks saved a step and that it is sealed.
 fn saved(run: &mut Run, attempt: u32, step: u64) {
     let shards = vec![(Rank(0), vec![1]), (Rank(1), vec![2])];
     run.report(Input::Saved { attempt: Attempt(attempt), step, shards });
 }
 
-/// One attempt over these steps, which then loses a rank. Whether the job goes on.
+/// One attempt over these steps, which then loses a rank. Returns whether the job continues.
 fn fails_after(
     run: &mut Run,
     attempt: u32,
@@ -36,7 +36,7 @@ fn fails_after(
 }
 
 #[test]
-fn an_attempt_that_saves_nothing_new_brings_nothing_though_it_came_a_step_further() {
+fn an_attempt_without_a_newer_checkpoint_is_no_progress_in_spite_of_new_steps() {
     let mut run = Run::begin(100);
     assert!(fails_after(&mut run, 0, 1..=17, Some(10)));
     let went_on: Vec<bool> =
@@ -47,7 +47,7 @@ fn an_attempt_that_saves_nothing_new_brings_nothing_though_it_came_a_step_furthe
 }
 
 #[test]
-fn each_newer_checkpoint_is_progress_also_one_that_is_sealed_when_its_attempt_is_over() {
+fn each_newer_checkpoint_is_progress_even_if_sealed_after_its_attempt() {
     let mut run = Run::begin(100);
     for attempt in 0..8_u32 {
         let saved_before = u64::from(attempt) * 10;
@@ -57,12 +57,12 @@ fn each_newer_checkpoint_is_progress_also_one_that_is_sealed_when_its_attempt_is
 }
 
 #[test]
-fn a_job_that_saves_nothing_here_or_resumes_from_elsewhere_is_counted_by_its_steps() {
+fn steps_are_the_progress_of_a_job_that_does_not_resume_from_saves_here() {
     let mut run = Run::begin(100);
     for attempt in 0..8_u32 {
         assert!(fails_after(&mut run, attempt, 1..=10 + u64::from(attempt), None), "{attempt}");
     }
-    // It saved here once, by order perhaps, and goes on from files of its own.
+    // It saved here once, for example by order, and resumes from its own files.
     let mut run = Run::begin(100);
     assert!(fails_after(&mut run, 0, 1..=40, Some(10)));
     for attempt in 1..8_u32 {
@@ -72,7 +72,7 @@ fn a_job_that_saves_nothing_here_or_resumes_from_elsewhere_is_counted_by_its_ste
 }
 
 #[test]
-fn what_helped_in_one_run_is_known_to_the_next() {
+fn a_run_knows_which_rungs_helped_in_earlier_runs() {
     let mut first = Run::begin(100);
     for attempt in 0..3_u32 {
         let begin = u64::from(attempt) * 10;
@@ -83,10 +83,10 @@ fn what_helped_in_one_run_is_known_to_the_next() {
     first.job.remember(&mut learned);
     let reported: Vec<_> =
         learned.rungs.iter().map(|known| (known.cause, known.rung, known.tried, known.helped)).collect();
-    // What comes of the third restart is open.
+    // The outcome of the third restart is open.
     assert_eq!(reported, [(CauseKind::Signal, Rung::All, 2.0, 2.0)]);
     let mut second = Run::begin(100);
-    second.job.recall(&Learned::parse(&learned.clone().written()).expect("what was written"));
+    second.job.recall(&Learned::parse(&learned.clone().written()).expect("the written form parses"));
     let mut again = Learned::default();
     second.job.remember(&mut again);
     assert_eq!(again.rungs, learned.rungs, "a run without failures forgets nothing");

@@ -1,6 +1,5 @@
-//! Lines as drivers of the last years print them (NVIDIA's 450 to 580, mlx5, nvme, EDAC, AER, file systems, cards of
-//! clouds), most of them as they follow each other on a host. What each must come to was written down before the
-//! parser was asked.
+//! Lines of recent drivers (NVIDIA's 450 to 580, mlx5, nvme, EDAC, AER, file systems, network cards of clouds), many in
+//! the sequence in which a host logs them. The expected results were written down before the parser ran on the lines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -10,7 +9,7 @@ use support::Host;
 use support::lines::{ORDINARY, check};
 
 #[test]
-fn gpus_of_nvidia_that_need_a_reset() {
+fn nvidia_gpu_errors_need_a_reset_or_a_process_restart() {
     check(
         "= gpu.0000:4e:00 UNHEALTHY RESET_DEVICE
          NVRM: Xid (PCI:0000:4e:00): 119, pid=3021, name=nvidia-smi, Timeout after 45s of waiting for RPC response from GPU3 GSP! Expected function 103 (GSP_RM_ALLOC) sequence 8542 (0x0 0x0).
@@ -41,7 +40,7 @@ fn gpus_of_nvidia_that_need_a_reset() {
 }
 
 #[test]
-fn gpus_of_nvidia_that_need_a_reboot() {
+fn lost_nvidia_gpus_need_a_reboot() {
     check(
         "= gpu.0000:4e:00 UNHEALTHY REBOOT_NODE
          NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus. || NVRM: GPU 0000:4e:00.0: GPU has fallen off the bus. || NVRM: GPU 0000:4e:00.0: GPU serial number is 1653022012345. || NVRM: A GPU crash dump has been created. If possible, please run || NVRM: nvidia-bug-report.sh as root to collect this data before || NVRM: the NVIDIA kernel module is unloaded. || NVRM: Xid (PCI:0000:4e:00): 154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
@@ -59,7 +58,7 @@ fn gpus_of_nvidia_that_need_a_reboot() {
 }
 
 #[test]
-fn the_driver_of_nvidia_in_the_normal_course_of_things() {
+fn harmless_nvidia_lines_are_ignored_and_fatal_sxids_need_a_reset() {
     check(
         "= nothing
          NVRM: Xid (PCI:0000:4e:00): 13, pid=4711, name=python3, Graphics SM Warp Exception on (GPC 0, TPC 3, SM 1): Out Of Range Address || NVRM: Xid (PCI:0000:4e:00): 13, pid=4711, name=python3, Graphics Exception: ESR 0x51df30=0x107000e 0x51df34=0x24 0x51df28=0x4c1eb72 0x51df2c=0x174 || NVRM: Xid (PCI:0000:4e:00): 43, pid=4711, name=python3, Ch 00000010
@@ -83,7 +82,7 @@ fn the_driver_of_nvidia_in_the_normal_course_of_things() {
 }
 
 #[test]
-fn a_storm_over_all_gpus_of_a_host_is_told_of_each() {
+fn an_xid_storm_on_all_gpus_is_reported_for_each_gpu() {
     let buses = ["18", "2a", "3a", "5d", "9a", "ab", "ba", "db"];
     let mut host = Host::new();
     for round in 0..50 {
@@ -107,7 +106,7 @@ fn a_storm_over_all_gpus_of_a_host_is_told_of_each() {
 }
 
 #[test]
-fn pcie_and_iommu() {
+fn pcie_and_iommu_lines_yield_the_expected_state_and_action() {
     check(
         "= host.pcie UNHEALTHY REBOOT_NODE
          pcieport 0000:00:1c.0: AER: Uncorrectable (Fatal) error message received from 0000:03:00.0
@@ -130,7 +129,7 @@ fn pcie_and_iommu() {
 }
 
 #[test]
-fn memory_cpus_and_heat() {
+fn memory_cpu_and_thermal_lines_yield_the_expected_state_and_action() {
     check(
         "= host.hardware UNHEALTHY REPLACE_NODE
          EDAC MC5: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#0_DIMM#0 (channel:0 slot:0 page:0x7b2e3f offset:0x0 grain:32 -  err_code:0x00a0:0x0090  ProcessorSocketId:0x1 MemoryControllerId:0x1 ChannelAddress:0x1ecb8fc00)
@@ -162,7 +161,7 @@ fn memory_cpus_and_heat() {
 }
 
 #[test]
-fn the_kernel_itself() {
+fn kernel_error_lines_yield_the_expected_state_and_action() {
     check(
         "= host.kernel DEGRADED REBOOT_NODE
          INFO: task txg_sync:2231 blocked for more than 122 seconds. ||       Tainted: P           OE     6.8.0-45-generic #45-Ubuntu || \"echo 0 > /proc/sys/kernel/hung_task_timeout_secs\" disables this message. || task:txg_sync        state:D stack:0     pid:2231  tgid:2231  ppid:2      flags:0x00004000
@@ -193,7 +192,7 @@ fn the_kernel_itself() {
 }
 
 #[test]
-fn disks() {
+fn disk_lines_yield_the_expected_state_and_action() {
     check(
         "= host.storage DEGRADED REPLACE_NODE
          blk_update_request: critical medium error, dev sdf, sector 1234 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0
@@ -227,7 +226,7 @@ fn disks() {
 }
 
 #[test]
-fn file_systems() {
+fn file_system_lines_yield_the_expected_state_and_action() {
     check(
         "= host.storage DEGRADED NONE
          EXT4-fs warning (device loop0): ext4_end_bio:368: I/O error 3 writing to inode 12 starting block 34049)
@@ -251,7 +250,7 @@ fn file_systems() {
 }
 
 #[test]
-fn storage_over_the_network() {
+fn network_storage_lines_yield_the_expected_state_and_action() {
     check(
         "= host.network_storage DEGRADED NONE
          nfs: server 10.1.1.1 not responding, timed out
@@ -266,7 +265,7 @@ fn storage_over_the_network() {
 }
 
 #[test]
-fn network_cards() {
+fn network_card_lines_yield_the_expected_state_and_action() {
     check(
         "= host.network_card UNHEALTHY REBOOT_NODE
          mlx5_core 0000:9a:00.0: print_health_info:504:(pid 0): Health issue observed, firmware internal error, severity(3) ERROR:
@@ -297,7 +296,7 @@ fn network_cards() {
 }
 
 #[test]
-fn programs_that_speak_in_the_kernels_words() {
+fn lines_of_programs_are_not_kernel_reports() {
     check(
         "= nothing
          Nov 20 10:11:12 node-0017 python3[4711]: NVRM: Xid (PCI:0000:4e:00): 79, GPU has fallen off the bus.
@@ -312,6 +311,6 @@ fn programs_that_speak_in_the_kernels_words() {
 }
 
 #[test]
-fn what_is_said_on_any_day() {
+fn ordinary_lines_are_ignored() {
     check(&format!("= nothing\n{ORDINARY}"));
 }

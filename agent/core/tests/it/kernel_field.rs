@@ -1,5 +1,5 @@
-//! Lines as hosts of other makes and ages write them: what the parser has to take up, in whose words ever, and what it
-//! has to pass over.
+//! Lines of hosts of various vendors and ages: those that the parser must classify, whatever their wording, and those
+//! that it must ignore.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -11,7 +11,7 @@ use mainstay_core::model::health::HealthState;
 use mainstay_core::model::kernel::KernelClass;
 use support::Host;
 
-/// What one line comes to: the class, and what it is about.
+/// The class and the subject of a line.
 fn read(line: &str) -> Option<(KernelClass, Option<String>)> {
     match LogReader::default().line(Mono(9), line, 1) {
         Some((_, Fact::KernelReport(report))) => Some((report.class, report.subject)),
@@ -25,7 +25,7 @@ fn is(line: &str, class: KernelClass, subject: Option<&str>) {
 }
 
 #[test]
-fn pcie_in_the_words_of_old_and_new_kernels() {
+fn pcie_lines_of_old_and_new_kernels_are_classified() {
     use KernelClass::{AerCorrected, AerUncorrected, GpuOffBus, NetworkCard, NvmeLost};
     is(
         "pcieport 0000:00:1b.2: AER: Correctable error message received from 0000:03:04.0",
@@ -86,7 +86,7 @@ fn pcie_in_the_words_of_old_and_new_kernels() {
 }
 
 #[test]
-fn memory_errors_in_the_words_of_many_drivers() {
+fn memory_error_lines_of_many_drivers_are_classified() {
     use KernelClass::{MachineCheck, MachineCheckCorrected};
     is(
         "EDAC MC1: 32 CE memory scrubbing error on CPU_SrcID#1_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0)",
@@ -124,7 +124,7 @@ fn memory_errors_in_the_words_of_many_drivers() {
 }
 
 #[test]
-fn disks_controllers_and_file_systems_of_other_makes() {
+fn storage_lines_of_many_vendors_are_classified() {
     use KernelClass::{DiskError, FileSystemError, NetworkStorage, RemountedReadOnly};
     is(
         "device offline error, dev sdq, sector 2048 op 0x1:(WRITE) flags 0x800 phys_seg 1 prio class 2",
@@ -181,7 +181,7 @@ fn disks_controllers_and_file_systems_of_other_makes() {
 }
 
 #[test]
-fn cards_that_only_note_something_are_not_failing() {
+fn a_hot_network_card_degrades_and_harmless_lines_are_ignored() {
     let mut host = Host::new();
     for line in [
         "mlx5_core 0000:5c:00.0: print_health_info:431:(pid 0): Health issue observed, High temperature, severity(4) WARNING:",
@@ -213,7 +213,7 @@ fn cards_that_only_note_something_are_not_failing() {
 }
 
 #[test]
-fn the_driver_talks_of_much_that_is_no_fault() {
+fn harmless_lines_of_the_nvidia_driver_are_ignored() {
     let mut host = Host::new();
     for line in [
         "nvidia-nvlink: Nvlink Core is being initialized, major device number 510",
@@ -236,7 +236,7 @@ fn the_driver_talks_of_much_that_is_no_fault() {
 }
 
 #[test]
-fn a_gpu_off_the_bus_is_named_over_three_lines_of_a_terminal() {
+fn a_gpu_off_the_bus_is_recognised_in_a_message_of_three_lines() {
     for gap in ["               ", ""] {
         let mut host = Host::new();
         host.log("[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0");
@@ -249,7 +249,7 @@ fn a_gpu_off_the_bus_is_named_over_three_lines_of_a_terminal() {
 }
 
 #[test]
-fn older_kernels_name_the_group_of_a_kill_in_a_line_of_its_own() {
+fn older_kernels_name_the_cgroup_of_an_oom_kill_in_a_separate_line() {
     let mut reader = LogReader::default();
     let mut cgroup = |line: &str| match reader.line(Mono(9), line, 1) {
         Some((_, Fact::KernelReport(report))) => report.cgroup,
@@ -258,13 +258,13 @@ fn older_kernels_name_the_group_of_a_kill_in_a_line_of_its_own() {
     assert_eq!(cgroup("Task in /kubepods/pod1/c1 killed as a result of limit of /kubepods/pod1"), None);
     let kill = "Memory cgroup out of memory: Kill process 24572 (java) score 0 or sacrifice child";
     assert_eq!(cgroup(kill), Some("/kubepods/pod1/c1".to_owned()));
-    // That group is not the next one's.
+    // The group does not apply to the next kill.
     assert_eq!(cgroup("Memory cgroup out of memory: Kill process 7 (a) score 0 or sacrifice child"), None);
 }
 
-/// What is between the kernel and us on hosts without a daemon of the usual kind.
+/// Log formats of hosts without one of the common log daemons.
 #[test]
-fn wrappings_of_containers_and_networks_are_taken_off() {
+fn prefixes_of_containers_and_network_logs_are_removed() {
     let message = "EXT4-fs (sdb1): Remounting filesystem read-only";
     for line in [
         format!("10.0.0.7: kern: alert: [2026-11-21T03:04:05.123456789Z]: {message}"),

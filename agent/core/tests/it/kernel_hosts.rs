@@ -1,5 +1,5 @@
-//! Lines of hosts of other kinds: ARM, virtual machines of clouds, old kernels, boots and shutdowns, daemons in between.
-//! What each must come to was written down before the parser was asked.
+//! Lines of other kinds of hosts: ARM, cloud VMs, old kernels, boots and shutdowns, log daemons. The expected results
+//! were written down before the parser ran on the lines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -7,7 +7,7 @@ use crate::support;
 use support::lines::check;
 
 #[test]
-fn hosts_that_boot_run_and_stop_as_they_should() {
+fn lines_of_normal_boots_runs_and_shutdowns_are_ignored() {
     check(
         "= nothing
          Booting Linux on physical CPU 0x0000000000 [0x410fd4f0]
@@ -74,7 +74,7 @@ fn hosts_that_boot_run_and_stop_as_they_should() {
 }
 
 #[test]
-fn memory_cpus_and_kernels() {
+fn memory_cpu_and_kernel_lines_yield_the_expected_state_and_action() {
     check(
         "= host.hardware UNHEALTHY REPLACE_NODE
          {1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0 || {1}[Hardware Error]: event severity: recoverable || {1}[Hardware Error]:  Error 0, type: recoverable || {1}[Hardware Error]:   section_type: ARM processor error
@@ -100,7 +100,7 @@ fn memory_cpus_and_kernels() {
 }
 
 #[test]
-fn disks_of_clouds_and_of_old_kernels() {
+fn storage_lines_of_clouds_and_old_kernels_yield_the_expected_state_and_action() {
     check(
         "= host.storage DEGRADED REPLACE_NODE
          I/O error, dev vda, sector 123456 op 0x1:(WRITE) flags 0x8800 phys_seg 1 prio class 2
@@ -124,7 +124,7 @@ fn disks_of_clouds_and_of_old_kernels() {
 }
 
 #[test]
-fn cards_and_gpus_of_other_hosts() {
+fn network_card_gpu_and_pcie_lines_yield_the_expected_state_and_action() {
     check(
         "= host.network_card UNHEALTHY REBOOT_NODE
          mlx5_core 0003:01:00.0: poll_health:955:(pid 0): device's health compromised - reached miss count
@@ -151,7 +151,7 @@ fn cards_and_gpus_of_other_hosts() {
 }
 
 #[test]
-fn arrays_controllers_and_fabrics() {
+fn raid_controller_gpu_and_fabric_lines_yield_the_expected_state_and_action() {
     check(
         "= host.storage DEGRADED REPLACE_NODE
          sd 1:0:0:0: [sdb] tag#5 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_OK cmd_age=0s || sd 1:0:0:0: [sdb] tag#5 Sense Key : Hardware Error [current] || critical target error, dev sdb, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2

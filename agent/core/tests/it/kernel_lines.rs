@@ -1,5 +1,4 @@
-//! Lines as kernels and drivers of many versions write them: what each comes to, and the many that must come to
-//! nothing.
+//! Lines of many kernel and driver versions: the expected result of each, and the many that must be ignored.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -14,7 +13,7 @@ use RecommendedAction::{
 
 type Expected = (&'static str, HealthState, RecommendedAction);
 
-/// The lines in order, on a fresh host, come to exactly this.
+/// Logs the lines in order on a fresh host, in each format. The unhealthy components must be exactly these.
 fn check(lines: &str, expected: &[Expected]) {
     for form in FORMS {
         let mut host = Host::new();
@@ -31,7 +30,7 @@ fn json(line: &str) -> String {
     serde_json::json!({ "_TRANSPORT": "kernel", "MESSAGE": line, "__CURSOR": "s=1" }).to_string()
 }
 
-/// All that others make of a line.
+/// The formats in which a line can arrive.
 const FORMS: [fn(&str) -> String; 8] = [
     |line| line.to_owned(),
     |line| format!("[ 4711.123456] {line}\r"),
@@ -46,7 +45,7 @@ const FORMS: [fn(&str) -> String; 8] = [
 const GPU: &str = "gpu.0000:3b:00";
 
 #[test]
-fn xids_of_many_drivers() {
+fn xids_of_many_driver_versions_yield_the_expected_state_and_action() {
     check("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", &[(GPU, Unhealthy, RebootNode)]);
     check(
         "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -113,7 +112,7 @@ fn xids_of_many_drivers() {
 }
 
 #[test]
-fn xids_of_programs_and_notes_condemn_nothing() {
+fn xids_of_programs_and_notes_leave_the_gpu_healthy() {
     for rest in [
         "13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 1, TPC 0, SM 1): Out Of Range Address",
         "31, pid=3203, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_0 faulted @ 0x7f2b_34000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
@@ -133,7 +132,7 @@ fn xids_of_programs_and_notes_condemn_nothing() {
 }
 
 #[test]
-fn gpus_that_are_gone_without_an_xid() {
+fn lost_gpus_are_recognised_without_an_xid() {
     check("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", &[(GPU, Unhealthy, RebootNode)]);
     check(
         "NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330)
@@ -161,7 +160,7 @@ fn gpus_that_are_gone_without_an_xid() {
 }
 
 #[test]
-fn switches_say_how_bad_it_is_in_their_first_line() {
+fn the_first_line_of_an_sxid_gives_its_severity() {
     let of = |word: &str| {
         format!(
             "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, {word}, Link 30 LTSSM Fault Up
@@ -174,7 +173,7 @@ fn switches_say_how_bad_it_is_in_their_first_line() {
 }
 
 #[test]
-fn pcie() {
+fn pcie_lines_yield_the_expected_state_and_action() {
     check(
         "pcieport 0000:16:00.0: AER: Uncorrected (Fatal) error received: 0000:17:00.0",
         &[("host.pcie", Unhealthy, RebootNode)],
@@ -215,7 +214,7 @@ fn pcie() {
 }
 
 #[test]
-fn memory_cpus_and_heat() {
+fn memory_cpu_and_thermal_lines_yield_the_expected_state_and_action() {
     let lost: &[Expected] = &[("host.hardware", Unhealthy, ReplaceNode)];
     check(
         "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x12345 offset:0x0 grain:32)",
@@ -259,7 +258,7 @@ fn memory_cpus_and_heat() {
 }
 
 #[test]
-fn the_kernel_and_its_processes() {
+fn kernel_and_process_lines_yield_the_expected_state_and_action() {
     let stuck: &[Expected] = &[("host.kernel", Degraded, RebootNode)];
     check("INFO: task nvidia-smi:4242 blocked for more than 241 seconds.", stuck);
     check("INFO: task jbd2/sda1-8:733 blocked in I/O wait for more than 120 seconds.", stuck);
@@ -306,7 +305,7 @@ fn the_kernel_and_its_processes() {
 }
 
 #[test]
-fn disks_and_file_systems() {
+fn disk_and_file_system_lines_yield_the_expected_state_and_action() {
     let bad: &[Expected] = &[("host.storage", Degraded, ReplaceNode)];
     check(
         "blk_update_request: I/O error, dev sdb, sector 12345 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0",
@@ -370,7 +369,7 @@ fn disks_and_file_systems() {
 }
 
 #[test]
-fn network_cards() {
+fn network_card_lines_yield_the_expected_state_and_action() {
     let failing: &[Expected] = &[("host.network_card", Unhealthy, RebootNode)];
     check(
         "mlx5_core 0000:3b:00.0: poll_health:801:(pid 0): device's health compromised - reached miss count",
@@ -422,7 +421,7 @@ fn network_cards() {
 }
 
 #[test]
-fn a_normal_boot_is_silent() {
+fn lines_of_a_normal_boot_are_ignored() {
     check(
         "Linux version 6.8.0-45-generic (buildd@lcy02) (x86_64-linux-gnu-gcc-13) #45-Ubuntu SMP PREEMPT_DYNAMIC
          Command line: BOOT_IMAGE=/boot/vmlinuz-6.8.0-45-generic root=UUID=1234 ro panic=10 oops=panic mce=on pci=noaer
@@ -460,7 +459,7 @@ fn a_normal_boot_is_silent() {
 }
 
 #[test]
-fn programs_cannot_speak_for_the_kernel() {
+fn lines_of_programs_are_not_kernel_reports() {
     for line in [
         "Nov 21 03:04:05 gpu-17 python[4711]: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
         "Nov 21 03:04:05 gpu-17 train[1]: blk_update_request: I/O error, dev sdb, sector 3",
@@ -480,7 +479,7 @@ fn programs_cannot_speak_for_the_kernel() {
 }
 
 #[test]
-fn cut_lines_and_garbage_do_no_harm() {
+fn truncated_lines_and_garbage_do_no_harm() {
     let whole = "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, name=python, Contained: CE User Channel (0x9). RST: No, D-RST: No";
     for end in 0..whole.len() {
         Host::new().log(&whole[..end]);
@@ -499,7 +498,7 @@ fn cut_lines_and_garbage_do_no_harm() {
 }
 
 #[test]
-fn a_log_of_several_boots_tells_of_the_last() {
+fn only_the_last_boot_in_a_log_counts() {
     let mut host = Host::new();
     host.log("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.");
     host.log("EXT4-fs (sdb1): Remounting filesystem read-only");

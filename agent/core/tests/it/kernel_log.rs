@@ -1,4 +1,4 @@
-//! The kernel log as it is read on: what is a fact, what is a storm, and that nothing makes it fail.
+//! Reading the kernel log: which lines are facts, how storms of lines are limited, and that no line makes it fail.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::base::time::{Mono, Span};
@@ -12,7 +12,7 @@ fn read(reader: &mut LogReader, now: Mono, line: &str) -> Option<(Mono, Fact)> {
 }
 
 #[test]
-fn an_xid_gets_through_a_storm_of_other_lines() {
+fn an_xid_is_recorded_during_a_storm_of_other_lines() {
     let mut reader = LogReader::default();
     let mut facts = 0;
     for n in 0..100_000u64 {
@@ -26,31 +26,31 @@ fn an_xid_gets_through_a_storm_of_other_lines() {
     let later = now.after(Span::seconds(10));
     let reported = reader.held_back(later);
     let Some(Fact::KernelLinesLeftOut { of, count }) = reported.first() else {
-        panic!("not told: {reported:?}")
+        panic!("not reported: {reported:?}")
     };
     assert_eq!((of.as_str(), *count + facts as u64), ("aer_corrected", 100_000));
     assert_eq!(reader.held_back(later.after(Span::seconds(10))), []);
 }
 
 #[test]
-fn a_kill_told_in_two_lines_is_one_fact() {
+fn an_oom_kill_logged_in_two_lines_is_one_fact() {
     let mut reader = LogReader::default();
     let first = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=c,mems_allowed=0,oom_memcg=/j,task_memcg=/j,task=python,pid=77,uid=0";
     let second = "Memory cgroup out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB";
     assert!(read(&mut reader, Mono(1), first).is_some());
     assert!(read(&mut reader, Mono(2), second).is_none());
-    assert!(read(&mut reader, Mono(3), second).is_some(), "of a kernel that has only the second line");
+    assert!(read(&mut reader, Mono(3), second).is_some(), "some kernels log only the second line");
 }
 
 #[test]
-fn a_time_of_another_clock_is_no_future() {
+fn a_timestamp_in_the_future_is_replaced_by_the_present() {
     let mut reader = LogReader::default();
     let line = "[99999.0] NVRM: Xid (PCI:0000:01:00): 79, off";
     assert_eq!(read(&mut reader, Mono(5), line).map(|(at, _)| at), Some(Mono(5)));
 }
 
 #[test]
-fn a_line_without_end_is_cut() {
+fn a_very_long_line_is_truncated() {
     let mut reader = LogReader::default();
     let line = format!("NVRM: Xid (PCI:0000:01:00): 79, {}", "é".repeat(100_000));
     let Some((_, Fact::Xid(xid))) = read(&mut reader, Mono(5), &line) else { panic!("no XID") };

@@ -1,5 +1,5 @@
-//! Lines of hosts, drivers and kernels that nobody had in mind when the parser was written: each alone, on a fresh host,
-//! with what it must come to. All that come to something else are told at once.
+//! Lines of hosts, drivers and kernels that the parser was not written for: each alone on a fresh host, with its
+//! expected result. A failure lists all lines with a different result.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -10,7 +10,7 @@ use mainstay_core::model::entry::Fact;
 use support::lines::{check, comes_to};
 
 #[test]
-fn gpus_of_nvidia() {
+fn nvidia_gpu_lines_yield_the_expected_state_and_action() {
     check(
         "= gpu.0000:01:00 UNHEALTHY RESET_DEVICE
          NVRM: Xid (PCI:0000:01:00): 62, 223b6a66 00002100 00000000 20662342 20662ba6 20664272 2065f7ca 2063f48c
@@ -84,7 +84,7 @@ fn gpus_of_nvidia() {
 }
 
 #[test]
-fn switches_of_nvidia() {
+fn nvidia_switch_lines_yield_the_expected_state_and_action() {
     check(
         "= nvswitch.0000:84:00 UNHEALTHY RESET_DEVICE
          nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Fatal, Link 61 egress non-posted PRIV error (First)
@@ -104,7 +104,7 @@ fn switches_of_nvidia() {
 }
 
 #[test]
-fn gpus_of_amd() {
+fn amd_gpu_lines_yield_the_expected_state_and_action() {
     check(
         "= gpu.0000:68:00 UNHEALTHY RESET_DEVICE
          amdgpu 0000:68:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!
@@ -135,7 +135,7 @@ fn gpus_of_amd() {
 }
 
 #[test]
-fn pcie() {
+fn pcie_lines_yield_the_expected_state_and_action() {
     check(
         "= host.pcie UNHEALTHY REBOOT_NODE
          pcieport 0000:15:01.0: DPC: containment event, status:0x1f01 source:0x0000
@@ -164,7 +164,7 @@ fn pcie() {
 }
 
 #[test]
-fn memory_and_cpus() {
+fn memory_and_cpu_lines_yield_the_expected_state_and_action() {
     check(
         "= host.hardware UNHEALTHY REPLACE_NODE
          EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0 (channel:2 slot:0 page:0xb757589 offset:0x140 grain:32 -  OVERFLOW err_code:0101:0092 socket:1 imc:1 rank:0 bg:3 ba:0 row:1a1e8 col:180)
@@ -199,7 +199,7 @@ fn memory_and_cpus() {
 }
 
 #[test]
-fn the_kernel_itself() {
+fn kernel_error_lines_yield_the_expected_state_and_action() {
     check(
         "= host.kernel DEGRADED REBOOT_NODE
          INFO: task kworker/u513:0:1234 blocked for more than 241 seconds.
@@ -245,7 +245,7 @@ fn the_kernel_itself() {
 }
 
 #[test]
-fn disks_and_file_systems() {
+fn disk_and_file_system_lines_yield_the_expected_state_and_action() {
     check(
         "= host.storage DEGRADED REPLACE_NODE
          I/O error, dev nvme0n1, sector 0 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2
@@ -304,7 +304,7 @@ fn disks_and_file_systems() {
 }
 
 #[test]
-fn storage_over_the_network() {
+fn network_storage_lines_yield_the_expected_state_and_action() {
     check(
         "= host.network_storage DEGRADED NONE
          nfs: server 10.0.0.5 not responding, still trying
@@ -333,7 +333,7 @@ fn storage_over_the_network() {
 }
 
 #[test]
-fn network_cards() {
+fn network_card_lines_yield_the_expected_state_and_action() {
     check(
         "= host.network_card UNHEALTHY REBOOT_NODE
          mlx5_core 0000:1a:00.0: mlx5_health_try_recover:340:(pid 2931): health recovery flow aborted, PCI reads still not working
@@ -371,9 +371,9 @@ fn network_cards() {
     );
 }
 
-/// What is told of processes is an event, and holds nothing against the host.
+/// Reports about processes are events and do not affect the state of the host.
 #[test]
-fn processes_that_were_killed_or_crashed() {
+fn killed_and_crashed_processes_are_recorded() {
     let read = |line: &str| match LogReader::default().line(Mono(9), line, 1) {
         Some((_, Fact::KernelReport(report))) => {
             let process = report.process.as_deref().unwrap_or("-").to_owned();
@@ -440,7 +440,7 @@ fn processes_that_were_killed_or_crashed() {
 }
 
 #[test]
-fn in_whatever_a_daemon_or_a_person_wraps_it() {
+fn an_xid_is_recognised_behind_each_known_log_prefix() {
     let message =
         "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.";
     let mut wrong = Vec::new();

@@ -1,5 +1,5 @@
-//! More lines as they are met on hosts of other makes, drivers and ages, each in another wrapping: what each comes to
-//! on a host that has seen nothing else, and long stretches of ordinary logs that come to nothing.
+//! More lines of hosts with various vendors, drivers and ages, with varying prefixes: the result of each on a fresh
+//! host, and long stretches of ordinary logs that must be ignored.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -12,7 +12,7 @@ use RecommendedAction::{
     ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
 };
 
-/// What stands in front of a line, one after the other.
+/// Prefixes of lines, used in turn.
 const PREFIXES: [&str; 14] = [
     "",
     "[1234567.890123] ",
@@ -30,7 +30,7 @@ const PREFIXES: [&str; 14] = [
     "3,991,81234567890,-;",
 ];
 
-/// Each line alone, on a fresh host, comes to this of one component.
+/// Each line alone on a fresh host must yield exactly this state and action of one component.
 fn each(component: &str, state: HealthState, action: RecommendedAction, lines: &[&str]) {
     for (place, line) in lines.iter().enumerate() {
         for prefix in [PREFIXES[place % PREFIXES.len()], PREFIXES[(place * 5 + 3) % PREFIXES.len()]] {
@@ -41,7 +41,7 @@ fn each(component: &str, state: HealthState, action: RecommendedAction, lines: &
     }
 }
 
-/// All of them one after the other, on one host, come to nothing.
+/// With each prefix, all lines in sequence must leave one host healthy.
 fn silent(lines: &str) {
     for (place, prefix) in PREFIXES.iter().enumerate() {
         let mut host = Host::new();
@@ -55,7 +55,7 @@ fn silent(lines: &str) {
 const GPU: &str = "gpu.0000:3b:00";
 
 #[test]
-fn gpus_that_need_a_reset() {
+fn gpu_errors_that_need_a_reset_are_unhealthy() {
     each(
         GPU,
         Unhealthy,
@@ -80,7 +80,7 @@ fn gpus_that_need_a_reset() {
 }
 
 #[test]
-fn gpus_that_need_a_reboot() {
+fn gpu_errors_that_need_a_reboot_are_unhealthy() {
     each(
         GPU,
         Unhealthy,
@@ -99,7 +99,7 @@ fn gpus_that_need_a_reboot() {
 }
 
 #[test]
-fn gpus_that_work_on_with_something_wrong() {
+fn other_gpu_errors_yield_the_expected_state_and_action() {
     each(
         GPU,
         Degraded,
@@ -139,7 +139,7 @@ fn gpus_that_work_on_with_something_wrong() {
 }
 
 #[test]
-fn links_of_the_fifth_generation_say_how_bad_it_is() {
+fn xids_of_fifth_generation_nvlinks_give_their_severity() {
     each(
         GPU,
         Unhealthy,
@@ -155,7 +155,7 @@ fn links_of_the_fifth_generation_say_how_bad_it_is() {
 }
 
 #[test]
-fn programs_at_fault_and_notes_of_the_driver_are_no_fault_of_the_gpu() {
+fn program_faults_and_driver_notes_leave_the_gpu_healthy() {
     silent(
         "NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception: ESR 0x405840=0xa204020e
          NVRM: Xid (PCI:0000:3b:00): 13, pid=12, name=python, Graphics Exception: Shader Program Header 11 Error
@@ -188,7 +188,7 @@ fn programs_at_fault_and_notes_of_the_driver_are_no_fault_of_the_gpu() {
 }
 
 #[test]
-fn switches() {
+fn fatal_sxids_of_switches_need_a_reset() {
     each(
         "nvswitch.0000:05:00",
         Unhealthy,
@@ -203,7 +203,7 @@ fn switches() {
 }
 
 #[test]
-fn the_host_around_them() {
+fn host_lines_yield_the_expected_state_and_action() {
     each(
         "host.pcie",
         Unhealthy,
@@ -319,7 +319,7 @@ fn the_host_around_them() {
 }
 
 #[test]
-fn heat_in_the_words_of_newer_kernels() {
+fn thermal_lines_of_old_and_new_kernels_are_counted_together() {
     let mut host = Host::new();
     for line in [
         "mce: CPU12: Core temperature is above threshold, cpu clock is throttled (total events = 1)",
@@ -332,7 +332,7 @@ fn heat_in_the_words_of_newer_kernels() {
 }
 
 #[test]
-fn other_parts_of_the_kernel_stay_silent() {
+fn unrelated_kernel_lines_are_ignored() {
     silent(
         "INFO: task python3:4242 is blocked on a mutex likely owned by task python3:4243.
          wait_func_handle_exec_timeout:1128:(pid 2053): cmd[0]: CREATE_MKEY(0x200) Recovered after timeout

@@ -1,5 +1,5 @@
-//! A thousand faults of all kinds, one inside the other, put to the job as a launcher puts them: it always ends, in the
-//! right state, and never begins an attempt while another one runs.
+//! A thousand faults of all kinds, also nested, reported to the job as a launcher reports them. The job always ends,
+//! in the right state, and never starts an attempt while another one runs.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::collections::BTreeSet;
@@ -31,26 +31,26 @@ impl Random {
     }
 }
 
-/// What is injected.
+/// The injected faults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// A rank is killed.
     Kill,
-    /// A rank raises, each time otherwise.
+    /// A rank raises an exception, each time a different one.
     Raise,
     /// A rank exits with a code.
     Code,
-    /// A rank raises the same error at the same step from here on: the user's own.
+    /// A bug in user code: from here on a rank raises the same error at the same step.
     Bug,
     /// A GPU is lost with the rank.
     LostGpu,
-    /// The GPUs' memory is held for a while after the rank was killed.
+    /// The GPUs' memory stays in use for up to 70 s after the rank was killed.
     Held,
-    /// A rank hangs; or it only seemed so.
+    /// A rank hangs, or only seems to.
     Hang,
 }
 
-/// How the world ends a job.
+/// How a job ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Done,
@@ -66,9 +66,9 @@ struct World {
     random: Random,
     now: Mono,
     orders: Vec<Order>,
-    /// The attempt that runs.
+    /// The running attempt.
     alive: Option<Attempt>,
-    /// Whether the ranks can stay in their processes.
+    /// Whether the ranks can keep their processes.
     in_process: bool,
     /// Ranks that wait in their processes.
     waiting: Vec<u32>,
@@ -76,10 +76,10 @@ struct World {
     dead: Vec<u32>,
     /// The ranks of this attempt never complete a step.
     stuck: bool,
-    /// When the job wants to look again while its ranks train.
+    /// When the job looks again while its ranks train.
     look_at: Option<Mono>,
     step: u64,
-    /// Steps that a checkpoint holds.
+    /// The step of the newest checkpoint.
     saved: u64,
     faults: u32,
     bug: Option<u64>,
@@ -140,10 +140,10 @@ impl World {
         self.report(Input::Fact(fact));
     }
 
-    /// Carries out orders until the job is over. The inputs that come in between are the world's.
+    /// Carries out orders until the job is over, and creates the inputs in between.
     fn run(&mut self, end_at: u64) -> (i32, End) {
         for _ in 0..100_000 {
-            // Somebody may ask to stop at any moment.
+            // A user may ask to stop at any moment.
             if self.random.one_in(20_000) && !self.asked {
                 self.asked = true;
                 self.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
@@ -154,16 +154,16 @@ impl World {
             }
             match self.orders.remove(0) {
                 Order::StartRanks(attempt) => {
-                    assert!(self.waiting.is_empty(), "processes of before, beside all new ones");
+                    assert!(self.waiting.is_empty(), "old processes remain next to all new ones");
                     self.start(attempt);
                 }
                 Order::StartRound(attempt) => {
-                    assert!(!self.waiting.is_empty(), "a round of nobody");
+                    assert!(!self.waiting.is_empty(), "a round without ranks");
                     self.waiting.clear();
                     self.start(attempt);
                 }
                 Order::EndRank { attempt, rank } => {
-                    assert!(self.waiting.contains(&rank.0), "excluded and not there");
+                    assert!(self.waiting.contains(&rank.0), "an absent rank is ended");
                     self.waiting.retain(|waits| *waits != rank.0);
                     self.exit(attempt, rank.0, ExitStatus::Signal(9), true);
                     let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
@@ -177,8 +177,8 @@ impl World {
                     self.report(Input::LookAgain);
                 }
                 Order::Finish { exit } => {
-                    assert_eq!(self.alive, None, "a job ends with processes");
-                    assert!(self.waiting.is_empty(), "a job ends with processes that wait");
+                    assert_eq!(self.alive, None, "the job ends with live processes");
+                    assert!(self.waiting.is_empty(), "the job ends with waiting processes");
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
@@ -203,12 +203,12 @@ impl World {
         self.step = self.saved;
         self.dead.clear();
         self.look_at = None;
-        // Nested: ranks that go on in their processes and do not come to anything there.
+        // Nested: ranks that continue in their processes and complete no step.
         self.stuck = self.in_process && attempt.0 > 0 && self.random.one_in(25);
         let started = |n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(n as i32 + 1), page: None };
         let ranks = (0..RANKS).map(started).collect();
         self.fact(Fact::AttemptStarted { attempt, master_port: 1, ranks });
-        // Nested: a rank may die before it ever connects.
+        // Nested: a rank may die before it connects.
         if self.random.one_in(10) {
             return self.inject(attempt, Fault::Kill);
         }
@@ -226,7 +226,7 @@ impl World {
         if self.stuck {
             match self.look_at {
                 Some(at) => self.now = at,
-                // Nobody would look: new processes of all ranks have all the time. They come to it in the end.
+                // No look is due: new processes of all ranks have no time limit. They complete a step at last.
                 None => self.stuck = false,
             }
             return;
@@ -304,7 +304,7 @@ impl World {
         let took = Span::millis(30);
         match self.random.below(4) {
             0 => self.fact(Fact::HangPassed { attempt, after: took }),
-            // Nested: it is killed while it is looked at.
+            // Nested: a rank is killed while evidence is taken.
             1 => self.exit(attempt, 0, ExitStatus::Signal(9), false),
             _ => {
                 let (groups, waits, summary) = (Vec::new(), Vec::new(), Vec::new());
@@ -343,7 +343,7 @@ impl World {
 
     fn stop(&mut self, attempt: Attempt, why: StopWhy) {
         if why == StopWhy::Dismissed {
-            assert_eq!(self.alive, None, "an attempt that runs is not dismissed");
+            assert_eq!(self.alive, None, "a running attempt is dismissed");
             for rank in std::mem::take(&mut self.waiting) {
                 self.exit(attempt, rank, ExitStatus::Signal(15), true);
             }
@@ -351,7 +351,7 @@ impl World {
             assert_eq!(self.alive, Some(attempt), "a stop of another attempt");
             let gathers = why == StopWhy::Fault && self.in_process && !self.random.one_in(6);
             for n in 0..RANKS {
-                // Nested: another rank is killed while all are stopped, or does not come out of what it is in.
+                // Nested: a rank is killed, or does not leave its call, while all ranks are stopped.
                 if self.random.one_in(8) {
                     self.exit(attempt, n, ExitStatus::Signal(9), true);
                 } else if gathers && !self.dead.contains(&n) {
@@ -364,7 +364,7 @@ impl World {
         (self.alive, self.look_at) = (None, None);
         let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
-        // Late words of an attempt that is over.
+        // A late message of an attempt that is over.
         if self.random.one_in(4) {
             self.raise(attempt, 0, "late".into());
         }
@@ -386,7 +386,7 @@ impl World {
             });
         }
         let answer = match self.random.below(10) {
-            // No agent, or one that is late, or one that speaks of another failure first.
+            // No agent, or one that first rules on another failure.
             0 if host_evidence.is_empty() => None,
             1 => {
                 let other = Incident(incident.0 + 1);
@@ -400,13 +400,13 @@ impl World {
     }
 }
 
-/// A word without digits, since numbers in messages do not tell errors apart.
+/// A word without digits, because numbers in messages do not distinguish errors.
 fn name(number: u32) -> String {
     (0..8).map(|bit| if number >> bit & 1 == 1 { 'b' } else { 'a' }).collect()
 }
 
 #[test]
-fn a_thousand_faults_and_every_job_ends_as_it_should() {
+fn every_job_ends_correctly_over_a_thousand_faults() {
     let (mut faults, mut ends, mut decided) = (0, Vec::new(), Vec::new());
     let mut seed = 0;
     while faults < 1000 || seed < 60 {
@@ -416,7 +416,7 @@ fn a_thousand_faults_and_every_job_ends_as_it_should() {
         seed += 1;
         let right = match end {
             End::Done => world.bug.is_none_or(|bug| bug > 200) && !world.lost_gpu && world.step >= 200,
-            // The bug came twice; or three attempts in a row got nowhere.
+            // The bug repeated, or three attempts in a row made no progress.
             End::Stopped => world.bug.is_some() || idle(&world) >= 3,
             End::HandedBack => world.lost_gpu || world.now < world.held_until.after(Span::seconds(60)),
             End::Asked => world.asked,
@@ -430,17 +430,17 @@ fn a_thousand_faults_and_every_job_ends_as_it_should() {
         assert!(actions.contains(action), "no {action} in {actions:?}");
     }
     for end in [End::Done, End::Stopped, End::HandedBack] {
-        assert!(ends.contains(&end), "the simulation has none that ends {end:?}: {ends:?}");
+        assert!(ends.contains(&end), "no job ends with {end:?}: {ends:?}");
     }
 }
 
-/// Restarts decided in all; an upper bound of those in a row.
+/// The number of decided restarts: an upper bound of those in a row without progress.
 fn idle(world: &World) -> usize {
     world.decisions.iter().filter(|action| action.attempt().is_some()).count()
 }
 
 #[test]
-fn the_same_world_is_decided_on_the_same() {
+fn the_same_seed_yields_the_same_decisions() {
     let of = |seed| {
         let mut world = World::begin(seed, 1000);
         let end = world.run(60);

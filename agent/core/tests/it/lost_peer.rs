@@ -1,4 +1,4 @@
-//! A rank without the client that lost a peer says so only in what it printed.
+//! A rank without the client reports a lost peer only in its output.
 
 use crate::support::job::Run;
 use mainstay_core::base::id::{Attempt, Pid, Rank};
@@ -6,7 +6,7 @@ use mainstay_core::model::entry::{Body, ExitStatus, Fact};
 use mainstay_core::model::verdict::{Cause, Verdict};
 use mainstay_core::recovery::job::{Order, StopWhy};
 
-/// The end of a rank of PyTorch with a process group: each line of its traceback begins with the rank.
+/// The exit of a PyTorch rank with a process group: each line of its traceback starts with the rank.
 fn exits_with(run: &mut Run, rank: u32, exception: &str) {
     let lines = [
         "Traceback (most recent call last):",
@@ -38,7 +38,7 @@ fn verdict_of(run: &Run) -> Verdict {
 }
 
 #[test]
-fn a_rank_that_printed_that_it_lost_a_peer_is_a_victim_of_the_peer_that_ends_later() {
+fn a_rank_whose_output_reports_a_lost_peer_is_a_victim_of_that_peer() {
     let mut run = Run::begin(3);
     run.start(0);
     exits_with(&mut run, 0, "RuntimeError: [pair.cc:544] Connection closed by peer [127.0.0.1]:20353");
@@ -55,7 +55,7 @@ fn a_rank_that_printed_that_it_lost_a_peer_is_a_victim_of_the_peer_that_ends_lat
 }
 
 #[test]
-fn the_end_of_the_rank_that_lost_a_peer_does_not_cut_the_wait_for_the_peer_short() {
+fn the_exit_of_a_rank_that_lost_a_peer_does_not_end_the_wait_for_the_peer() {
     let mut run = Run::begin(3);
     run.start(0);
     run.raise(0, 0, "[../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4711");

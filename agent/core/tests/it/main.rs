@@ -1,6 +1,6 @@
 //! The core as its callers use it: facts in, verdicts and decisions out.
 //!
-//! One executable for all of them: each module is a subject.
+//! One executable for all tests: each module is a subject.
 #![allow(
     clippy::disallowed_methods,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! What NCCL's RAS service writes, in all its forms, and what is made of it.
+//! The reports of NCCL's RAS service in all formats, and the health and events derived from them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeMap;
@@ -113,13 +113,13 @@ fn rank(rank: u32, gpu: u32, pid: i32, host: &str) -> CommRank {
 }
 
 #[test]
-fn a_job_in_order_is_lines_of_a_table() {
+fn a_report_without_problems_is_only_table_lines() {
     let report = parse_text(IN_ORDER).unwrap();
     assert_eq!(report, RasReport { version: "2.26.2".into(), in_order: 9, ..RasReport::default() });
 }
 
 #[test]
-fn everything_that_stands_out_is_read() {
+fn all_problems_of_a_text_report_are_read() {
     let report = parse_text(TROUBLE).unwrap();
     assert_eq!((report.version.as_str(), report.timeouts, report.in_order), ("2.28.3+cuda12.9", 3, 7));
     assert_eq!((report.missing.count, report.dead.count), (1, 2));
@@ -153,7 +153,7 @@ fn everything_that_stands_out_is_read() {
 }
 
 #[test]
-fn the_first_version_tells_less() {
+fn reports_of_the_first_version_with_less_detail_are_read() {
     let text = TROUBLE
         .replace(
             "  Rank 5 -- GPU 5 (NVML 6) managed by process 3487984 on node 172.16.64.213",
@@ -168,7 +168,7 @@ fn the_first_version_tells_less() {
 }
 
 #[test]
-fn what_breaks_off_or_is_something_else_is_no_report() {
+fn truncated_and_foreign_texts_are_refused() {
     for end in ["Warnings", "Errors", "Job summary"] {
         let (cut, _) = TROUBLE.split_once(end).unwrap();
         assert_eq!(parse_text(cut), Err(TextError::Incomplete));
@@ -184,7 +184,7 @@ fn json(text: &str) -> RasReport {
     serde_json::from_str::<Wire>(text).unwrap().into()
 }
 
-/// As NCCL writes it: two ranks of three, the third in `missing`.
+/// A JSON report as NCCL writes it: two of three ranks, the third in `missing`.
 fn document(counts: [u64; 2], missing: &str) -> String {
     let rank = |rank: u32, count: u64| {
         format!(
@@ -212,7 +212,7 @@ fn missing(unresponsive: bool, dead: bool) -> String {
 }
 
 #[test]
-fn json_tells_of_every_rank() {
+fn json_reports_every_rank() {
     let report = json(&document([42, 41], &missing(true, false)));
     assert_eq!(
         (report.version.as_str(), report.timeouts, report.missing.count, report.dead.count),
@@ -221,7 +221,7 @@ fn json_tells_of_every_rank() {
     let of = &report.communicators[0];
     assert_eq!((of.hash.as_str(), of.size), ("008a5ed2b3ef4c0f", Some(3)));
     assert_eq!(of.missing, [(rank(2, 0, 99, "10.0.0.2"), Missing::Unresponsive)]);
-    assert_eq!(of.operations.len(), 1, "operations that nobody launched are no news");
+    assert_eq!(of.operations.len(), 1, "operations that no rank launched are skipped");
     let behind = of.behind();
     assert_eq!(behind.len(), 1);
     assert_eq!((&behind[0].rank, behind[0].own), (&Some(rank(1, 1, 4712, "10.0.0.1")), 41));
@@ -238,22 +238,22 @@ fn json_tells_of_every_rank() {
 }
 
 #[test]
-fn the_judge_of_hangs_gets_who_waits_and_who_has_not_come() {
+fn collective_counts_are_available_for_the_diagnosis_of_hangs() {
     let process = |pid| Process { host: "10.0.0.1".into(), pid };
     let count = |entered| Count { comm: 0x008a_5ed2_b3ef_4c0f, entered, completed: 41, signature: 0 };
     let counts = json(&document([42, 41], "")).counts();
     assert_eq!(counts, [(process(4711), vec![count(42)]), (process(4712), vec![count(41)])].into());
-    // Of a text, those that stand out.
+    // A text report names only the ranks that differ.
     let pids: Vec<i32> = parse_text(TROUBLE).unwrap().counts().keys().map(|process| process.pid).collect();
     assert_eq!(pids, [3487980, 3487982, 3487983]);
     assert!(parse_text(IN_ORDER).unwrap().counts().is_empty());
 }
 
 #[test]
-fn flags_and_errors_of_json_are_read_as_nccl_weighs_them() {
+fn flags_and_errors_in_json_have_the_priority_that_nccl_gives_them() {
     let with =
         |from: &str, to: &str| json(&document([42, 42], "").replacen(from, to, 1)).communicators[0].clone();
-    // The other rank runs; groups of the same size are in the order of their states.
+    // The other rank is in `Running`. Groups of the same size are in the order of their states.
     let states =
         |from: &str, to: &str| with(from, to).states.iter().map(|group| group.of).collect::<Vec<_>>();
     assert_eq!(states("\"abort_flag\": false", "\"abort_flag\": true"), [State::Running, State::Abort]);
@@ -287,14 +287,14 @@ fn reported(text: &str) -> Asked {
 }
 
 #[test]
-fn nothing_is_shown_while_nothing_is_wrong() {
+fn no_component_is_shown_without_a_problem() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     for (seconds, asked) in [
         (0, Asked::NoJob),
         (60, Asked::Refused),
         (120, Asked::Failed("HTTP".into())),
         (180, Asked::Reported(parse_text(IN_ORDER).unwrap())),
-        // One is behind at every look, and they move on.
+        // One rank is behind in each report, but the counts increase.
         (240, reported(&document([42, 41], ""))),
         (900, reported(&document([82, 81], ""))),
         (1500, reported(&document([122, 122], ""))),
@@ -305,7 +305,7 @@ fn nothing_is_shown_while_nothing_is_wrong() {
 }
 
 #[test]
-fn ranks_that_stand_apart_for_long_are_told_and_no_restart_is_asked_for() {
+fn ranks_apart_for_600_s_are_degraded_without_a_recommended_action() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     let apart = reported(&document([42, 41], ""));
     assert_eq!(events(&judge.step(at(0), &apart)), ["ras_answers"]);
@@ -319,7 +319,7 @@ fn ranks_that_stand_apart_for_long_are_told_and_no_restart_is_asked_for() {
     );
     assert_eq!(events(&judged), ["ranks_apart"]);
     assert_eq!(events(&judge.step(at(660), &apart)), [""; 0]);
-    // Another job answers: that takes nothing back.
+    // Another job answers: this does not clear the state.
     let other = document([1, 1], "").replace("0x8a5e", "0x1111");
     assert_eq!(
         judge.step(at(720), &Asked::Reported(RasReport { in_order: 1, ..json(&other) })).components[0].state,
@@ -330,7 +330,7 @@ fn ranks_that_stand_apart_for_long_are_told_and_no_restart_is_asked_for() {
 }
 
 #[test]
-fn dead_processes_and_errors_are_told_at_once() {
+fn dead_processes_and_errors_are_reported_at_once() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     let judged = judge.step(at(0), &reported(&document([42, 42], &missing(true, true))));
     let nccl = &judged.components[0];
@@ -340,7 +340,7 @@ fn dead_processes_and_errors_are_told_at_once() {
 
     let judged = judge.step(at(60), &Asked::Reported(parse_text(TROUBLE).unwrap()));
     assert!(events(&judged).contains(&"rank_error"), "{judged:#?}");
-    // The job ends: nothing of it is held against the next.
+    // The job ends: its problems do not count for the next job.
     let judged = judge.step(at(120), &Asked::NoJob);
     assert_eq!(
         (judged.components[0].state, judged.components[0].reason.as_str()),
@@ -349,7 +349,7 @@ fn dead_processes_and_errors_are_told_at_once() {
 }
 
 #[test]
-fn a_service_that_answered_and_does_not_any_more_is_unknown() {
+fn a_service_that_stops_answering_is_unknown() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     judge.step(at(0), &reported(&document([42, 42], "")));
     let silent = Asked::Failed("no answer within 5 s".into());
@@ -364,13 +364,13 @@ fn a_service_that_answered_and_does_not_any_more_is_unknown() {
 
 proptest! {
     #[test]
-    fn no_text_makes_reading_panic(text in "(?s).{0,200}") {
+    fn no_text_makes_the_parser_panic(text in "(?s).{0,200}") {
         let _ = parse_text(&text);
         let _ = parse_text(&format!("NCCL version 2.26 {text}"));
     }
 
     #[test]
-    fn no_mangled_report_makes_reading_panic(
+    fn no_corrupted_report_makes_the_parser_or_judge_panic(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..40, "[#0-9a-zA-Z ()\\n]{0,12}"), 1..8),
     ) {
         let mut text = TROUBLE.to_owned();
@@ -386,7 +386,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_is_behind_in_json_is_named(counts in prop::array::uniform2(0_u64..5)) {
+    fn the_rank_that_is_behind_in_json_is_named(counts in prop::array::uniform2(0_u64..5)) {
         let report = json(&document(counts, ""));
         let behind = report.communicators[0].behind();
         let expected = u32::from(counts[1] < counts[0]);
@@ -397,9 +397,9 @@ proptest! {
     }
 }
 
-/// In a text the few are named and the many are only counted.
+/// A text report names the few ranks that differ and only counts the others.
 #[test]
-fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
+fn the_rank_that_all_wait_for_is_found_in_a_report_with_few_names() {
     let process = |pid| Some(Process { host: "10.0.0.2".into(), pid });
     let few = CommRank { rank: 2, process: process(102), gpu: None };
     let groups = vec![
@@ -418,7 +418,7 @@ fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
     assert_eq!(reported.culprits, [Rank(2)]);
     assert_eq!(reported.reported, "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2");
 
-    // One that did not answer is waited for, and of what kind that is nobody knows.
+    // The others wait for a rank that did not answer. The kind of its hang is unknown.
     let groups = vec![Group { of: 41, ranks: 3, named: Vec::new() }];
     let operations = vec![Operation { name: "AllReduce".into(), groups }];
     let missing = vec![(few, Missing::Unresponsive)];
@@ -426,10 +426,10 @@ fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
     let report = RasReport { communicators: vec![silent], ..RasReport::default() };
     let reported = waits("NCCL's RAS service", &report.counted(&ranks))
         .map(|reported| (reported.kind, reported.culprits));
-    assert!(reported.is_none_or(|reported| reported == (None, vec![Rank(2)])), "nobody else is named");
+    assert!(reported.is_none_or(|reported| reported == (None, vec![Rank(2)])), "no other rank is named");
     assert!(report.lines().iter().any(|line| line.contains("no report of rank 2")));
 
-    // While all have launched the same, nobody waits.
+    // If all ranks launched the same operations, none waits.
     let healthy = RasReport { communicators: Vec::new(), in_order: 1, ..RasReport::default() };
     assert_eq!(waits("it", &healthy.counted(&ranks)), None);
 }

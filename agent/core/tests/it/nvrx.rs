@@ -1,4 +1,4 @@
-//! The rank-monitor protocol of NVRx: what its clients of versions 0.4.1 and 0.6.0 really send, and what they never would.
+//! The rank-monitor protocol of NVRx: messages captured from clients of versions 0.4.1 and 0.6.0, and invalid ones.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic here is the test's report")]
 
 use mainstay_core::formats::nvrx::message::{Change, Message, MessageError};
@@ -6,7 +6,7 @@ use mainstay_core::formats::nvrx::pickle::{Pickle, PickleError};
 use mainstay_core::formats::nvrx::{ClientMessage, MESSAGE_BYTES, Session, SessionError};
 use proptest::prelude::*;
 
-/// Version, message, and the pickle in hexadecimal digits, as Python 3.11 made it from the package's own classes.
+/// Version, message, and the pickle in hexadecimal digits. Python 3.11 made it from the package's own classes.
 const MESSAGES: &str = include_str!("nvrx_messages.txt");
 
 fn captured(version: &str, name: &str) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn framed(pickle: &[u8]) -> Vec<u8> {
     [&(pickle.len() as u32).to_be_bytes()[..], pickle].concat()
 }
 
-/// What a client tells by these messages, in one go and byte by byte, and what it is answered.
+/// What a client reports by these messages, sent at once and byte by byte, and the answers.
 fn reported_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
     let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(message)).collect();
     let (mut reported, mut answers) = (Vec::new(), Vec::new());
@@ -37,7 +37,7 @@ fn reported_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
 }
 
 #[test]
-fn what_clients_send_is_understood() {
+fn captured_client_messages_are_read() {
     for version in ["0.4", "0.6"] {
         let read = |name| Message::read(&captured(version, name)).unwrap();
         let iteration = (version == "0.6").then_some(70_000);
@@ -51,13 +51,13 @@ fn what_clients_send_is_understood() {
         assert_eq!(
             Message::read(&captured(version, "request")),
             Err(MessageError::Unknown),
-            "the launcher's"
+            "a message of the launcher"
         );
     }
 }
 
 #[test]
-fn steps_are_counted_for_a_client_that_does_not_number_them_and_each_message_is_answered() {
+fn a_client_without_step_numbers_gets_counted_steps_and_an_answer_to_each_message() {
     let of = |name| captured("0.4", name);
     let ok = reported_by(&[of("authkey")]).1;
     let (reported, answers) =
@@ -79,25 +79,25 @@ fn steps_are_counted_for_a_client_that_does_not_number_them_and_each_message_is_
 }
 
 #[test]
-fn a_client_that_does_not_wait_is_not_answered_and_its_iterations_count_once() {
+fn a_client_that_does_not_wait_gets_no_answers_and_iterations_count_once() {
     let of = |name| captured("0.6", name);
     let (reported, answers) =
         reported_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
     let steps: Vec<_> =
         reported.iter().filter(|reported| matches!(reported, ClientMessage::Step(_))).collect();
-    assert_eq!(steps, [&ClientMessage::Step(70_000)], "a step of evaluation in the same iteration is none");
+    assert_eq!(steps, [&ClientMessage::Step(70_000)], "evaluation in the same iteration is no step");
     let init_alone = reported_by(&[of("init")]).1;
     assert_eq!(answers, init_alone);
 }
 
 #[test]
-fn sections_that_overlap_become_a_stack() {
+fn overlapping_sections_become_a_stack() {
     let section = |name: &str, action: u8| {
         let open = captured("0.4", "open");
         let at = open.windows(4).position(|window| window == b"step").unwrap();
         let mut made = open.clone();
         made.splice(at - 1..at + 4, [&[name.len() as u8], name.as_bytes()].concat());
-        // The enumeration's number is the only one-byte integer 1; a frame's length is not looked at.
+        // The enumeration's number is the only one-byte integer 1. The parser ignores a frame's length.
         let number = made.windows(3).rposition(|window| window == [b'K', 1, 0x85]).unwrap();
         made[number + 1] = action;
         made
@@ -115,7 +115,7 @@ fn sections_that_overlap_become_a_stack() {
 }
 
 #[test]
-fn what_is_open_when_the_connection_ends_is_closed() {
+fn sections_that_are_open_at_the_end_of_the_connection_are_closed() {
     let mut session = Session::default();
     let (mut reported, mut answers) = (Vec::new(), Vec::new());
     let bytes = [framed(&captured("0.6", "init")), framed(&captured("0.6", "open"))].concat();
@@ -136,14 +136,14 @@ fn refusal(pickle: &[u8]) -> String {
 }
 
 #[test]
-fn nothing_else_may_be_constructed_or_called() {
-    // os.system("x") as Python 2 and 3 would write it.
+fn no_other_class_can_be_constructed_or_called() {
+    // os.system("x") as Python 3 and Python 2 write it.
     assert!(
         refusal(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.")
             .contains("class os.system is not allowed")
     );
     assert!(refusal(b"cos\nsystem\n(S'x'\ntR.").contains("instruction 0x63 at byte 0 is not allowed"));
-    // A class of the right module that is not on the list, and the right class of another module.
+    // A class of the right module that is not allowed, and an allowed class name in another module.
     let module = mainstay_core::formats::nvrx::pickle::MODULE;
     let class = |module: &str, name: &str| {
         let text = |text: &str| [&[0x8c, text.len() as u8], text.as_bytes()].concat();
@@ -154,13 +154,13 @@ fn nothing_else_may_be_constructed_or_called() {
             .contains("not allowed")
     );
     assert!(refusal(&[&class("builtins", "OkMsg")[..], b"."].concat()).contains("builtins.OkMsg"));
-    // Calling a class, making an enumeration's member without a call, building something that is no object.
+    // A call of a class, an enumeration member without a call, a build of something that is no object.
     let misfits: [&[u8]; 5] = [b")R.", b"K\x01\x85\x81.", b"}b.", b"K\x01\x85R.", b"\x85."];
     for instructions in misfits {
         let refused = refusal(&[&class(module, "HeartbeatMsg")[..], instructions].concat());
         assert!(refused.contains("does not fit") || refused.contains("no message"), "{refused}");
     }
-    // Persistent ids, extensions, buffers outside, Python 1's instances.
+    // Persistent ids, extensions, out-of-band buffers, instances of Python 1.
     for opcode in
         [b'P', b'Q', 0x82, 0x83, 0x84, b'i', b'o', b'c', 0x92, 0x97, 0x98, 0x8b, 0x8d, 0x8e, 0x96, b'B', b'V']
     {
@@ -177,23 +177,23 @@ fn lengths_are_bounded() {
     let too_long = (MESSAGE_BYTES as u32 + 1).to_be_bytes();
     let error = Session::default().receive(&too_long, &mut reported, &mut answers).unwrap_err();
     assert_eq!(error, SessionError::TooLong(MESSAGE_BYTES + 1));
-    // Text that claims to be longer than the message; ten thousand values in a value in a value.
+    // Text that claims to be longer than the message, and ten thousand nested values.
     assert_eq!(Pickle::read(b"X\xff\xff\xff\x7fabc").unwrap_err(), PickleError::Truncated);
     let deep = [vec![b')'; 10_000], vec![0x85; 10_000], b".".to_vec()].concat();
     Pickle::read(&deep).unwrap();
-    // A list in itself, and doubled again and again: neither costs more than its bytes.
+    // A list that contains itself, and a value doubled 8000 times: neither costs more than its bytes.
     Pickle::read(b"]\x94h\x00a.").unwrap();
     let doubled = b"h\x00h\x00\x86q\x00".repeat(8000);
     Pickle::read(&[&b")q\x00"[..], &doubled, b"."].concat()).unwrap();
 }
 
 #[test]
-fn a_client_says_who_it_is_before_anything_else() {
+fn a_client_must_identify_itself_first() {
     assert!(refusal(&captured("0.6", "heartbeat")).contains("has not said who it is"));
 }
 
 #[test]
-fn large_numbers_are_read_as_python_writes_them() {
+fn large_integers_are_read_as_python_writes_them() {
     let number = |bytes: &[u8]| {
         let pickle = [&[0x8a, bytes.len() as u8], bytes, b"."].concat();
         match Pickle::read(&pickle).unwrap().root() {
@@ -209,14 +209,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
 
     #[test]
-    fn no_bytes_are_too_much(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = Message::read(&bytes);
         let (mut reported, mut answers) = (Vec::new(), Vec::new());
         let _ = Session::default().receive(&bytes, &mut reported, &mut answers);
     }
 
     #[test]
-    fn no_damage_to_a_real_message_is_too_much(
+    fn a_corrupted_message_does_not_panic(
         which in 0_usize..16, cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
     ) {
         let line = MESSAGES.lines().nth(which).unwrap();
@@ -232,7 +232,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_that_is_cut_off_is_refused(which in 0_usize..16, length in any::<prop::sample::Index>()) {
+    fn a_truncated_message_is_refused(which in 0_usize..16, length in any::<prop::sample::Index>()) {
         let line = MESSAGES.lines().nth(which).unwrap();
         let mut words = line.split(' ');
         let mut bytes = captured(words.next().unwrap(), words.next().unwrap());
@@ -241,7 +241,7 @@ proptest! {
     }
 
     #[test]
-    fn no_sequence_of_allowed_instructions_is_too_much(
+    fn no_sequence_of_allowed_instructions_panics(
         picks in prop::collection::vec(prop::sample::select(vec![
             &b"\x80\x04"[..], b"N", b"\x88", b"K\x01", b"M\x01\x02", b"J\x01\x02\x03\x04", b"\x8a\x01\x05", b"\x8c\x04step",
             b"C\x01x", b"}", b")", b"]", b"\x8f", b"(", b"\x85", b"\x86", b"\x87", b"t", b"a", b"e", b"\x90", b"s", b"u",

@@ -1,4 +1,4 @@
-//! What checks come to before a start.
+//! The verdicts of the checks before a job starts.
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ fn verdict_of<'a>(checks: &'a [Check], name: &str) -> (CheckVerdict, &'a str) {
 }
 
 #[test]
-fn components_are_of_their_groups() {
+fn each_component_belongs_to_its_group() {
     let said = |name: &str| Group::of(name).name();
     assert_eq!(said("gpu.0000:3b:00"), "gpu");
     assert_eq!(said("nvswitch.0000:c1:00"), "gpu");
@@ -44,14 +44,14 @@ fn components_are_of_their_groups() {
 }
 
 #[test]
-fn what_is_not_there_is_skipped_and_says_so() {
+fn absent_hardware_is_skipped_with_a_reason() {
     let concluded = conclude(checks(&[("host.cpu", HealthState::Healthy)]), &Group::ALL, &[], &[]);
     assert_eq!(verdict_of(&concluded, "gpu"), (CheckVerdict::Skipped, "this host has no GPUs"));
     assert_eq!(overall(&concluded), CheckVerdict::Pass);
 }
 
 #[test]
-fn what_is_required_and_not_there_fails() {
+fn missing_required_hardware_fails() {
     let required = [Requirement { group: Group::Gpu, count: 2 }];
     let one = [("gpu.driver", HealthState::Healthy), ("gpu.0000:3b:00", HealthState::Healthy)];
     let concluded = conclude(checks(&one), &[Group::Gpu], &required, &[]);
@@ -64,7 +64,7 @@ fn what_is_required_and_not_there_fails() {
 }
 
 #[test]
-fn of_a_room_that_is_silent_it_cannot_be_told_that_there_is_nothing() {
+fn a_group_without_an_answer_is_unknown_and_not_absent() {
     let mut all = checks(&[("host.cpu", HealthState::Healthy)]);
     all.push(Check::unanswered("devices", Group::Gpu, Span::seconds(10)));
     let required = [Requirement { group: Group::Gpu, count: 8 }];
@@ -75,7 +75,7 @@ fn of_a_room_that_is_silent_it_cannot_be_told_that_there_is_nothing() {
 }
 
 #[test]
-fn only_the_groups_that_were_asked_for_count() {
+fn only_the_requested_groups_count() {
     let all = [("host.memory", HealthState::Unhealthy), ("host.disk", HealthState::Healthy)];
     let concluded = conclude(checks(&all), &[Group::Storage], &[], &[]);
     assert_eq!(concluded.len(), 1);
@@ -83,7 +83,7 @@ fn only_the_groups_that_were_asked_for_count() {
 }
 
 #[test]
-fn what_is_known_weighs_more_than_what_is_not() {
+fn the_worst_known_verdict_outweighs_unknown_and_unknown_outweighs_pass() {
     use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
     let of = |states: &[HealthState]| {
         let named: Vec<(&str, HealthState)> = states.iter().map(|state| ("host.x", *state)).collect();
@@ -95,11 +95,11 @@ fn what_is_known_weighs_more_than_what_is_not() {
     assert_eq!(of(&[Unknown, Degraded]), CheckVerdict::Warn);
     assert_eq!(of(&[Degraded, Unhealthy, Unknown]), CheckVerdict::Fail);
     let skipped = conclude(Vec::new(), &[Group::Gpu], &[], &[]);
-    assert_eq!(overall(&skipped), CheckVerdict::Skipped, "nothing is there, and nothing is wrong");
+    assert_eq!(overall(&skipped), CheckVerdict::Skipped, "a host without GPUs has no fault");
 }
 
 #[test]
-fn the_summary_is_one_line_with_the_heaviest_first() {
+fn the_summary_is_one_line_with_the_worst_first() {
     use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
     let all = checks(&[("a", Healthy), ("b", Degraded), ("c", Unknown), ("d", Unhealthy), ("e", Degraded)]);
     let said = summary(&all, Span::millis(250));
@@ -121,7 +121,7 @@ fn gpu(used_mib: u64, processes: &[i32]) -> GpuReading {
 }
 
 #[test]
-fn a_gpu_is_free_when_nobody_holds_its_memory() {
+fn a_gpu_is_free_if_no_other_process_holds_its_memory() {
     let allowed = Bytes(512 << 20);
     let ours = BTreeSet::from([Pid(7)]);
     let is = |reading: &GpuReading, ours: &BTreeSet<Pid>| free(reading, ours, allowed).0;
@@ -150,7 +150,7 @@ mod probes {
     }
 
     #[test]
-    fn a_probe_that_measured_well_passes_with_its_numbers() {
+    fn a_probe_with_good_readings_passes_and_reports_them() {
         let storage = Probe::Storage("/scratch".into());
         let fast = done(&[(What::Write, 2e9), (What::Read, 3e9), (What::Sync, 0.002), (What::Direct, 1.0)]);
         let check = of(&storage, fast);
@@ -160,7 +160,7 @@ mod probes {
     }
 
     #[test]
-    fn a_slow_one_warns_and_says_of_what_and_the_limit() {
+    fn a_slow_probe_warns_with_the_readings_and_limits() {
         let storage = Probe::Storage("/scratch".into());
         let check = of(&storage, done(&[(What::Write, 1e6), (What::Read, 3e9), (What::Sync, 30.0)]));
         assert_eq!(check.verdict, CheckVerdict::Warn);
@@ -173,7 +173,7 @@ mod probes {
     }
 
     #[test]
-    fn a_wrong_result_fails_and_what_could_not_be_tried_is_unknown() {
+    fn a_wrong_result_fails_and_an_untried_probe_is_unknown() {
         let wrong = of(&Probe::Cpu, Probed::Wrong("CPU 3 computed a wrong product".into()));
         assert_eq!((wrong.verdict, wrong.action), (CheckVerdict::Fail, RecommendedAction::ReplaceNode));
         let refused = of(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));

@@ -1,4 +1,4 @@
-//! What is found in a job while it runs: from the steps that ranks tell of to findings in the journal and the view.
+//! Findings in a running job: from the steps that ranks report to findings in the journal.
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::Mono;
@@ -11,7 +11,7 @@ use mainstay_core::progress::monitor::{Pace, Watch};
 
 const MS: u64 = 1_000_000;
 
-/// A job of ranks that meet in each step of 200 ms, each with 100 ms of its own work.
+/// A job whose ranks synchronize in each step of 200 ms, with 100 ms of own work each.
 struct Run {
     watch: Watch,
     ranks: u32,
@@ -54,12 +54,12 @@ impl Run {
     }
 }
 
-/// The rank works longer by `ms` and waits for less.
+/// The rank works `ms` longer and waits for less time.
 fn slower(done: &mut StepDone, ms: u64) {
     done.spent.wait_ns -= ms * MS;
 }
 
-/// Rank 5 computes on a GPU of which something is known.
+/// Hints about the GPU of rank 5, and about that of rank 4.
 fn on_gpu_5(about: &str) -> SlowdownHints {
     let device = Some("gpu.5".to_owned());
     SlowdownHints {
@@ -78,7 +78,7 @@ fn on_gpu_5(about: &str) -> SlowdownHints {
 }
 
 #[test]
-fn what_is_learned_of_the_device_later_is_told_with_the_finding_once() {
+fn later_hints_about_the_device_are_added_to_the_finding_once() {
     let mut run = Run::of(8, "train.py");
     (0..20).for_each(|_| {
         run.step(|rank, done| {
@@ -93,13 +93,13 @@ fn what_is_learned_of_the_device_later_is_told_with_the_finding_once() {
     assert_eq!((again.finding, again.device.as_deref()), (1, Some("gpu.5")));
     assert!(again.evidence.last().unwrap().ends_with("clocks of gpu.5"), "{again:?}");
     assert!(again.confidence > run.found[0].confidence);
-    assert_eq!(run.watch.set_rank_context(on_gpu_5("clocks")), [], "the same is no news");
+    assert_eq!(run.watch.set_rank_context(on_gpu_5("clocks")), [], "known hints are not repeated");
     let more = run.watch.set_rank_context(on_gpu_5("pcie width"));
     assert_eq!(more[0].evidence.len(), again.evidence.len() + 1, "{more:?}");
 }
 
 #[test]
-fn stages_that_nobody_gave_are_learned_and_a_slow_rank_in_one_is_still_found() {
+fn unspecified_stages_are_learned_and_a_slow_rank_in_one_is_found() {
     let mut run = Run::of(8, "train.py --config stages.yaml");
     (0..40).for_each(|_| {
         run.step(|rank, done| {
@@ -124,7 +124,7 @@ fn stages_that_nobody_gave_are_learned_and_a_slow_rank_in_one_is_still_found() {
 }
 
 #[test]
-fn the_pace_of_each_rank_is_known() {
+fn the_pace_of_each_rank_is_available() {
     let mut run = Run::of(4, "train.py");
     (0..20).for_each(|_| {
         run.step(|rank, done| {
@@ -143,7 +143,7 @@ fn the_pace_of_each_rank_is_known() {
 }
 
 #[test]
-fn a_slow_rank_is_found_with_its_onset_and_its_end() {
+fn a_slow_rank_is_found_with_its_start_and_end() {
     let mut run = Run::of(8, "train.py");
     run.watch.set_rank_context(on_gpu_5("clocks"));
     (0..40).for_each(|_| run.step(|_, _| ()));
@@ -168,7 +168,7 @@ fn a_slow_rank_is_found_with_its_onset_and_its_end() {
     assert_eq!(run.found[1].finding, 1);
 }
 
-/// Four ranks, of which rank 1 is slow for so many steps after 40 healthy ones, and then no longer.
+/// Four ranks: 40 healthy steps, `slow_steps` steps in which rank 1 is slow, and 30 healthy steps.
 fn few(slow_steps: u32, rank_context: Option<SlowdownHints>) -> Run {
     let mut run = Run::of(4, "train.py");
     if let Some(rank_context) = rank_context {
@@ -187,7 +187,7 @@ fn few(slow_steps: u32, rank_context: Option<SlowdownHints>) -> Run {
 }
 
 #[test]
-fn a_rank_that_its_host_holds_up_for_a_while_is_not_named() {
+fn a_short_slowdown_of_a_rank_without_a_gpu_is_not_reported() {
     assert_eq!(few(20, None).kinds(), []);
     let devices = (0..4).map(|rank| (Rank(rank), format!("gpu.{rank}"))).collect();
     let on_gpus = few(20, Some(SlowdownHints { devices, ..SlowdownHints::default() }));
@@ -196,7 +196,7 @@ fn a_rank_that_its_host_holds_up_for_a_while_is_not_named() {
 }
 
 #[test]
-fn a_slow_rank_without_a_device_is_named_and_no_hardware_is() {
+fn a_slow_rank_without_a_device_is_named_with_domain_unknown() {
     let run = few(90, None);
     assert_eq!(run.kinds()[..2], [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
     assert_eq!(
@@ -206,8 +206,8 @@ fn a_slow_rank_without_a_device_is_named_and_no_hardware_is() {
 }
 
 #[test]
-fn the_noise_of_an_earlier_run_names_nobody_in_a_pair() {
-    // The run before was quiet; this one is not, from its first step.
+fn the_noise_of_an_earlier_run_causes_no_finding_for_two_ranks() {
+    // The earlier run had little noise. This one has much, from its first step.
     let mut run = Run::of(2, "train.py");
     run.watch.recall(&Learned { noise: Some(0.002), ..Learned::default() });
     run.watch.begin_attempt(Attempt(1), vec![Rank(0), Rank(1)]);
@@ -220,7 +220,7 @@ fn the_noise_of_an_earlier_run_names_nobody_in_a_pair() {
 }
 
 #[test]
-fn ranks_that_take_turns_are_uneven_data() {
+fn ranks_that_are_slow_in_turn_are_a_data_imbalance() {
     let mut run = Run::of(8, "train.py");
     for _ in 0..40 {
         let turn = (run.step * 5 % 8) as u32;
@@ -239,7 +239,7 @@ fn uneven_work_in_a_small_part_of_a_step_is_not_reported() {
     for _ in 0..40 {
         let turn = (run.step * 5 % 8) as u32;
         run.step(|rank, done| {
-            // It works for 5 of 200 ms, and for 9 in its turn: twice its peers, and 2 % of a step.
+            // A rank works for 5 of 200 ms, and for 9 in its turn: almost twice its peers, but 2 % of a step.
             done.spent.wait_ns += 95 * MS;
             if rank == turn {
                 slower(done, 4)
@@ -250,7 +250,7 @@ fn uneven_work_in_a_small_part_of_a_step_is_not_reported() {
 }
 
 #[test]
-fn a_stage_is_known_from_the_command_line() {
+fn the_stage_is_read_from_the_command_line() {
     let mut run = Run::of(8, "pretrain.py --pipeline-model-parallel-size 4");
     (0..40).for_each(|_| {
         run.step(|rank, done| {
@@ -264,12 +264,12 @@ fn a_stage_is_known_from_the_command_line() {
 }
 
 #[test]
-fn a_step_is_judged_without_a_rank_that_does_not_come() {
+fn a_step_is_judged_without_a_rank_that_does_not_report_it() {
     let mut run = Run::of(8, "train.py");
     for _ in 0..60 {
         run.step(|rank, done| {
             if rank == 3 {
-                // It counts from far away: none of its steps is one of the others'.
+                // Its step numbers are far from those of the others: no step matches.
                 done.step += 1_000_000;
             } else if rank == 2 {
                 slower(done, 30);
@@ -280,14 +280,14 @@ fn a_step_is_judged_without_a_rank_that_does_not_come() {
 }
 
 #[test]
-fn without_sections_nobody_is_named() {
+fn without_sections_no_rank_is_named() {
     let mut run = Run::of(8, "train.py");
     (0..40).for_each(|_| run.step(|_, done| done.spent = Spent::default()));
     assert_eq!(run.kinds(), []);
 }
 
 #[test]
-fn the_forward_pass_tells_where_no_waiting_is_named() {
+fn the_forward_pass_is_compared_if_no_waiting_time_is_reported() {
     let mut run = Run::of(8, "train.py");
     let alone = |rank, done: &mut StepDone| {
         let own = if rank == 6 { 130 } else { 100 };
@@ -298,7 +298,7 @@ fn the_forward_pass_tells_where_no_waiting_is_named() {
 }
 
 #[test]
-fn one_replica_that_differs_is_named_and_its_checkpoints_are_doubtful() {
+fn one_differing_replica_is_named_and_later_checkpoints_are_doubtful() {
     let mut run = Run::of(4, "train.py");
     let checkpointed = |done: &mut StepDone| {
         if done.step.is_multiple_of(10) {
@@ -309,7 +309,7 @@ fn one_replica_that_differs_is_named_and_its_checkpoints_are_doubtful() {
     (0..10).for_each(|_| {
         run.step(|rank, done| {
             checkpointed(done);
-            // Compared every fifth step.
+            // Digests are compared every fifth step.
             done.digest = done
                 .digest
                 .filter(|_| done.step.is_multiple_of(5))
@@ -326,7 +326,7 @@ fn one_replica_that_differs_is_named_and_its_checkpoints_are_doubtful() {
 }
 
 #[test]
-fn two_replicas_that_differ_are_only_doubted() {
+fn two_differing_replicas_name_no_culprit() {
     let mut run = Run::of(2, "train.py");
     (0..5).for_each(|_| run.step(|_, _| ()));
     run.step(|rank, done| done.digest = Some(u64::from(rank)));
@@ -335,7 +335,7 @@ fn two_replicas_that_differ_are_only_doubted() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_everywhere_is_the_programs_and_on_one_rank_suspicious() {
+fn a_non_finite_loss_on_all_ranks_is_a_user_fault_and_on_one_rank_a_hardware_fault() {
     let mut all = Run::of(4, "train.py");
     all.step(|_, _| ());
     all.step(|_, done| done.loss = Some(f64::NAN));
@@ -359,7 +359,7 @@ fn a_loss_that_is_no_number_everywhere_is_the_programs_and_on_one_rank_suspiciou
 }
 
 #[test]
-fn gradient_norms_that_overflow_now_and_then_are_everyday_life() {
+fn occasional_gradient_overflows_are_normal() {
     let mut run = Run::of(4, "train.py");
     for step in 0..200 {
         run.step(|_, done| {
@@ -374,7 +374,7 @@ fn gradient_norms_that_overflow_now_and_then_are_everyday_life() {
 }
 
 #[test]
-fn a_loss_spike_is_told_once_and_a_falling_loss_never() {
+fn a_loss_spike_is_reported_once_and_a_falling_loss_never() {
     let mut run = Run::of(4, "train.py");
     for step in 0..300 {
         run.step(|_, done| done.loss = Some(10.0 / f64::from(step + 10) + done.loss.unwrap_or(0.0)));
@@ -385,7 +385,7 @@ fn a_loss_spike_is_told_once_and_a_falling_loss_never() {
 }
 
 #[test]
-fn a_gradient_norm_that_only_one_rank_has_is_suspicious() {
+fn a_gradient_norm_spike_on_one_rank_is_found() {
     let mut run = Run::of(8, "train.py");
     (0..40).for_each(|_| run.step(|_, _| ()));
     (0..4).for_each(|_| {
@@ -410,9 +410,9 @@ fn a_finding_is_written_and_read_back() {
     assert_eq!(serde_json::from_str::<Body>(&text).unwrap(), body);
 }
 
-/// Three ranks have more work by what they are, and in no order that could be learned.
+/// Three ranks have more work because of their role, in no order that could be learned.
 #[test]
-fn ranks_that_say_what_they_are_are_compared_with_their_like() {
+fn ranks_with_a_role_are_compared_with_ranks_of_the_same_role() {
     let heavy = |rank: u32| matches!(rank, 1 | 4 | 6);
     let run = |reported: bool, slow: Option<u32>| {
         let mut run = Run::of(8, "train.py");
@@ -428,15 +428,15 @@ fn ranks_that_say_what_they_are_are_compared_with_their_like() {
         }
         run
     };
-    assert!(!run(false, None).found.is_empty(), "without a word they look slow");
+    assert!(!run(false, None).found.is_empty(), "without roles they look slow");
     assert_eq!(run(true, None).found, []);
     let found = run(true, Some(4)).found;
     assert_eq!(found.iter().map(|finding| finding.ranks.clone()).collect::<Vec<_>>(), [vec![Rank(4)]]);
 }
 
-/// What one run learned of its stages and its noise, the next one knows from its first step.
+/// The next run knows the stages and the noise that a run learned from its first step.
 #[test]
-fn what_was_learned_of_peers_is_known_in_the_next_run() {
+fn learned_stages_and_noise_are_known_in_the_next_run() {
     let later = |rank: u32| rank >= 4;
     let mut first = Run::of(8, "train.py");
     for _ in 0..70 {
@@ -450,7 +450,7 @@ fn what_was_learned_of_peers_is_known_in_the_next_run() {
     let mut next = Run::of(8, "train.py");
     next.watch.recall(&learned);
     next.watch.begin_attempt(Attempt(0), (0..8).map(Rank).collect());
-    // A slow rank from the first step on would keep the stages from being learned.
+    // Without the recalled stages, a rank that is slow from the first step prevents learning them.
     for _ in 0..14 {
         next.step(|rank, done| {
             slower(done, if later(rank) { 30 } else { 0 } + if rank == 6 { 20 } else { 0 })
@@ -465,7 +465,7 @@ fn what_was_learned_of_peers_is_known_in_the_next_run() {
     );
 }
 
-/// What the ranks save of a step: a chunk of their own, and one that all have alike.
+/// The chunks that the ranks save of a step: one of their own, and one that is equal on all ranks.
 fn saved(ranks: u32, step: u64) -> Vec<(Rank, Vec<u64>)> {
     (0..ranks).map(|rank| (Rank(rank), vec![u64::from(rank) + 1, step * 1000])).collect()
 }
@@ -478,26 +478,26 @@ fn checkpoint(run: &mut Run, change: impl Fn(&mut [(Rank, Vec<u64>)])) {
 }
 
 #[test]
-fn a_checkpoint_unlike_those_of_its_replicas_names_the_rank_and_is_doubtful() {
+fn a_checkpoint_that_differs_from_its_replicas_names_the_rank_and_is_doubtful() {
     let mut run = Run::of(4, "train.py");
     (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
-    assert_eq!(run.watch.vouched(), Some(5), "what was saved alike can be gone back to");
+    assert_eq!(run.watch.vouched(), Some(5), "a step with equal replicas is safe to resume from");
     checkpoint(&mut run, |shards| shards[2].1[1] ^= 1);
     checkpoint(&mut run, |shards| shards[2].1[1] ^= 1);
-    let [found] = &run.found[..] else { panic!("it is told once: {:?}", run.found) };
+    let [found] = &run.found[..] else { panic!("one finding: {:?}", run.found) };
     assert_eq!((found.what, found.ranks.as_slice()), (FindingKind::SilentCorruption, [Rank(2)].as_slice()));
     assert_eq!((found.last_agreed_step, found.doubtful_steps.as_slice()), (Some(5), [6].as_slice()));
     assert!(found.headline.contains("possible silent data corruption") && found.headline.contains("rank 2"));
     checkpoint(&mut run, |_| ());
     assert!(run.found.last().unwrap().over, "{:?}", run.found);
-    assert_eq!(run.watch.vouched(), Some(5), "nothing later");
-    // A new attempt learns anew.
+    assert_eq!(run.watch.vouched(), Some(5), "no later step");
+    // A new attempt starts without vouched steps.
     run.watch.begin_attempt(Attempt(1), (0..4).map(Rank).collect());
     assert_eq!(run.watch.vouched(), None);
 }
 
 #[test]
-fn two_checkpoints_that_differ_are_only_doubted_and_shards_never() {
+fn two_differing_checkpoints_name_no_culprit_and_shards_are_not_compared() {
     let mut run = Run::of(2, "train.py");
     (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
     checkpoint(&mut run, |shards| shards[1].1[1] ^= 1);

@@ -1,4 +1,4 @@
-//! The judge of TPUs: what counts as idle, unknown and missing, and which core holds up the others.
+//! The health of TPUs: what counts as idle, unknown and missing, and which core delays the others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::base::id::Pid;
@@ -75,7 +75,7 @@ fn events(judged: &SensorReport) -> Vec<&str> {
 }
 
 #[test]
-fn a_host_without_tpus_shows_nothing() {
+fn a_host_without_tpus_has_no_tpu_components() {
     let nothing =
         TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new(), driver: Vec::new() };
     assert_eq!(judge().step(at(0), &nothing), SensorReport::default());
@@ -89,7 +89,7 @@ fn a_host_without_tpus_shows_nothing() {
 }
 
 #[test]
-fn googles_network_cards_and_disks_are_no_tpus() {
+fn network_cards_and_disks_of_google_are_no_tpus() {
     assert_eq!(chip_kind(0x0062, 0x0062), Some("v5p"));
     assert_eq!(chip_kind(0x0027, 0x004f), Some("v3"));
     for other in [(0x0042, 0), (0x001f, 0), (0x0027, 0)] {
@@ -98,7 +98,7 @@ fn googles_network_cards_and_disks_are_no_tpus() {
 }
 
 #[test]
-fn chips_that_nobody_holds_are_idle_whatever_the_port_does() {
+fn chips_that_no_process_holds_are_idle_for_each_state_of_the_port() {
     for answer in [Answer::Refused, Answer::Silent, Answer::Improper("no HTTP/2".into())] {
         let mut judge = judge();
         let sample = TpuSample {
@@ -117,7 +117,7 @@ fn chips_that_nobody_holds_are_idle_whatever_the_port_does() {
 }
 
 #[test]
-fn a_service_that_does_not_answer_while_chips_are_held_is_unknown_since_when() {
+fn a_service_without_an_answer_is_unknown_while_chips_are_held() {
     for answer in [Answer::Refused, Answer::Silent, Answer::Improper("no HTTP/2".into())] {
         let mut judge = judge();
         let sample = TpuSample {
@@ -135,13 +135,13 @@ fn a_service_that_does_not_answer_while_chips_are_held_is_unknown_since_when() {
             runtime.reason.contains("python (4711)") && runtime.reason.contains("30.00 s"),
             "{runtime:?}"
         );
-        // The chip itself is seen on the bus and held: nothing is wrong with it.
+        // The chip is on the bus and held: it has no fault.
         assert_eq!(find(&judged, "tpu.0").state, HealthState::Healthy);
     }
 }
 
 #[test]
-fn who_may_not_be_looked_into_may_hold_a_chip() {
+fn an_inaccessible_process_may_hold_a_chip() {
     let sample = TpuSample {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
@@ -154,7 +154,7 @@ fn who_may_not_be_looked_into_may_hold_a_chip() {
         assert_eq!(of.state, HealthState::Unknown);
         assert!(of.reason.contains("whether a process holds"), "{of:?}");
     }
-    // What libtpu tells is worth more than what /proc does not.
+    // An answer of libtpu outweighs a gap in /proc.
     let sample = TpuSample {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
@@ -167,7 +167,7 @@ fn who_may_not_be_looked_into_may_hold_a_chip() {
 }
 
 #[test]
-fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
+fn a_service_that_stops_answering_is_reported_once_and_so_is_its_return() {
     let mut judge = judge();
     let sample = |answer| TpuSample {
         chips: Ok(vec![chip(0, held())]),
@@ -180,7 +180,7 @@ fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
     assert_eq!(events(&judge.step(at(20), &sample(Answer::Silent))), ["runtime_silent"]);
     assert_eq!(events(&judge.step(at(30), &sample(Answer::Silent))), [""; 0]);
     assert_eq!(events(&judge.step(at(40), &sample(reported(&[core(0, 2)])))), ["runtime_answers"]);
-    // A process that ends takes its service along; that is no silence.
+    // The service ends with its process: this is no silence.
     let idle = TpuSample {
         chips: Ok(vec![chip(0, free())]),
         stalls: Vec::new(),
@@ -192,12 +192,12 @@ fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
 }
 
 #[test]
-fn what_libtpu_tells_is_dealt_out_to_the_chips() {
+fn readings_of_libtpu_are_assigned_to_the_chips() {
     let runtime = Runtime {
         duty_cycle: [(0, 90.0), (1, 12.0)].into(),
         hbm_used: [(0, 8 << 30), (1, 1 << 30), (2, 3 << 30), (3, 1 << 30)].into(),
         hbm_total: [(0, 8 << 30), (1, 8 << 30), (2, 8 << 30), (3, 8 << 30)].into(),
-        // As many as belong to no even number of chips.
+        // Three values for two chips: the cores cannot be assigned.
         idle_seconds: [(0, 1.0), (1, 1.0), (2, 1.0)].into(),
         ..Runtime::default()
     };
@@ -225,12 +225,12 @@ fn what_libtpu_tells_is_dealt_out_to_the_chips() {
             ("mainstay_tpu_hbm_total_bytes", 16.0 * 1024.0_f64.powi(3)),
         ]
     );
-    // An older libtpu does not tell where its cores stand: that is no fault.
+    // An older libtpu does not report the state of its cores. This is no fault.
     assert_eq!(find(&judged, "tpu.runtime").state, HealthState::Healthy);
 }
 
 #[test]
-fn a_chip_that_leaves_the_bus_is_missing_also_after_a_restart() {
+fn a_chip_that_leaves_the_bus_is_missing_even_after_a_restart() {
     let mut first = judge();
     let both = TpuSample {
         chips: Ok(vec![chip(0, free()), chip(1, free())]),
@@ -268,7 +268,7 @@ fn a_chip_that_leaves_the_bus_is_missing_also_after_a_restart() {
 }
 
 #[test]
-fn the_core_that_is_behind_is_named_once_nothing_moves() {
+fn the_core_that_is_behind_is_named_after_60_s_without_progress() {
     let mut judge = judge();
     let chips = || Ok((0..4).map(|number| chip(number, held())).collect());
     let sample = |cores: &[CoreState]| TpuSample {
@@ -281,7 +281,7 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
         (0..4).map(|number| core(16 + number, if number == 2 { 41 } else { 42 })).collect();
     judge.step(at(0), &sample(&cores));
     let judged = judge.step(at(59), &sample(&cores));
-    assert_eq!(find(&judged, "tpu.2").state, HealthState::Healthy, "it may be on its way");
+    assert_eq!(find(&judged, "tpu.2").state, HealthState::Healthy, "the core may still catch up");
 
     let judged = judge.step(at(60), &sample(&cores));
     let chip = find(&judged, "tpu.2");
@@ -292,7 +292,7 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
     );
     assert_eq!(events(&judged), ["core_outlier"]);
     assert_eq!(find(&judged, "tpu.1").state, HealthState::Healthy);
-    assert_eq!(events(&judge.step(at(70), &sample(&cores))), [""; 0], "told once");
+    assert_eq!(events(&judge.step(at(70), &sample(&cores))), [""; 0], "reported once");
 
     let moved: Vec<CoreState> = (0..4).map(|number| core(16 + number, 42)).collect();
     assert_eq!(find(&judge.step(at(80), &sample(&moved)), "tpu.2").state, HealthState::Healthy);
@@ -304,7 +304,7 @@ fn driver_reported(line: &str) -> Vec<DriverReport> {
 }
 
 #[test]
-fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
+fn driver_errors_of_this_host_degrade_it_for_10_minutes() {
     let mut judge = judge();
     let sample = |driver| TpuSample {
         chips: Ok(vec![chip(0, held())]),
@@ -318,11 +318,11 @@ fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
     assert_eq!(
         find(&judged, "tpu.runtime").state,
         HealthState::Healthy,
-        "another host's fault is not this one's"
+        "a fault of another host does not count here"
     );
     let busy = || driver_reported("open(/dev/vfio/0): Device or resource busy");
     let judged = judge.step(at(10), &sample([busy(), busy()].concat()));
-    assert_eq!(events(&judged), ["driver_log"], "each line stands in several files");
+    assert_eq!(events(&judged), ["driver_log"], "a line in several files counts once");
     let runtime = find(&judged, "tpu.runtime");
     assert_eq!((runtime.state, runtime.action), (HealthState::Degraded, RecommendedAction::RestartProcess));
     assert!(runtime.reason.starts_with("libtpu's driver: open(/dev/vfio/0)"), "{}", runtime.reason);
@@ -331,7 +331,7 @@ fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
 }
 
 #[test]
-fn a_job_that_stands_still_as_a_whole_has_no_outlier() {
+fn a_job_in_which_no_core_makes_progress_has_no_outlier() {
     let mut judge = judge();
     let cores: Vec<CoreState> = (0..4).map(|number| core(number, 42)).collect();
     let sample = TpuSample {
@@ -347,7 +347,7 @@ fn a_job_that_stands_still_as_a_whole_has_no_outlier() {
 }
 
 #[test]
-fn an_error_of_a_core_makes_its_chip_unknown() {
+fn a_core_with_an_error_makes_its_chip_unknown() {
     let mut broken = core(1, 42);
     broken.error = Some("could not read the sequencer".into());
     let chips = Ok(vec![chip(0, held()), chip(1, held())]);
@@ -369,7 +369,7 @@ fn differs(cores: &[CoreState]) -> Vec<(i32, Differs)> {
 }
 
 #[test]
-fn the_strongest_sign_is_named() {
+fn the_strongest_difference_is_reported() {
     let with = |change: fn(&mut CoreState)| {
         let mut cores: Vec<CoreState> = (0..4).map(|number| core(number, 42)).collect();
         change(&mut cores[1]);
@@ -395,18 +395,18 @@ fn the_strongest_sign_is_named() {
 
 #[test]
 fn cores_without_work_are_not_compared() {
-    // A notebook that used one core of four, and idles: nothing runs, nothing waits.
+    // A notebook that used one of four cores and is idle: nothing runs, nothing waits.
     let mut cores: Vec<CoreState> = (0..4).map(|number| core(number, 12)).collect();
     cores[0].launch = Some(57);
     cores.iter_mut().for_each(|core| core.counters.clear());
     assert_eq!(differs(&cores), []);
-    // Cores that never had a program, and SparseCores, are not part of it.
+    // Cores that never had a program and SparseCores are not compared.
     let mut cores: Vec<CoreState> = (0..4).map(|number| core(number, 12)).collect();
     cores[1].launch = None;
     cores[2].launch = Some(0);
     cores[3] = CoreState { tensor_core: false, launch: Some(3), ..core(3, 3) };
     assert_eq!(differs(&cores), []);
-    // Two halves: nobody can tell which is right; two cores: the order tells.
+    // Of two halves, the correct one is unknown. Of two cores, the one behind is the outlier.
     let halves: Vec<CoreState> = (0..4).map(|number| core(number, i64::from(number / 2) + 1)).collect();
     assert_eq!(differs(&halves), []);
     assert_eq!(differs(&[core(0, 5), core(1, 4)]).len(), 1);
@@ -414,13 +414,13 @@ fn cores_without_work_are_not_compared() {
 
 proptest! {
     #[test]
-    fn nobody_is_named_while_all_stand_at_the_same_place(count in 0_i32..64, launch in 0_i64..9) {
+    fn cores_in_the_same_state_have_no_outlier(count in 0_i32..64, launch in 0_i64..9) {
         let cores: Vec<CoreState> = (0..count).map(|number| core(number, launch)).collect();
         prop_assert_eq!(differs(&cores), []);
     }
 
     #[test]
-    fn those_that_are_named_are_fewer_than_the_others(launches in prop::collection::vec(0_i64..4, 0..40)) {
+    fn the_outliers_are_at_most_half_of_the_cores(launches in prop::collection::vec(0_i64..4, 0..40)) {
         let cores: Vec<CoreState> =
             launches.iter().enumerate().map(|(number, launch)| core(number as i32, *launch)).collect();
         let named = differs(&cores).len();

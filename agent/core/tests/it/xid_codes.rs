@@ -1,5 +1,6 @@
-//! Every XID from 1 to 173, alone on a host that is well: what it comes to. The table is NVIDIA's catalogue of 2025-10-29 by
-//! its immediate actions, with our state beside it; codes whose line tells how bad it is are tested with their lines.
+//! The state and action for each XID from 1 to 173, alone on a healthy host. The table is NVIDIA's catalog of
+//! 2025-10-29, ordered by its immediate actions, with our state next to it. Codes whose line contains the severity are
+//! tested with their lines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -14,10 +15,10 @@ use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ResetDevice
 
 const GPU: &str = "gpu.0000:01:00";
 
-/// Codes whose line says how bad it is: NVLink, and the driver's own word on what the GPU needs.
+/// Codes whose line contains the severity: NVLink errors, and the recovery action that the driver reports.
 const BY_LINE: [u32; 9] = [74, 144, 145, 146, 147, 148, 149, 150, 154];
 
-/// Everything that is more than an event.
+/// All codes that change the state. The others are only events.
 const FAULTS: [(HealthState, RecommendedAction, &[u32]); 7] = [
     (
         Unhealthy,
@@ -33,7 +34,7 @@ const FAULTS: [(HealthState, RecommendedAction, &[u32]); 7] = [
 ];
 
 #[test]
-fn every_code_comes_to_what_it_is() {
+fn each_xid_yields_the_state_and_action_of_the_catalog() {
     let mut expected: BTreeMap<u32, (HealthState, RecommendedAction)> =
         (1..=173).map(|code| (code, (Healthy, Nothing))).collect();
     for (state, action, codes) in FAULTS {

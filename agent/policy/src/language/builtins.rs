@@ -1,4 +1,4 @@
-//! What there is beside what a policy defines itself: operators, functions, and methods of strings, lists and dicts.
+//! The built-ins of the language: operators, functions, and methods of strings, lists and dicts.
 
 mod dicts;
 mod items;
@@ -14,7 +14,7 @@ pub(super) use operators::{binary, minus};
 use super::tree::Name;
 use super::value::{Heap, Made, Value};
 
-/// The functions.
+/// The names of the functions.
 pub(super) const NAMES: &[&str] = &[
     "abs",
     "all",
@@ -42,7 +42,7 @@ pub(super) const NAMES: &[&str] = &[
     "zip",
 ];
 
-/// What a function is called with.
+/// The arguments of a call.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     pub(crate) plain: Vec<Value>,
@@ -55,7 +55,7 @@ impl Arguments {
         Some(self.named.remove(at).1)
     }
 
-    /// So many arguments without names, and no others.
+    /// Exactly `N` positional arguments, and no named ones.
     pub(super) fn only<const N: usize>(self, of: &str) -> Made<[Value; N]> {
         if let Some((name, _)) = self.named.first() {
             return Err(format!("{of}(): there is no parameter {name}"));

@@ -1,8 +1,8 @@
-//! From text to tokens. Lines are joined inside brackets; blocks come out as `Indent` and `Dedent`.
+//! From text to tokens. Lines are joined inside brackets; blocks are marked by `Indent` and `Dedent`.
 
 use super::{Fault, Place};
 
-/// A word, a literal or a sign.
+/// A name, a literal or a sign.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
     Name(String),
@@ -18,7 +18,7 @@ pub(super) enum Token {
 }
 
 impl Token {
-    /// As a person would call it.
+    /// Its name in messages.
     pub(super) fn words(&self) -> String {
         match self {
             Token::Name(name) => format!("{name:?}"),
@@ -39,7 +39,7 @@ const KEYWORDS: [&str; 16] = [
     "True", "False", "None",
 ];
 
-/// Words that other languages have and this one has not, each with what to do instead.
+/// Keywords of other languages that are not supported here, each with the alternative.
 const NOT_HERE: [(&str, &str); 8] = [
     ("while", "there is no `while`: loop over a list or a range"),
     ("lambda", "there is no `lambda`: define a function with `def` at the top level"),
@@ -133,7 +133,7 @@ impl Lexer<'_> {
         self.line_begins = self.at;
     }
 
-    /// Looks how far the line is indented. False if nothing is on it.
+    /// Reads the indentation of the line. False if the line is empty.
     fn indentation(&mut self) -> Result<bool, Fault> {
         let rest = self.rest();
         let width = rest.len() - rest.trim_start_matches(' ').len();

@@ -1,8 +1,9 @@
-//! The language of policies: Starlark's statements, expressions and types, as far as a decision needs them. What it has not,
-//! it refuses with a word on what to do instead; what it has means the same as in any other Starlark.
+//! The language of policies: the statements, expressions and types of Starlark that a decision needs. What is not
+//! supported is refused with a hint on the alternative. What is supported has the same meaning as in any other
+//! Starlark.
 //!
-//! Each step and each byte is counted before it is taken, and nothing is as deep as the stack: a policy that does not end,
-//! or wants too much, ends with an error at its line.
+//! Each step and each byte is counted before it is used, and the nesting depth is limited: a policy that does not
+//! end, or uses too much, is stopped with an error at its line.
 
 mod builtins;
 mod eval;
@@ -16,10 +17,10 @@ pub(crate) use eval::Run;
 pub(crate) use tree::Module;
 pub(crate) use value::{Heap, Made, Value};
 
-/// A longer file is none that a person wrote.
+/// The longest file, in bytes; no person writes a longer one.
 const LONGEST: usize = 256 * 1024;
 
-/// A place in a file; both count from 1.
+/// A place in a file; line and column count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The line.
@@ -28,12 +29,12 @@ pub struct Place {
     pub column: u32,
 }
 
-/// What is wrong with a policy, and where.
+/// An error in a policy and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
+    /// The place.
     pub place: Place,
-    /// What, and what would be right.
+    /// The error, and what would be right.
     pub what: String,
 }
 
@@ -43,33 +44,33 @@ impl Fault {
     }
 }
 
-/// A condition of an `if` that was met or not on the way to a decision.
+/// A condition of an `if` that was evaluated before a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch {
-    /// Where it stands.
+    /// Its line.
     pub line: u32,
     /// Whether it was met.
     pub met: bool,
 }
 
-/// What one decision may use up.
+/// The limits of one decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Steps: each part of an expression is one.
     pub steps: u64,
-    /// Memory in bytes, counted when it is taken and not given back.
+    /// Memory in bytes, counted when it is allocated and never returned.
     pub bytes: u64,
 }
 
-/// Functions that a policy finds beside those of the language.
+/// Functions of a policy in addition to those of the language.
 pub(crate) trait Host {
     /// Their names.
     fn names(&self) -> &'static [&'static str];
-    /// Calls one; none if it is not of these.
+    /// Calls one; none if there is no function of this name.
     fn call(&self, name: &str, given: &Arguments, place: Place, heap: &mut Heap<'_>) -> Option<Made<Value>>;
 }
 
-/// Reads a file.
+/// Parses a file.
 pub(crate) fn parse(text: &str) -> Result<Module, Fault> {
     if text.len() > LONGEST {
         let kib = LONGEST / 1024;

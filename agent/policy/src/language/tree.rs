@@ -1,4 +1,4 @@
-//! What a policy's text is made of.
+//! The syntax tree of a policy.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Expr {
     pub(crate) kind: Kind,
 }
 
-/// What an expression is.
+/// The kind of an expression.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     None,
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     And(Box<(Expr, Expr)>),
     Or(Box<(Expr, Expr)>),
     Binary(&'static str, Box<(Expr, Expr)>),
-    /// Value, condition, value otherwise.
+    /// Value, condition, value if the condition is false.
     If(Box<(Expr, Expr, Expr)>),
     Field(Box<Expr>, Name),
     Index(Box<(Expr, Expr)>),
@@ -50,7 +50,7 @@ pub(crate) enum Clause {
     If(Expr),
 }
 
-/// What is assigned to.
+/// The target of an assignment.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Name(Name),
@@ -63,9 +63,9 @@ pub(crate) enum Target {
 pub(crate) enum Statement {
     Expr(Expr),
     Assign(Place, Target, Expr),
-    /// `target += value` and its like.
+    /// `target += value` and similar.
     Change(Place, Target, &'static str, Expr),
-    /// Conditions with their blocks, and what is done otherwise.
+    /// Conditions with their blocks, and the `else` block.
     If(Vec<(Expr, Vec<Statement>)>, Vec<Statement>),
     For(Place, Target, Expr, Vec<Statement>),
     Return(Place, Option<Expr>),
@@ -79,20 +79,20 @@ pub(crate) enum Statement {
 pub(crate) struct Function {
     pub(crate) name: Name,
     pub(crate) place: Place,
-    /// Parameters with what they are if they are not given.
+    /// Parameters with their default values.
     pub(crate) parameters: Vec<(Name, Option<Expr>)>,
-    /// All names that are assigned in it.
+    /// All names that the function assigns.
     pub(crate) locals: Vec<Name>,
     pub(crate) body: Vec<Statement>,
 }
 
-/// A whole file: constants and functions in their order.
+/// A file: constants and functions, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Module {
     pub(crate) items: Vec<Item>,
 }
 
-/// Something at the top level.
+/// An item at the top level.
 #[derive(Debug)]
 pub(crate) enum Item {
     Constant(Place, Target, Expr),

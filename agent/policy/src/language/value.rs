@@ -1,12 +1,12 @@
-//! Values while a policy runs, and the heap that they lie on: a list of objects that is dropped as a whole, so that neither
-//! cycles nor depth matter.
+//! Values of a running policy, and their heap: a list of objects that is dropped as a whole, so that cycles and depth
+//! do not matter.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::tree::{Function, Name};
 
-/// Values that hold others deeper than this cannot be compared or written out.
+/// Values that are nested more deeply than this cannot be compared or written as text.
 const DEEPEST: u32 = 24;
 
 /// A place on the heap.
@@ -24,38 +24,38 @@ pub(crate) enum Value {
     Tuple(Id),
     Dict(Id),
     Struct(Id),
-    /// From, to, by.
+    /// Start, end, step.
     Range(i64, i64, i64),
     Function(Arc<Function>),
     Builtin(&'static str),
 }
 
-/// What holds other values.
+/// An object with other values.
 #[derive(Debug)]
 pub(crate) enum Object {
     /// A list or a tuple.
     Items(Vec<Value>),
-    /// In the order in which the keys came.
+    /// In insertion order.
     Pairs(Vec<(Value, Value)>),
-    /// Its fields in their order.
+    /// Its fields, in order.
     Fields(Vec<(Name, Value)>),
 }
 
-/// Where values lie, and what has been used up.
+/// The objects, and the remaining steps and bytes.
 pub(crate) struct Heap<'a> {
     pub(super) objects: Vec<Object>,
-    /// Objects below this cannot be changed any more.
+    /// Objects below this index are frozen.
     pub(super) frozen: usize,
     pub(crate) steps_left: u64,
     pub(crate) bytes_left: u64,
     pub(super) out_of_time: &'a dyn Fn() -> bool,
 }
 
-/// Why a value could not be made: in words, without a place.
+/// A value, or the error as text without a place.
 pub(crate) type Made<T> = Result<T, String>;
 
 impl Heap<'_> {
-    /// Takes so many steps off what is left.
+    /// Uses this number of steps.
     pub(crate) fn work(&mut self, steps: u64) -> Made<()> {
         let before = self.steps_left;
         self.steps_left = before.checked_sub(steps).ok_or("it takes too many steps")?;
@@ -65,7 +65,7 @@ impl Heap<'_> {
         Ok(())
     }
 
-    /// Takes so much memory; the work of filling it too.
+    /// Uses this amount of memory, in bytes, and the steps to fill it.
     pub(crate) fn room(&mut self, bytes: usize) -> Made<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes as u64).ok_or("it takes too much memory")?;
         self.work(bytes as u64 / 64)
@@ -124,7 +124,7 @@ impl Heap<'_> {
         }
     }
 
-    /// An object that may be changed.
+    /// An object that may be modified.
     pub(super) fn changing(&mut self, id: Id) -> Made<&mut Object> {
         if id < self.frozen {
             return Err("this cannot be changed: it was made outside of the functions; make a copy with list(…) or dict(…)"
@@ -133,7 +133,7 @@ impl Heap<'_> {
         self.objects.get_mut(id).ok_or_else(|| "there is no such value".to_owned())
     }
 
-    /// All that a value holds, in order, for going through it.
+    /// The items of a value, in order, for iteration.
     pub(crate) fn iterate(&mut self, value: &Value) -> Made<Vec<Value>> {
         let length = self.length(value).ok_or_else(|| format!("{} cannot be gone through", value.kind()))?;
         self.room(length.saturating_mul(32))?;
@@ -147,7 +147,7 @@ impl Heap<'_> {
         })
     }
 
-    /// How many a value holds.
+    /// The number of items of a value.
     pub(crate) fn length(&self, value: &Value) -> Option<usize> {
         Some(match value {
             Value::Text(text) => text.chars().count(),
@@ -241,7 +241,7 @@ impl Heap<'_> {
         })
     }
 
-    /// What a dict holds for a key.
+    /// The value of a key in a dict.
     pub(crate) fn get(&mut self, dict: Id, key: &Value) -> Made<Option<Value>> {
         self.can_be_a_key(key)?;
         for index in 0..self.pairs_of(dict).len() {
@@ -282,7 +282,7 @@ impl Heap<'_> {
         }
     }
 
-    /// Which comes first; numbers with numbers, strings with strings, lists and tuples item by item.
+    /// The order of two values: numbers with numbers, strings with strings, lists and tuples item by item.
     pub(crate) fn order(&mut self, left: &Value, right: &Value) -> Made<Ordering> {
         self.order_within(left, right, DEEPEST)
     }
@@ -315,7 +315,7 @@ impl Heap<'_> {
         }
     }
 
-    /// A value in words; strings with quotes inside of others.
+    /// A value as text; nested strings have quotes.
     pub(crate) fn write(&mut self, value: &Value) -> Made<String> {
         let mut text = String::new();
         match value {
@@ -398,7 +398,7 @@ impl Value {
         }
     }
 
-    /// As a number, if it is one.
+    /// The value as a number, if it is one.
     pub(crate) fn number(&self) -> Option<f64> {
         match self {
             Value::Int(number) => Some(*number as f64),

@@ -1,4 +1,4 @@
-//! The default policy file decides as the built-in policy does: over random verdicts, histories, hosts and settings.
+//! The default policy file decides like the built-in policy: over random verdicts, histories, hosts and settings.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ fn cause() -> impl Strategy<Value = Cause> {
     ]
 }
 
-/// Nanoseconds around what the rules look at, and any.
+/// Times near the limits of the rules, and arbitrary ones.
 fn span() -> impl Strategy<Value = Span> {
     prop_oneof![
         (0..700_u64).prop_map(Span::seconds),
@@ -190,7 +190,7 @@ impl Whole {
     }
 }
 
-/// A job of up to three ranks, none, some or all of which wait in their processes.
+/// A job of up to three ranks, of which none, some or all wait in their processes.
 fn job() -> impl Strategy<Value = JobState> {
     let ranks = (1..4_u32).prop_flat_map(|ranks| (Just(ranks), 0..=ranks));
     (span(), step(), step(), ranks).prop_map(|(lived, reached, committed, (ranks, waiting))| JobState {
@@ -211,7 +211,7 @@ fn experience() -> impl Strategy<Value = Experience> {
     })
 }
 
-/// One word on each rung and kind of cause.
+/// At most one entry per rung and kind of cause.
 fn earlier() -> impl Strategy<Value = Vec<Experience>> {
     prop::collection::vec(experience(), 0..6).prop_map(|mut all| {
         all.sort_by_key(|known| (known.cause, known.rung));
@@ -260,10 +260,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_default_file_decides_as_the_built_in_policy(settings in settings(), whole in whole()) {
+    fn the_default_file_decides_like_the_built_in_policy(settings in settings(), whole in whole()) {
         let policy = Policy::parse("default.star", DEFAULT).expect("the default policy is sound");
         let (choice, trouble) = decide_with(Some(&policy), &settings, whole.case());
-        prop_assert_eq!(trouble, None, "it never comes near the rails");
+        prop_assert_eq!(trouble, None, "the default file causes no errors");
         let own = decide(&settings, whole.case());
         let why = choice.why.replace(" (default.star)", "");
         prop_assert_eq!((choice.action, choice.after, why), (own.action, own.after, own.why));
@@ -271,7 +271,7 @@ proptest! {
 }
 
 #[test]
-fn it_stays_far_below_the_limits_also_after_a_hundred_failures() {
+fn the_default_file_stays_far_below_the_limits_after_100_failures() {
     let policy = Policy::parse("default.star", DEFAULT).expect("the default policy is sound");
     let text = r#"
         [[incident]]

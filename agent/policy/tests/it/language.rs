@@ -1,4 +1,4 @@
-//! What a policy can say, what it is told when it is wrong, and that it can hurt nobody.
+//! The language of policies, its error messages, and its limits.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use mainstay_core::recovery::policy::Rung;
@@ -14,7 +14,7 @@ fn decide(text: &str) -> Result<Decided, String> {
         .map_err(|problem| problem.to_string())
 }
 
-/// What an expression comes to, written out.
+/// The value of an expression as text.
 fn value(expression: &str) -> String {
     let text =
         format!("X = [3, 1, 2]\ndef decide(case):\n    return decision('stop', 0, repr({expression}))\n");
@@ -22,8 +22,9 @@ fn value(expression: &str) -> String {
 }
 
 #[test]
-fn expressions_mean_what_they_mean_in_starlark() {
-    // Python makes the same of them, but for struct(), and for items() and type(), which are a list and a string here.
+fn expressions_have_their_meaning_in_starlark() {
+    // Python gives the same results, except for struct(), and for items() and type(), which return a list and a
+    // string here.
     for (expression, expected) in [
         ("1 + 2 * 3 - 4 // 3", "6"),
         ("-7 // 2, -7 % 3, 7 % -3, 7 / 2", "(-4, 2, -2, 3.5)"),
@@ -51,7 +52,7 @@ fn expressions_mean_what_they_mean_in_starlark() {
 }
 
 #[test]
-fn statements_loops_and_functions() {
+fn statements_loops_and_functions_work() {
     let text = "
 LIMIT = 3
 
@@ -85,12 +86,12 @@ def decide(case):
 }
 
 #[test]
-fn a_policy_that_returns_nothing_leaves_it_to_the_built_in_one() {
+fn a_policy_that_returns_none_leaves_the_failure_to_the_built_in_policy() {
     assert_eq!(decide("def decide(case):\n    pass\n").expect("sound").advice, None);
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
+fn errors_name_the_place_and_the_fix() {
     let body = |line: &str| format!("def decide(case):\n    {line}\n");
     for (text, reported) in [
         (String::new(), "mine.star: there is no function decide(case), which is called for each failure"),
@@ -207,7 +208,7 @@ fn endless_deep_and_huge_policies_end_with_an_error() {
 }
 
 #[test]
-fn a_policy_that_is_out_of_time_ends() {
+fn a_policy_that_is_out_of_time_is_stopped() {
     let text =
         "def decide(case):\n    for a in range(3000):\n        for b in range(50):\n            pass\n";
     let policy = Policy::parse("mine.star", text).expect("it is sound");
@@ -218,13 +219,13 @@ fn a_policy_that_is_out_of_time_ends() {
 }
 
 #[test]
-fn the_same_case_is_decided_the_same_and_in_the_same_steps() {
+fn the_same_case_gives_the_same_decision_in_the_same_number_of_steps() {
     let text = "SEEN = []\ndef decide(case):\n    return decision('stop', jitter(3) + 1, str(len(SEEN)))\n";
     assert_eq!(decide(text).expect("sound"), decide(text).expect("sound"));
 }
 
 #[test]
-fn a_table_of_incidents_is_refused_with_a_word_on_what_would_be_right() {
+fn errors_in_incidents_name_the_allowed_values() {
     let wrong = |text: &str| incidents::read(text).expect_err(text);
     assert!(
         wrong("[[incident]]\nname = 'x'\ncause = { kind = 'sgnal' }\n")

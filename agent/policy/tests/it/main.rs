@@ -1,6 +1,6 @@
 //! Policies as users write them.
 //!
-//! One executable for all of them: each module is a subject.
+//! One executable for all tests, with one module per subject.
 
 mod default;
 mod language;

@@ -1,39 +1,43 @@
-//! The share of time in which a job trains (effective training time ratio), beside a scheduler that restarts the whole job.
+//! The share of time in which a job trains (effective training time ratio), compared with a scheduler that restarts
+//! the whole job.
 //!
-//! Rates: 419 unexpected and 47 planned interruptions of 16,384 GPUs in 54 days (Llama 3, arXiv:2407.21783, table 5); 6.5e-3
-//! failures per host and day (Meta RSC, arXiv:2410.21680). Kinds: table 5. Hangs: 9.9 % (ByteRobust, arXiv:2509.16293).
-//! Communicators: below 30 s on more than 10,000 GPUs (MegaScale, NSDI'24), 200 s on 98,000 (FT-HSDP, arXiv:2602.00277). The
-//! scheduler: 10 minutes to start again (RSC: 5 to 20), 129 s to load and 0.59 s and 51 s to save (ByteCheckpoint, 405B on
-//! 8,960 GPUs), hangs known after NCCL's 10 minutes. Ours is from `docs/benchmarks.md`.
+//! Rates: 419 unexpected and 47 planned interruptions of 16,384 GPUs in 54 days (Llama 3, arXiv:2407.21783, table 5);
+//! 6.5e-3 failures per host and day (Meta RSC, arXiv:2410.21680). Kinds: table 5. Hangs: 9.9 % (ByteRobust,
+//! arXiv:2509.16293). Communicators: below 30 s on more than 10,000 GPUs (MegaScale, NSDI'24), 200 s on 98,000
+//! (FT-HSDP, arXiv:2602.00277). The scheduler: 10 minutes to start again (RSC: 5 to 20), 129 s to load and 0.59 s and
+//! 51 s to save (ByteCheckpoint, 405B on 8,960 GPUs), hangs detected after NCCL's 10 minutes. Our times are from
+//! `docs/benchmarks.md`.
 
 use mainstay_sim::productive::{Failure, Job};
 
 use crate::figure;
 
-/// Interruptions of a host in a day.
+/// Interruptions per host and day.
 const LLAMA: f64 = 466.0 / 54.0 / 2048.0;
 const RSC: f64 = 6.5e-3;
 
-/// Of 466: what a new process on the same host is enough for (software, NCCL's watchdog, dependencies, SDC), and maintenance.
+/// Of 466 interruptions: those for which a new process on the same host is enough (software, NCCL's watchdog,
+/// dependencies, SDC), and maintenance.
 const SOFTWARE: f64 = (54.0 + 7.0 + 2.0 + 6.0) / 466.0;
 const HANGS: f64 = 0.099;
 
 const STEP: f64 = 6.0;
 
-/// State of a rank: 405 billion parameters of 16 bytes over 16,384 GPUs.
+/// The state of a rank in bytes: 405 billion parameters of 16 bytes over 16,384 GPUs.
 const BYTES: f64 = 405e9 * 16.0 / 16_384.0;
 
-/// The leader's part of a round of 12,500 hosts, the goal of `simulate.round_12500`; less for fewer hosts.
+/// The leader's part of a round of 12,500 hosts in seconds, the goal of `simulate.round_12500`; less for fewer hosts.
 const ROUND: f64 = 2.0;
 
-/// `hosts.lost_to_verdict` and `hosts.swap_added`, their goals; `restart.kill_to_step`; `detect.hang` over 1.5 steps.
+/// The goals of `hosts.lost_to_verdict` and `hosts.swap_added`; `restart.kill_to_step`; `detect.hang` plus 1.5 steps.
+/// In seconds.
 const LOST: f64 = 3.0;
 const SWAP: f64 = 2.0;
 const RESTART: f64 = 0.15;
 const HANG: f64 = 1.5 * STEP + 1.9;
 
-/// Copies to a peer and back with TLS (`checkpoint.replicate_tls`, `checkpoint.restore_peer_fresh`), bytes a second of a host, and
-/// memcpy, of which a save takes 0.55 and a load from memory 1.05.
+/// Copies to a peer and back with TLS (`checkpoint.replicate_tls`, `checkpoint.restore_peer_fresh`) and memcpy, in
+/// bytes per second of a host. A save takes 0.55 of memcpy, a load from memory 1.05.
 const REPLICATE: f64 = 2.8e9;
 const RESTORE_PEER: f64 = 1.8e9;
 const MEMCPY: f64 = 16e9;

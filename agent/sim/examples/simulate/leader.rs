@@ -1,4 +1,4 @@
-//! What the leader of 12,500 hosts with 8 ranks each needs, and how long it takes until all of them start again.
+//! The resources that the leader of 12,500 hosts with 8 ranks each needs, and the time until all of them start again.
 
 use mainstay_core::base::id::Attempt;
 use mainstay_sim::crowd::{Crowd, MS, Plan, SECOND};
@@ -8,16 +8,16 @@ use crate::figure;
 
 const HOSTS: u32 = 12_500;
 
-/// A network card of 25 Gbit/s, which the slowest published clusters have for what is not the ranks' own.
+/// A network card of 25 Gbit/s, the slowest in published clusters for traffic other than that of the ranks.
 const BYTES_PER_SECOND: f64 = 25e9 / 8.0;
 
-/// Steps of 6 s over which the load is taken.
+/// The duration of a step, over which the load is measured.
 const STEP: u64 = 6 * SECOND;
 
-/// Writes of a launcher that joins: its lease, its member, and that it has a seat.
+/// Writes of a launcher that joins: its lease, its member record, and that it has a seat.
 const WRITES_OF_A_MEMBER: f64 = 3.0;
 
-/// Hosts of a large job come within this time, in seconds.
+/// The hosts of a large job join within this time, in seconds.
 const JOIN_WITHIN: f64 = 300.0;
 
 pub fn measure(quick: bool) {
@@ -38,7 +38,7 @@ pub fn measure(quick: bool) {
     crowd.run_until(began + 600 * SECOND, |crowd| crowd.runs());
     let seconds = |span: u64| span as f64 / SECOND as f64;
     figure("start_12500", "s of the leader's part", &[seconds(crowd.now() - began)], None);
-    // The first steps are of a start.
+    // Skip the first steps, which belong to the start.
     let settled = crowd.now() + 2 * STEP;
     crowd.run_until(settled, |_| false);
     let (mut cpu, mut up, mut down) = (Vec::new(), Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ pub fn measure(quick: bool) {
         }
         crowd.run_until(killed + 600 * SECOND, |crowd| crowd.runs());
         give_back();
-        // Until all ranks step again.
+        // Wait until all ranks complete steps again.
         let stepping = crowd.now() + 2 * STEP;
         crowd.run_until(stepping, |_| false);
     }
@@ -85,22 +85,23 @@ pub fn measure(quick: bool) {
     }
 }
 
-/// Processor time of this thread; 0 where the kernel does not tell.
+/// Processor time of this thread in nanoseconds; 0 if the kernel does not report it.
 fn processor() -> u64 {
     let used = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     used.map_or(0, |used| used.tv_sec().unsigned_abs() * SECOND + used.tv_nsec().unsigned_abs())
 }
 
-/// Gives back what was freed, as the launcher does when ranks run again after a failure.
+/// Returns freed memory to the kernel, as the launcher does when ranks run again after a failure.
 fn give_back() {
-    // SAFETY: the function takes the allocator's own locks, touches only memory that nobody has, and keeps no pointer.
+    // SAFETY: the function takes the allocator's own locks, touches only memory that is not in use, and keeps no
+    // pointer.
     #[cfg(target_env = "gnu")]
     unsafe {
         nix::libc::malloc_trim(0);
     }
 }
 
-/// Memory of this process now and at most, in MiB: the followers' messages that are on their way are part of it.
+/// The current and the peak memory of this process in MiB, including the followers' messages in transit.
 fn memory() -> Option<(f64, f64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = |name: &str| {

@@ -1,8 +1,9 @@
-//! How often hosts that live are taken for lost.
+//! How often live hosts are judged lost.
 //!
-//! Healthy links are too good to be counted on: at one packet in a thousand nothing happens in any time that can be simulated. So
-//! links that lose 5 to 20 % are counted, and what follows for better ones is computed: a silence of 2 s needs four losses of
-//! one packet in a row (200, 400, 800 and 1600 ms), so the rate falls at least with the fourth power of the loss.
+//! Losses are too rare to count on healthy links: at one lost packet in a thousand, nothing happens in any time that
+//! can be simulated. The example counts on links that lose 5 to 20 % and computes the rates for better ones: a
+//! silence of 2 s needs four losses of one packet in a row (200, 400, 800 and 1600 ms), so the rate falls at least
+//! with the fourth power of the loss.
 
 use mainstay_sim::silence::{Kind, Seen, watch};
 
@@ -11,16 +12,17 @@ use crate::figure;
 const HOSTS: f64 = 12_500.0;
 const HOURS_PER_YEAR: f64 = 8_766.0;
 
-/// Loss on a usual link between hosts: far above what data centers report, so that the result is on the safe side.
+/// The loss on a usual link between hosts: far above what data centers report, so that the result is a safe upper
+/// estimate.
 const USUAL_LOSS: f64 = 0.001;
 
 /// The share of hosts whose link loses 5 % at any time.
 const BAD_LINKS: f64 = 1e-4;
 
-/// A machine on which ranks use all processors.
+/// The delay of heartbeats on a machine on which ranks use all processors.
 const LATE: (f32, f32) = (2.0, 1.2);
 
-/// Once a day it stands still: for 100 ms on average, as when memory is compacted or a virtual machine is moved.
+/// One stall per day, of 100 ms on average, as when memory is compacted or a virtual machine is moved.
 const STALLS: (f32, f32) = (1.0, 100.0);
 
 pub fn measure(quick: bool) {
@@ -41,7 +43,7 @@ pub fn measure(quick: bool) {
         figure(&format!("suspected_loss_{:.0}", loss * 100.0), "per host and hour", &[asked], None);
         at_5 = most;
     }
-    // On a machine that is busy and whose link loses nothing.
+    // A busy machine whose link loses nothing.
     let (healthy, hours) = rate(0.0, hours);
     let [_, most] = bounds(healthy.lost).map(|count| count / hours * HOURS_PER_YEAR);
     eprintln!("without loss: at most {most:.4} per host and year (95 %), as far as that was simulated");
@@ -50,7 +52,8 @@ pub fn measure(quick: bool) {
     figure("false_lost_bad_links", "hosts of 12,500 and year", &[at_5 * HOSTS * BAD_LINKS], None);
 }
 
-/// Between what the mean of a count lies, 95 %: by the chi-squared distribution in Wilson and Hilferty's approximation.
+/// The 95 % confidence interval of the mean of a count: the chi-squared distribution in the approximation of Wilson
+/// and Hilferty.
 fn bounds(count: u64) -> [f64; 2] {
     let count = count as f64;
     let at = |count: f64, z: f64| {

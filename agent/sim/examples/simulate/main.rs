@@ -1,5 +1,6 @@
-//! The figures of jobs of 100,000 ranks, one JSON object a line: `cargo xtask bench simulate` runs it and collects them.
-//! Arguments: `quick` for fewer samples, and the parts to be measured (`leader`, `lost`, `ettr`); all without one.
+//! Measures jobs of 100,000 ranks and prints one JSON object per line. `cargo xtask bench simulate` runs it and
+//! collects the figures. Arguments: `quick` for fewer samples, and the parts to measure (`leader`, `lost`, `ettr`);
+//! all parts if none is named.
 
 mod ettr;
 mod leader;
@@ -24,7 +25,7 @@ fn main() {
     }
 }
 
-/// Prints a figure: the median of samples, with the least and the most.
+/// Prints a figure: the median of samples, with the minimum and maximum.
 fn figure(id: &str, unit: &str, samples: &[f64], peer: Option<f64>) {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -35,6 +36,6 @@ fn figure(id: &str, unit: &str, samples: &[f64], peer: Option<f64>) {
     println!(
         r#"{{"id": "simulate.{id}", "value": {value:.6}, "unit": "{unit}", "n": {n}, "min": {least:.6}, "max": {most:.6}, "peer_value": {peer}}}"#
     );
-    // A reader that is gone makes no difference to what is measured.
+    // A closed pipe does not affect the measurement.
     let _ = std::io::stdout().flush();
 }

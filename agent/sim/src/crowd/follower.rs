@@ -1,24 +1,24 @@
-//! A follower of a large job: what it answers to commands. The followers are not what is measured.
+//! A follower of a large job: its answers to commands. The cost of followers is not measured.
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::checkpoint::inventory::StepKey;
 use mainstay_core::recovery::hosts::wire::{Command, Seat};
 
-/// What a follower has to report.
+/// A report of a follower.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
     /// A rank was killed.
     Died,
     /// Its ranks are stopped.
     Stopped(Attempt),
-    /// The port for the ranks' store.
+    /// It has opened the port for the store of the ranks.
     Opened(Attempt),
     Seated(Attempt, Seat),
-    /// What it holds of checkpoints.
+    /// The checkpoints that it holds.
     Holding(Attempt),
     Brought(Attempt, StepKey),
     Started(Attempt),
-    /// Its ranks' clients have connected.
+    /// The clients of its ranks have connected.
     Connected(Attempt),
 }
 
@@ -26,9 +26,9 @@ pub(super) enum Answer {
 pub(super) struct Follower {
     host: u32,
     ranks: u32,
-    /// The newest report.
+    /// The number of the newest report.
     number: u64,
-    /// When its newest message arrives.
+    /// The time at which its newest message arrives.
     pub(super) last: u64,
     pub(super) attempt: Attempt,
 }
@@ -48,7 +48,7 @@ impl Follower {
         (first..first + self.ranks).map(Rank)
     }
 
-    /// What it reports when a command is carried out.
+    /// Its reports after it has carried out a command.
     pub(super) fn obey(&mut self, command: &Command) -> Vec<Answer> {
         match command {
             Command::Stop { attempt, .. } => vec![Answer::Stopped(*attempt)],

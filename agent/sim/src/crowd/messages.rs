@@ -1,4 +1,4 @@
-//! What followers of a large job send, as long as real messages are.
+//! The messages that the followers of a large job send, as long as real ones.
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Mono;
@@ -10,7 +10,7 @@ use mainstay_core::recovery::hosts::wire::Report;
 use super::follower::{Answer, Follower};
 use super::{MS, Plan, SECOND};
 
-/// Communicators of a rank: of tensor, pipeline, data and context parallelism.
+/// Communicators of a rank: tensor, pipeline, data and context parallelism.
 const COMMUNICATORS: u64 = 4;
 
 pub(super) fn reports(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Report> {
@@ -67,7 +67,7 @@ fn exited(attempt: Attempt, rank: Rank, after_stop: bool) -> Fact {
     }
 }
 
-/// Each rank's newest two steps, and as many that are kept for another host.
+/// The newest two steps of each rank, and the same number of copies for another host.
 fn holding(plan: &Plan, host: &Follower) -> Vec<Copy> {
     let world = plan.hosts * plan.ranks;
     let copy = |rank: u32, step: u64, own: bool| Copy {

@@ -1,4 +1,4 @@
-//! Whom the judge of hangs names in simulated jobs. The figures of large ones are measured by `cargo xtask bench judge`.
+//! The culprits that the hang judge names in simulated jobs. `cargo xtask bench judge` measures large jobs.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -13,7 +13,7 @@ const MESHES: [Mesh; 3] = [
 ];
 
 #[test]
-fn the_rank_that_stops_is_named_through_lost_reports_and_silent_hosts() {
+fn the_stopped_rank_is_named_despite_lost_reports_and_silent_hosts() {
     let mut random = Random::new(1);
     for mesh in MESHES {
         for trial in 0..12 {
@@ -25,7 +25,7 @@ fn the_rank_that_stops_is_named_through_lost_reports_and_silent_hosts() {
 }
 
 #[test]
-fn a_silent_host_on_which_a_rank_stopped_is_named() {
+fn a_silent_host_with_a_stopped_rank_is_named() {
     let mut random = Random::new(2);
     let (mut right, mut all) = (0, 0);
     for trial in 0..24 {
@@ -43,7 +43,7 @@ fn a_silent_host_on_which_a_rank_stopped_is_named() {
 }
 
 #[test]
-fn an_operation_that_all_have_entered_names_no_rank() {
+fn an_operation_that_all_ranks_entered_names_no_rank() {
     let loss = Loss { reports: 0.05, silent_hosts: 0.0 };
     let mut random = Random::new(3);
     for trial in 0..8 {

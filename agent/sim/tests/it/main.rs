@@ -1,6 +1,6 @@
-//! The core's judges on simulated jobs.
+//! The judges of the core on simulated jobs.
 //!
-//! One executable for all of them: each module is a subject.
+//! One executable for all tests, with one module per subject.
 
 mod hang;
 mod robust;

@@ -1,27 +1,28 @@
-//! The judge of stragglers on what real jobs are like: hiccups, checkpoints of one rank, a pace that drifts, lost reports, few ranks.
+//! The straggler judge under the conditions of real jobs: hiccups, checkpoints of one rank, a drifting pace, lost
+//! reports, few ranks.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Row, Slow};
 use mainstay_sim::random::Random;
 
-/// A job of ranks that do the same, with 1 % of noise.
+/// A job of ranks with equal work and 1 % of noise.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     ranks: usize,
-    /// How often a rank's step takes 1.2 to 2.2 times as long.
+    /// Probability that a step of a rank takes 1.2 to 3.3 times as long.
     hiccups: f32,
     /// Share of reports that are lost.
     lost: f32,
-    /// By how much all of them change from step to step.
+    /// The share by which all ranks slow down from step to step.
     drift: f32,
-    /// Rank 0 does something else, every so many steps.
+    /// Rank 0 saves a checkpoint every N steps.
     checkpoint_every: u64,
 }
 
 const PLAIN: Shape = Shape { ranks: 8, hiccups: 0.002, lost: 0.0, drift: 0.0, checkpoint_every: u64::MAX };
 
-/// Steps from when `slow` was 5 % slower until it was told, if it was, and what else was told.
+/// The number of steps from when `slow` became 5 % slower until it was reported, if it was, and all other reports.
 fn run(shape: Shape, slow: Option<usize>, seed: u64) -> (Option<u64>, Vec<Slow>) {
     const BEGINS: u64 = 30;
     let mut random = Random::new(seed);
@@ -60,7 +61,7 @@ fn run(shape: Shape, slow: Option<usize>, seed: u64) -> (Option<u64>, Vec<Slow>)
 }
 
 #[test]
-fn what_is_no_straggler_is_not_told() {
+fn hiccups_checkpoints_drift_and_lost_reports_are_not_reported() {
     for shape in [
         PLAIN,
         Shape { ranks: 2, ..PLAIN },
@@ -79,7 +80,7 @@ fn what_is_no_straggler_is_not_told() {
 }
 
 #[test]
-fn a_rank_that_is_5_percent_slow_is_found_all_the_same() {
+fn a_rank_that_is_5_percent_slow_is_found_despite_other_variation() {
     for (shape, within) in [
         (PLAIN, 12),
         (Shape { ranks: 2, ..PLAIN }, 20),
@@ -99,9 +100,9 @@ fn a_rank_that_is_5_percent_slow_is_found_all_the_same() {
     }
 }
 
-/// Few ranks tell little of what is usual, but each one's own noise and past can be read whole.
+/// A few ranks give little information about what is usual, but the noise and past of each rank are analysed in full.
 #[test]
-fn of_few_ranks_nearly_every_one_that_becomes_5_percent_slow_is_found_within_10_steps() {
+fn in_small_jobs_most_ranks_that_become_5_percent_slow_are_found_within_10_steps() {
     for ranks in [2, 3, 4, 5, 8] {
         let (mut soon, mut wrong) = (0, 0);
         for seed in 0..100 {

@@ -1,5 +1,6 @@
-//! The judge of stragglers on shapes that real traces have: stages of different work, sequences of different lengths, checkpoints and
-//! evaluation, several slow ranks, slowness that comes and goes or grows. Each with its opposite, of which nothing may be told.
+//! The straggler judge on patterns of real traces: stages of different work, sequences of different lengths,
+//! checkpoints and evaluation, several slow ranks, slowness that is intermittent or grows. Each has a counterpart
+//! that must not be reported.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -9,7 +10,7 @@ use mainstay_sim::random::Random;
 const RANKS: usize = 16;
 const STEPS: u64 = 240;
 
-/// What was told, and at which steps; and when it was over.
+/// The reports with their steps, and the steps at which slowness was over.
 #[derive(Debug, Default)]
 struct Reported {
     found: Vec<(Slow, u64)>,
@@ -29,7 +30,8 @@ impl Reported {
     }
 }
 
-/// Runs a job whose rank `rank` takes exp(excess(rank, step)) in each step, with 1 % of noise and a hiccup now and then.
+/// Runs a job whose rank `rank` takes exp(excess(rank, step)) in each step, with 1 % of noise and a hiccup in 0.2 %
+/// of steps.
 fn run(roles: &[Role], seed: u64, mut excess: impl FnMut(usize, u64, &mut Random) -> f32) -> Reported {
     let mut random = Random::new(seed);
     let mut judge = Judge::new(Peers::new(roles.to_vec()), Limits::default());
@@ -64,8 +66,8 @@ fn staged() -> Vec<Role> {
 }
 
 #[test]
-fn a_slow_rank_is_found_within_a_stage_that_has_other_work() {
-    // The last stage does 8 % more, the first 5 %: it is how the model is cut, and no more than is usual.
+fn a_slow_rank_is_found_among_stages_of_different_work() {
+    // The last stage does 8 % more work and the first 5 %: that is how the model is split, and a usual difference.
     let work = |rank: usize| [0.05, 0.0, 0.0, 0.08][rank / 4];
     for seed in 0..6 {
         let healthy = run(&staged(), seed, |rank, _, _| work(rank));
@@ -93,8 +95,8 @@ fn a_slow_rank_is_found_among_sequences_of_different_lengths() {
 }
 
 #[test]
-fn checkpoints_and_evaluation_neither_make_nor_hide_a_slow_rank() {
-    // Every 20 steps all take three times as long, the first rank of them four times; every 50 steps some evaluate.
+fn checkpoints_and_evaluation_neither_cause_nor_hide_a_slow_rank() {
+    // Every 20 steps all ranks take three times as long and rank 0 four times. Every 50 steps some ranks evaluate.
     let phases = |rank: usize, step: u64| match (step % 20, step % 50) {
         (0, _) => 1.1 + if rank == 0 { 0.3 } else { 0.0 },
         (_, 25) if rank < 4 => 0.7,
@@ -123,13 +125,13 @@ fn several_slow_ranks_are_all_named() {
 }
 
 #[test]
-fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
+fn intermittent_slowness_is_reported_each_time_and_is_over_in_between() {
     for seed in 0..6 {
         let slow = |step: u64| (60..100).contains(&step) || (160..200).contains(&step);
         let reported = run(&alike(), seed, |rank, step, _| if rank == 4 && slow(step) { 0.10 } else { 0.0 });
         assert_eq!(reported.ranks(), [4], "seed {seed}: {reported:?}");
         assert_eq!((reported.found.len(), reported.over.len()), (2, 2), "seed {seed}: {reported:?}");
-        // Two slow steps here and there, of whichever rank, are nobody's fault.
+        // Two slow steps now and then, of changing ranks, are not reported.
         let brief =
             run(
                 &alike(),
@@ -143,7 +145,7 @@ fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
 }
 
 #[test]
-fn a_rank_that_becomes_slower_by_and_by_is_told_and_a_job_that_does_is_not() {
+fn a_gradually_slower_rank_is_reported_and_a_gradually_slower_job_is_not() {
     for seed in 0..6 {
         let ramp = |step: u64| (step.saturating_sub(60) as f32 / 60.0).min(1.0) * 0.12;
         let reported = run(&alike(), seed, |rank, step, _| if rank == 12 { ramp(step) } else { 0.0 });
@@ -155,7 +157,7 @@ fn a_rank_that_becomes_slower_by_and_by_is_told_and_a_job_that_does_is_not() {
 }
 
 #[test]
-fn a_slow_host_of_many_is_told_as_a_host_or_its_ranks_and_nobody_else() {
+fn a_slow_host_is_reported_as_the_host_or_its_ranks_only() {
     let role = |rank: u32| Role { group: 0, stage: None, host: Some(rank / 8) };
     let hosts: Vec<Role> = (0..64).map(role).collect();
     for seed in 0..4 {

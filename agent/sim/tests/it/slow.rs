@@ -1,4 +1,4 @@
-//! The judge of stragglers on simulated jobs. The figures of whole runs are measured by `cargo xtask bench judge`.
+//! The straggler judge on simulated jobs. `cargo xtask bench judge` measures whole runs.
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
@@ -45,7 +45,7 @@ fn small_jobs_are_judged_too() {
 }
 
 #[test]
-fn a_slow_host_is_told_as_a_host() {
+fn a_slow_host_is_reported_as_a_host() {
     for trial in 0..10 {
         let score = run(Mesh::of(1024), Noise::USUAL, Trouble::Host(trial, 0.08), BEGINS, 60, trial as u64);
         assert!(score.steps.is_some_and(|steps| steps <= 10), "{score:?}");
@@ -54,7 +54,7 @@ fn a_slow_host_is_told_as_a_host() {
 }
 
 #[test]
-fn a_stage_with_more_work_is_no_slow_rank() {
+fn a_stage_with_more_work_is_not_a_slow_rank() {
     let mesh = Mesh { tensor: 8, pipeline: 4, data: 8 };
     for trial in 0..4 {
         let score = run(mesh, Noise::USUAL, Trouble::Stage(trial, 0.25), 1, 60, trial as u64);
@@ -64,7 +64,7 @@ fn a_stage_with_more_work_is_no_slow_rank() {
 }
 
 #[test]
-fn sequences_of_different_lengths_are_no_slow_rank() {
+fn sequences_of_different_lengths_are_not_a_slow_rank() {
     for trial in 0..10 {
         let score = run(Mesh::of(256), Noise::USUAL, Trouble::Sequences(0.11), 1, 120, trial);
         assert!(score.steps.is_some(), "trial {trial}");
@@ -73,7 +73,7 @@ fn sequences_of_different_lengths_are_no_slow_rank() {
 }
 
 #[test]
-fn healthy_jobs_are_left_alone() {
+fn healthy_jobs_cause_no_reports() {
     // 200,000 rank-steps each, with noise of different kinds.
     for (seed, noise) in [
         Noise::USUAL,
@@ -97,10 +97,10 @@ fn the_same_seed_gives_the_same_judgements() {
     assert_eq!(once(), once());
 }
 
-/// What it costs is how much shorter a step would be without it: also in a pair, where half of the ranks are slow, and though most of
-/// the steps that are remembered are from before.
+/// The cost is how much shorter a step would be without the slow rank. This holds also for a pair, where half of the
+/// ranks are slow, and if most of the remembered steps precede the slowness.
 #[test]
-fn what_a_slow_rank_costs_is_by_how_much_it_makes_steps_longer() {
+fn the_cost_of_a_slow_rank_is_how_much_longer_it_makes_steps() {
     for ranks in [2, 3, 8, 64] {
         for (by, starts) in [(0.5, 1), (0.5, 80), (0.1, 80)] {
             let slow = SlowRank { rank: 1, starts, by };
@@ -108,10 +108,10 @@ fn what_a_slow_rank_costs_is_by_how_much_it_makes_steps_longer() {
             let found = reported.right.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: not found"));
             let cost =
                 found.cost.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: the steps' length is known"));
-            // The next slowest is itself late by the noise of 1 %, the more so the more there are.
+            // The next slowest rank is itself late by the noise of 1 %, and more so in larger jobs.
             let next = 1.0 + 0.01 * (2.0 * (ranks as f32).ln()).sqrt();
             let (most, least) = (1.0 - 1.0 / (1.0 + by), 1.0 - next / (1.0 + by));
-            // In one of the eight steps another rank may have been late by a hiccup.
+            // In one of the eight steps a hiccup may have delayed another rank.
             assert!((least * 0.85 - 0.02..=most + 0.02).contains(&cost), "{ranks} ranks, {slow:?}: {cost}");
         }
     }

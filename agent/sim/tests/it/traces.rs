@@ -1,6 +1,5 @@
-//! The judge of stragglers on public traces of real jobs. They are not part of this repository: `MAINSTAY_TRACES` names a
-//! directory with those that are there, as CSV with the columns that they were published with, and what is not there is
-//! passed over.
+//! The straggler judge on public traces of real jobs. They are not part of this repository: `MAINSTAY_TRACES` names a
+//! directory with the available ones, as CSV with the columns of the publication. Missing traces are skipped.
 //!
 //! - `AR.csv`, `SE.csv`, `ST.csv`: ByteDance-Seed/StragglerAnalysis, `data/trace-*.parquet` written as CSV
 //! - `job_1_norm.csv` to `job_4_norm.csv`: alibaba/clusterdata, `cluster-trace-gpu-v2020/mini-batch-time/data`
@@ -50,13 +49,13 @@ fn one_slow_device_is_named() {
 }
 
 #[test]
-fn uneven_sequences_are_no_slow_device() {
+fn uneven_sequences_are_not_a_slow_device() {
     let Some(report) = judged("SE.csv") else { return };
     assert_eq!(kinds(&report), [FindingKind::DataImbalance]);
 }
 
 #[test]
-fn a_stage_with_more_layers_is_no_slow_device() {
+fn a_stage_with_more_layers_is_not_a_slow_device() {
     let Some(report) = judged("ST.csv") else { return };
     assert_eq!(kinds(&report), [FindingKind::StageImbalance]);
     assert_eq!(report.findings[0].stage, Some(3));
@@ -65,24 +64,24 @@ fn a_stage_with_more_layers_is_no_slow_device() {
 }
 
 #[test]
-fn a_worker_that_becomes_slow_is_named_with_its_onset_and_nobody_else() {
+fn only_the_worker_that_becomes_slow_is_named_with_its_onset() {
     let Some(report) = judged("job_1_norm.csv") else { return };
     assert_eq!(kinds(&report), [FindingKind::SlowRank]);
     let found = &report.findings[0];
     assert_eq!(found.ranks[0].0, 6);
-    // The 181st sample, which is the 1811th mini-batch.
+    // Sample 181, which is mini-batch 1811.
     assert!((1801..=1831).contains(&found.since_step), "{}", found.since_step);
     assert!(report.findings.iter().any(|finding| finding.over), "it is over before the trace ends");
 }
 
 #[test]
-fn workers_that_differ_for_good_are_not_slow() {
+fn workers_with_a_constant_difference_are_not_slow() {
     let Some(report) = judged("job_2_norm.csv") else { return };
     assert!(slow_ranks(&report).is_empty());
 }
 
 #[test]
-fn workers_that_become_slow_late_are_told_with_their_onset() {
+fn workers_that_become_slow_late_are_reported_with_their_cost() {
     for name in ["job_3_norm.csv", "job_4_norm.csv"] {
         let Some(report) = judged(name) else { return };
         for found in slow_ranks(&report) {

@@ -1,4 +1,4 @@
-//! What was: reads at earlier revisions, events for watches, and the compaction that bounds both.
+//! History: reads at earlier revisions, events for watches, and the compaction that bounds both.
 
 use super::{COMPACTED, FUTURE, Range, Refusal, Store};
 use crate::etcd::etcdserverpb as pb;
@@ -6,12 +6,12 @@ use crate::etcd::log::{Record, record};
 use crate::etcd::mvccpb::{Event, KeyValue};
 use std::collections::BTreeMap;
 
-/// The revision that was asked for is gone; this is the first that is there.
+/// The requested revision is compacted; this is the first available one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compacted(pub i64);
 
 impl Store {
-    /// The keys of a range as they were: today's, with every later change undone.
+    /// The keys of a range at a revision: the current ones with every later change undone.
     pub(super) fn at(&self, revision: i64, range: &Range) -> Result<Vec<KeyValue>, Refusal> {
         if revision > self.revision {
             return Err(FUTURE);
@@ -34,8 +34,8 @@ impl Store {
         Ok(keys.into_values().cloned().collect())
     }
 
-    /// Events of a range from a revision on, oldest first: whole revisions, and no more once there are `most` events.
-    /// The second value is the first revision that was not looked at.
+    /// Events of a range from a revision on, oldest first. Only complete revisions are returned, and no further one
+    /// after `most` events. The second value is the first revision that was not read.
     ///
     /// # Errors
     /// The revision is compacted.
@@ -59,10 +59,10 @@ impl Store {
         Ok((found, from.max(self.revision + 1)))
     }
 
-    /// Drops the history before a revision.
+    /// Removes the history before a revision.
     ///
     /// # Errors
-    /// It is dropped already, or the revision does not exist.
+    /// It is already removed, or the revision does not exist.
     pub fn compact(&mut self, question: &pb::CompactionRequest) -> Result<pb::CompactionResponse, Refusal> {
         if question.revision > self.revision {
             return Err(FUTURE);
@@ -75,7 +75,7 @@ impl Store {
         Ok(pb::CompactionResponse { header: Some(self.header()) })
     }
 
-    /// Adds the events of a new revision, and drops the oldest revisions if there are too many.
+    /// Adds the events of a new revision, and removes the oldest revisions if there are too many.
     pub(super) fn remember(&mut self, events: Vec<Event>) {
         for event in events {
             self.history_bytes += size(&event);
@@ -87,7 +87,7 @@ impl Store {
         while too_much(self) {
             let Some(oldest) = self.history.front().map(revision_of) else { break };
             if oldest >= self.revision {
-                // One revision alone is larger than the bound: watches need it once.
+                // One revision alone exceeds the bound: watches need it once.
                 break;
             }
             self.forget_before(oldest + 1);
@@ -110,6 +110,6 @@ pub(super) fn revision_of(event: &Event) -> i64 {
 
 fn size(event: &Event) -> usize {
     let of = |item: &Option<KeyValue>| item.as_ref().map_or(0, |item| item.key.len() + item.value.len());
-    // The structures weigh something too.
+    // 128 bytes for the structures.
     of(&event.kv) + of(&event.prev_kv) + 128
 }

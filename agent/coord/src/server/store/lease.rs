@@ -1,4 +1,4 @@
-//! Leases: keys that go when no one keeps them.
+//! Leases: keys that are removed when no client keeps them alive.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use crate::etcd::log::{LeaseGranted, Record, record};
 use crate::etcd::mvccpb::KeyValue;
 use crate::etcd::mvccpb::event::EventType;
 
-/// The longest lease, in seconds; etcd's own limit.
+/// The longest lease, in seconds; etcd's limit.
 const LONGEST: i64 = 9_000_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct LeaseEntry {
     ttl_seconds: i64,
-    /// In the caller's milliseconds.
+    /// End of the lease in the caller's milliseconds.
     ends: u64,
     keys: BTreeSet<Vec<u8>>,
 }
@@ -57,7 +57,7 @@ impl Store {
             LeaseEntry { ttl_seconds: granted.ttl_seconds.max(1), ends: 0, keys: BTreeSet::new() };
         entry.renew(now);
         self.leases.insert(granted.id, entry);
-        // A number is not used again soon: whoever holds an old one must find it gone.
+        // A number is not reused soon: the holder of an old one must find it gone.
         self.next_lease = self.next_lease.max(granted.id.saturating_add(1));
     }
 
@@ -69,7 +69,7 @@ impl Store {
         id
     }
 
-    /// Ends a lease and removes its keys, all in one revision.
+    /// Ends a lease and removes its keys in one revision.
     ///
     /// # Errors
     /// There is no such lease.
@@ -91,7 +91,7 @@ impl Store {
         true
     }
 
-    /// Renews a lease; the answer's time is 0 if there is none.
+    /// Renews a lease; the TTL in the answer is 0 if there is none.
     pub fn keep_alive(&mut self, id: i64, now: u64) -> pb::LeaseKeepAliveResponse {
         let header = Some(self.header());
         let ttl = self.leases.get_mut(&id).map_or(0, |entry| {
@@ -101,7 +101,7 @@ impl Store {
         pb::LeaseKeepAliveResponse { header, id, ttl }
     }
 
-    /// What a lease has left, in seconds; -1 if there is none.
+    /// The remaining time of a lease, in seconds; -1 if there is none.
     #[must_use]
     pub fn time_to_live(
         &self,
@@ -122,20 +122,20 @@ impl Store {
         }
     }
 
-    /// Ends the leases whose time has passed; returns how many.
+    /// Ends the expired leases; returns their number.
     pub fn expire(&mut self, now: u64) -> usize {
         let over: Vec<i64> =
             self.leases.iter().filter(|(_, entry)| entry.ends <= now).map(|(id, _)| *id).collect();
         over.iter().filter(|id| self.end_lease(**id)).count()
     }
 
-    /// When the next lease ends unless it is renewed.
+    /// The time at which the next lease ends if it is not renewed.
     #[must_use]
     pub fn next_expiry(&self) -> Option<u64> {
         self.leases.values().map(|entry| entry.ends).min()
     }
 
-    /// Adds time to all leases: the store itself stood still, and could not be asked.
+    /// Extends all leases: the store itself was stalled and could not answer.
     pub fn prolong(&mut self, milliseconds: u64) {
         for entry in self.leases.values_mut() {
             entry.ends = entry.ends.saturating_add(milliseconds);

@@ -1,5 +1,5 @@
-//! The built-in store as a state machine: requests in, answers and records out. No clock, no file, no network: time
-//! comes in as milliseconds, so that simulations can drive it.
+//! The built-in store as a state machine: requests in, answers and records out. It has no clock, file or network:
+//! time is passed in as milliseconds, so that simulations can drive it.
 
 mod history;
 mod lease;
@@ -19,24 +19,24 @@ use lease::LeaseEntry;
 pub use history::Compacted;
 pub use replay::Unfit;
 
-/// What bounds the store. A job of 10,000 hosts needs some tens of megabytes.
+/// The limits of the store. A job of 10,000 hosts needs some tens of megabytes.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The largest request, in bytes; etcd's own limit.
+    /// The largest request, in bytes; etcd's limit.
     pub request: usize,
-    /// The most keys.
+    /// The maximum number of keys.
     pub keys: usize,
-    /// The most bytes of all keys and values.
+    /// The maximum size of all keys and values, in bytes.
     pub bytes: usize,
-    /// The most leases.
+    /// The maximum number of leases.
     pub leases: usize,
-    /// The most watches, and the most streams.
+    /// The maximum number of watches and streams together, and of keep-alive streams.
     pub watches: usize,
-    /// The most operations of a transaction; etcd's own limit.
+    /// The maximum number of operations of a transaction; etcd's limit.
     pub operations: usize,
-    /// The most changes that are kept for watches; older ones are compacted.
+    /// The maximum number of changes that are kept for watches; older ones are compacted.
     pub history: usize,
-    /// The most bytes of these changes.
+    /// The maximum size of these changes, in bytes.
     pub history_bytes: usize,
 }
 
@@ -55,12 +55,12 @@ impl Default for Limits {
     }
 }
 
-/// A request that the store does not do: etcd's code and etcd's words.
+/// A refused request: etcd's code and etcd's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The code.
     pub code: Code,
-    /// The words.
+    /// The message.
     pub message: &'static str,
 }
 
@@ -97,31 +97,31 @@ pub struct Store {
     limits: Limits,
     cluster: u64,
     revision: i64,
-    /// Revisions before this one are no longer there.
+    /// Earlier revisions are compacted.
     compacted: i64,
     keys: BTreeMap<Vec<u8>, KeyValue>,
     /// Bytes of all keys and values.
     bytes: usize,
     leases: BTreeMap<i64, LeaseEntry>,
-    /// The number that the next lease gets, unless it is taken.
+    /// The number of the next lease, unless it is taken.
     next_lease: i64,
-    /// All events from `compacted` on, oldest first, each with what was before.
+    /// All events from `compacted` on, oldest first, each with the previous value.
     history: VecDeque<Event>,
     history_bytes: usize,
-    /// What happened since it was taken last, for the log.
+    /// Records since the last call of `take_records`, for the log.
     records: Vec<Record>,
-    /// Events of the revision that is being made.
+    /// Events of the open revision.
     open: Vec<Event>,
 }
 
 impl Store {
-    /// An empty store. `cluster` tells it from others: choose it at random.
+    /// An empty store. `cluster` distinguishes it from others: choose it at random.
     #[must_use]
     pub fn new(cluster: u64, limits: Limits) -> Store {
         Store {
             limits,
             cluster,
-            // As etcd's: the empty store is at revision 1.
+            // As in etcd, the empty store is at revision 1.
             revision: 1,
             compacted: 0,
             keys: BTreeMap::new(),
@@ -147,7 +147,7 @@ impl Store {
         self.revision
     }
 
-    /// The first revision that is still there.
+    /// The first available revision.
     #[must_use]
     pub fn compacted(&self) -> i64 {
         self.compacted
@@ -159,7 +159,7 @@ impl Store {
         self.bytes
     }
 
-    /// Whose answer it is, and at which revision.
+    /// The header of an answer: the cluster and the revision.
     #[must_use]
     pub fn header(&self) -> pb::ResponseHeader {
         pb::ResponseHeader {
@@ -170,7 +170,7 @@ impl Store {
         }
     }
 
-    /// What happened since this was called last; it must be on disk before an answer leaves.
+    /// The records since the last call. They must be on disk before an answer is sent.
     pub fn take_records(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.records)
     }
@@ -251,7 +251,7 @@ impl Store {
         if fits { Ok(()) } else { Err(NO_SPACE) }
     }
 
-    /// Writes within the open revision; returns what was before if that was asked for.
+    /// Writes within the open revision; returns the previous value if requested.
     fn do_put(&mut self, put: pb::PutRequest) -> Option<KeyValue> {
         let revision = self.revision + 1;
         let before = self.keys.get(&put.key).cloned();
@@ -285,7 +285,7 @@ impl Store {
         }
     }
 
-    /// Makes a change of one key and remembers it as an event of the open revision.
+    /// Changes one key and adds the event to the open revision.
     fn set(&mut self, now: KeyValue, kind: EventType) {
         let before = match kind {
             EventType::Put => self.keys.insert(now.key.clone(), now.clone()),
@@ -302,7 +302,8 @@ impl Store {
         self.open.push(Event { r#type: kind.into(), kv: Some(now), prev_kv: before });
     }
 
-    /// Closes the open revision: it counts, is remembered for watches, and goes to the log. Nothing changed: nothing counts.
+    /// Closes the open revision: increments the revision, adds its events to the history, and writes a record for the
+    /// log. Does nothing if there are no events.
     fn commit(&mut self) {
         if self.open.is_empty() {
             return;
@@ -320,7 +321,7 @@ impl Store {
     }
 }
 
-/// The keys that a request is about.
+/// The keys of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     key: Vec<u8>,
@@ -329,28 +330,28 @@ pub struct Range {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// The key alone.
+    /// Only the key.
     Single,
-    /// All from the key on.
+    /// All keys from this one on.
     Open,
-    /// Up to this one, which is no longer part of it.
+    /// Up to this key, exclusive.
     Before(Vec<u8>),
 }
 
 impl Range {
-    /// As etcd reads `key` and `range_end`.
+    /// The range of `key` and `range_end`, in etcd's sense.
     #[must_use]
     pub fn new(key: &[u8], range_end: &[u8]) -> Range {
         let end = match range_end {
             [] => End::Single,
             [0] => End::Open,
-            // An end before its start holds nothing.
+            // An end before its start: the range is empty.
             end => End::Before(end.max(key).to_vec()),
         };
         Range { key: key.to_vec(), end }
     }
 
-    /// Whether a key is one of them.
+    /// Whether the range contains a key.
     #[must_use]
     pub fn holds(&self, key: &[u8]) -> bool {
         match &self.end {

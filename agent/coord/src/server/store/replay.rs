@@ -1,17 +1,18 @@
-//! A store from its records, and the record that holds all of a store. Records come from a file: none may panic.
+//! Restores a store from its records, and creates the snapshot record. Records come from a file: no record may cause
+//! a panic.
 
 use super::history::revision_of;
 use super::{Limits, Store};
 use crate::etcd::log::{Change, Record, Snapshot, record};
 use crate::etcd::mvccpb::event::EventType;
 
-/// A record does not fit to those before it.
+/// A record does not match the ones before it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(pub String);
 
 impl Store {
-    /// All of the store in one record.
+    /// The whole store in one record.
     #[must_use]
     pub fn snapshot(&self) -> Record {
         let snapshot = Snapshot {
@@ -25,16 +26,16 @@ impl Store {
         Record { kind: Some(record::Kind::Snapshot(snapshot)) }
     }
 
-    /// A store from its snapshot. Leases have their whole time again from `now` on.
+    /// Restores a store from its snapshot. Leases have their full time again from `now` on.
     ///
     /// # Errors
-    /// The record is none, or contradicts itself.
+    /// The record is no snapshot, or contradicts itself.
     pub fn restore(record: Record, limits: Limits, now: u64) -> Result<Store, Unfit> {
         let Some(record::Kind::Snapshot(snapshot)) = record.kind else {
             return Err(Unfit("the first record is no snapshot".to_owned()));
         };
         let mut store = Store::new(snapshot.cluster, limits);
-        // No store gets near the end of the numbers; a record that says so was not written by one.
+        // No store gets near the largest revision; a record with such a number was not written by one.
         let revisions = 1..i64::MAX / 2;
         if !revisions.contains(&snapshot.revision) || !(0..=snapshot.revision).contains(&snapshot.compacted) {
             return Err(Unfit("the snapshot's revisions contradict each other".to_owned()));
@@ -62,10 +63,10 @@ impl Store {
         Ok(store)
     }
 
-    /// Does again what a record says.
+    /// Applies a record.
     ///
     /// # Errors
-    /// It does not follow what is there.
+    /// It does not follow the current state.
     pub fn replay(&mut self, record: Record, now: u64) -> Result<(), Unfit> {
         match record.kind {
             Some(record::Kind::Change(change)) => self.replay_change(change)?,
@@ -80,7 +81,7 @@ impl Store {
                 return Err(Unfit("a compaction of a revision that does not exist".to_owned()));
             }
             Some(record::Kind::Snapshot(_)) => return Err(Unfit("a second snapshot".to_owned())),
-            // What a newer version wrote, and this one does not know.
+            // A record of a newer version, unknown to this one.
             None => return Err(Unfit("a record of an unknown kind: written by a newer version".to_owned())),
         }
         Ok(())

@@ -10,10 +10,10 @@ use pb::request_op::Request;
 use pb::response_op::Response;
 
 impl Store {
-    /// Does a transaction.
+    /// Runs a transaction.
     ///
     /// # Errors
-    /// One of its parts would be refused: then nothing is done.
+    /// One of its operations would be refused: then nothing is changed.
     pub fn txn(&mut self, question: pb::TxnRequest) -> Result<pb::TxnResponse, Refusal> {
         self.check_txn(&question)?;
         let mut succeeded = true;
@@ -27,7 +27,7 @@ impl Store {
             responses.push(pb::ResponseOp { response: Some(self.operate(op)?) });
         }
         self.commit();
-        // Reads saw the revision that was being made; all of them name the one that came of it.
+        // Reads saw the open revision; the header of the answer names the resulting one.
         let header = self.header();
         Ok(pb::TxnResponse { header: Some(header), succeeded, responses })
     }
@@ -45,7 +45,7 @@ impl Store {
         check_overlaps(&question.failure)
     }
 
-    /// What can be refused is refused here: later nothing may fail halfway.
+    /// All refusals happen here: later, no operation may fail halfway.
     fn check_branch(&self, branch: &[pb::RequestOp]) -> Result<(), Refusal> {
         let (mut bytes, mut keys) = (0, 0);
         for op in branch {
@@ -96,7 +96,7 @@ impl Store {
                 };
                 match found {
                     Some(found) => found.value.as_slice().cmp(wanted),
-                    // As etcd has it: a value that does not exist compares with nothing.
+                    // As in etcd, a missing value matches no comparison.
                     None => return Ok(false),
                 }
             }
@@ -127,7 +127,7 @@ fn number_of(wanted: Option<&TargetUnion>) -> Option<i64> {
     }
 }
 
-/// No key is written twice in one revision, and none is written and removed.
+/// Checks that no key is written twice in one revision, or both written and removed.
 fn check_overlaps(branch: &[pb::RequestOp]) -> Result<(), Refusal> {
     let mut written = BTreeSet::new();
     let mut removed = Vec::new();

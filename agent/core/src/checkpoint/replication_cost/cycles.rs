@@ -1,52 +1,57 @@
-//! The price of replicas where they go on most of the time: cycles from one save to the next, those with replicas against those without.
+//! Measures the price of replication that runs most of the time: compares cycles from one save to the next, with and
+//! without replication.
 //!
-//! Steps soon after a save take longer by themselves, for what was saved is checked and written, and replicas go at that time. So steps
-//! with replicas cannot be compared with the others of the same cycle. Now and then a replica is left out, and its cycle is compared with
-//! the ones just before and after it, which also takes off what a machine is faster or slower in one minute than in the next.
+//! Steps soon after a save take longer by themselves, because the save is checked and written, and replication runs at
+//! the same time. So steps with replication are not comparable with the other steps of the same cycle. Instead, a
+//! replica is left out from time to time, and its cycle is compared with the ones just before and after it. That also
+//! cancels drift in the speed of the machine.
 
 use std::collections::VecDeque;
 
 use super::{StepTime, median};
 use crate::base::time::{Mono, Span};
 
-/// Cycles that are remembered, however long they took: what a machine is slower or faster meanwhile does not count.
+/// Number of remembered cycles, however long they took: drift of the machine's speed does not affect the comparison.
 const MOST: usize = 640;
 
-/// A cycle of which less than the one share went by with replicas is without, of which more than the other is with them.
+/// A cycle is without replication if its share of replication is below the first limit, and with it above the second.
 const WITHOUT: f64 = 0.05;
 const WITH: f64 = 0.3;
 
-/// Cycles are compared that are no further apart.
+/// Maximum distance of two cycles that are compared.
 const APART: usize = 4;
 
-/// So many comparisons tell a price.
+/// A price needs this many comparisons.
 const ENOUGH: usize = 6;
 
-/// One replica in so many is left out, while there are too few comparisons and after that: at least 95 % of the saves are to be copied.
+/// One replica in this many is left out, while there are too few comparisons and after that: at least 95 % of the saves
+/// should be replicated.
 const LEFT_OUT_FIRST: u64 = 4;
 const LEFT_OUT: u64 = 32;
 
-/// A replica of before may reach into a cycle, and steps are told of up to a second later: so many cycles may pass until one is without.
+/// Maximum number of replicas in a row that are left out until a cycle is without replication: an earlier transfer may
+/// extend into a cycle, and steps are reported up to a second late.
 const MOST_AT_A_TIME: u32 = 6;
 
-/// A job that does not save again within twice the time between its last two saves, and what steps may be told of later, gets its replica.
+/// Allowance for late reports of steps. A replica that was left out is sent if the job does not save again within this
+/// time plus twice the time between its last two saves.
 const REPORTED_LATE: Span = Span::seconds(2);
 
 /// The cycles of a job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cycles {
-    /// The one that goes on.
+    /// The current one.
     now: Option<Cycle>,
-    /// Those before, the newest last.
+    /// The earlier ones, the newest last.
     before: VecDeque<Cycle>,
-    /// How many came since one was without a replica, and how many were so at that time.
+    /// Number of cycles since the last one without replication, and how many in a row were without it then.
     since: u64,
     without: u64,
-    /// For how many a replica has been left out.
+    /// Number of cycles in a row for which the replica was left out.
     left_out: u32,
 }
 
-/// The steps from one save to the next; those that save are none of it.
+/// The steps from one save to the next, without the steps that save.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cycle {
     end: Mono,
@@ -64,7 +69,7 @@ impl Cycle {
         self.replicating_s / self.took_s
     }
 
-    /// Whether it is with replicas; none if it is neither with nor without.
+    /// Whether it is with replication; `None` if its share is between the limits.
     fn is_with(&self) -> Option<bool> {
         match self.share() {
             share if share < WITHOUT => Some(false),
@@ -75,7 +80,7 @@ impl Cycle {
 }
 
 impl Cycles {
-    /// Sees a step that went by with `replicating` of its time spent on replicas.
+    /// Records a step during which this host replicated for `replicating`.
     pub(super) fn stepped(&mut self, step: StepTime, replicating: Span) {
         if step.saving > Span::default() {
             if let Some(cycle) = self.now.replace(Cycle::default()).filter(|cycle| cycle.took_s > 0.0) {
@@ -85,7 +90,7 @@ impl Cycles {
         }
         let usual = self.before.back().map_or(f64::INFINITY, Cycle::step_s);
         let Some(cycle) = &mut self.now else { return };
-        // An evaluation or a pause is no price of replicas.
+        // An evaluation or a pause is not a cost of replication.
         let took_s = step.end.since(step.start).as_seconds();
         let counted_s = took_s.min(2.0 * usual);
         if took_s > 0.0 {
@@ -120,7 +125,7 @@ impl Cycles {
         self.left_out > 0 && now.since(last) < apart.plus(apart).plus(REPORTED_LATE)
     }
 
-    /// Not always the same number: whatever else a job does at each so many saves must not look like a price.
+    /// Cycles from one measurement to the next. Varies, so that other work every N saves does not look like a price.
     fn every(&self) -> u64 {
         let every = if self.comparisons().len() < 2 * ENOUGH { LEFT_OUT_FIRST } else { LEFT_OUT };
         let newest = self.before.back().map_or(0, |cycle| cycle.end.0);
@@ -128,14 +133,14 @@ impl Cycles {
         every - every / 4 + newest.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (every / 2)
     }
 
-    /// Whether replicas go on most of the time. Where they do not, the steps of one cycle tell enough.
+    /// Whether replication runs most of the time. If not, comparing the steps of one cycle is sufficient.
     fn is_dense(&self) -> bool {
         let newest = self.before.iter().rev().take(APART);
         newest.clone().count() == APART
             && newest.filter(|cycle| cycle.is_with() == Some(true)).count() > APART / 2
     }
 
-    /// What a second of replicating costs, in seconds of training, and the standard error of that; none where too little is known.
+    /// The cost of a second of replication, in seconds of training, and its standard error; `None` without enough data.
     pub(super) fn measured(&self) -> Option<(f64, f64)> {
         let all = self.comparisons();
         if all.len() < ENOUGH {
@@ -144,11 +149,11 @@ impl Cycles {
         let count = all.len() as f64;
         let price = median(all.clone());
         let deviation = 1.4826 * median(all.into_iter().map(|one| (one - price).abs()).collect());
-        // The error of a median.
+        // The standard error of a median.
         Some((price, 1.2533 * deviation / count.sqrt()))
     }
 
-    /// Each cycle of the kind of which there are fewer, against the nearest of the other kind before and after it.
+    /// Compares each cycle of the rarer kind with the nearest ones of the other kind before and after it.
     fn comparisons(&self) -> Vec<f64> {
         let kinds: Vec<Option<bool>> = self.before.iter().map(Cycle::is_with).collect();
         let with = kinds.iter().filter(|kind| **kind == Some(true)).count();

@@ -1,36 +1,36 @@
 use super::*;
 
-/// A job: steps one after the other, and something to send at the end of every `every` of them.
+/// A simulated job: consecutive steps, and a replica to send after every `every` of them.
 struct Job {
     step_s: f64,
-    /// How much steps vary by themselves, as a share.
+    /// Random variation of steps, as a share.
     noise: f64,
-    /// How much longer a step takes beside replicas.
+    /// Additional time of a step per time of replication.
     price: f64,
-    /// What sending one takes, seconds.
+    /// Time to send a replica, seconds.
     sending_s: f64,
     every: usize,
-    /// What the step after which something is saved takes longer by itself, seconds, and how much of that is told as saving.
+    /// Additional time of a step that saves, seconds, and how much of it is reported as saving.
     saving_s: (f64, f64),
-    /// How much longer the first two steps after a save take by themselves, as a share: what was saved is checked and written.
+    /// Additional time of the first two steps after a save, as a share: the save is checked and written.
     after_save: f64,
-    /// How much faster and slower the machine is from one minute to the next, as a share.
+    /// Drift of the machine's speed from one minute to the next, as a share.
     drift: f64,
-    /// How often steps are told of, seconds.
+    /// Interval between reports of steps, seconds.
     reported_each_s: f64,
 }
 
-/// How it went.
+/// The result of a simulated job.
 #[derive(Debug)]
 struct Went {
-    /// What training took longer, as a share of all of its time.
+    /// Training time lost to replication, as a share of all time.
     cost: f64,
     sent: usize,
     saved: usize,
     price: Option<f64>,
 }
 
-/// A small generator (SplitMix64): the same numbers each time.
+/// A deterministic random number generator (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -42,7 +42,7 @@ impl Numbers {
         ((word ^ (word >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// About normal, of variance 1.
+    /// Approximately normal, with variance 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
     }
@@ -83,7 +83,7 @@ impl Job {
             let after = if is_after { 1.0 + self.after_save } else { 1.0 };
             let drift = 1.0 + self.drift * f64::sin(now / 20.0);
             let own = self.step_s * after * drift * (1.0 + self.noise * numbers.normal()).max(0.1) + itself;
-            // What goes on beside it: what is left of one that is being sent, and one that begins now.
+            // Replication during the step: the rest of a running transfer, or one that starts now.
             if offered && sending_until <= now && price.holds(mono(now)).is_none() {
                 (sending_until, offered, sent, to_send) =
                     (now + self.sending_s, false, sent + 1, self.sending_s);
@@ -111,25 +111,25 @@ impl Job {
 }
 
 #[test]
-fn what_costs_an_eighth_all_the_time_is_held_to_a_hundredth() {
-    // 1 GiB a second all the time on a machine of two cores.
+fn constant_replication_that_costs_an_eighth_is_limited_to_one_percent() {
+    // A constant 1 GiB/s on a machine with two cores.
     let went = Job::of(0.05, 0.13, 0.5, 10).run(0.01, 20_000, 1);
     assert!((0.005..0.0125).contains(&went.cost), "{went:?}");
     assert!((0.11..0.15).contains(&went.price.unwrap()), "{went:?}");
-    assert!(went.sent > went.saved / 20, "and still goes on: {went:?}");
+    assert!(went.sent > went.saved / 20, "replication stopped: {went:?}");
     let unbounded = Job::of(0.05, 0.13, 0.5, 10).run(0.0, 20_000, 1);
     assert!(unbounded.cost > 0.1 && unbounded.sent + 1 >= unbounded.saved, "{unbounded:?}");
 }
 
 #[test]
-fn what_costs_nothing_is_never_held_back() {
+fn replication_that_costs_nothing_is_not_delayed() {
     for (noise, seed) in [(0.0, 1), (0.01, 2), (0.05, 3), (0.3, 4)] {
         let went = Job { noise, ..Job::of(0.05, 0.0, 0.4, 10) }.run(0.01, 20_000, seed);
         assert!(went.sent as f64 > 0.97 * went.saved as f64, "noise {noise}: {went:?}");
     }
 }
 
-/// As in `xtask bench training`: 512 MiB each half second, on a machine that is shared.
+/// As in `xtask bench training`: 512 MiB every half second, on a shared machine.
 fn noisy(price: f64) -> Job {
     Job {
         noise: 0.08,
@@ -153,14 +153,14 @@ fn a_price_below_the_noise_of_a_step_is_found_by_cycles_without_a_replica() {
 }
 
 #[test]
-fn what_costs_much_and_is_seldom_is_not_held_back() {
-    // Every ten minutes, for five seconds.
+fn expensive_but_rare_replication_is_not_delayed() {
+    // Five seconds every ten minutes.
     let went = Job::of(1.0, 0.2, 5.0, 600).run(0.01, 60_000, 1);
     assert!(went.sent + 1 >= went.saved && went.cost < 0.002, "{went:?}");
 }
 
 #[test]
-fn steps_of_ten_seconds_are_judged_too() {
+fn steps_of_ten_seconds_are_measured() {
     let went = Job::of(10.0, 0.1, 40.0, 6).run(0.01, 5_000, 1);
     assert!((0.004..0.02).contains(&went.cost), "{went:?}");
     let free = Job::of(10.0, 0.0, 40.0, 6).run(0.01, 5_000, 2);
@@ -168,22 +168,23 @@ fn steps_of_ten_seconds_are_judged_too() {
 }
 
 #[test]
-fn replicas_that_never_end_rest_until_there_is_something_to_compare_with() {
-    // What is sent takes longer than the time to the next save, so that no step is without.
+fn constant_replication_pauses_until_there_are_steps_to_compare_with() {
+    // A transfer takes longer than the time to the next save, so no step is without replication.
     let went = Job::of(0.05, 0.2, 0.6, 10).run(0.01, 20_000, 1);
     assert!(went.price.is_some() && went.cost < 0.015, "{went:?}");
 }
 
 #[test]
-fn steps_that_save_are_no_measure_for_those_that_do_not() {
-    // The step that saves takes half as long again, and only part of that is told as saving; it is always beside replicas of before.
+fn steps_that_save_are_not_compared_with_steps_that_do_not() {
+    // The step that saves takes 50 % longer, and only part of that is reported as saving. The transfer of the previous
+    // save ends about when it starts.
     let saving_s = (0.025, 0.01);
     let went = Job { saving_s, ..Job::of(0.05, 0.0, 0.2, 5) }.run(0.01, 20_000, 1);
     assert!(went.sent as f64 > 0.95 * went.saved as f64, "{went:?}");
 }
 
 #[test]
-fn evaluations_and_pauses_are_no_price() {
+fn evaluations_and_pauses_do_not_raise_the_price() {
     let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
     let mut step = |price: &mut ReplicationCost, took: f64, beside: f64| {
@@ -197,7 +198,7 @@ fn evaluations_and_pauses_are_no_price() {
     assert!(price.per_second().unwrap() < 0.02, "{price:?}");
 }
 
-/// A job whose steps took twice as long beside replicas, and when the last of them was complete, seconds.
+/// The cost for a job whose steps took twice as long during replication, and when the last one was complete, seconds.
 fn with_expensive_replicas() -> (ReplicationCost, f64) {
     let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
@@ -213,7 +214,7 @@ fn with_expensive_replicas() -> (ReplicationCost, f64) {
 }
 
 #[test]
-fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
+fn a_replica_is_sent_after_ten_minutes_however_high_the_price() {
     let (mut price, now) = with_expensive_replicas();
     assert_eq!(price.holds(mono(now)), None);
     price.replicated(span(3_600.0), mono(now));
@@ -228,7 +229,7 @@ fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
 }
 
 #[test]
-fn where_training_stands_still_nothing_waits_for_it() {
+fn no_replica_waits_while_training_is_stopped() {
     let (mut price, now) = with_expensive_replicas();
     price.replicated(span(3_600.0), mono(now));
     assert_eq!(price.holds(mono(now + 3.0)), Some(Hold::Spent));
@@ -236,7 +237,7 @@ fn where_training_stands_still_nothing_waits_for_it() {
 }
 
 #[test]
-fn a_replica_that_is_left_out_is_sent_when_the_job_saves_no_more() {
+fn a_replica_that_was_left_out_is_sent_if_the_job_stops_saving() {
     let (mut price, mut now) = (ReplicationCost::new(0.01), 1.0);
     let mut step = |price: &mut ReplicationCost, saving: f64, beside: f64| {
         let time = StepTime { start: mono(now), end: mono(now + 0.1), saving: span(saving) };
@@ -244,14 +245,14 @@ fn a_replica_that_is_left_out_is_sent_when_the_job_saves_no_more() {
         price.stepped(time, span(beside));
         now
     };
-    // Cycles of 1 s, of each of which a half goes by with replicas.
+    // Cycles of 1 s, half of each with replication.
     let left_out = (0..100).find_map(|_| {
         let now = step(&mut price, 0.05, 0.0);
         (0..5).for_each(|_| _ = step(&mut price, 0.0, 0.1));
         (0..4).for_each(|_| _ = step(&mut price, 0.0, 0.0));
         (price.holds(mono(now)) == Some(Hold::Measurement)).then_some(now)
     });
-    let left_out = left_out.expect("none was left out");
+    let left_out = left_out.expect("no replica was left out");
     let steps = (0..100).map(|_| step(&mut price, 0.0, 0.0));
     let waits: Vec<f64> = steps.collect();
     let sent = waits.into_iter().find(|now| price.holds(mono(*now)).is_none()).unwrap();
@@ -259,7 +260,7 @@ fn a_replica_that_is_left_out_is_sent_when_the_job_saves_no_more() {
 }
 
 #[test]
-fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
+fn a_pause_of_training_adds_no_budget_and_replication_is_free_during_it() {
     let (mut price, now) = with_expensive_replicas();
     price.replicated(span(10.0), mono(now));
     let resumed = now + 300.0;
@@ -269,12 +270,12 @@ fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
     assert_eq!(
         price.holds(mono(resumed + 0.1)),
         Some(Hold::Spent),
-        "what was spent before is paid off by steps"
+        "only steps pay off what was spent before the pause"
     );
 }
 
 #[test]
-fn ranks_that_step_side_by_side_earn_once() {
+fn steps_of_several_ranks_at_the_same_time_add_to_the_budget_once() {
     let earned = |ranks: usize| {
         let (mut price, now) = with_expensive_replicas();
         price.replicated(span(10.0), mono(now));
@@ -308,7 +309,7 @@ fn without_steps_there_is_no_price() {
 }
 
 #[test]
-fn a_clock_that_goes_back_and_steps_of_no_length_do_no_harm() {
+fn a_clock_that_goes_back_and_steps_without_duration_are_tolerated() {
     let mut price = ReplicationCost::new(0.01);
     let time = |start, end| StepTime { start: Mono(start), end: Mono(end), saving: Span(7) };
     price.stepped(time(9, 3), Span(5));

@@ -1,4 +1,4 @@
-//! What a launcher does for its code: messages, entries of its journal, and questions to the store.
+//! The acts of a launcher for its code: messages, entries of its journal, and requests to the store.
 
 use mainstay_core::base::id::{Attempt, BootId, JobId};
 use mainstay_core::base::time::{Mono, Stamp, Wall};
@@ -72,7 +72,7 @@ impl World {
             }
             follow::Act::Close => {
                 if self.close_to_leader(me) {
-                    // The task of the connection says so, and makes another.
+                    // The task of the connection reports it and makes a new connection.
                     let at = self.after_a_while();
                     self.at(at, Event::Closed(me));
                 }

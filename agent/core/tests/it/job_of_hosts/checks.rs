@@ -1,4 +1,4 @@
-//! The limits that hold whatever fails.
+//! The invariants that hold for all failures.
 
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Command;
@@ -7,40 +7,40 @@ use super::launcher::{Brain, Launcher};
 use super::{LEASE_SPAN, World};
 
 impl World {
-    /// An order of this epoch is carried out: one launcher gives all of them.
+    /// An order of this epoch is carried out. One launcher gives all orders of an epoch.
     pub fn acts_in(&mut self, epoch: u64, leader: usize, command: &Command) {
         let by = self.acted.entry(epoch).or_insert(leader);
         assert_eq!(*by, leader, "two leaders act in epoch {epoch}: {command:?}");
     }
 
-    /// The store elects a launcher: each epoch has one leader.
+    /// The store elects a launcher. Each epoch has one leader.
     pub fn check_epoch(&mut self, launcher: usize, epoch: u64) {
         let by = self.elected.entry(epoch).or_insert(launcher);
         assert_eq!(*by, launcher, "two leaders write in epoch {epoch}");
     }
 
-    /// The job ends: the store has a status for it, or a launcher exits with one.
+    /// The job ends: the store has its status, or a launcher exits with one. All agree, unless an end was not stored.
     pub fn check_end(&mut self, who: usize, exit: i32) {
         let ended = *self.exit.get_or_insert(exit);
         let same = ended == exit || self.ended_unstored;
         assert!(same, "{} ends the job with {exit}, and it ended with {ended}", self.launchers[who].name);
     }
 
-    /// A leader tells others that the job is over. Unless the store has that, no other launcher may lead on: the store has been
-    /// silent for a lease. A launcher that both this leader and the store lose sight of at that time is the limit: it may.
+    /// A leader announces the end of the job. If the end is not stored, the store must have been silent for a lease, so
+    /// that no other launcher leads. Known limit: a launcher that loses this leader and the store at that time may.
     pub fn check_told_end(&mut self, leader: usize, exit: i32) {
         if self.exit != Some(exit) && !self.ended_unstored {
             let silent = self.silent_for(leader);
             let name = &self.launchers[leader].name;
             assert!(
                 silent >= Some(LEASE_SPAN),
-                "{name} tells an end that is not stored; silent for {silent:?}"
+                "{name} announces an end that is not stored; store silent for {silent:?}"
             );
             self.ended_unstored = true;
         }
     }
 
-    /// A launcher exits.
+    /// A launcher exits. The end of the job is checked if the launcher still takes part in it.
     pub fn check_exit(&mut self, me: usize, exit: i32) {
         let launcher = &self.launchers[me];
         let finished = match &launcher.brain {
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// What happens, for people: with `MAINSTAY_TRACE` set.
+    /// Prints an event if `MAINSTAY_TRACE` is set.
     pub fn trace(&self, what: impl FnOnce(&World) -> String) {
         if self.traces {
             eprintln!("{:9.3} {}", self.now as f64 / super::SECOND as f64, what(self));
@@ -100,7 +100,7 @@ impl World {
         )
     }
 
-    /// One that gives up because it has no record of the job leaves no other behind that could lead.
+    /// When a launcher gives up because it has no record of the job, no other launcher could lead.
     pub fn check_nobody_can_lead(&self, me: usize) {
         let could = |(at, launcher): (usize, &Launcher)| {
             let Brain::Follows(follow) = &launcher.brain else { return false };
@@ -113,6 +113,6 @@ impl World {
         };
         let others = self.launchers.iter().enumerate().filter(|of| could(*of));
         let others: Vec<_> = others.map(|(_, launcher)| &launcher.name).collect();
-        assert!(others.is_empty(), "it gives up, and {others:?} could lead");
+        assert!(others.is_empty(), "it gives up, but {others:?} could lead");
     }
 }

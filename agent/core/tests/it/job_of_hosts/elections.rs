@@ -1,4 +1,4 @@
-//! Elections by name: who stands for one, who takes over, and who leaves the office to others.
+//! Single elections: who is a candidate, who takes over, and who yields to others.
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::{Mono, Span};
@@ -35,7 +35,7 @@ fn record(seats: &[Seated]) -> Record {
     }
 }
 
-/// One whose leader is lost. `runs`: whether it has ranks.
+/// A follower whose leader is lost. `runs`: whether it has ranks.
 fn orphan(runs: bool) -> Follow {
     let mut follow = follower();
     if runs {
@@ -60,7 +60,7 @@ fn acts(follow: &mut Follow) -> Vec<follow::Act> {
 }
 
 #[test]
-fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
+fn a_launcher_that_lost_its_seat_to_another_one_does_not_take_over() {
     let mut seats = seated(2);
     assert!(orphan(true).takes_over(Mono(4), Some(&record(&seats))));
     seats[1].member.launcher = "another".to_owned();
@@ -70,9 +70,9 @@ fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
     assert!(matches!(acts.last(), Some(follow::Act::CutOff(CutOff::Replaced))), "{acts:?}");
 }
 
-/// It has joined a moment ago, or the store was wiped before it read the record. The others have followed for longer.
+/// It has just joined, or the store was wiped before it read the record. The others have followed for longer.
 #[test]
-fn a_launcher_that_knows_no_record_with_its_seat_leaves_the_office_to_the_others() {
+fn a_launcher_without_a_record_of_its_seat_yields_to_the_others() {
     let mut seats = seated(2);
     seats[1].member.launcher = "another".to_owned();
     for (runs, known) in [(false, None), (true, None), (false, Some(record(&seats)))] {
@@ -84,7 +84,7 @@ fn a_launcher_that_knows_no_record_with_its_seat_leaves_the_office_to_the_others
         let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_));
         assert!(!given_back.iter().any(stands), "{given_back:?}");
 
-        // It does not wait for ever.
+        // It does not wait forever.
         follow.look(Mono(4).after(Span(LEASE_SPAN.0 * 3)), None, false);
         let given_up = acts(&mut follow);
         assert!(matches!(given_up.last(), Some(follow::Act::CutOff(CutOff::NoRecord))), "{given_up:?}");
@@ -92,7 +92,7 @@ fn a_launcher_that_knows_no_record_with_its_seat_leaves_the_office_to_the_others
 }
 
 #[test]
-fn a_launcher_that_left_the_office_to_the_others_stands_for_the_next_election() {
+fn a_launcher_that_yielded_is_a_candidate_in_the_next_election() {
     let mut follow = orphan(false);
     assert!(!follow.takes_over(Mono(4), None));
     let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 3 };
@@ -102,9 +102,9 @@ fn a_launcher_that_left_the_office_to_the_others_stands_for_the_next_election() 
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
 }
 
-/// The leader that it saw for a moment has left the office to others, lives, and welcomes nobody.
+/// The leader that it saw for a moment has yielded to others, is alive, and welcomes no follower.
 #[test]
-fn a_follower_that_no_leader_welcomes_stands_for_election_once_the_store_names_none() {
+fn a_follower_without_a_welcome_is_a_candidate_once_the_store_names_no_leader() {
     let mut follow = orphan(true);
     follow.led_by(Mono(4), Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 }, 0);
     follow.connected();
@@ -112,14 +112,14 @@ fn a_follower_that_no_leader_welcomes_stands_for_election_once_the_store_names_n
     let late = Mono(4).after(LEASE_SPAN);
     let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign);
     follow.look(late, None, true);
-    assert!(!acts(&mut follow).iter().any(stands), "it may be about to welcome it");
+    assert!(!acts(&mut follow).iter().any(stands), "the leader may be about to welcome it");
     follow.look(late, None, false);
     assert!(acts(&mut follow).iter().any(stands));
 }
 
-/// Another host takes the place of the first leader; then the store is wiped, and that one is lost, too.
+/// Another host takes the place of the first leader. Then the store is wiped, and the second leader is lost, too.
 #[test]
-fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {
+fn the_newest_host_is_elected_and_yields_to_one_with_a_record() {
     let mut world = running(3, 0);
     world.fail(Fault::PowerCut(0, 4 * SECOND));
     let leads = |world: &World| world.launchers.iter().position(|launcher| launcher.leads().is_some());
@@ -144,13 +144,13 @@ fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {
         world.step();
     }
     world.until(world.now + 60 * SECOND);
-    assert!(world.launchers[newest].runs(), "it goes on as a follower");
+    assert!(world.launchers[newest].runs(), "it continues as a follower");
     world.be_quiet();
     assert_eq!(world.until_over(), 3);
 }
 
 #[test]
-fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_leads() {
+fn without_a_leader_the_wait_for_a_seat_is_limited() {
     let mut follow = follower();
     follow.said(Mono(2), Down::Waiting { reported: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
@@ -168,7 +168,7 @@ fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_lea
 }
 
 #[test]
-fn the_answer_to_a_new_leader_is_not_lost_with_the_connection_on_which_it_asked() {
+fn the_answer_to_a_new_leader_survives_the_loss_of_the_connection() {
     let mut follow = follower();
     let attempt = Attempt(0);
     let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 };

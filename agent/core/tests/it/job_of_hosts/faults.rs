@@ -1,4 +1,4 @@
-//! What fails, and when.
+//! The simulated faults and their times.
 
 use mainstay_core::recovery::hosts::round::Member;
 
@@ -12,11 +12,11 @@ pub enum Fault {
     RankDies(usize),
     /// The launcher on this machine is killed.
     LauncherDies(usize),
-    /// The machine loses its power; it is back after this time.
+    /// The machine loses its power for this time.
     PowerCut(usize, Time),
-    /// Nothing on the machine goes on for this time, as in a hang of its kernel.
+    /// Nothing on the machine runs for this time, as in a hang of its kernel.
     Stalls(usize, Time),
-    /// Nothing gets through from one machine to another, or from or to the store, for this time.
+    /// No message passes from the first machine (or the store) to the second for this time.
     Blocked(usize, usize, Time),
     Unblocked(usize, usize),
     /// The connection between the machine's launcher and its leader ends.
@@ -24,13 +24,13 @@ pub enum Fault {
     /// The store does not answer for this time.
     StoreAway(Time),
     StoreBack,
-    /// The store loses all that it had.
+    /// The store loses all data.
     StoreWiped,
     PowerBack(usize),
 }
 
 impl World {
-    /// Faults by chance over some minutes, and an end of them.
+    /// Plans random faults over 10 s to 2 min, and then the end of all faults.
     pub fn plan_faults(&mut self, chance: &mut Chance) {
         let lasts = SECOND * (10 + chance.below(110) as Time);
         let count = 1 + chance.below(8);
@@ -109,8 +109,8 @@ impl World {
             }
             Fault::StoreBack => self.store.away = false,
             Fault::StoreWiped => {
-                // What launchers last read is all that is left then: if one that has not read the newest takes over, no other
-                // knows better. Two failures at once that lose what no third place has are too many.
+                // After a wipe, only what the launchers last read is left. If one that has not read the newest record
+                // takes over, none can correct it. Two failures at once that lose the only copies are out of scope.
                 let newest = self.store.record.clone();
                 let knows = |launcher: &super::Launcher| {
                     let read = Some((launcher.client.highest_epoch, launcher.client.record.clone()));
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// What was held up goes on.
+    /// Delivers the events that were held up.
     fn release(&mut self) {
         for event in std::mem::take(&mut self.held_up) {
             let at = self.after_a_while();
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Nothing fails any more, and what failed is repaired.
+    /// Ends all faults and repairs what failed.
     pub fn be_quiet(&mut self) {
         self.trace(|_| "quiet".to_owned());
         self.faults = false;
@@ -164,7 +164,7 @@ impl World {
         self.crash_one_in > 0 && self.chance.one_in(self.crash_one_in) && others.into_iter().any(another)
     }
 
-    /// A launcher has ended; the scheduler starts another on its machine.
+    /// A launcher has ended. The scheduler starts another one on its machine.
     pub fn will_respawn(&mut self, me: usize) {
         let machine = self.launchers[me].machine;
         if self.respawns && self.machines[machine].launcher == me {
@@ -185,7 +185,7 @@ impl World {
         self.launch(name, machine, member);
     }
 
-    /// Whether any launcher can go on with the job.
+    /// Whether any launcher can continue the job.
     fn goes_on(&self) -> bool {
         self.launchers.iter().any(|launcher| match &launcher.brain {
             Brain::Leads(_) => launcher.exit.is_none(),
@@ -194,7 +194,7 @@ impl World {
         })
     }
 
-    /// Runs until the job is over; how many leaders there were, or 0 if all launchers with a seat were lost.
+    /// Runs until the job is over. Returns the number of leaders, or 0 if all launchers with a seat were lost.
     pub fn until_over(mut self) -> u32 {
         loop {
             if !self.goes_on() && self.exit.is_none() {

@@ -1,4 +1,4 @@
-//! What launchers do to their ranks when they are ordered to.
+//! How launchers carry out orders for their ranks.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn step_key(step: u64, world: u32) -> StepKey {
 }
 
 impl Launcher {
-    /// Its own ranks' shards of steps 1 to 3; and on the first host a copy of each shard of step 1.
+    /// Its own ranks' shards of steps 1 to 3. On the first host also a replica of each shard of step 1.
     fn copies(&self) -> Vec<Copy> {
         let Some(Seat { world_size: world, group_rank, .. }) = self.seat else { return Vec::new() };
         let copy = |step, rank, own| Copy {
@@ -42,15 +42,15 @@ impl Launcher {
         own.chain(kept).map(|(step, rank, own)| copy(step, rank, own)).collect()
     }
 
-    /// Ranks that run and do not wait in their processes.
+    /// The ranks that run and do not wait in their processes.
     fn running(&self) -> Vec<Rank> {
         self.living.keys().copied().filter(|rank| !self.waiting.contains(rank)).collect()
     }
 }
 
 impl World {
-    /// A command is carried out in its time, after those before it. `by`: the leader that gave it, and its epoch; none if the
-    /// launcher itself wants it.
+    /// Carries out a command after its duration and after the earlier ones. `by`: the epoch and the leader that gave
+    /// it; `None` if the launcher itself wants it.
     pub fn will_do(&mut self, me: usize, command: Command, by: Option<(u64, usize)>) {
         let long = match command {
             Command::Start { .. } | Command::Stop { .. } => 400,
@@ -59,7 +59,7 @@ impl World {
         };
         let took = MS * (1 + self.chance.below(long) as u64);
         if matches!(command, Command::Look { .. }) {
-            // Nothing waits for it.
+            // No other command waits for it.
             return self.at(self.now + took, Event::Does { launcher: me, command: Box::new(command), by });
         }
         let at = self.now.max(self.launchers[me].busy_until) + took;
@@ -79,7 +79,7 @@ impl World {
                 self.saw(me, Report::Opened { attempt, port });
             }
             Command::Seat { attempt, seat } => {
-                // Ranks that wait in their processes have numbers of the world that was.
+                // Ranks that wait in their processes have the numbers of the previous world.
                 for rank in self.launchers[me].living.clone().into_keys() {
                     self.rank_exits(me, rank, ExitStatus::Signal(9), true);
                 }
@@ -161,13 +161,13 @@ impl World {
             OnStart::Start => {}
         }
         let same = self.resumed.entry(attempt).or_insert_with(|| resume.clone());
-        assert_eq!(*same, resume, "all hosts go on from one step in {attempt}");
+        assert_eq!(*same, resume, "all hosts resume from the same step in {attempt}");
         if let Some(step) = resume {
-            assert_eq!(launcher.brought, Some((attempt, step)), "the shards are there before the ranks");
+            assert_eq!(launcher.brought, Some((attempt, step)), "the shards precede the ranks");
         }
         let by = self.started_by.entry(attempt).or_insert(leader);
         assert_eq!(*by, leader, "{attempt} is started by two leaders");
-        assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was counted by nobody");
+        assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was not counted by any leader");
         assert!(attempt.0 <= BUDGET + self.grown, "{attempt} is beyond the budget");
         let port_of = self.ports.entry(port).or_insert(attempt);
         assert_eq!(*port_of, attempt, "no port is used in two rounds");
@@ -199,7 +199,7 @@ impl World {
         self.saw(me, Report::Fact { fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting } });
     }
 
-    /// One rank dies.
+    /// One running rank dies, chosen at random.
     pub fn rank_dies(&mut self, me: usize) {
         let running = self.launchers[me].running();
         if let Some(rank) = running.get(self.chance.below(running.len())) {
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// All ranks that run are done.
+    /// All running ranks finish.
     pub fn ranks_finish(&mut self) {
         let started: BTreeSet<usize> = (0..self.launchers.len()).collect();
         for me in started {

@@ -1,4 +1,4 @@
-//! A launcher: the pure code that leads or follows, its connection and its end.
+//! A launcher: the pure code that leads or follows, its connection and its exit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ const HANDS_BACK: i32 = 75;
 pub enum Brain {
     Leads(Box<Lead>),
     Follows(Box<Follow>),
-    /// It has no seat, and waits for one at this leader.
+    /// It has no seat and waits for one from this leader.
     Waits(Option<LeaderKey>),
     Gone,
 }
@@ -33,7 +33,7 @@ pub struct Launcher {
     pub member: Member,
     pub brain: Brain,
     pub client: Client,
-    /// The way to its leader.
+    /// The connection to its leader.
     pub connection: Option<u64>,
     /// Whether it is about to connect.
     pub connects: bool,
@@ -43,13 +43,13 @@ pub struct Launcher {
     pub waiting: BTreeSet<Rank>,
     pub attempt: Attempt,
     pub had_ranks: bool,
-    /// What it brought to where its ranks are; whether it has what its ranks have saved.
+    /// The step whose shards it brought to its ranks; whether it holds the shards that its ranks saved.
     pub brought: Option<(Attempt, mainstay_core::checkpoint::inventory::StepKey)>,
     pub holds: bool,
     pub journal: Vec<Entry>,
     pub timers: BTreeSet<Mono>,
     pub exit: Option<i32>,
-    /// When the newest of its commands will have been carried out.
+    /// When its newest command will be done.
     pub busy_until: u64,
     pub over_since: Option<u64>,
 }
@@ -83,7 +83,7 @@ impl Launcher {
         !matches!(self.brain, Brain::Gone)
     }
 
-    /// Only a leader answers others.
+    /// Whether it accepts connections: each running launcher does.
     pub fn listens(&self) -> bool {
         self.runs()
     }
@@ -155,7 +155,7 @@ impl World {
         Leads { launcher: leader.name.clone(), host: leader.member.host.clone(), epoch: key.epoch }
     }
 
-    /// Carries out what the launcher's code wants to have done. At each act the launcher may crash.
+    /// Carries out the acts of the launcher's code. The launcher may crash at each of them.
     pub fn settle(&mut self, me: usize) {
         loop {
             let now = self.clock(me);
@@ -257,7 +257,7 @@ impl World {
         self.settle(me);
     }
 
-    /// The connection to the leader is there.
+    /// The connection to the leader is established.
     pub fn opened(&mut self, me: usize) {
         self.trace(|world| format!("{} is connected", world.launchers[me].name));
         if let Brain::Follows(follow) = &mut self.launchers[me].brain {
@@ -289,7 +289,7 @@ impl World {
                     launcher.brain = Brain::Follows(Box::new(follow));
                     self.ask(me, Ask::Say { seated: true, misses: None });
                 }
-                // It goes on as one that has lost its seat, and is ready when it gets one.
+                // It continues like one that has lost its seat, and is ready when it gets one.
                 Down::Waiting { spare: Some(spare), .. } => {
                     let key = key.clone();
                     let leads = self.named(&key);
@@ -306,7 +306,7 @@ impl World {
         self.settle(me);
     }
 
-    /// There is no connection to the leader, or none any more.
+    /// The connection to the leader failed or was lost.
     pub fn lost_leader(&mut self, me: usize, why: &str, refused: bool) {
         self.trace(|world| format!("{} has no connection: {why}", world.launchers[me].name));
         let now = self.clock(me);
@@ -332,7 +332,7 @@ impl World {
         }
     }
 
-    /// It is time to connect to whoever leads.
+    /// Connects to the leader.
     pub fn connects(&mut self, me: usize) {
         let launcher = &self.launchers[me];
         let leader = match &launcher.brain {
@@ -350,7 +350,7 @@ impl World {
         self.launchers.iter().position(|launcher| launcher.name == name).expect("it is known")
     }
 
-    /// Time passes for a launcher.
+    /// A launcher checks its connections, the store and its timers.
     pub fn look(&mut self, me: usize) {
         self.look_at_connections(me);
         self.look_at_store(me);
@@ -375,7 +375,8 @@ impl World {
         self.reports_the_end(me);
     }
 
-    /// A leader whose job is over waits for its followers, and removes what the job has in the store.
+    /// A leader whose job is over waits up to 5 s for its followers, then writes the end to the store. It exits within
+    /// 8 s.
     pub fn reports_the_end(&mut self, me: usize) {
         let now = self.now;
         let launcher = &mut self.launchers[me];
@@ -397,7 +398,7 @@ impl World {
         }
     }
 
-    /// The launcher exits, and its ranks with it.
+    /// The launcher exits with its ranks.
     pub fn ends(&mut self, me: usize, exit: i32) {
         self.trace(|world| format!("{} exits with {exit}", world.launchers[me].name));
         self.check_exit(me, exit);
@@ -406,7 +407,7 @@ impl World {
         self.gone(me);
     }
 
-    /// The launcher is killed, and its ranks die with it.
+    /// The launcher is killed with its ranks.
     pub fn crash(&mut self, me: usize) {
         self.trace(|world| format!("{} is killed", world.launchers[me].name));
         self.launchers[me].exit = None;

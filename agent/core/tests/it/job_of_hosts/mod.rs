@@ -1,9 +1,10 @@
-//! A job of several hosts, simulated: the code with which launchers lead and follow, the job and the merge, over machines,
-//! clocks, a network and a coordination store that are not real. Everything may fail at any moment: messages are late, repeated
-//! and held up in one direction, connections end, launchers are killed between any two things that they do, machines lose their
-//! power, stall, and come back; clocks drift; the store stalls and is wiped. Each seed can be run again:
-//! `MAINSTAY_SEED=17 cargo test -p mainstay-core --test it job_of_hosts`. `MAINSTAY_SEEDS` sets how many are run, and
-//! `MAINSTAY_TRACE=1` shows what happens.
+//! A simulated job on several hosts: the real code of leading and following launchers, the job and the merge, with
+//! simulated machines, clocks, network and coordination store. Everything may fail at any moment. Messages are late,
+//! repeated, or held up in one direction. Connections end. Launchers are killed between any two acts. Machines lose
+//! their power, stall, and return. Clocks drift. The store stalls and is wiped.
+//!
+//! To run a seed again: `MAINSTAY_SEED=17 cargo test -p mainstay-core --test it job_of_hosts`. `MAINSTAY_SEEDS` sets
+//! the number of seeds, and `MAINSTAY_TRACE=1` prints the events.
 #![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
 
 mod acts;
@@ -40,7 +41,7 @@ use launcher::{Brain, Launcher};
 use network::{Connection, Machine};
 use store::{Answer, Ask, LeaderKey, Store};
 
-/// Nanoseconds since the simulation began.
+/// Nanoseconds since the start of the simulation.
 type Time = u64;
 
 const MS: Time = 1_000_000;
@@ -50,22 +51,22 @@ const SECOND: Time = 1000 * MS;
 const LEASE: Time = 10 * SECOND;
 const LEASE_SPAN: Span = Span(LEASE);
 
-/// What `--nnodes` is to all launchers; the number of seats is another one.
+/// The `--nnodes` of all launchers. The number of seats differs.
 const HOSTS: (u32, u32) = (1, 64);
 
-/// Restarts that the job has.
+/// The budget of restarts.
 const BUDGET: u32 = 6;
 
-/// How long a start waits for a lost host.
+/// The time that a start waits for a lost host.
 const PATIENCE: Span = Span::seconds(60);
 
-/// How often a launcher looks after its hosts and timers.
+/// The interval at which a launcher checks its hosts and timers.
 const LOOKS_EVERY: Time = 500 * MS;
 
-/// Once nothing fails any more, a job ends within this time.
+/// A job ends within this time after the last fault.
 const ENDS_WITHIN: Time = 900 * SECOND;
 
-/// Seeds of a usual run of the suite.
+/// The number of seeds in a usual run of the suite.
 const SEEDS: u64 = 20_000;
 
 enum Event {
@@ -106,7 +107,7 @@ enum Event {
     Fault(Fault),
     Quiet,
     RanksFinish,
-    /// A time that a test waits for.
+    /// A test waits for this time.
     Nothing,
 }
 
@@ -120,37 +121,37 @@ struct World {
     store: Store,
     connections: BTreeMap<u64, Connection>,
     newest_connection: u64,
-    /// Directions in which nothing gets through, and what waits for that.
+    /// Directions in which no message passes, and the events that wait for them.
     blocked: BTreeSet<(usize, usize)>,
     held_up: Vec<Event>,
-    /// Whether things fail.
+    /// Whether faults are injected.
     faults: bool,
-    /// The chance of a launcher's crash at each thing it does: one in so many; none for 0.
+    /// A launcher crashes at one in this number of acts; 0: never.
     crash_one_in: u64,
     /// Whether launchers that ended are started again, as a scheduler does.
     respawns: bool,
     in_process: bool,
-    /// With how many hosts the job goes on.
+    /// The numbers of hosts with which the job can run.
     limits: Limits,
     port: u16,
     quiet_since: Option<Time>,
     traces: bool,
-    /// How many leaders there were.
+    /// The number of leaders so far.
     leaders: u32,
-    /// Restarts that some leader has decided.
+    /// The attempts of restarts that a leader decided.
     counted: BTreeSet<Attempt>,
-    /// How often ranks were stopped for more hosts to take part: no failure, and of no budget.
+    /// How often ranks were stopped to add hosts. This is no failure and costs no budget.
     grown: u32,
     started_by: BTreeMap<Attempt, usize>,
     given: BTreeMap<(Attempt, Rank), usize>,
     ports: BTreeMap<u16, Attempt>,
     resumed: BTreeMap<Attempt, Option<StepKey>>,
-    /// Who acted in an epoch.
+    /// The leader that acted in each epoch.
     acted: BTreeMap<u64, usize>,
     elected: BTreeMap<u64, usize>,
-    /// The status with which the job ended.
+    /// The exit status of the job.
     exit: Option<i32>,
-    /// A leader ended the job after it had waited for the store in vain.
+    /// A leader ended the job without the store, after waiting for it in vain.
     ended_unstored: bool,
 }
 
@@ -158,7 +159,7 @@ fn settings() -> Settings {
     Settings::from(Budget { max_restarts: BUDGET, window: None })
 }
 
-/// Half of the jobs go on with fewer hosts and with more.
+/// Half of the jobs can continue with fewer or more hosts.
 fn limits(chance: &mut Chance, hosts: u32, most: u32) -> Limits {
     if chance.one_in(2) {
         return Limits::fixed(hosts);
@@ -172,7 +173,7 @@ fn limits(chance: &mut Chance, hosts: u32, most: u32) -> Limits {
 }
 
 impl World {
-    /// A job of so many hosts that begins, and `spares` launchers more.
+    /// A job that starts on this number of hosts, and `spares` additional launchers.
     fn new(seed: u64, hosts: u32, spares: u32) -> World {
         let mut chance = Chance(seed);
         let mut members = members(&mut chance, hosts, 2, seed.is_multiple_of(2));
@@ -250,7 +251,7 @@ impl World {
                     host,
                     ranks,
                     moves: true,
-                    // Its code is carried out while it waits.
+                    // Its code runs while it waits.
                     prepares,
                     replicas: format!("{spare}:1"),
                     ..Member::default()
@@ -303,7 +304,7 @@ impl World {
         }
     }
 
-    /// A launcher is started on a machine.
+    /// Starts a launcher on a machine.
     fn launch(&mut self, name: String, machine: usize, member: Member) -> usize {
         let me = self.launchers.len();
         self.launchers.push(Launcher::new(name, machine, member));
@@ -322,7 +323,7 @@ impl World {
         self.events.insert((at.max(self.now), self.numbers), event);
     }
 
-    /// What concerns a launcher whose machine stalls comes when it goes on.
+    /// The launcher that an event concerns. The event waits while the launcher's machine stalls.
     fn whose(&self, event: &Event) -> Option<usize> {
         match event {
             Event::Connects(me)
@@ -339,7 +340,7 @@ impl World {
         }
     }
 
-    /// The next thing happens.
+    /// Processes the next event.
     fn step(&mut self) {
         let Some(((at, _), event)) = self.events.pop_first() else { return };
         self.now = at;
@@ -373,7 +374,7 @@ impl World {
                     false => self.reconnect(follower),
                 }
             }
-            // News of a connection that another one has replaced are not heard any more.
+            // Events of a connection that another one has replaced are ignored.
             Event::Closed(me) if self.launchers[me].connection.is_some() => {}
             Event::Closed(me) => self.lost_leader(me, "it was ended here", false),
             Event::Asked { launcher, asked, ask } => self.asked(launcher, asked, ask),
@@ -412,7 +413,7 @@ impl World {
     }
 }
 
-/// Runs a seed; how many leaders there were, or 0 if all launchers with a seat were lost.
+/// Runs a seed. Returns the number of leaders, or 0 if all launchers with a seat were lost.
 fn run(seed: u64) -> u32 {
     let mut chance = Chance(seed ^ 0x5eed);
     let (hosts, spares) = (2 + chance.below(4) as u32, chance.below(3) as u32);
@@ -423,10 +424,10 @@ fn run(seed: u64) -> u32 {
 }
 
 #[test]
-fn no_limit_is_broken_whatever_fails() {
+fn no_fault_breaks_an_invariant() {
     let leaders = seeds(SEEDS, run);
     let (count, lost) = (leaders.len(), leaders.iter().filter(|leaders| **leaders == 0).count());
     let most = leaders.iter().max();
-    assert!(count < 100 || most > Some(&2), "leaders are replaced in these runs, and replaced again");
+    assert!(count < 100 || most > Some(&2), "no run replaces its leader twice");
     assert!(lost <= count / 10, "{lost} of {count} jobs lost all of their launchers");
 }

@@ -1,5 +1,5 @@
-//! Machines, the connections between their launchers, and what goes wrong with them: messages are late, held up in one
-//! direction, repeated, and lost with their connection. In order they stay, as TCP has it.
+//! Machines and the connections between their launchers, with faults: messages are late, held up in one direction,
+//! repeated, or lost with their connection. They stay in order, as with TCP.
 
 use std::collections::VecDeque;
 
@@ -9,24 +9,24 @@ use mainstay_core::recovery::hosts::wire::{Down, Up};
 
 use super::{Event, MS, SECOND, Time, World};
 
-/// A connection on which nothing was received for so long is closed.
+/// A connection on which nothing was received for this time is closed.
 const SILENT_FOR: Time = 10 * SECOND;
 
-/// How long a connection to a machine that does not answer is tried.
+/// The timeout of a connection attempt to a machine that does not answer.
 const CONNECTED_WITHIN: Time = 3 * SECOND;
 
-/// The store, where machines are numbered.
+/// The number of the store among the machines.
 pub const STORE: usize = usize::MAX;
 
 pub struct Machine {
     /// Whether it has power.
     pub up: bool,
-    /// It does nothing until then.
+    /// It does nothing until this time.
     pub stalled: Time,
-    /// What its clock showed at the begin, and how much too fast it goes, in parts per million.
+    /// The reading of its clock at time 0 in nanoseconds, and how much too fast the clock runs, in parts per million.
     pub offset: u64,
     pub drift: i64,
-    /// The launcher that runs on it, or ran last.
+    /// The launcher that runs on it, or the last one that did.
     pub launcher: usize,
 }
 
@@ -40,7 +40,7 @@ impl Machine {
 /// One direction of a connection.
 pub struct Way<T> {
     waiting: VecDeque<T>,
-    /// When the newest message arrives: none overtakes it.
+    /// When the newest message arrives. No later message overtakes it.
     last: Time,
 }
 
@@ -61,7 +61,7 @@ pub struct Connection {
     pub leader: usize,
     pub up: Way<Wire<Up>>,
     pub down: Way<Wire<Down>>,
-    /// Whether each end takes it for open, and when it last received something.
+    /// Whether each end regards it as open, and when it last received a message.
     pub follower_open: bool,
     pub leader_open: bool,
     pub follower_received: Time,
@@ -84,7 +84,7 @@ impl World {
         self.now + self.latency()
     }
 
-    /// A launcher connects to another one: the answer comes later.
+    /// A launcher connects to another one. The answer arrives later.
     pub fn connect(&mut self, follower: usize, leader: usize) {
         let (from, to) = (self.launchers[follower].machine, self.launchers[leader].machine);
         let reached = self.passes(from, to) && self.passes(to, from) && self.machines[to].up;
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// What a launcher finds that looks at another.
+    /// The result when a launcher checks another one.
     pub fn sight(&self, from: usize, of: usize) -> Sight {
         let (near, far) = (self.launchers[from].machine, self.launchers[of].machine);
         let there = self.passes(near, far) && self.passes(far, near) && self.machines[far].up;
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// Whether a message gets through now; held up, it waits for the end of what holds it up.
+    /// Whether a message passes now. If it is held up, it is delivered when the stall or the block ends.
     fn reaches(&mut self, from: usize, to: usize, event: Event) -> bool {
         let (from, to) = (self.launchers[from].machine, self.launchers[to].machine);
         let stalled = self.machines[to].stalled;
@@ -232,7 +232,7 @@ impl World {
         self.machines[to].up
     }
 
-    /// The follower ends it.
+    /// The follower closes the connection.
     pub fn end_as_follower(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number)
             && std::mem::take(&mut connection.follower_open)
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// The leader ends it.
+    /// The leader closes the connection.
     pub fn end_as_leader(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number)
             && std::mem::take(&mut connection.leader_open)
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// All connections of a launcher that has ended: the kernel of its machine says so, where it has power.
+    /// Ends all connections of a launcher that exited. The kernel of its machine notifies the peers if it has power.
     pub fn end_all_of(&mut self, launcher: usize) {
         let of = |connection: &Connection| connection.follower == launcher || connection.leader == launcher;
         let all: Vec<u64> =
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// Connections on which this launcher has received nothing for too long are over.
+    /// Closes connections on which this launcher has received nothing for too long.
     pub fn look_at_connections(&mut self, launcher: usize) {
         let now = self.now;
         let silent = |received: Time| now.saturating_sub(received) >= SILENT_FOR;
@@ -299,7 +299,7 @@ impl World {
     }
 }
 
-/// What may come twice: messages with numbers, and what a newer message of its kind replaces.
+/// Messages that may arrive twice: numbered ones, and those that a newer message of the same kind replaces.
 fn repeats_up(wire: &Wire<Up>) -> bool {
     matches!(wire, Wire::Message(Up::Report { .. } | Up::Received { .. }))
 }

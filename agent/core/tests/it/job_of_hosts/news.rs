@@ -1,4 +1,4 @@
-//! What a launcher learns from the store: who leads, that it was elected, what is stored, and that the job has ended.
+//! News from the store for a launcher: who leads, that it was elected, what is stored, and that the job has ended.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::store::LeaderKey;
 use super::{HOSTS, LEASE_SPAN, LOOKS_EVERY, PATIENCE, World, settings};
 
 impl World {
-    /// The store says who leads.
+    /// The store names the leader.
     pub fn told_of_leader(&mut self, me: usize, leader: Option<LeaderKey>) {
         self.launchers[me].client.leader.clone_from(&leader);
         let (Some(key), now) = (leader, self.clock(me)) else { return };
@@ -35,7 +35,7 @@ impl World {
         self.settle(me);
     }
 
-    /// The store does not know this leader any more.
+    /// The store no longer knows this leader.
     pub fn forgotten(&mut self, me: usize, epoch: u64) {
         self.launchers[me].client.office = None;
         let leader = self.launchers[me].client.leader.clone().map(|key| self.named(&key));
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Most of those who have a say miss the leader.
+    /// Most of the members that have a vote miss the leader.
     pub fn leader_is_missed(&mut self, me: usize) {
         if let Brain::Follows(follow) = &mut self.launchers[me].brain {
             follow.leader_is_missed();

@@ -1,4 +1,4 @@
-//! Single failures by name: what the simulation found, and how other launchers broke.
+//! Single failures: those that the simulation found, and known failures of other launchers.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use super::faults::Fault;
 use super::network::STORE;
 use super::{Event, LEASE, LEASE_SPAN, PATIENCE, SECOND, World, settings};
 
-/// A job of so many hosts with so many spares, at a time when its ranks run.
+/// A job on `hosts` hosts with `spares` spare launchers whose ranks run.
 pub(super) fn running(hosts: u32, spares: u32) -> World {
     let mut world = World::new(4, hosts, spares);
     world.limits = mainstay_core::recovery::hosts::resize::Limits::fixed(hosts);
@@ -48,7 +48,7 @@ fn leader() -> Lead {
 }
 
 #[test]
-fn a_leader_that_was_only_slow_steps_down_when_the_job_has_ended_without_it() {
+fn a_slow_leader_steps_down_if_the_job_has_ended_without_it() {
     let mut lead = leader();
     lead.forgotten(1);
     lead.ended(70);
@@ -57,7 +57,7 @@ fn a_leader_that_was_only_slow_steps_down_when_the_job_has_ended_without_it() {
     assert!(acts.iter().any(ended), "{acts:?}");
 }
 
-/// What a leader does next, and whether it tells others that the job is over.
+/// Takes all pending acts of a leader. Returns whether it announces the end of the job.
 fn reports_the_end(lead: &mut Lead, now: Mono) -> bool {
     let mut reports = false;
     while let Some(act) = lead.next_act(now) {
@@ -66,7 +66,7 @@ fn reports_the_end(lead: &mut Lead, now: Mono) -> bool {
     reports
 }
 
-/// A leader whose job has failed for good; the number of the record that has its end.
+/// A leader whose job has failed permanently, and the number of the record with its end.
 fn over() -> (Lead, u64) {
     let mut lead = leader();
     let out = vec![Output::Order(Order::Finish { exit: 1 })];
@@ -76,11 +76,11 @@ fn over() -> (Lead, u64) {
         lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
         _ => None,
     });
-    (lead, number.expect("its end is to be stored"))
+    (lead, number.expect("the leader stores its end"))
 }
 
 #[test]
-fn the_end_of_a_job_is_stored_before_others_are_told() {
+fn the_end_of_a_job_is_stored_before_it_is_announced() {
     let (mut lead, number) = over();
     assert!(!reports_the_end(&mut lead, Mono(3)));
     lead.stored(Mono(4), number);
@@ -88,12 +88,12 @@ fn the_end_of_a_job_is_stored_before_others_are_told() {
 }
 
 #[test]
-fn a_job_ends_without_its_store_once_that_was_silent_for_a_lease() {
+fn a_job_ends_without_its_store_after_a_lease_of_silence() {
     let (mut lead, _) = over();
     lead.forgotten(1);
     let almost = Mono(2).after(LEASE_SPAN);
     lead.look(almost, Some(Span(LEASE_SPAN.0 - 1)));
-    assert!(!reports_the_end(&mut lead, almost), "another launcher may be elected until then");
+    assert!(!reports_the_end(&mut lead, almost), "another launcher may be elected before");
     let later = almost.after(Span::seconds(1));
     lead.look(later, Some(LEASE_SPAN));
     assert!(reports_the_end(&mut lead, later));
@@ -101,7 +101,7 @@ fn a_job_ends_without_its_store_once_that_was_silent_for_a_lease() {
 
 /// Found by seeds 824804 and 868164.
 #[test]
-fn a_leader_that_is_elected_again_waits_until_the_store_has_its_end() {
+fn a_reelected_leader_waits_until_the_store_has_its_end() {
     let (mut lead, _) = over();
     lead.forgotten(1);
     let later = Mono(2).after(Span(2 * LEASE_SPAN.0));
@@ -114,12 +114,12 @@ fn a_leader_that_is_elected_again_waits_until_the_store_has_its_end() {
         lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
         _ => None,
     });
-    lead.stored(later, number.expect("its end is to be stored again"));
+    lead.stored(later, number.expect("the leader stores its end again"));
     assert!(reports_the_end(&mut lead, later));
 }
 
 #[test]
-fn a_leader_whose_end_is_not_stored_takes_that_of_another_one() {
+fn a_leader_whose_end_is_not_stored_accepts_the_stored_end() {
     let (mut lead, _) = over();
     lead.forgotten(1);
     lead.ended(0);
@@ -129,7 +129,7 @@ fn a_leader_whose_end_is_not_stored_takes_that_of_another_one() {
 }
 
 #[test]
-fn a_start_that_a_lost_leader_did_not_finish_fails_with_its_host() {
+fn an_unfinished_start_of_a_lost_leader_fails_with_its_host() {
     let mut merge = Merge::resume(seated(3), PATIENCE, Attempt(2), false);
     let mut next = VecDeque::new();
     merge.lost(Mono(5), 0, "its launcher, which led the job, is lost", &mut next);
@@ -154,27 +154,27 @@ fn a_start_that_a_lost_leader_did_not_finish_fails_with_its_host() {
     );
 }
 
-/// NVRx#348: one host more than the job needs ends NVRx's job with "Maximum number of nodes exceeded".
+/// NVRx#348: one more host than the job needs ends NVRx's job with "Maximum number of nodes exceeded".
 #[test]
-fn nvrx_348_more_hosts_than_seats_end_no_job() {
+fn nvrx_348_more_hosts_than_seats_do_not_end_the_job() {
     let mut world = running(4, 1);
     let spare = world.machines[4].launcher;
     world.fail(Fault::LauncherDies(4));
     world.until(40 * SECOND);
-    assert_ne!(world.machines[4].launcher, spare, "another launcher is there in its place");
+    assert_ne!(world.machines[4].launcher, spare, "another launcher replaces it");
     world.fail(Fault::LauncherDies(2));
     world.until(80 * SECOND);
-    assert_eq!(world.started_by.len(), 2, "the ranks were started once more, and not for the spare");
+    assert_eq!(world.started_by.len(), 2, "the ranks were restarted once, and not for the spare");
     world.be_quiet();
     assert_eq!(world.until_over(), 1);
 }
 
-/// NVRx#357: a host that is gone keeps its slot in a round of NVRx, and the round never closes.
+/// NVRx#357: a lost host keeps its slot in a round of NVRx, and the round never closes.
 #[test]
-fn nvrx_357_a_host_that_joins_and_dies_holds_up_no_round() {
+fn nvrx_357_a_host_that_joins_and_dies_does_not_block_a_round() {
     let mut world = running(4, 2);
     world.fail(Fault::PowerCut(2, 1000 * SECOND));
-    // The one that takes its place has no power either, before the others can know of that.
+    // Its replacement loses its power too, before the others can know it.
     let taken = |world: &World| world.launchers[4..].iter().any(|spare| spare.seat.is_some());
     while !taken(&world) {
         world.step();
@@ -187,9 +187,9 @@ fn nvrx_357_a_host_that_joins_and_dies_holds_up_no_round() {
     assert_eq!(world.until_over(), 1);
 }
 
-/// NVRx#421: an exception in one launcher closes the rendezvous of all.
+/// NVRx#421: an exception in one launcher closes the rendezvous for all.
 #[test]
-fn nvrx_421_the_failure_of_one_launcher_is_not_that_of_the_job() {
+fn nvrx_421_the_failure_of_one_launcher_does_not_end_the_job() {
     let mut world = running(4, 0);
     for machine in [1, 3] {
         world.fail(Fault::LauncherDies(machine));
@@ -198,19 +198,19 @@ fn nvrx_421_the_failure_of_one_launcher_is_not_that_of_the_job() {
     assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
     world.be_quiet();
     assert_eq!(world.until_over(), 1);
-    // Each of them is counted, as one restart of the job.
+    // Each failure counts as one restart of the job.
 }
 
-/// NVRx#383: the host that holds the store is the one that NVRx's job cannot lose.
+/// NVRx#383: a job of NVRx cannot lose the host of the store.
 #[test]
-fn nvrx_383_no_rank_notices_that_the_store_is_gone() {
+fn nvrx_383_the_ranks_survive_the_loss_of_the_store() {
     let mut world = running(4, 0);
     world.fail(Fault::StoreAway(300 * SECOND));
     world.until(world.now + 290 * SECOND);
-    assert_eq!(world.started_by.len(), 1, "nothing is started anew");
+    assert_eq!(world.started_by.len(), 1, "no rank is restarted");
     assert!(world.launchers.iter().all(|launcher| !launcher.living.is_empty()), "all ranks live");
     world.until(world.now + 30 * SECOND);
-    // What happens after it is back is decided as ever.
+    // A failure after the store returned is handled as usual.
     world.rank_exits(2, world.launchers[2].ranks()[0], ExitStatus::Signal(9), false);
     world.until(world.now + 30 * SECOND);
     assert_eq!(world.started_by.len(), 2);
@@ -218,9 +218,9 @@ fn nvrx_383_no_rank_notices_that_the_store_is_gone() {
     assert!(world.until_over() > 0);
 }
 
-/// The hosts of leader and store vanish at once, with all that the store had.
+/// The hosts of the leader and the store are lost at once, with all data of the store.
 #[test]
-fn the_job_goes_on_when_leader_and_store_are_lost_at_once() {
+fn the_job_continues_if_leader_and_store_are_lost_at_once() {
     let mut world = running(4, 1);
     world.fail(Fault::StoreWiped);
     world.fail(Fault::PowerCut(0, 1000 * SECOND));
@@ -244,7 +244,7 @@ fn a_leader_without_power_is_replaced_before_its_lease_ends() {
 }
 
 #[test]
-fn a_leader_that_one_follower_alone_does_not_reach_goes_on_leading() {
+fn a_leader_that_only_one_follower_cannot_reach_keeps_leading() {
     let mut world = running(4, 1);
     world.fail(Fault::Blocked(0, 2, 100 * SECOND));
     world.fail(Fault::Blocked(2, 0, 100 * SECOND));
@@ -254,33 +254,33 @@ fn a_leader_that_one_follower_alone_does_not_reach_goes_on_leading() {
     assert_eq!(world.until_over(), 1);
 }
 
-/// A host that comes back with what it knew a minute ago.
+/// A host that returns with the knowledge of a minute ago.
 #[test]
-fn a_leader_that_stalls_for_a_minute_decides_nothing_when_it_goes_on() {
+fn a_leader_that_stalls_for_a_minute_steps_down_afterwards() {
     let mut world = running(3, 1);
     world.fail(Fault::Stalls(0, 60 * SECOND));
     world.until(world.now + 90 * SECOND);
-    assert!(!world.launchers[0].runs(), "it has stepped down, and its ranks have ended with it");
+    assert!(!world.launchers[0].runs(), "it stepped down and its ranks ended");
     assert_eq!(world.leaders, 2);
     world.be_quiet();
     assert_eq!(world.until_over(), 2);
 }
 
-/// Nothing that a host sends gets through, while it receives all.
+/// No message of the host arrives, but it receives all messages.
 #[test]
-fn a_host_that_nothing_is_heard_of_is_replaced_and_ends_its_ranks() {
+fn a_host_whose_messages_are_lost_is_replaced_and_ends_its_ranks() {
     let mut world = running(3, 1);
     world.fail(Fault::Blocked(1, 0, 100 * SECOND));
     world.fail(Fault::Blocked(1, STORE, 100 * SECOND));
     world.until(world.now + 80 * SECOND);
-    assert!(!world.launchers[1].runs(), "it is cut off, and has ended");
+    assert!(!world.launchers[1].runs(), "it is cut off and has exited");
     assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
     world.be_quiet();
     assert_eq!(world.until_over(), 1);
 }
 
 impl World {
-    /// Lets time pass until then.
+    /// Runs the simulation until this time.
     pub(super) fn until(&mut self, at: u64) {
         self.at(at, Event::Nothing);
         while self.now < at {

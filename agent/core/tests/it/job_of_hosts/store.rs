@@ -1,5 +1,5 @@
-//! The coordination store and its clients, as `mainstay-coord` has them: a leader's key under a lease, the record with the epoch
-//! of who was elected last, and the note of the end. What is asked may be lost on its way there or back, and is asked again.
+//! The coordination store and its clients, as in `mainstay-coord`: a leader's key under a lease, the record with the
+//! epoch of the last elected leader, and the note of the end. A request or its answer may be lost; it is then repeated.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use mainstay_core::recovery::hosts::record::Record;
 use super::network::STORE;
 use super::{Event, LEASE, MS, SECOND, Time, World};
 
-/// How often a launcher asks, and how soon it asks again.
+/// The interval between requests of a launcher, and the shorter one while the store does not answer.
 const ASKED_EVERY: Time = SECOND;
 const PAUSE: Time = 300 * MS;
 
@@ -25,41 +25,41 @@ pub struct LeaderKey {
 pub struct Store {
     pub away: bool,
     pub leader: Option<LeaderKey>,
-    /// When its lease ends.
+    /// When the leader's lease ends.
     lease_ends: Time,
-    /// The epoch of whom was elected last, and what leaders wrote.
+    /// The epoch of the last elected leader, and the record that leaders wrote.
     pub record: Option<(u64, Option<Arc<Record>>)>,
     pub ended: Option<i32>,
-    /// What members say, and when each last kept its lease.
+    /// The votes of the members, and when each last renewed its lease.
     pub electors: Electors,
     kept: BTreeMap<String, Time>,
-    /// Counts what was changed.
+    /// Counts the requests.
     pub revision: u64,
 }
 
-/// What a launcher knows of the store.
+/// A launcher's knowledge of the store.
 #[derive(Default)]
 pub struct Client {
-    /// Whether it has a say on the leader.
+    /// Whether it has a vote on the leader.
     pub has_vote: bool,
-    /// The highest epoch that was ever seen here.
+    /// The highest epoch that it has seen.
     pub highest_epoch: u64,
     pub leader: Option<LeaderKey>,
-    /// What was last read of the record.
+    /// The record as last read.
     pub record: Option<Arc<Record>>,
-    /// When the newest question that was answered was asked.
+    /// When the newest answered request was sent.
     answered: Time,
-    /// When its newest question arrives.
+    /// When its newest request arrives.
     last_arrives: Time,
-    /// The newest state of the store that it knows of.
+    /// The newest revision of the store that it knows.
     revision: u64,
     pub lease_lost: bool,
     pub campaigns: bool,
-    /// The epoch of its office, while it has one.
+    /// The epoch of its office, if it has one.
     pub office: Option<u64>,
-    /// The newest record that is not stored yet.
+    /// The newest record that is not yet stored.
     pub unwritten: Option<(u64, Arc<Record>)>,
-    /// The exit status of the job, to be written at its end.
+    /// The exit status to write at the end of the job.
     pub ends: Option<i32>,
 }
 
@@ -81,7 +81,7 @@ pub enum Ask {
     Remove {
         leader: LeaderKey,
     },
-    /// What a member says: whether it has a seat, and the leader that it misses.
+    /// The vote of a member: whether it has a seat, and the leader that it misses.
     Say {
         seated: bool,
         misses: Option<Missed>,
@@ -122,7 +122,7 @@ impl World {
         self.at(at, Event::Asked { launcher, asked, ask });
     }
 
-    /// A question arrives at the store.
+    /// A request arrives at the store.
     pub fn asked(&mut self, launcher: usize, asked: Time, ask: Ask) {
         let machine = self.launchers[launcher].machine;
         if self.store.away || !self.passes(machine, STORE) || !self.machines[machine].up {
@@ -225,7 +225,7 @@ impl World {
                 }
                 let mine = leader.as_ref().is_some_and(|leader| leader.launcher == launcher);
                 if let (true, Some(leader)) = (mine && client.office.is_none(), &leader) {
-                    // Won in an attempt whose answer was lost or not waited for: it is given back.
+                    // Won in an election whose answer was lost or no longer awaited: resign.
                     let epoch = leader.epoch;
                     return self.ask(launcher, Ask::Resign { epoch });
                 }
@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// Time passes for a client: it keeps its lease, and asks again what was not answered.
+    /// A client checks its lease, and repeats requests without an answer.
     pub fn look_at_store(&mut self, launcher: usize) {
         let now = self.now;
         let client = &mut self.launchers[launcher].client;
@@ -313,20 +313,20 @@ impl World {
         }
     }
 
-    /// For how long the store has not answered this launcher.
+    /// The time for which the store has not answered this launcher; `None` if below 2 s.
     pub fn silent_for(&self, launcher: usize) -> Option<Span> {
         let silent = self.now.saturating_sub(self.launchers[launcher].client.answered);
         (silent >= ASKED_EVERY + SECOND).then_some(Span(silent))
     }
 
-    /// When the launcher asks the store again.
+    /// When the launcher sends the next request.
     pub fn next_question(&self) -> Time {
         self.now + if self.store.away { PAUSE } else { ASKED_EVERY }
     }
 }
 
 impl Client {
-    /// A client that has its lease from now on.
+    /// The client has its lease from now on.
     pub fn answered_at(&mut self, now: Time) {
         self.answered = now;
     }
@@ -356,7 +356,7 @@ impl Store {
         });
     }
 
-    /// All that it had is gone, and it goes on.
+    /// The store loses all data and keeps running.
     pub fn wipe(&mut self) {
         (self.leader, self.record, self.ended) = (None, None, None);
         (self.electors, self.kept) = (Electors::default(), BTreeMap::new());

@@ -1,4 +1,4 @@
-//! Labelled failures for the tests of attribution, and the catalogue that they are judged by.
+//! Labelled failures for the tests of attribution, and the catalog to judge them with.
 
 #![allow(dead_code, reason = "each test uses what it needs")]
 
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use mainstay_core::failure::attribution::catalog::Catalog;
 use mainstay_core::failure::attribution::score::Case;
 
-/// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
+/// The built-in catalog, or the one in the directory `CATALOG`, to try out signatures.
 pub fn catalog() -> &'static Catalog {
     let Some(dir) = std::env::var_os("CATALOG") else {
-        return Catalog::built_in().expect("a sound catalogue");
+        return Catalog::built_in().expect("a valid catalog");
     };
     let files: Vec<(String, String)> = std::fs::read_dir(dir)
         .expect("a directory")
@@ -22,10 +22,10 @@ pub fn catalog() -> &'static Catalog {
         })
         .collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    Box::leak(Box::new(Catalog::read(&files).expect("a sound catalogue")))
+    Box::leak(Box::new(Catalog::read(&files).expect("a valid catalog")))
 }
 
-/// The labelled cases beside the project, or in the file or folder that MAINSTAY_LABELLED_CASES names.
+/// The labelled cases in `shared/` next to the repository, or in the file or folder `MAINSTAY_LABELLED_CASES`.
 pub fn labelled() -> Option<Vec<Case>> {
     let named = std::env::var_os("MAINSTAY_LABELLED_CASES").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/attribution"),

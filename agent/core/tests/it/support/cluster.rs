@@ -1,4 +1,4 @@
-//! Launchers of one job in simulations: chance that can be repeated, members, and what ranks report.
+//! Launchers of one job in simulations: reproducible random numbers, members, and reports of ranks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -10,7 +10,7 @@ use mainstay_core::model::entry::{ExitStatus, Fact, StartedRank};
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::hosts::round::Member;
 
-/// The same course for the same seed.
+/// Random numbers (SplitMix64): the same seed yields the same sequence.
 pub struct Chance(pub u64);
 
 impl Chance {
@@ -31,7 +31,7 @@ impl Chance {
     }
 }
 
-/// So many launchers with up to `most` ranks each; the first leads. `copies`: they keep copies of checkpoints for each other.
+/// One launcher per host with up to `most` ranks each; the first leads. `copies`: they store replicas for each other.
 pub fn members(chance: &mut Chance, hosts: u32, most: usize, copies: bool) -> Vec<Member> {
     let member = |host| Member {
         launcher: format!("l{host}"),
@@ -72,7 +72,7 @@ pub fn exited(attempt: Attempt, rank: Rank, status: ExitStatus, after_stop: bool
     }
 }
 
-/// The attempt that a decision starts; a restart that stands in the journal.
+/// The attempt that a decision in the journal starts, if it is a restart.
 pub fn restart_of(action: &Action) -> Option<Attempt> {
     match action {
         Action::RestartInJob { attempt }
@@ -84,20 +84,21 @@ pub fn restart_of(action: &Action) -> Option<Attempt> {
     }
 }
 
-/// So many seeds that break a limit are looked for.
+/// The search stops after this number of seeds that break a limit.
 const SHOWN: u64 = 20;
 
-/// Runs all seeds, on all processors: `MAINSTAY_SEED` names the only one, `MAINSTAY_SEEDS` says how many. What each came to.
+/// Runs all seeds on all processors and returns their results. `MAINSTAY_SEED` selects one seed, `MAINSTAY_SEEDS` sets
+/// their number.
 ///
 /// # Panics
-/// One breaks a limit; its number is said.
+/// A seed breaks a limit. The message contains its number.
 pub fn seeds<T: Send>(usual: u64, run: impl Fn(u64) -> T + Sync + std::panic::RefUnwindSafe) -> Vec<T> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (first, end) = match number("MAINSTAY_SEED") {
         Some(seed) => (seed, seed + 1),
         None => (0, number("MAINSTAY_SEEDS").unwrap_or(usual)),
     };
-    // Kept while the seeds run: else each verdict reads the catalog again, which takes most of the time.
+    // Kept while the seeds run. Otherwise each verdict reads the catalog again, which takes most of the time.
     let _catalog = Catalog::shared().expect("a test compiles it");
     let next = AtomicU64::new(first);
     let (tell_broken, told_broken) = mpsc::channel();
@@ -113,7 +114,7 @@ pub fn seeds<T: Send>(usual: u64, run: impl Fn(u64) -> T + Sync + std::panic::Re
                 Ok(one) => found.push(one),
                 Err(_) => {
                     broken.fetch_add(1, Ordering::Relaxed);
-                    tell_broken.send(seed).expect("it is received below");
+                    tell_broken.send(seed).expect("the receiver exists");
                 }
             }
         }

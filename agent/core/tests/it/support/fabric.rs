@@ -1,4 +1,4 @@
-//! A host with links to the network, its clock and its journal.
+//! A host with network links, a clock and a journal.
 
 use mainstay_core::base::id::BootId;
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
@@ -40,7 +40,7 @@ pub fn boot(name: &str) -> BootId {
     BootId(name.into())
 }
 
-/// A host with its clock and its journal.
+/// A host with its clock and journal.
 pub struct Host {
     pub judge: FabricJudge,
     pub sample: FabricSample,
@@ -65,7 +65,7 @@ impl Host {
         }
     }
 
-    /// All links are known well.
+    /// A host whose links were all read ten times.
     pub fn settled(count: usize) -> Host {
         let mut host = Host::with_ports(count);
         host.looks(10);
@@ -117,7 +117,7 @@ impl Host {
         self.link(number).counters.insert(counter.into(), value);
     }
 
-    /// The agent starts anew, in this boot or another.
+    /// Restarts the agent, in this boot or another.
     pub fn restart(&mut self, boot: BootId) {
         self.boot = boot.clone();
         let learned = self.judge.learned().clone();
@@ -130,7 +130,7 @@ impl Host {
         self.journal.iter().filter(|(.., observation)| observation.event == event).count()
     }
 
-    /// It goes down for one reading.
+    /// The link is down for one reading.
     pub fn blink(&mut self, number: usize) {
         self.link(number).state = down("Polling");
         self.look();

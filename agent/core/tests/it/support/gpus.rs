@@ -1,4 +1,4 @@
-//! Eight GPUs that are well and work, and what a test changes of them.
+//! Eight healthy GPUs under load, which a test can change.
 
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::base::time::{Mono, Span};
@@ -22,7 +22,7 @@ pub fn address(index: u32) -> PciAddress {
     PciAddress { domain: 0, bus: u8::try_from(index + 1).unwrap(), device: 0 }
 }
 
-/// A GPU that is well and works.
+/// A healthy GPU under load.
 pub fn gpu(index: u32) -> GpuReading {
     let own = address(index);
     let name = "NVIDIA H100 80GB HBM3".to_owned();
@@ -46,7 +46,7 @@ pub fn gpu(index: u32) -> GpuReading {
         memory_temperature: Read::Value(70),
         margin: Read::Value(0),
         power: Read::Value(650_000),
-        // The power cap: the normal course of things under load.
+        // The power cap, normal under load.
         clock_reasons: Read::Value(4),
         slowdown: Read::Value(SlowdownTimes { thermal: 5_000_000_000, brake: 0 }),
         pcie: Read::Value(link),
@@ -130,7 +130,7 @@ impl Host {
         (0..count).for_each(|_| self.look());
     }
 
-    /// The first GPU, to change it.
+    /// The first GPU, for changes.
     pub fn first(&mut self) -> &mut GpuReading {
         &mut self.gpus[0]
     }

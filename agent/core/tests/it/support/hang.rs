@@ -1,4 +1,4 @@
-//! A simulated job under the judge of hangs: its clock, its pages and its processes.
+//! A simulated job with hang detection: its clock, heartbeat pages and processes.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
@@ -7,7 +7,7 @@ use mainstay_core::hang::{Class, Count, Hang, Limits, Outlook, PhaseId, Probe, S
 pub const RANKS: usize = 8;
 pub const LOOK: Span = Span::millis(100);
 
-/// A job whose ranks step together.
+/// A job whose ranks make their steps together.
 pub struct Job {
     pub now: Mono,
     pub watch: Watch,
@@ -32,7 +32,7 @@ impl Job {
         job
     }
 
-    /// One that has made `steps` steps of 200 ms.
+    /// A job after `steps` steps of 200 ms.
     pub fn trained(steps: u64) -> Job {
         let mut job = Job::started(Limits::default());
         for step in 0..steps {
@@ -42,14 +42,14 @@ impl Job {
     }
 
     pub fn step_together(&mut self, step: u64, took: Span) {
-        self.wait(took, &mut |_| panic!("a healthy job is judged"));
+        self.wait(took, &mut |_| panic!("verdict on a healthy job"));
         for rank in 0..RANKS {
             self.step_of(rank, step);
             self.watch.phases().learn(PhaseId::STEP, step, took);
         }
     }
 
-    /// A step in which all ranks use the CPU for nine tenths of the time.
+    /// A step in which all ranks use the CPU for 90 % of the time.
     pub fn busy_step(&mut self, step: u64, took: Span) {
         let until = self.now.after(took);
         while self.now < until {
@@ -97,7 +97,7 @@ impl Job {
         self.watch.look(self.now)
     }
 
-    /// Lets time pass, looking as the launcher does.
+    /// Lets time pass and looks every 100 ms, as the launcher does.
     pub fn wait(&mut self, span: Span, judged: &mut dyn FnMut(Hang)) {
         let until = self.now.after(span);
         while self.now < until {
@@ -108,7 +108,7 @@ impl Job {
         }
     }
 
-    /// Waits for a verdict and returns it with the time that it took.
+    /// Waits for a verdict. Returns it and the time it took.
     pub fn hangs(&mut self, within: Span) -> (Hang, Span) {
         let began = self.now;
         let mut found = None;
@@ -118,7 +118,7 @@ impl Job {
     }
 
     pub fn is_calm_for(&mut self, span: Span) {
-        self.wait(span, &mut |hang| panic!("judged: {hang:?}"));
+        self.wait(span, &mut |hang| panic!("unexpected verdict: {hang:?}"));
     }
 
     pub fn all_still(&mut self) {
@@ -131,7 +131,8 @@ impl Job {
     }
 }
 
-/// Steps of two seconds in which ranks use the CPU: they have no accelerator that could be at a longer step while they wait for it.
+/// A job with steps of 2 s on the CPU. With `holds_device`, its ranks have an accelerator, which may compute a longer
+/// step while they wait for it.
 pub fn computes_by_itself(holds_device: bool) -> Job {
     let mut job = Job::started(Limits::default());
     let probe = Probe { processes: 1, holds_device, ..Probe::default() };

@@ -13,7 +13,7 @@ pub struct Run {
     pub job: Job,
     pub out: Vec<Output>,
     pub now: u64,
-    /// The last step that the attempt completed, as the ranks' pages have it.
+    /// The last completed step of the attempt, as in the ranks' heartbeat pages.
     pub step: Option<u64>,
 }
 
@@ -123,12 +123,12 @@ impl Run {
         self.fact(Fact::AttemptEnded { attempt: Attempt(attempt), orphans_killed: 0, waiting: vec![] });
     }
 
-    /// A rank is killed, the other one stopped, the agent absent.
+    /// A rank is killed, the other one is stopped, the agent is absent.
     pub fn kill_and_decide(&mut self, attempt: u32) {
         self.end_and_decide(attempt, ExitStatus::Signal(9));
     }
 
-    /// A rank crashes in native code, the other one is stopped, the agent absent.
+    /// A rank crashes in native code, the other one is stopped, the agent is absent.
     pub fn crash_and_decide(&mut self, attempt: u32) {
         self.end_and_decide(attempt, ExitStatus::Signal(11));
     }
@@ -164,7 +164,7 @@ impl Run {
             .collect()
     }
 
-    /// Rank 1 is killed and no process is left; the host is to be asked next.
+    /// Rank 1 is killed and no process is left. The next input is the ruling of the host.
     pub fn kill(&mut self, attempt: u32) {
         self.exit(attempt, 1, ExitStatus::Signal(9), false);
         self.exit(attempt, 0, ExitStatus::Signal(15), true);
@@ -176,7 +176,7 @@ impl Run {
         self.report(Input::Ruling(Some(ruling)));
     }
 
-    /// What was recorded, as a journal has it.
+    /// The records as journal entries.
     pub fn entries(&self) -> Vec<Entry> {
         let entry = |(seq, body): (usize, &&Body)| Entry {
             seq: seq as u64 + 1,

@@ -1,9 +1,9 @@
-//! Tables of lines of a kernel log, each with what a fresh host comes to by it.
+//! Tables of kernel log lines, each with its result on a fresh host.
 
 use super::Host;
 
-/// What a host is like after these lines, one or several joined by ` || `: its components that are ill, each as
-/// `name STATE ACTION`.
+/// The components of a fresh host that are not healthy after these lines (one, or several joined by ` || `), each as
+/// `name STATE ACTION`, or `nothing`.
 pub fn comes_to(lines: &str) -> String {
     let mut host = Host::new();
     lines.split(" || ").for_each(|line| host.log(line));
@@ -17,8 +17,8 @@ fn name(of: impl serde::Serialize) -> String {
     serde_json::to_value(of).unwrap().as_str().unwrap().to_owned()
 }
 
-/// A table of groups: `= what` and the lines below that come to it, alone or several joined by `||`. All that come to
-/// something else are told at once.
+/// Checks a table of groups: `= result`, and below it the lines that yield this result, alone or several joined by
+/// ` || `. One panic reports all lines with a different result.
 pub fn check(table: &str) {
     let mut expected = "";
     let mut wrong = Vec::new();
@@ -31,13 +31,13 @@ pub fn check(table: &str) {
         count += 1;
         let found = comes_to(line);
         if found != expected {
-            wrong.push(format!("{line}\n    must come to {expected}\n    comes to     {found}"));
+            wrong.push(format!("{line}\n    expected: {expected}\n    found:    {found}"));
         }
     }
     assert!(wrong.is_empty(), "{} of {count} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What drivers of all kinds say in the normal course of things.
+/// Lines that drivers of all kinds log in normal operation.
 pub const ORDINARY: &str = "
     NVRM: The NVIDIA probe routine was not called for 1 device(s).
     NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!

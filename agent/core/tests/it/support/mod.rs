@@ -1,4 +1,4 @@
-//! A host as the core sees it: lines of its kernel log in, components out.
+//! A host from the point of view of the core: kernel log lines in, components out.
 #![allow(
     dead_code,
     clippy::expect_used,
@@ -21,7 +21,7 @@ use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits};
 use mainstay_core::host::kernel_reports::HostLogJudge;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 
-/// Read once: each test makes many hosts.
+/// The hardware catalog, read only once because each test creates many hosts.
 pub fn catalog() -> Catalog {
     static CATALOG: std::sync::OnceLock<Catalog> = std::sync::OnceLock::new();
     CATALOG.get_or_init(read_catalog).clone()
@@ -81,7 +81,7 @@ impl Host {
         found.unwrap_or_else(|| panic!("no {name}"))
     }
 
-    /// What is not healthy, with the action.
+    /// The components that are not healthy, with state and action.
     pub fn ill(&mut self) -> Vec<(String, HealthState, RecommendedAction)> {
         let ill = self.components().into_iter().filter(|component| component.state != HealthState::Healthy);
         ill.map(|component| (component.name, component.state, component.action)).collect()

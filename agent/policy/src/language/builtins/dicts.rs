@@ -31,7 +31,7 @@ pub(super) fn method(heap: &mut Heap<'_>, id: usize, name: &str, given: Argument
     }
 }
 
-/// Takes over all pairs of a dict, or of a list of pairs.
+/// Adds all pairs of a dict, or of a list of pairs.
 pub(super) fn update(heap: &mut Heap<'_>, id: usize, from: &Value) -> Made<()> {
     let pairs = match from {
         Value::Dict(other) => heap.pairs_of(*other).to_vec(),

@@ -1,10 +1,10 @@
-//! What has items: by their places, in parts, and in order.
+//! Values with items: index, slice and sort.
 
 use std::cmp::Ordering;
 
 use super::super::value::{Heap, Made, Value};
 
-/// The place that an index means; a negative one counts from the end.
+/// The position of an index; a negative one counts from the end.
 pub(in crate::language) fn index(index: &Value, length: usize) -> Made<usize> {
     let Value::Int(number) = index else { return Err(format!("an index is an int, not {}", index.kind())) };
     let from_start = if *number < 0 { number.saturating_add(length as i64) } else { *number };
@@ -75,14 +75,14 @@ pub(in crate::language) fn slice(
     if matches!(of, Value::Tuple(_)) { heap.tuple(part) } else { heap.list(part) }
 }
 
-/// Sorts by the first of each pair; equal ones keep their order.
+/// Sorts by the first value of each pair. The sort is stable.
 pub(in crate::language) fn sort(
     heap: &mut Heap<'_>,
     items: Vec<(Value, Value)>,
     reverse: bool,
 ) -> Made<Vec<Value>> {
     heap.room(items.len().saturating_mul(64))?;
-    // By insertion into halves: the comparison may fail, which sort_by does not know.
+    // Binary insertion sort: the comparison may fail, which `sort_by` does not support.
     let mut sorted: Vec<(Value, Value)> = Vec::with_capacity(items.len());
     for item in items {
         let (mut low, mut high) = (0, sorted.len());

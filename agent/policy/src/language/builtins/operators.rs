@@ -49,7 +49,7 @@ fn arithmetic(operator: &str, left: &Value, right: &Value) -> Made<Value> {
                 .map(|whole| if a % b != 0 && (a < 0) != (b < 0) { whole - 1 } else { whole })
                 .map(Value::Int)
                 .ok_or_else(too_large),
-            // The sign of the result is that of the divisor.
+            // The result has the sign of the divisor.
             _ => Ok(Value::Int(
                 a.checked_rem(b)
                     .map_or(0, |rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }),

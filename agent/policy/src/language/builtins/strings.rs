@@ -62,7 +62,7 @@ pub(super) fn method(heap: &mut Heap<'_>, text: &str, name: &str, given: Argumen
     }
 }
 
-/// `{}`, `{0}` and `{name}`, and `{{` for a bracket.
+/// `{}`, `{0}` and `{name}`, and `{{` for a brace.
 fn format(heap: &mut Heap<'_>, text: &str, given: Arguments) -> Made<Value> {
     let mut whole = String::new();
     let mut rest = text;

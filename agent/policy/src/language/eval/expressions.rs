@@ -109,7 +109,7 @@ impl Run<'_> {
         Ok(dict)
     }
 
-    /// Goes through a comprehension's clauses. The names that it gives are its own.
+    /// Evaluates the clauses of a comprehension. The names that they bind are local.
     fn clauses(
         &mut self,
         clauses: &[Clause],
@@ -202,7 +202,7 @@ impl Run<'_> {
         place: Place,
         frame: &mut Frame<'_>,
     ) -> Ran<Value> {
-        // A method, unless it is a struct whose field is called.
+        // A method, unless it is a field of a struct that is called.
         if let Kind::Field(of, name) = &what.kind {
             let of = self.expr(of, frame)?;
             if !matches!(of, Value::Struct(_)) {
@@ -245,7 +245,7 @@ impl Run<'_> {
         }
     }
 
-    /// By what `key` makes of each item, if it is given.
+    /// Sorts by the result of `key` for each item, if given.
     fn sorted(&mut self, mut given: Arguments, place: Place) -> Ran<Value> {
         let key = given.take("key");
         let reverse = given.take("reverse").is_some_and(|reverse| self.heap.is_true(&reverse));

@@ -1,4 +1,4 @@
-//! Runs a tree: step by step, each one counted. Nothing in here loops without an end, waits, or looks outside.
+//! Runs a tree step by step and counts each step. Nothing here loops forever, waits or does I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use super::tree::{Function, Item, Module, Name};
 use super::value::{Heap, Value};
 use super::{Branch, Fault, Host, Limits, Place};
 
-/// How many calls may stand inside each other, and how deep expressions and blocks of all of them together.
+/// The maximum depth of nested calls, and of expressions and blocks of all of them together.
 const DEEPEST_CALL: usize = 24;
 const DEEPEST: u32 = 200;
 
-/// A module that is run.
+/// A running module.
 pub(crate) struct Run<'a> {
     pub(crate) heap: Heap<'a>,
     globals: BTreeMap<Name, Value>,
     host: &'a dyn Host,
     calls: Vec<Arc<Function>>,
     depth: u32,
-    /// The conditions that were met on the way.
+    /// The conditions that were evaluated.
     pub(crate) branches: Vec<Branch>,
 }
 
-/// So many conditions are remembered.
+/// The maximum number of conditions that are kept.
 const BRANCHES: usize = 1000;
 
-/// The names of a call.
+/// The local names of a call.
 struct Frame<'f> {
     function: Option<&'f Function>,
     names: Vec<(Name, Value)>,
@@ -56,7 +56,7 @@ impl<'a> Run<'a> {
         Run { heap, globals: BTreeMap::new(), host, calls: Vec::new(), depth: 0, branches: Vec::new() }
     }
 
-    /// Makes the constants and functions of a file. They cannot be changed from then on.
+    /// Evaluates the constants and functions of a file. They are frozen afterwards.
     pub(crate) fn load(&mut self, module: &Module) -> Ran<()> {
         for item in &module.items {
             match item {
@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// What was made so far cannot be changed any more.
+    /// Freezes all existing objects.
     pub(crate) fn freeze(&mut self) {
         self.heap.frozen = self.heap.objects.len();
     }
@@ -84,7 +84,7 @@ impl<'a> Run<'a> {
         self.globals.get(name)
     }
 
-    /// Calls a function of the file, and says where it returned.
+    /// Calls a function of the file. Also returns the place of its `return`.
     pub(crate) fn call_function(&mut self, value: &Value, arguments: Vec<Value>) -> Ran<(Value, Place)> {
         match value {
             Value::Function(function) => {
@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What is wrong, at its place.
+/// Adds a place to an error.
 fn at(place: Place) -> impl Fn(String) -> Fault {
     move |what| Fault::at(place, what)
 }

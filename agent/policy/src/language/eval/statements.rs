@@ -1,4 +1,4 @@
-//! Statements: blocks, loops, and what is assigned to.
+//! Statements: blocks, loops and assignments.
 
 use crate::language::builtins;
 use crate::language::tree::{Expr, Statement, Target};

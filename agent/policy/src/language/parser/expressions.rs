@@ -1,4 +1,4 @@
-//! Expressions, by how tightly their signs bind.
+//! Expressions, by operator precedence.
 
 use super::{LONGEST_CHAIN, Parsed, Parser};
 use crate::language::Fault;
@@ -13,7 +13,7 @@ const SUM: u8 = 5;
 const PRODUCT: u8 = 6;
 
 impl Parser {
-    /// One expression, or several with commas between them: a tuple.
+    /// One expression, or several separated by commas: a tuple.
     pub(super) fn expressions(&mut self) -> Parsed<Expr> {
         let first = self.expression()?;
         if !matches!(self.peek(), Token::Sign(",")) {
@@ -42,7 +42,7 @@ impl Parser {
         Ok(whole)
     }
 
-    /// Signs that bind at least so tightly.
+    /// Binary operators with at least this precedence.
     fn binary(&mut self, tight: u8) -> Parsed<Expr> {
         self.deeper()?;
         let place = self.place();
@@ -78,7 +78,7 @@ impl Parser {
         Ok(left)
     }
 
-    /// The sign between two values that comes next, and how tightly it binds.
+    /// The next binary operator and its precedence.
     fn operator(&self) -> Option<(&'static str, u8)> {
         Some(match self.peek() {
             Token::Keyword("or") => ("or", OR),

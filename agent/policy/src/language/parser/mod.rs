@@ -1,5 +1,5 @@
-//! From tokens to a tree: statements in `statements.rs`, expressions in `expressions.rs`. Recursive descent, as deep as
-//! [`DEEPEST`] and no deeper: the tree can be walked and dropped without a thought for the stack.
+//! From tokens to a tree: statements in `statements.rs`, expressions in `expressions.rs`. Recursive descent to a
+//! depth of at most [`DEEPEST`], so that walking and dropping the tree cannot overflow the stack.
 
 mod expressions;
 mod statements;
@@ -8,17 +8,17 @@ use super::lexer::{Token, tokens};
 use super::tree::{Module, Name};
 use super::{Fault, Place};
 
-/// How deep statements and expressions may be nested.
+/// The maximum nesting depth of statements and expressions.
 const DEEPEST: u32 = 80;
 
-/// How many signs may stand in a row in one expression, as in `a + b + c`.
+/// The maximum number of operators in a row in one expression, as in `a + b + c`.
 const LONGEST_CHAIN: u32 = 40;
 
 struct Parser {
     tokens: Vec<(Token, Place)>,
     at: usize,
     depth: u32,
-    /// Whether inside a function, and a loop of it.
+    /// Whether the parser is inside a function, and in how many of its loops.
     in_function: bool,
     loops: u32,
     locals: Vec<Name>,
@@ -26,7 +26,7 @@ struct Parser {
 
 type Parsed<T> = Result<T, Fault>;
 
-/// Reads a file.
+/// Parses a file.
 pub(super) fn parse(text: &str) -> Parsed<Module> {
     let tokens = tokens(text)?;
     let mut parser = Parser { tokens, at: 0, depth: 0, in_function: false, loops: 0, locals: Vec::new() };

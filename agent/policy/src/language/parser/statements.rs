@@ -18,7 +18,7 @@ impl Parser {
                 Token::End => return Ok(module),
                 Token::Keyword("def") => module.items.push(Item::Function(Arc::new(self.function()?))),
                 Token::Text(_) => {
-                    // Words for the reader.
+                    // A docstring.
                     self.next();
                     self.end_of_line()?;
                 }
@@ -69,7 +69,7 @@ impl Parser {
         Ok(Function { name, place, parameters, locals: std::mem::take(&mut self.locals), body })
     }
 
-    /// `:`, and what is indented below it or stands behind it.
+    /// `:`, and the block that is indented below or follows on the line.
     fn block(&mut self) -> Parsed<Vec<Statement>> {
         self.sign(":")?;
         if !self.take_sign_token(&Token::Newline) {
