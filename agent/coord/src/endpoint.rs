@@ -54,7 +54,8 @@ impl Endpoint {
             None => (false, text),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) = split_port(rest).ok_or_else(|| wrong("the port is no number from 1 to 65535"))?;
+        let (host, port) =
+            split_port(rest).ok_or_else(|| wrong("the port is not a number from 1 to 65535"))?;
         let port = port.or(default_port).ok_or_else(|| wrong("the port is missing"))?;
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%');
         if host.is_empty() || host.len() > 253 || !host.chars().all(allowed) {

@@ -363,7 +363,7 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
         step: written.step,
         data: written.data,
         lived: written.lived.0,
-        rung: rung(&written.action)?.ok_or("action: waiting is no restart")?,
+        rung: rung(&written.action)?.ok_or("action: waiting is not a restart")?,
         reached: written.reached.or(written.step),
         committed: written.committed,
         heartbeats: written.heartbeats,
@@ -374,7 +374,7 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
 fn experience(written: WrittenExperience) -> Result<Experience, String> {
     let WrittenExperience { cause, action, tried, helped, seconds } = written;
     let cause = CauseKind::parse(&cause).ok_or_else(|| unknown_kind(&cause))?;
-    let rung = rung(&action)?.ok_or("action: waiting is no restart")?;
+    let rung = rung(&action)?.ok_or("action: waiting is not a restart")?;
     let known = Experience { cause, rung, tried, helped, seconds };
     let beyond = "earlier: `tried` is 8 at most, `helped` at most as many, and `seconds` no less than 0";
     if known.is_sound() { Ok(known) } else { Err(beyond.to_owned()) }
@@ -415,7 +415,7 @@ fn settings(written: WrittenJob) -> Result<Settings, String> {
         ReadyWithin::Limit(period) => Some(period.0),
         ReadyWithin::Off(word) if word == "off" => None,
         ReadyWithin::Off(word) => {
-            return Err(format!("job.ready_within: {word:?} is no length of time, nor \"off\""));
+            return Err(format!("job.ready_within: {word:?} is not a length of time, nor \"off\""));
         }
     };
     settings.hand_back_exit = written.hand_back_exit;

@@ -95,7 +95,7 @@ pub(crate) fn advice(heap: &mut Heap<'_>, value: &Value) -> Made<Option<Advice>>
         Some(value @ (Value::Int(_) | Value::Float(_))) => {
             let number = value.number().unwrap_or(-1.0);
             span(number).ok_or_else(|| {
-                format!("after: {number} is no time to wait; it is in seconds, from 0 to 3600")
+                format!("after: {number} is not a time to wait; it is in seconds, from 0 to 3600")
             })?
         }
         other => return Err(format!("after: {}", expected("a number of seconds", other.as_ref()))),

@@ -214,7 +214,7 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
 
 /// Keeps an entry that could not be delivered.
 fn bury(dead: &Path, hook: &str, why: &str, entry: &Entry) {
-    tracing::warn!(hook, why, "a hook could not be told");
+    tracing::warn!(hook, why, "a hook could not be notified");
     let letter = serde_json::json!({ "hook": hook, "why": why, "entry": entry });
     let keep = || {
         let mut file = OpenOptions::new().create(true).append(true).open(dead)?;

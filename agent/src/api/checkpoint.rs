@@ -74,7 +74,7 @@ impl Checkpoints {
             if let (Some(files), Some(wanted)) = (&files, place.wanted())
                 && let Err(error) = files.watch(wanted)
             {
-                tracing::warn!(directory = %place.directory.display(), %error, "a directory is not watched any more");
+                tracing::warn!(directory = %place.directory.display(), %error, "a directory is no longer watched");
             }
         }
         let (kept, kept_files) = (Arc::new(Mutex::new(kept)), Arc::new(Mutex::new(kept_files)));

@@ -200,7 +200,7 @@ pub async fn serve(
     pace.abort();
     let drained = tokio::time::timeout(DRAIN, async { while servers.join_next().await.is_some() {} }).await;
     if drained.is_err() {
-        tracing::debug!("callers did not let go in time: their connections are closed");
+        tracing::debug!("clients did not disconnect in time: their connections are closed");
     }
     result
 }

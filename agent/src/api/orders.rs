@@ -79,7 +79,7 @@ fn injected(request: &InjectFaultRequest) -> Result<Injected, Status> {
         InjectedFault::Slow => return Err(Status::invalid_argument("slow_percent: from 1 to 95")),
         InjectedFault::Network => Fault::Network,
         InjectedFault::Ecc => Fault::Ecc,
-        InjectedFault::Unspecified => return Err(Status::invalid_argument("fault: say what is to be done")),
+        InjectedFault::Unspecified => return Err(Status::invalid_argument("fault: give the action")),
     };
     Ok(Injected { fault, at_step: request.at_step })
 }

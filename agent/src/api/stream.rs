@@ -42,7 +42,7 @@ impl End {
     /// The task that owns the board has ended: nothing will change any more.
     pub(super) fn snapshots_gone() -> End {
         End::Failed(Status::unavailable(
-            "nothing is recorded here any more: the job is over, or the server's log says what happened",
+            "no further events are recorded here: the job is over, or the server's log says what happened",
         ))
     }
 }

@@ -40,7 +40,7 @@ fn compiled_in() -> anyhow::Result<Catalog> {
 pub fn dcgm() -> anyhow::Result<DcgmCatalog> {
     const DAMAGED: &str = "the catalogue of DCGM's errors that is compiled in is damaged";
     let file = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).context(DAMAGED)?;
-    DcgmCatalog::new(file).map_err(|code| anyhow::anyhow!("{DAMAGED}: {code} stands there twice"))
+    DcgmCatalog::new(file).map_err(|code| anyhow::anyhow!("{DAMAGED}: {code} has two entries"))
 }
 
 #[cfg(test)]

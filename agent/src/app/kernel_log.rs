@@ -256,7 +256,7 @@ mod tests {
             pace.count(at(1000 + millis), 500);
         }
         assert!(pace.is_storm(at(1095)));
-        assert!(!pace.is_storm(at(1200)), "what comes after a pause is told at once");
+        assert!(!pace.is_storm(at(1200)), "what comes after a pause is reported at once");
         pace.count(at(1200), 1);
         assert!(!pace.is_storm(at(1200)));
     }

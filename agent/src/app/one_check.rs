@@ -91,7 +91,7 @@ fn take_what_was_learned(state: &Path, directory: &Path) {
     for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
         let is_learned = entry.path().extension().is_some_and(|extension| extension == "json");
         if is_learned && let Err(error) = std::fs::copy(entry.path(), directory.join(entry.file_name())) {
-            tracing::debug!(%error, "what was learned of the host cannot be read");
+            tracing::debug!(%error, "the learned state of the host cannot be read");
         }
     }
 }
@@ -105,7 +105,7 @@ fn observed_before(config: &Config) -> Vec<sensors::Seen> {
         }
     };
     if let Err(error) = JournalReader::new(&config.journal_dir()).replay(take) {
-        tracing::debug!(%error, "there is no history to be read");
+        tracing::debug!(%error, "there is no history to read");
     }
     observed
 }

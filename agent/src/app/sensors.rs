@@ -300,7 +300,7 @@ impl SensorStarter<'_> {
             let judged = judge.step(at, &source.sample(&judge.places()));
             let known = kept.value().is_some() || !judge.learned().links.is_empty();
             if known && let Err(error) = kept.keep(judge.learned()) {
-                tracing::debug!(%error, "what was learned of the network cannot be kept");
+                tracing::debug!(%error, "the learned state of the network cannot be stored");
             }
             judged
         })

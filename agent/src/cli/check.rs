@@ -166,7 +166,7 @@ fn group(word: &str) -> Result<Group, String> {
 
 fn requirement(text: &str) -> Result<Requirement, String> {
     let (word, count) = text.split_once('=').unwrap_or((text, "1"));
-    let count = count.parse().map_err(|_| format!("{count:?} is no count; write it like gpu=8"))?;
+    let count = count.parse().map_err(|_| format!("{count:?} is not a count; write it like gpu=8"))?;
     Ok(Requirement { group: group(word)?, count })
 }
 

@@ -40,7 +40,7 @@ pub(super) enum AskError {
     #[error("no socket at {}", .0.display())]
     Missing(PathBuf),
     /// The socket's process is gone.
-    #[error("nothing listens on {} any more: its process is gone", .0.display())]
+    #[error("nothing listens on {}: its process is gone", .0.display())]
     Dead(PathBuf),
     /// The socket is not for this user.
     #[error("this user may not connect to {}; ask as its owner, as a member of its group, or as root", .0.display())]
@@ -136,7 +136,9 @@ impl Client {
                     None => {}
                 }
             }
-            Err(self.failed(&Status::unavailable("the server ended before it had told all checks")))
+            Err(self.failed(&Status::unavailable(
+                "the server ended the stream before it had reported all checks",
+            )))
         };
         match tokio::time::timeout(longest, asking).await {
             Ok(answer) => answer,

@@ -21,7 +21,7 @@ Examples:
   zcat exp-7.gz | mainstay replay -    a compressed bundle
   mainstay replay exp-7 --policy mine.star
 
-Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was no failure, 70 it cannot be read.";
+Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure, 70 it cannot be read.";
 
 /// Judge a recorded run again, and show what differs from what was judged then
 #[derive(Debug, clap::Args)]
@@ -110,7 +110,7 @@ fn render(replayed: &[Replayed]) -> String {
         }
         let differences = one.differences();
         if differences.is_empty() {
-            text.push_str("  judged as then\n");
+            text.push_str("  same verdict and decision\n");
         }
         for difference in differences {
             text.push_str(&format!("  {difference}\n"));

@@ -130,7 +130,8 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
 /// The kernel's information about a process without a Python stack.
 fn without_python(native: &Value) -> String {
     let mut text =
-        "no Python stack: the process does not answer, and py-spy is not there or may not look\n".to_owned();
+        "no Python stack: the process does not answer, and py-spy is not installed or not permitted\n"
+            .to_owned();
     let threads = native["threads"].as_array().into_iter().flatten();
     for thread in iter::once(&native["main"]).chain(threads).filter(|thread| thread.is_object()).take(THREADS)
     {

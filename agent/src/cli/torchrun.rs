@@ -8,7 +8,7 @@ use std::path::Path;
 /// No numbers, zero, or a range that ends before it starts.
 pub fn nodes(text: &str) -> Result<(u32, u32), String> {
     let parse = |text: &str| {
-        text.parse::<u32>().map_err(|_| format!("{text:?} is no number of hosts: write 1 or MIN:MAX"))
+        text.parse::<u32>().map_err(|_| format!("{text:?} is not a number of hosts: write 1 or MIN:MAX"))
     };
     let (least, most) = match text.split_once(':') {
         Some((least, most)) => (parse(least)?, parse(most)?),

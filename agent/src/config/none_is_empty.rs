@@ -18,7 +18,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Sock
     }
     text.parse().map(Some).map_err(|_| {
         D::Error::custom(format!(
-            "{text:?} is no address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\""
+            "{text:?} is not an address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\""
         ))
     })
 }

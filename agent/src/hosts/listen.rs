@@ -152,7 +152,7 @@ async fn serve(
         Ok::<_, StreamError>((stream, first))
     });
     let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(JOINS_WITHIN))?? else {
-        return Err(StreamError::Message("the first message is no join".to_owned()));
+        return Err(StreamError::Message("the first message is not a join".to_owned()));
     };
     let (mut from, mut into) = tokio::io::split(stream);
     let (to, mut messages) = mpsc::channel::<Down>(WAITING_MESSAGES);

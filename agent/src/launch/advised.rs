@@ -66,7 +66,7 @@ pub fn parse(file: &Path) -> Result<Policy, String> {
     let unread = |error: std::io::Error| format!("{}: it cannot be read: {error}", file.display());
     let size = std::fs::metadata(file).map_err(unread)?.len();
     if size > LONGEST {
-        return Err(format!("{}: it is {size} bytes long; that is no policy", file.display()));
+        return Err(format!("{}: it is {size} bytes long; that is not a policy", file.display()));
     }
     let text = std::fs::read_to_string(file).map_err(unread)?;
     Policy::parse(&name(file), &text).map_err(|problem| problem.to_string())

@@ -210,8 +210,8 @@ fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<
     let folder = output.name.split_once(':').map(|(_, folder)| folder);
     if value.contains('/') {
         let directory = Path::new(value);
-        let id =
-            directory_id(directory).with_context(|| format!("--resume-from {value}: it is no directory"))?;
+        let id = directory_id(directory)
+            .with_context(|| format!("--resume-from {value}: it is not a directory"))?;
         let run = noted(log_dir, &id).with_context(|| {
             format!(
                 "--resume-from {value}: no run of {} is known to write there; name the run",

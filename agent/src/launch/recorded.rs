@@ -74,7 +74,7 @@ impl Launcher {
         self.hangs.remember(&mut learned);
         let memory = memory.clone();
         if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
-            tracing::debug!(%error, "cannot keep what was learned of the job");
+            tracing::debug!(%error, "cannot store what was learned about the job");
         }
     }
 }

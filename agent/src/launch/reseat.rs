@@ -61,7 +61,7 @@ impl Launcher {
             }
             Err(error) => {
                 self.terminal.say(format!(
-                    "no memory for checkpoints any more: {error}; ranks write them to the disk themselves"
+                    "memory for checkpoints is no longer available: {error}; ranks write them to the disk themselves"
                 ));
                 (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
             }

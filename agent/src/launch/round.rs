@@ -23,7 +23,7 @@ impl Launcher {
     pub(super) async fn received(&mut self, pid: Pid, word: Word) {
         let known = self.ranks.iter().find(|rank| rank.pid == pid && rank.exit.is_none());
         let Some(rank) = known.map(|rank| rank.rank) else {
-            tracing::debug!(pid = pid.0, "a process that is no rank of this attempt spoke of a round");
+            tracing::debug!(pid = pid.0, "a process that is not a rank of this attempt sent a round message");
             // It sees its connection end, and acts as it would without a launcher.
             if let Some(round_server) = &self.round_server {
                 round_server.forget(pid);

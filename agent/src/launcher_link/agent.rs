@@ -219,7 +219,7 @@ fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::
     };
     to_agent
         .try_send(v1::FromLauncher { message: Some(message) })
-        .map_err(|_| anyhow::anyhow!("it does not take what is sent"))
+        .map_err(|_| anyhow::anyhow!("it does not accept messages"))
 }
 
 async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {

@@ -40,7 +40,7 @@ impl Node {
                 Fact::Observed(Observation {
                     component: name.clone(),
                     event: "unwatched".to_owned(),
-                    detail: "it is not watched any more".to_owned(),
+                    detail: "it is no longer watched".to_owned(),
                     ..Observation::default()
                 }),
             );

@@ -62,7 +62,7 @@ impl Node {
         let is_it = |(of, verdict): &(Session, Verdict)| of == session && verdict.incident == incident;
         if let Some(place) = self.waiting.iter().position(is_it) {
             let (session, verdict) = self.waiting.swap_remove(place);
-            let unread = "the driver has not told yet whether the GPUs are free".to_owned();
+            let unread = "the driver has not reported yet whether the GPUs are free".to_owned();
             self.rule(&session, &verdict, vec![unread]);
         }
     }

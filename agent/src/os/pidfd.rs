@@ -26,7 +26,7 @@ impl PidFd {
     /// The process does not exist, or the kernel is older than Linux 5.3. Must be called within a tokio runtime.
     pub fn open(pid: Pid) -> io::Result<PidFd> {
         let raw = rustix::process::Pid::from_raw(pid.0).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no process id", pid.0))
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a process id", pid.0))
         })?;
         let fd = pidfd_open(raw, PidfdFlags::NONBLOCK)?;
         Ok(PidFd { pid, fd: readable(fd)? })
@@ -51,8 +51,9 @@ impl PidFd {
     /// # Errors
     /// No permission to signal the process.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
-        let signal = Signal::from_named_raw(signal)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{signal} is no signal")))?;
+        let signal = Signal::from_named_raw(signal).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{signal} is not a signal"))
+        })?;
         match pidfd_send_signal(&self.fd, signal) {
             Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),

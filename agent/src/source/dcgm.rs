@@ -124,9 +124,9 @@ fn fetch(url: &str, deadline: Duration) -> Result<String, String> {
             return Err(format!("{authority}: its page does not end"));
         }
     }
-    let answer = String::from_utf8(answer).map_err(|_| format!("{authority}: its page is no text"))?;
+    let answer = String::from_utf8(answer).map_err(|_| format!("{authority}: its page is not text"))?;
     let (head, body) =
-        answer.split_once("\r\n\r\n").ok_or_else(|| format!("{authority}: this is no HTTP"))?;
+        answer.split_once("\r\n\r\n").ok_or_else(|| format!("{authority}: this is not HTTP"))?;
     match head.split_ascii_whitespace().nth(1) {
         Some("200") => Ok(body.to_owned()),
         status => Err(format!("{authority}: HTTP status {}", status.unwrap_or("missing"))),

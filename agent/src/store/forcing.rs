@@ -63,7 +63,9 @@ impl<T: Send + 'static> Forcing<T> {
         match self.work.try_send((unforced, along)) {
             Ok(()) => self.busy = true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                tracing::error!("what was written is not forced onto the disk: its thread is gone or busy");
+                tracing::error!(
+                    "written entries are not synced to the disk: the sync thread has ended or is busy"
+                );
             }
         }
     }

@@ -87,11 +87,11 @@ fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
     check("journal = 5\n", "/agent.toml:1: journal: this is a section: write [journal] with its keys below");
     check(
         "[host]\ninterval = \"5\"\n",
-        "/agent.toml:2: host.interval: \"5\" is no length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\" (the default is \"5s\")",
+        "/agent.toml:2: host.interval: \"5\" is not a length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\" (the default is \"5s\")",
     );
     check(
         "http = \"localhost\"\n",
-        "/agent.toml:1: http: \"localhost\" is no address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\" (the default is \"\")",
+        "/agent.toml:1: http: \"localhost\" is not an address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\" (the default is \"\")",
     );
     check(
         "allow_uids = [\"root\"]\n",
@@ -103,7 +103,7 @@ fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
     );
     check(
         "[host.limits.disk]\ndegraded_inodes = 120\n",
-        "/agent.toml:2: host.limits.disk.degraded_inodes: 120 is no percentage: write a number from 0 to 100 (the default is 5.0)",
+        "/agent.toml:2: host.limits.disk.degraded_inodes: 120 is not a percentage: write a number from 0 to 100 (the default is 5.0)",
     );
     check("state_dir = \"here\"\n", "/agent.toml:1: state_dir: it must be an absolute path");
     check(

@@ -323,7 +323,7 @@ fn a_missing_port_is_reported_after_a_restart_too_and_forgotten_on_demand() {
     assert!(reported.contains("its device (e8eb:d303:0072:0002) is gone"), "{reported}");
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
     second.wait_for("fabric went from UNHEALTHY to HEALTHY");
-    second.wait_for("fabric.mlx5_1/1: it is not watched any more");
+    second.wait_for("fabric.mlx5_1/1: it is no longer watched");
     // The event is sent just before the component is hidden: a later event shows that it was.
     sys.down("mlx5_0");
     second.wait_for("mlx5_0/1 went down");

@@ -242,5 +242,5 @@ fn errors_name_the_place_and_the_way_out() {
     std::fs::write(&file, "").unwrap();
     let error = Journal::open(&file.join("journal"), Limits::default(), BootId::default()).unwrap_err();
     assert!(error.to_string().contains("file/journal"), "{error}");
-    assert!(error.to_string().contains("a file stands where a directory is needed"), "{error}");
+    assert!(error.to_string().contains("there is a file where a directory is needed"), "{error}");
 }

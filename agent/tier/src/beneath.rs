@@ -146,7 +146,7 @@ impl Beneath {
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(&parent, name, flags, Mode::empty())?);
         if !file.metadata()?.is_file() {
-            let problem = format!("{} is no plain file", self.path.join(below).display());
+            let problem = format!("{} is not a plain file", self.path.join(below).display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
         self.check_owner(&rustix::fs::fstat(&file)?, below)?;

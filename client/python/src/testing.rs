@@ -159,7 +159,7 @@ fn words_of(bytes: &[u8]) -> PyResult<Box<PageWords>> {
     let words: Box<[AtomicU64]> =
         bytes.as_chunks::<8>().0.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect();
     words.try_into().map_err(|words: Box<[AtomicU64]>| {
-        PyValueError::new_err(format!("a file of {} words is no heartbeat page", words.len()))
+        PyValueError::new_err(format!("a file of {} words is not a heartbeat page", words.len()))
     })
 }
 

@@ -65,7 +65,7 @@ pub enum RecordError {
     #[error("the record of the step has changed since it was written, or is none")]
     Changed,
     /// A field is missing or impossible.
-    #[error("the record's {0} is missing or makes no sense")]
+    #[error("the record's {0} is missing or invalid")]
     Field(&'static str),
 }
 

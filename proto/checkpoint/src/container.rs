@@ -196,8 +196,8 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
         return Err(ContainerError::Form("it does not begin with a brace"));
     }
     let document: Value =
-        serde_json::from_slice(header).map_err(|_| ContainerError::Form("it is no JSON"))?;
-    let Value::Object(mut fields) = document else { return Err(ContainerError::Form("it is no object")) };
+        serde_json::from_slice(header).map_err(|_| ContainerError::Form("it is not JSON"))?;
+    let Value::Object(mut fields) = document else { return Err(ContainerError::Form("it is not an object")) };
     let metadata = metadata_of(fields.remove(METADATA))?;
     let mut tensors = fields
         .into_iter()
@@ -232,7 +232,7 @@ fn metadata_of(reported: Option<Value>) -> Result<BTreeMap<String, String>, Cont
 
 fn placed(name: String, reported: &Value, data_at: u64) -> Result<Placed, ContainerError> {
     let wrong = |why| ContainerError::Tensor { name: name.clone(), why };
-    let reported: &Map<String, Value> = reported.as_object().ok_or_else(|| wrong("it is no object"))?;
+    let reported: &Map<String, Value> = reported.as_object().ok_or_else(|| wrong("it is not an object"))?;
     let numbers =
         |field| -> Option<Vec<u64>> { reported.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
     let dtype =

@@ -91,10 +91,10 @@ pub enum ManifestError {
     #[error("the manifest has format {0}, and this version of mainstay reads 1 and 2")]
     Format(String),
     /// A field is missing or impossible.
-    #[error("the manifest's {0} is missing or makes no sense")]
+    #[error("the manifest's {0} is missing or invalid")]
     Field(&'static str),
     /// Its root does not match its content.
-    #[error("the manifest's root is not that of what it says")]
+    #[error("the manifest's root does not match its content")]
     Root,
 }
 

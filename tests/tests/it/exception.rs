@@ -59,7 +59,7 @@ time.sleep(36000)
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
     end.assert_status(1);
-    end.assert_said("the same exception came again after step 3");
+    end.assert_said("the same exception recurred after step 3");
     assert_eq!(end.summary().attempts, 2, "{end}");
     assert_eq!(journal::decisions(&end.journal)[1].action, Action::Stop { exit: 1 });
     assert!(end.summary().reason.contains("ValueError"), "{end}");
@@ -120,7 +120,7 @@ time.sleep(36000)
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
     end.assert_status(1);
-    end.assert_said("the same exception came again at position 640 of the data");
+    end.assert_said("the same exception recurred at position 640 of the data");
     assert_eq!(end.summary().attempts, 2, "{end}");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
@@ -235,7 +235,7 @@ raise ValueError("no run for token=abcdef0123456789")
     let (status, reported) = ask(&["replay".as_ref(), bundle.as_ref()]);
     assert_eq!(status, Some(0), "{reported}{end}");
     assert_eq!(
-        reported.matches("judged as then").count(),
+        reported.matches("same verdict and decision").count(),
         journal::verdicts(&end.journal).len(),
         "{reported}{end}"
     );

@@ -141,7 +141,7 @@ def fault(step, round):
     let end = job.end();
     end.assert_status(1);
     assert_eq!(actions(&end), ["restart_in_process", "stop"], "{end}");
-    end.assert_said("the same exception came again after step 2");
+    end.assert_said("the same exception recurred after step 2");
     processes::wait_until_none_of(&id);
 }
 

@@ -141,7 +141,7 @@ fn a_run_is_replayed_with_the_policy_that_decided_then() {
     };
     let named = policy.display().to_string();
     let (status, reported) = replay(&["--policy", &named]);
-    assert!(status == Some(0) && reported.contains("judged as then"), "{reported}{end}");
+    assert!(status == Some(0) && reported.contains("same verdict and decision"), "{reported}{end}");
     let (status, reported) = replay(&[]);
     assert!(status == Some(1) && reported.contains("decision: hand back, now restart"), "{reported}{end}");
     std::fs::write(&policy, "def decide(case):\n    return case.verdct\n").expect("the policy is written");

@@ -117,7 +117,7 @@ impl Log {
         };
         let parsed = parse(&bytes);
         if parsed.whole == 0 && bytes.len() >= MAGIC.len() {
-            return Err(CoordError::file(&path, "it is no log of a coordination store; move it away"));
+            return Err(CoordError::file(&path, "it is not a log of a coordination store; move it away"));
         }
         let mut records = parsed.records.into_iter();
         let Some(first) = records.next() else {

@@ -55,7 +55,7 @@ impl<'de> Deserialize<'de> for PciAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PciAddress, D::Error> {
         let text = String::deserialize(deserializer)?;
         PciAddress::parse(&text)
-            .ok_or_else(|| D::Error::custom(format!("{text:?} is no PCI address like \"0000:3b:00\"")))
+            .ok_or_else(|| D::Error::custom(format!("{text:?} is not a PCI address like \"0000:3b:00\"")))
     }
 }
 

@@ -109,7 +109,7 @@ impl Period {
             .map(|nanoseconds| Period(Span(nanoseconds)))
             .ok_or_else(|| {
                 format!(
-                    "{text:?} is no length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\""
+                    "{text:?} is not a length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\""
                 )
             })
     }
@@ -129,7 +129,9 @@ impl Bytes {
     /// Parses the written form.
     pub fn parse(text: &str) -> Result<Bytes, String> {
         parse_with_unit(text, &BYTE_UNITS).map(Bytes).ok_or_else(|| {
-            format!("{text:?} is no size: write a whole number with B, KiB, MiB, GiB or TiB, like \"64MiB\"")
+            format!(
+                "{text:?} is not a size: write a whole number with B, KiB, MiB, GiB or TiB, like \"64MiB\""
+            )
         })
     }
 
@@ -183,7 +185,7 @@ impl<'de> Deserialize<'de> for Percent {
         let number = f64::deserialize(deserializer)?;
         match number {
             0.0..=100.0 => Ok(Percent(number)),
-            _ => Err(D::Error::custom(format!("{number} is no percentage: write a number from 0 to 100"))),
+            _ => Err(D::Error::custom(format!("{number} is not a percentage: write a number from 0 to 100"))),
         }
     }
 }

@@ -51,7 +51,7 @@ impl Advised {
     pub fn reported(&self) -> String {
         let Advised { every, was, stall, between_failures, cost, cost_was, .. } = self;
         format!(
-            "a save stood training still for {stall:.2} s, and a failure is expected each {between_failures:.0} s: saving every \
+            "a save paused training for {stall:.2} s, and a failure is expected each {between_failures:.0} s: saving every \
              {every:.0} s costs least ({:.2} % of all time; every {was:.0} s, as it was, {:.2} %)",
             cost * 100.0,
             cost_was * 100.0

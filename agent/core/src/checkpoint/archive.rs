@@ -52,10 +52,10 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
     /// The name leads out of the directory, or is invalid.
-    #[error("{0:?} is no name of a file below a directory")]
+    #[error("{0:?} is not a file name below a directory")]
     Name(String),
     /// Two entries have the same name.
-    #[error("{0:?} is in it twice")]
+    #[error("the archive has {0:?} twice")]
     Twice(String),
     /// A block is not a valid header of a regular file.
     #[error("the block at byte {0} is no header of a plain file")]

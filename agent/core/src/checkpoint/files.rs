@@ -99,7 +99,7 @@ impl Kind {
         let found = Kind::ALL.iter().find(|(of, _)| *of == name).map(|(_, kind)| *kind);
         found.ok_or_else(|| {
             let all: Vec<&str> = Kind::ALL.iter().map(|(name, _)| *name).collect();
-            format!("{name:?} is no kind of checkpoints; known are {}", all.join(", "))
+            format!("{name:?} is not a kind of checkpoints; known are {}", all.join(", "))
         })
     }
 

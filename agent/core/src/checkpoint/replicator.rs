@@ -60,7 +60,7 @@ const REFUSED: [(&str, &str); 4] = [
 /// Reads what a trainer asks for: plain `key: value` lines of YAML, with lists in brackets or line by line.
 ///
 /// # Errors
-/// A key is missing or makes no sense. Keys that are not known are passed over.
+/// A key is missing or invalid. Keys that are not known are passed over.
 pub fn parse(text: &str) -> Result<Asked, String> {
     if text.len() > LONGEST {
         return Err(format!("it is longer than {LONGEST} bytes"));

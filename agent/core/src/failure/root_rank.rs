@@ -281,10 +281,10 @@ fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
 /// What would change the verdict on a hang.
 fn would_change(hang: &Hang) -> Vec<String> {
     let mut reported = vec![if hang.culprits.is_empty() {
-        "A rank that alone stands elsewhere, by its stack or its counters: it would be where it began."
+        "A rank whose stack or counters differ from those of all others: the hang would have started there."
             .to_owned()
     } else {
-        format!("Another rank that has done less than {}, by stacks or counters.", listed(&hang.culprits))
+        format!("Another rank that is behind {}, by stacks or counters.", listed(&hang.culprits))
     }];
     if hang.kind == HangKind::Network {
         reported.push(
@@ -421,7 +421,7 @@ fn no_rank_failed(incident: Incident, attempt: Attempt) -> Verdict {
     Verdict {
         incident,
         attempt,
-        headline: "the ranks ended and none of them says why".to_owned(),
+        headline: "the ranks ended without reporting a reason".to_owned(),
         cause: Cause::ExitCode { code: 1 },
         domain: FaultDomain::Unknown,
         class: None,

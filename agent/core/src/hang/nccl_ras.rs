@@ -104,7 +104,7 @@ impl NcclJudge {
                 // If NCCL has never answered, something else listens there.
                 unread = self.answered.then(|| why.clone());
                 if self.answered && self.failed.replace(why.clone()).is_none() {
-                    let detail = format!("the RAS service does not answer any more: {why}");
+                    let detail = format!("the RAS service no longer answers: {why}");
                     facts.push(observed("ras_silent", Weight::Warning, detail));
                 }
             }
@@ -197,7 +197,7 @@ impl NcclJudge {
         let mut action = RecommendedAction::None;
         if let Some(why) = unread {
             state = HealthState::Unknown;
-            reason = format!("the RAS service of NCCL does not answer any more: {why}");
+            reason = format!("the RAS service of NCCL no longer answers: {why}");
         }
         if !self.troubles.is_empty() {
             state = HealthState::Degraded;

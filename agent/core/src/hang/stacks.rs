@@ -86,7 +86,7 @@ impl Hang {
         self.culprits = few.ranks.clone();
         self.victims.retain(|rank| !few.ranks.contains(rank));
         self.confidence = 0.7;
-        self.evidence.push(format!("of {all} ranks only {} stands there, by the stacks", listed(&few.ranks)));
+        self.evidence.push(format!("of {all} ranks only {} is there, by the stacks", listed(&few.ranks)));
     }
 
     /// A rank that seems to be in its own code, or like all others, may be waiting for a file system in the kernel.
@@ -234,7 +234,7 @@ Thread 77 (active): \"MainThread\"
             (hang.kind, hang.culprits.as_slice(), hang.victims.len()),
             (HangKind::UserCode, &[Rank(3)][..], 60)
         );
-        assert!(hang.evidence[0].starts_with("of 61 ranks only rank 3 stands there"), "{:?}", hang.evidence);
+        assert!(hang.evidence[0].starts_with("of 61 ranks only rank 3 is there"), "{:?}", hang.evidence);
         let named = hang.clone();
         hang.refine(&fold((0..4).map(|rank| (Rank(rank), rank.to_string()))));
         assert_eq!(hang, named);

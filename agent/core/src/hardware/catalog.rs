@@ -148,7 +148,7 @@ pub struct Catalog {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogError {
     /// A code has two meanings.
-    #[error("{kind} {code} is there twice: give each code one entry")]
+    #[error("{kind} {code} has two entries: give each code one entry")]
     Twice {
         /// XID or SXID.
         kind: &'static str,
@@ -156,7 +156,7 @@ pub enum CatalogError {
         code: u32,
     },
     /// A class of kernel lines has no meaning, or two.
-    #[error("class {class:?} of kernel lines is there {times} times: give each class one entry")]
+    #[error("class {class:?} of kernel lines has {times} entries: give each class one entry")]
     Class {
         /// Which.
         class: &'static str,

@@ -153,7 +153,7 @@ impl DcgmJudge {
         facts.extend(health.violations.iter().map(|violation| violated(violation, health)));
         let watched = format!("the host engine watches {} GPUs", health.gpus.len());
         if health.first {
-            let reason = format!("{watched}; its first check says nothing yet");
+            let reason = format!("{watched}; its first check has no result yet");
             let component = Component { reason, ..self.component("dcgm", HealthState::Healthy, at) };
             return SensorReport { components: vec![component], facts };
         }

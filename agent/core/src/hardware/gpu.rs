@@ -288,7 +288,7 @@ impl DeviceJudge {
                 gpu.missing = missing;
                 let (event, weight, words) = if missing {
                     gpu.fault_at = Some(at);
-                    (recall::MISSING, Weight::Error, "the driver counted it before and does not any more")
+                    (recall::MISSING, Weight::Error, "the driver no longer counts it")
                 } else {
                     (recall::BACK, Weight::Info, "the driver counts it again")
                 };
@@ -381,7 +381,7 @@ impl DeviceJudge {
         let (state, reason, action) = if rack {
             (HealthState::Degraded, words, RecommendedAction::ContactSupport)
         } else {
-            (HealthState::Healthy, "no brake any more".to_owned(), RecommendedAction::None)
+            (HealthState::Healthy, "the power brake is released".to_owned(), RecommendedAction::None)
         };
         Some(Component {
             name: "gpu.power".to_owned(),

@@ -303,7 +303,7 @@ impl TpuJudge {
                     of.state = HealthState::Unhealthy;
                     of.action = RecommendedAction::RebootNode;
                     of.reason = format!(
-                        "{} at {address}: it was on the PCI bus in this boot and is not any more",
+                        "{} at {address}: it was on the PCI bus in this boot and is gone",
                         known.kind
                     );
                 }

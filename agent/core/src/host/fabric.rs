@@ -153,7 +153,7 @@ impl FabricJudge {
         let mended = self.learned.repair(sample.host.as_deref(), &sample.links);
         for name in mended.replaced {
             self.links.remove(&name);
-            let detail = format!("{name} is other hardware now: what was learned of it is forgotten");
+            let detail = format!("{name} is different hardware now: its learned state is discarded");
             let component = components.get(&name).cloned().unwrap_or_else(|| WHOLE.to_owned());
             facts.push(reported(&component, "hardware_replaced", Weight::Info, detail));
         }
@@ -271,10 +271,10 @@ impl FabricJudge {
                 let reason = format!("it is expected by the configuration and not read: {why}");
                 found.problem(HealthState::Unknown, reason, RecommendedAction::None);
             } else if Span(at.0) < self.limits.boot_grace.0 {
-                let reason = "it is not there; the host has just booted".to_owned();
+                let reason = "it is absent; the host has just booted".to_owned();
                 found.problem(HealthState::Unknown, reason, RecommendedAction::None);
             } else if count < enough {
-                let reason = format!("it is not there in {count} of {enough} readings");
+                let reason = format!("it is absent in {count} of {enough} readings");
                 found.problem(HealthState::Unknown, reason, RecommendedAction::None);
             } else {
                 gone.push(name.clone());
@@ -297,7 +297,7 @@ impl FabricJudge {
 
     fn why_missing(&self, known: Option<&Known>, sample: &FabricSample) -> (String, RecommendedAction) {
         let Some(known) = known else {
-            let why = "it is expected by the configuration and is not there".to_owned();
+            let why = "the configuration expects it, and it is absent".to_owned();
             return (why, RecommendedAction::ContactSupport);
         };
         let seen_since_boot = known.boot == self.boot.0;
@@ -312,7 +312,7 @@ impl FabricJudge {
                 format!("its device{serial} is gone: the card at {place} is there without a driver")
             }
             Some((place, None)) => {
-                format!("its device{serial} is gone: there is no card at {place} any more")
+                format!("its device{serial} is gone: the card at {place} is gone, too")
             }
             None => format!("its device{serial} is gone"),
         };

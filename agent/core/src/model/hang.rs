@@ -45,7 +45,7 @@ impl HangKind {
             HangKind::UserCode => "does not come out of its own code",
             HangKind::Mismatch => "entered a collective that does not fit those of the others",
             HangKind::Network => "waits in a collective that all have entered",
-            HangKind::SilentHost => "is not heard of any more",
+            HangKind::SilentHost => "no longer reports",
             HangKind::Livelock => "beats and completes no step",
             HangKind::AllStill => "stands still",
         }

@@ -143,12 +143,11 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
         return stop(format!("the same {what} came{at} on {hosts} before: a restart would only fail again"));
     }
     if another_host_decides(case) {
-        let why = format!(
-            "the same {what} came again{at}: another host tells whether it is this one or the program"
-        );
+        let why =
+            format!("the same {what} recurred{at}: another host tells whether it is this one or the program");
         return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
     }
-    stop(format!("the same {what} came again{at}: a restart would only fail again"))
+    stop(format!("the same {what} recurred{at}: a restart would only fail again"))
 }
 
 /// The confidence in the user's fault from which a job that failed twice in the same way stops without a try on
@@ -213,7 +212,7 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let from_outside = case.verdict.cause.is_from_outside();
     if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
-        return end(format!("the same came again and a restart {brought}: {why}"));
+        return end(format!("the same failure recurred and a restart {brought}: {why}"));
     }
     if idle >= PATIENCE && !from_outside {
         let brought = brought_nothing(case);

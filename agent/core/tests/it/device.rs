@@ -148,7 +148,7 @@ fn a_fault_that_recurs_after_a_reset_needs_a_stronger_action() {
     host.wait(600);
     host.xid(timeout);
     host.expect(GPU, Unhealthy, RebootNode);
-    assert!(host.component(GPU).reason.ends_with("it came again after what was tried against it"));
+    assert!(host.component(GPU).reason.ends_with("it recurred after the attempted repair"));
 
     host.devices.next_boot();
     assert_eq!(host.components(), [], "faults of an earlier boot are not shown");

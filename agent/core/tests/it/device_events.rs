@@ -189,7 +189,7 @@ fn other_events_are_reported_once_a_minute_and_are_no_fault() {
         })
         .collect();
     let of = |words: &str| (FIRST.to_owned(), format!("an event of NVML: {words}"));
-    assert_eq!(reported, [of("very many memory errors were corrected"), of("it is not available any more")]);
+    assert_eq!(reported, [of("very many memory errors were corrected"), of("it is no longer available")]);
     assert_eq!(host.judge.due(host.now, true), []);
     host.look();
     host.judge.event(host.now, &other(0x200));

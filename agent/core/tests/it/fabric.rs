@@ -244,7 +244,7 @@ fn a_missing_port_counts_from_the_third_reading() {
     host.expect("fabric.mlx5_1/1", Unknown, Nothing);
     host.expect("fabric.mlx5_1/1", Unknown, Nothing);
     let reason = host.expect("fabric.mlx5_1/1", Unhealthy, RebootNode);
-    assert_eq!(reason, "its device (guid-1) is gone: there is no card at 0000:01:00.0 any more");
+    assert_eq!(reason, "its device (guid-1) is gone: the card at 0000:01:00.0 is gone, too");
     host.looks(10);
     assert_eq!(host.events("device_missing"), 1);
     host.sample.slots = [("0000:01:00.0".to_owned(), Some("mlx5_core".to_owned()))].into();

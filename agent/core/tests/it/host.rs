@@ -192,7 +192,7 @@ fn memory_events_of_a_control_group_are_recorded_and_change_no_state() {
         "{}",
         killed[0].1
     );
-    assert!(killed[1].1.contains("came to its limit of 10.0 GiB, 2 times"), "{}", killed[1].1);
+    assert!(killed[1].1.contains("reached its limit of 10.0 GiB 2 times"), "{}", killed[1].1);
     // A job's page cache makes the group reach its limit repeatedly: one event in ten minutes is enough.
     assert_eq!(seen(15, 4, 900), []);
     assert!(seen(700, 4, 901)[0].1.contains("399 times"));

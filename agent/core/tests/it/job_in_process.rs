@@ -72,7 +72,7 @@ fn the_same_exception_at_the_same_step_also_ends_an_in_process_job() {
     }
     run.ended(1);
     assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
-    assert!(run.job.summary(Mono(run.now)).reason.contains("came again"));
+    assert!(run.job.summary(Mono(run.now)).reason.contains("recurred"));
 }
 
 #[test]

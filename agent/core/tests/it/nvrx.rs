@@ -85,7 +85,7 @@ fn a_client_that_does_not_wait_gets_no_answers_and_iterations_count_once() {
         reported_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
     let steps: Vec<_> =
         reported.iter().filter(|reported| matches!(reported, ClientMessage::Step(_))).collect();
-    assert_eq!(steps, [&ClientMessage::Step(70_000)], "evaluation in the same iteration is no step");
+    assert_eq!(steps, [&ClientMessage::Step(70_000)], "evaluation in the same iteration is not a step");
     let init_alone = reported_by(&[of("init")]).1;
     assert_eq!(answers, init_alone);
 }

@@ -192,27 +192,27 @@ fn of_one(heap: &mut Heap<'_>, name: &str, value: &Value) -> Made<Value> {
                 .map(Value::Int)
                 .ok_or_else(|| "the result is too large for an int".to_owned()),
             Value::Float(number) => Ok(Value::Float(number.abs())),
-            other => Err(format!("abs(): {} is no number", other.kind())),
+            other => Err(format!("abs(): {} is not a number", other.kind())),
         },
         "int" => match value {
             Value::Int(number) => Ok(Value::Int(*number)),
             Value::Bool(yes) => Ok(Value::Int((*yes).into())),
             Value::Float(number) if number.abs() < 9e18 => Ok(Value::Int(number.trunc() as i64)),
             Value::Text(text) => {
-                text.trim().parse().map(Value::Int).map_err(|_| format!("int(): {text:?} is no number"))
+                text.trim().parse().map(Value::Int).map_err(|_| format!("int(): {text:?} is not a number"))
             }
-            other => Err(format!("int(): {} is no number that fits", other.kind())),
+            other => Err(format!("int(): {} is not a number that fits", other.kind())),
         },
         "float" => match value {
             Value::Bool(yes) => Ok(Value::Float((*yes).into())),
             Value::Text(text) => {
                 let number = text.trim().parse().ok().filter(|number: &f64| number.is_finite());
-                number.map(Value::Float).ok_or_else(|| format!("float(): {text:?} is no number"))
+                number.map(Value::Float).ok_or_else(|| format!("float(): {text:?} is not a number"))
             }
             other => other
                 .number()
                 .map(Value::Float)
-                .ok_or_else(|| format!("float(): {} is no number", other.kind())),
+                .ok_or_else(|| format!("float(): {} is not a number", other.kind())),
         },
         "fail" => Err(format!("fail: {}", heap.write(value)?)),
         other => Err(format!("there is no {other}")),

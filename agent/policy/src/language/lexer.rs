@@ -238,7 +238,8 @@ impl Lexer<'_> {
             text.parse().ok().map(Token::Int)
         };
         self.at += length;
-        let token = token.ok_or_else(|| Fault::at(place, format!("{text} is no number that can be held")))?;
+        let token =
+            token.ok_or_else(|| Fault::at(place, format!("{text} is not a number that can be held")))?;
         self.tokens.push((token, place));
         Ok(())
     }

@@ -119,7 +119,7 @@ fn errors_name_the_place_and_the_fix() {
         ),
         (
             body("return decision('stop', -1, 'x')"),
-            "mine.star:2:20: after: -1 is no time to wait; it is in seconds, from 0 to 3600",
+            "mine.star:2:20: after: -1 is not a time to wait; it is in seconds, from 0 to 3600",
         ),
         (body("return decision('stop')"), "mine.star:2:20: decision(): why is missing"),
         (

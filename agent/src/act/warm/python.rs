@@ -44,12 +44,12 @@ impl PythonProgram {
         }
         let script = find(program, search).ok_or_else(|| none(format!("{program} is not found")))?;
         let mut interpreter =
-            shebang(&script).ok_or_else(|| none(format!("{program} is no Python program")))?;
+            shebang(&script).ok_or_else(|| none(format!("{program} is not a Python program")))?;
         if interpreter.first().is_some_and(|first| file_name(first) == "env") {
             interpreter.remove(0);
         }
         if !interpreter.first().is_some_and(|first| is_python(first)) {
-            return Err(none(format!("{program} is no Python program")));
+            return Err(none(format!("{program} is not a Python program")));
         }
         let mut arguments = interpreter.split_off(1);
         arguments.push(script.display().to_string());
@@ -97,7 +97,7 @@ fn program(
         return Err("each rank runs another program".to_owned());
     }
     if !module && !Path::new(target).is_file() {
-        return Err(format!("{target} is no file"));
+        return Err(format!("{target} is not a file"));
     }
     if !module
         && Path::new(target).extension().is_some_and(|extension| extension == "pyz" || extension == "zip")
@@ -186,7 +186,7 @@ mod tests {
             (vec!["/bin/sh", "x.sh"], "no Python program"),
             (vec!["python3", "-c", "pass"], "-c"),
             (vec!["python3", "-i", &path], "-i"),
-            (vec!["python3", "/no/such/script.py"], "is no file"),
+            (vec!["python3", "/no/such/script.py"], "is not a file"),
             (vec!["python3", "-m", "rank${local_rank}"], "another program"),
             (vec!["python3"], "no program"),
         ] {

@@ -310,7 +310,7 @@ impl Template {
                 }
                 Some(News::Failed(why)) => return Err(why),
                 Some(News::Started(_) | News::Unclean { .. } | News::Gone) => {
-                    return Err("its answer makes no sense".to_owned());
+                    return Err("its answer is invalid".to_owned());
                 }
                 // A message from before the request. Standbys that are left over are our children too.
                 Some(News::Prepared(pids)) => {

@@ -79,7 +79,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
     let source = File::open(path).with_context(reading)?;
     source.take(DUMP_BYTES as u64 + 1).read_to_end(&mut bytes).with_context(reading)?;
     let record = FlightRecord::read(&bytes).map_err(|error| {
-        anyhow::anyhow!("{file} is no flight record of PyTorch that can be used: {error}")
+        anyhow::anyhow!("{file} is not a flight record of PyTorch that can be used: {error}")
     })?;
     let rank = rank_of(&file).with_context(|| {
         format!("{file} is a flight record, and its name does not end in the rank as in nccl_trace_rank_3")

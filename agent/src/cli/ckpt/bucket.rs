@@ -72,7 +72,7 @@ pub(super) fn pull(
     let storage = Direct::open(url)?;
     let run = stored_name(&storage, run)?;
     let Some(pulled) = storage.pull(&run, ranks, directory, &say)? else {
-        said(as_json, &json!({"step": null}), "no whole step of this run is there")?;
+        said(as_json, &json!({"step": null}), "no complete step of this run exists")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": pulled.step, "shards_fetched": pulled.shards, "bytes_fetched": pulled.bytes});

@@ -244,7 +244,7 @@ fn advice(action: RecommendedAction) -> &'static str {
         RecommendedAction::RebootNode => "REBOOT_NODE: drain the node and reboot it.",
         RecommendedAction::ReplaceNode => "REPLACE_NODE: drain the node and have the hardware replaced.",
         RecommendedAction::ContactSupport => {
-            "CONTACT_SUPPORT: have a person look, with what was seen and a bug report of the driver."
+            "CONTACT_SUPPORT: contact the vendor with these findings and a bug report of the driver."
         }
     }
 }

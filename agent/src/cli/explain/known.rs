@@ -22,7 +22,7 @@ const NVML: (&str, &str) = (CHECKS, "GPUs by the driver: NVML");
 pub(super) const COMPONENTS: [Known; 38] = [
     known(
         "gpu.*",
-        "A GPU, named by its PCI address: what the driver reads of it and what the kernel log told.",
+        "A GPU, named by its PCI address: readings of the driver and reports in the kernel log.",
         NVML,
     ),
     known("gpu.driver", "The driver of NVIDIA's GPUs as a whole, and how many GPUs it counts.", NVML),
@@ -41,7 +41,7 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("host.gpu", "Entries of the kernel log about a GPU that they do not name.", LINES),
     known("host.pcie", "PCIe errors in the kernel log.", LINES),
     known("host.hardware", "Errors of memory and CPUs, and heat, in the kernel log.", LINES),
-    known("host.kernel", "The kernel itself: what is stuck in it, and its own faults.", LINES),
+    known("host.kernel", "The kernel: tasks that are stuck in it, and its own faults.", LINES),
     known("host.storage", "Disks and file systems of this host, by the kernel log.", LINES),
     known("host.network_storage", "File systems over the network, by the kernel log.", LINES),
     known("host.network_card", "Network cards, by the kernel log.", LINES),
@@ -73,7 +73,7 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("tpu.*", "A TPU chip of this host.", (CHECKS, "TPUs")),
     known("tpu.runtime", "libtpu's metrics service in the process that holds the chips.", (CHECKS, "TPUs")),
     known("nccl", "The communicators of the job, by NCCL's own RAS service.", (CHECKS, "NCCL: `nccl`")),
-    known("fabric", "Whether all links to the network are there that should be.", (CHECKS, "The network")),
+    known("fabric", "Whether all expected network links exist.", (CHECKS, "The network")),
     known("fabric.*", "A port of a network card (InfiniBand, RoCE).", (CHECKS, "The network")),
     known("net.*", "An Ethernet interface that matters.", (CHECKS, "The network")),
     known("dcgm", "NVIDIA's DCGM, a second opinion on GPUs.", (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`")),

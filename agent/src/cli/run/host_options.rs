@@ -117,7 +117,7 @@ fn logs_specs(text: &str) -> Result<String, String> {
 /// The name of a signal, as Python spells it.
 fn signal_to_handle(text: &str) -> Result<i32, String> {
     let signal: Signal = text.trim().parse().map_err(|_| {
-        format!("{:?} is no signal: write names such as SIGTERM,SIGUSR1, separated by commas", text.trim())
+        format!("{:?} is not a signal: write names such as SIGTERM,SIGUSR1, separated by commas", text.trim())
     })?;
     let taken = [
         Signal::SIGKILL,

@@ -147,7 +147,7 @@ fn static_endpoint(args: &Args) -> anyhow::Result<(Option<String>, Option<u16>)>
     };
     let (host, port) = match endpoint.rsplit_once(':') {
         Some((host, port)) => {
-            let port = port.parse().with_context(|| format!("--rdzv-endpoint: {port:?} is no port"))?;
+            let port = port.parse().with_context(|| format!("--rdzv-endpoint: {port:?} is not a port"))?;
             (host, Some(port))
         }
         None => (endpoint, None),

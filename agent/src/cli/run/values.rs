@@ -17,14 +17,14 @@ pub(super) fn duration(text: &str) -> Result<Span, String> {
         return Ok(Span((seconds * 1e9) as u64));
     }
     let parsed: jiff::SignedDuration =
-        text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
+        text.parse().map_err(|_| format!("{text:?} is not a duration: write 30s, 2m or 1h"))?;
     u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
 }
 
 /// A number of seconds above zero.
 pub(super) fn interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
+    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds above 0"))
 }
 
 /// A directory to watch, and the kind of trainer whose format is expected.
@@ -52,7 +52,7 @@ pub(super) fn checkpoint_memory(text: &str) -> Result<CheckpointMemory, String> 
 
 /// A number of bytes such as `64G`: K, M, G and T are powers of 1024.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no number of bytes: write 500M, 64G or 2T");
+    let wrong = || format!("{text:?} is not a number of bytes: write 500M, 64G or 2T");
     let digits = text.trim_end_matches(['B', 'i', 'b']);
     let (number, unit) = match digits.char_indices().last() {
         Some((at, unit)) if unit.is_ascii_alphabetic() => (&digits[..at], unit.to_ascii_uppercase()),
@@ -84,13 +84,13 @@ pub(super) fn cause_budget(text: &str) -> Result<(CauseKind, Budget), String> {
         text.split_once('=').ok_or_else(|| format!("{text:?}: write CAUSE=N or CAUSE=N/WINDOW"))?;
     let kind = CauseKind::parse(cause).ok_or_else(|| {
         let known: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.word()).collect();
-        format!("{cause:?} is no cause; write one of {}", known.join(", "))
+        format!("{cause:?} is not a cause; write one of {}", known.join(", "))
     })?;
     let (max, window) = match budget.split_once('/') {
         Some((max, window)) => (max, Some(duration(window)?)),
         None => (budget, None),
     };
-    let max_restarts = max.parse().map_err(|_| format!("{max:?} is no number of restarts"))?;
+    let max_restarts = max.parse().map_err(|_| format!("{max:?} is not a number of restarts"))?;
     Ok((kind, Budget { max_restarts, window }))
 }
 

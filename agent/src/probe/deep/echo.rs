@@ -80,7 +80,7 @@ pub(super) fn loopback() -> Probed {
 pub(super) fn ask(peer: &str) -> Probed {
     let addresses = match peer.to_socket_addrs() {
         Ok(addresses) => addresses,
-        Err(error) => return Probed::Untried(format!("{peer} is no address: {error}")),
+        Err(error) => return Probed::Untried(format!("{peer} is not an address: {error}")),
     };
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {

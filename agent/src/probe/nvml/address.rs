@@ -42,5 +42,5 @@ pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
     PciAddress::parse(&long)
         .or_else(|| PciAddress::parse(&short))
         .or_else(by_number)
-        .ok_or_else(|| NvmlError::FailedToLoadSymbol(format!("{long:?} is no PCI address")))
+        .ok_or_else(|| NvmlError::FailedToLoadSymbol(format!("{long:?} is not a PCI address")))
 }

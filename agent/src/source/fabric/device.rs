@@ -143,7 +143,10 @@ impl Port {
             Ok(text) => match state_name(&text) {
                 Some(name) => name.to_owned(),
                 None => {
-                    return Reading::Failed(format!("{} says {text:?}, which is no state", path.display()));
+                    return Reading::Failed(format!(
+                        "{} says {text:?}, which is not a state",
+                        path.display()
+                    ));
                 }
             },
             Err(error) => return Reading::Failed(reported(&path, &error)),

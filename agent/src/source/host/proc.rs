@@ -18,7 +18,7 @@ pub(super) fn cpus(sys: &Path) -> Reading<u32> {
     match read(&path) {
         Ok(text) => match count_list(text.trim()) {
             Some(count) => Reading::Value(count),
-            None => Reading::Failed(format!("{} says {text:?}, which is no list of CPUs", path.display())),
+            None => Reading::Failed(format!("{} says {text:?}, which is not a list of CPUs", path.display())),
         },
         Err(why) => Reading::Failed(why),
     }
@@ -93,7 +93,7 @@ pub(super) fn pressure(path: &Path) -> Reading<Pressure> {
     match (avg10(&text, "some "), avg10(&text, "full ")) {
         // The line `full` of /proc/pressure/cpu exists since Linux 5.13; for the whole host it is meaningless.
         (Some(some_avg10), full) => Reading::Value(Pressure { some_avg10, full_avg10: full.unwrap_or(0.0) }),
-        (None, _) => Reading::Failed(format!("{} says {text:?}, which is no pressure", path.display())),
+        (None, _) => Reading::Failed(format!("{} says {text:?}, which is not pressure", path.display())),
     }
 }
 
@@ -117,7 +117,7 @@ pub(super) fn oom_kills(proc: &Path) -> Reading<u64> {
         Some(count) => match count.trim().parse() {
             Ok(count) => Reading::Value(count),
             Err(_) => {
-                Reading::Failed(format!("{} says oom_kill {count:?}, which is no number", path.display()))
+                Reading::Failed(format!("{} says oom_kill {count:?}, which is not a number", path.display()))
             }
         },
         None => {

@@ -81,7 +81,7 @@ fn advice(error: &io::Error) -> &'static str {
         Some(Errno::EACCES | Errno::EPERM) => {
             "; give this user write access, or set state_dir to a directory of its own"
         }
-        Some(Errno::ENOTDIR | Errno::EEXIST) => "; a file stands where a directory is needed",
+        Some(Errno::ENOTDIR | Errno::EEXIST) => "; there is a file where a directory is needed",
         _ => "",
     }
 }

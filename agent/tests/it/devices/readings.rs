@@ -182,7 +182,7 @@ fn peers_that_are_not_reached_any_more_are_missed() {
     host.set("/gpus/0/peers_lost", json!([1, 2]));
     host.gpus();
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
-    assert!(reason.contains("0000:02:00, 0000:03:00 over NVLink any more"), "{reason}");
+    assert!(reason.contains("0000:02:00, 0000:03:00 over NVLink"), "{reason}");
     host.expect(SECOND, Healthy, Nothing);
     // If the driver does not report it, there is no finding.
     host.set("/gpus/0/peers_lost", json!([]));

@@ -224,7 +224,7 @@ impl Inner {
         }
         let refused = || {
             PeerError::Local(format!(
-                "{} is no directory of the user whose it was when it was registered (it is a link, or another user's): nothing is \
+                "{} is not a directory of the user whose it was when it was registered (it is a link, or another user's): nothing is \
                  written there",
                 directory.display()
             ))

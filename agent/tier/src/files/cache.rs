@@ -203,7 +203,7 @@ impl Inner {
         let place = self
             .acting
             .in_directory(directory)
-            .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
+            .ok_or_else(|| PeerError::Local(format!("{} is not a directory", directory.display())))?;
         // No other check while it is unpacked: it would seal a part.
         let _catalog = self.catalog();
         self.service.refresh();

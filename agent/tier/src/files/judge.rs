@@ -81,7 +81,7 @@ impl Inner {
         let words = why.clone();
         if state.catalog.lose(step, why, is_again, is_gone) && !is_gone {
             let Settings { run, directory, .. } = &self.settings;
-            tracing::warn!(run, step, directory = %directory.display(), "a sealed step is not offered here any more: {words}");
+            tracing::warn!(run, step, directory = %directory.display(), "a sealed step is no longer offered here: {words}");
         }
     }
 

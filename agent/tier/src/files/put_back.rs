@@ -296,7 +296,7 @@ fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, Files
     for Unfit { name, step, why } in unfit {
         let aside = rename_aside(place, name).map_err(FilesError::reading(directory))?;
         let words = format!(
-            "{} is no whole checkpoint ({why}): it is now called {aside}",
+            "{} is not a whole checkpoint ({why}): it is now called {aside}",
             directory.join(name).display()
         );
         done.push((*step, words));

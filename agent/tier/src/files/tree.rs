@@ -119,7 +119,7 @@ fn collect(
     }
     for (below, _) in base.list(Path::new(name))? {
         let below = below.to_str().ok_or_else(|| {
-            let problem = format!("{}: a name that is no UTF-8", path().display());
+            let problem = format!("{}: a name that is not UTF-8", path().display());
             io::Error::new(io::ErrorKind::InvalidInput, problem)
         })?;
         let below = if name.is_empty() { below.to_owned() } else { format!("{name}/{below}") };

@@ -56,7 +56,7 @@ pub(super) fn unpack(
         };
         if first.starts_with(ASIDE) || !is_wanted(first, is_directory) {
             return Err(FilesError::Manifest(format!(
-                "{:?} is no file of what this directory holds",
+                "{:?} is not a file of what this directory holds",
                 entry.path
             )));
         }

@@ -39,7 +39,7 @@ impl Given {
 /// It does not match, or cannot be read.
 pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
     let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
-    let Some(piece) = &given.shard.piece else { return Err(wrong("it is no piece".to_owned())) };
+    let Some(piece) = &given.shard.piece else { return Err(wrong("it is not a piece".to_owned())) };
     let lane = piece.of.lane(piece.bytes);
     let length =
         given.shard.bytes.checked_sub(lane).filter(|of| *of <= mainstay_checkpoint::MANIFEST_LIMIT as u64);

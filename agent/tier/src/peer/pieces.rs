@@ -205,7 +205,7 @@ impl<'a> Gathering<'a> {
                     self.shared.distrust(holder, &copy.shard.root);
                 }
                 (self.report)(format!(
-                    "a piece of the shard of rank {} at {holder} is of no use: {error}; another one is taken if there is one",
+                    "a piece of the shard of rank {} at {holder} cannot be used: {error}; another piece is used if there is one",
                     self.rank
                 ));
                 None

@@ -323,7 +323,7 @@ impl Work<'_> {
                     (self.report)(
                         self,
                         format!(
-                            "the shard of rank {rank} at {holder} is of no use: {error}; another copy is taken if there is one"
+                            "the shard of rank {rank} at {holder} cannot be used: {error}; another copy is used if there is one"
                         ),
                     );
                     last = Some(error);

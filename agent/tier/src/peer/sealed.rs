@@ -208,7 +208,7 @@ pub(crate) fn open_plainly(path: &Path) -> io::Result<File> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{} is no plain file", path.display()),
+            format!("{} is not a plain file", path.display()),
         ));
     }
     Ok(file)

@@ -139,7 +139,7 @@ impl Tls {
                     read.both = both;
                 }
                 // They are being replaced one by one: keep the valid ones.
-                Err(error) => tracing::warn!(%error, "new files for TLS between agents are of no use yet"),
+                Err(error) => tracing::warn!(%error, "new files for TLS between agents cannot be used yet"),
             }
         }
         read.both.clone()

@@ -256,7 +256,7 @@ fn bytes_that_are_not_a_checkpoint_of_their_rank_are_not_sealed() {
     assert!(rank.with(|page| page.fill(&slot, 5000)).is_some());
     rank.ring();
     let said = until(|| pool_owner.said(), |said| !said.is_empty());
-    assert!(said[0].contains("it is no checkpoint"), "{said:?}");
+    assert!(said[0].contains("it is not a checkpoint"), "{said:?}");
     drop(pool_owner.finish());
     assert_eq!(stage.offered(), None);
 }

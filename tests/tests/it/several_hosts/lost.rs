@@ -334,7 +334,7 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_disturbs
 #[test]
 fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
     if has_namespaces() {
-        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), "find no launcher there any more");
+        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), "find that its launcher is gone");
     }
 }
 

@@ -32,7 +32,7 @@ impl Store {
     /// The record is no snapshot, or contradicts itself.
     pub fn restore(record: Record, limits: Limits, now: u64) -> Result<Store, Unfit> {
         let Some(record::Kind::Snapshot(snapshot)) = record.kind else {
-            return Err(Unfit("the first record is no snapshot".to_owned()));
+            return Err(Unfit("the first record is not a snapshot".to_owned()));
         };
         let mut store = Store::new(snapshot.cluster, limits);
         // No store gets near the largest revision; a record with such a number was not written by one.

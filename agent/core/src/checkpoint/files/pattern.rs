@@ -23,7 +23,9 @@ impl Pattern {
         let pattern = Pattern::plain(written);
         let steps = pattern.parts.iter().filter(|part| **part == Part::Step).count();
         if steps != 1 || written.contains('/') {
-            return Err(format!("{written:?} is no pattern of names: it needs {{step}} once and no slash"));
+            return Err(format!(
+                "{written:?} is not a pattern of names: it needs {{step}} once and no slash"
+            ));
         }
         Ok(pattern)
     }

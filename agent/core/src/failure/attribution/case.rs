@@ -72,7 +72,7 @@ impl Case {
             Ok(value) => Case::of_value(number, &value),
             Err(error) => Case {
                 id: format!("line {number}"),
-                notes: vec![format!("the line is no JSON ({error}); nothing of it could be read")],
+                notes: vec![format!("the line is not JSON ({error}); nothing in it could be read")],
                 ..Case::default()
             },
         }
@@ -81,7 +81,7 @@ impl Case {
     fn of_value(number: usize, value: &Value) -> Case {
         let mut case = Case { id: format!("line {number}"), ..Case::default() };
         let Value::Object(fields) = value else {
-            case.notes.push(format!("not an object but {}; nothing of it could be read", quoted(value)));
+            case.notes.push(format!("not an object but {}; nothing in it could be read", quoted(value)));
             return case;
         };
         for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {

@@ -157,7 +157,7 @@ pub enum Restart {
     RestartSameNodes,
     /// Restart without the suspected host.
     RestartExcludeNode,
-    /// Restart when what was taken or broken is back.
+    /// Restart when the lost resource is available again.
     RestartAfterWait,
     /// Do not restart: it would only fail again.
     DoNotRestart,

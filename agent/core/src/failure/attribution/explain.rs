@@ -241,7 +241,7 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
     let restart = match judged.restart {
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
-        Restart::RestartAfterWait => "Restart when what was taken or broken is back.",
+        Restart::RestartAfterWait => "Restart when the lost resource is available again.",
         // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
         Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
             "Do not restart on these hosts; one retry on other hosts tells a bug from a broken host."

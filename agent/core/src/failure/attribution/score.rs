@@ -345,7 +345,7 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         } else if !abridged && case.confidence.as_deref() != Some("low") {
             summary.headline.add(answer, label);
         }
-        let class = label.class.map_or("not told", Class::name);
+        let class = label.class.map_or("unknown", Class::name);
         summary.per_class.entry(class).or_default().add(answer, label);
         *summary.confusion.entry(class).or_default().entry(answer.class.name()).or_default() += 1;
         let right = answer.fault_domain == label.fault_domain;

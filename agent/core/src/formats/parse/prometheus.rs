@@ -64,9 +64,9 @@ fn sample(line: &str) -> Result<Sample, &'static str> {
     };
     let mut words = rest.split_ascii_whitespace();
     let value = words.next().ok_or("it has no value")?;
-    let value = value.parse().map_err(|_| "its value is no number")?;
+    let value = value.parse().map_err(|_| "its value is not a number")?;
     if words.next().is_some_and(|time| time.parse::<i64>().is_err()) {
-        return Err("its time is no number");
+        return Err("its time is not a number");
     }
     if words.next().is_some() {
         return Err("there is more after it");

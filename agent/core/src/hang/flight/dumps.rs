@@ -129,7 +129,7 @@ impl<'r> Place<'r> {
                 format!("{others} {wait} in {operation} ({place}), and {who} {has} no flight record")
             }
             (Some(_), _) => {
-                format!("{who} {has} not come to {operation} ({place}), in which {others} {wait}")
+                format!("{who} {has} not reached {operation} ({place}), in which {others} {wait}")
             }
         }
     }

@@ -257,7 +257,7 @@ impl Fault {
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =
             if wake.is_empty() { String::new() } else { format!(" (in its wake {})", wake.join(", ")) };
-        let again = if self.again { "; it came again after what was tried against it" } else { "" };
+        let again = if self.again { "; it recurred after the attempted repair" } else { "" };
         match *kind {
             "" => format!("{name}{times}{wake}{again}"),
             kind => format!("{kind} {code}: {name}{times}{wake}{again}"),

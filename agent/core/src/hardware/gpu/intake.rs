@@ -53,7 +53,7 @@ impl Readings {
         fn reported<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
             match (now, before) {
                 (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
-                    Read::Failed("the driver told it before and does not any more".to_owned())
+                    Read::Failed("the driver no longer reports it".to_owned())
                 }
                 _ => now.clone(),
             }

@@ -112,8 +112,7 @@ impl Links {
                 Some(Read::Failed(_)) => Look::Unread,
                 // The driver does not report the link as down; it no longer reports it at all.
                 Some(Read::NotOffered) | None if wanted == 0 => Look::of(should.then(|| {
-                    let words =
-                        format!("NVLink {link} was up before, and the driver says nothing of it any more");
+                    let words = format!("NVLink {link} was up before, and the driver no longer reports it");
                     Problem::new(Unknown, words, RecommendedAction::None).by(
                         "NVML NVLink state",
                         "not told",

@@ -68,7 +68,7 @@ pub(super) fn judge(all: &BTreeMap<PciAddress, Reach>) -> BTreeMap<PciAddress, L
 
 fn problem(lost: &[&PciAddress], learned: usize) -> Problem {
     let names: Vec<String> = lost.iter().map(|gpu| gpu.to_string()).collect();
-    let words = format!("it does not reach GPU {} over NVLink any more (peer to peer)", names.join(", "));
+    let words = format!("it no longer reaches GPU {} over NVLink (peer to peer)", names.join(", "));
     let reached = |count: usize| format!("{count} of {learned} GPUs reached");
     Problem::new(Unhealthy, words, RebootNode)
         .sure(INFERRED)

@@ -193,7 +193,7 @@ pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetErro
         return still("the driver does not answer".to_owned());
     };
     let it = gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|of| of.uuid == order.uuid));
-    let Some(gpu) = it else { return still("the driver does not count it any more".to_owned()) };
+    let Some(gpu) = it else { return still("the driver no longer counts it".to_owned()) };
     if let Some(trouble) = &gpu.trouble {
         return still(trouble.words());
     }

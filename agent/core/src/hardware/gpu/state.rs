@@ -188,7 +188,7 @@ impl Gpu {
     /// The problems by the readings; earlier findings last while they cannot be read.
     fn problems(&self, around: Around<'_>) -> Vec<Problem> {
         if self.missing {
-            let reported = "the driver counted it before and does not any more";
+            let reported = "the driver no longer counts it";
             let problem = Problem::new(HealthState::Unhealthy, reported, RecommendedAction::RebootNode);
             return vec![problem.by("NVML device list", "missing", "there").was(Some("there"))];
         }

@@ -40,10 +40,10 @@ const OTHERS: [(u64, &str); 8] = [
     (0x200, "very many memory errors were corrected"),
     (0x400, "a part of its memory was taken out of use"),
     (0x800, "a part of its memory could not be taken out of use"),
-    (0x1000, "a program met memory that is known to be bad"),
+    (0x1000, "a program accessed memory that is known to be bad"),
     (0x2000, "memory that is known to be bad was used, and the GPU cannot go on"),
-    (0x4000, "it is not available any more"),
-    (0x8000, "the driver changed what it says that it needs"),
+    (0x4000, "it is no longer available"),
+    (0x8000, "the driver changed its recommended recovery action"),
 ];
 
 #[derive(Clone, Debug)]

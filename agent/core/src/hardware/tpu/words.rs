@@ -168,7 +168,7 @@ pub(super) fn answering(services: &[Service]) -> String {
     let places: Vec<&str> = services.iter().map(|service| service.endpoint.as_str()).collect();
     let cores =
         match reported.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
-            0 => "it does not tell where its cores stand".to_owned(),
+            0 => "it does not report its cores".to_owned(),
             1 => "1 core".to_owned(),
             count => format!("{count} cores"),
         };
@@ -256,7 +256,7 @@ pub(super) fn stall_event(stall: &Stall) -> Fact {
         Ok(cores) => {
             let named: Vec<(&str, &CoreState)> = cores.iter().map(|core| ("", core)).collect();
             match outliers(&named).as_slice() {
-                [] => format!("of its {} cores none stands apart", cores.len()),
+                [] => format!("none of its {} cores is an outlier", cores.len()),
                 [one] => one.to_string(),
                 [first, others @ ..] => format!("{first}, and {} others", others.len()),
             }

@@ -48,7 +48,7 @@ pub fn rebalance(body: &str) -> Result<Vec<Notice>, String> {
 /// The body is not a JSON list.
 pub fn scheduled(body: &str) -> Result<Vec<Notice>, String> {
     let document = json(body)?;
-    let events = document.as_array().ok_or("it is no list")?;
+    let events = document.as_array().ok_or("it is not a list")?;
     let active = events.iter().filter(|event| event["State"].as_str().is_none_or(|state| state == "active"));
     Ok(active
         .map(|event| {

@@ -51,7 +51,7 @@ pub fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
         return Ok(Vec::new());
     }
     let document = json(body)?;
-    let object = document.as_object().ok_or("it is no object")?;
+    let object = document.as_object().ok_or("it is not an object")?;
     let field = |wanted: &str| {
         let found = object.iter().find(|(name, _)| name.replace('_', "").eq_ignore_ascii_case(wanted));
         found.map(|(_, value)| match value {

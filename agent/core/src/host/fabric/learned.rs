@@ -56,7 +56,7 @@ impl Expected {
             None => (text, None),
             Some((name, rate)) => match rate.trim().parse::<f64>() {
                 Ok(rate) if rate.is_finite() && rate > 0.0 => (name, Some(rate)),
-                Ok(_) | Err(_) => return Err(format!("{rate:?} is no rate in Gb/s: write mlx5_0/1=400")),
+                Ok(_) | Err(_) => return Err(format!("{rate:?} is not a rate in Gb/s: write mlx5_0/1=400")),
             },
         };
         let name = name.trim();
@@ -68,7 +68,7 @@ impl Expected {
         if right {
             Ok(Expected { name: name.to_owned(), rate })
         } else {
-            Err(format!("{text:?} is no link: write a port as mlx5_0/1 or an interface as eth0"))
+            Err(format!("{text:?} is not a link: write a port as mlx5_0/1 or an interface as eth0"))
         }
     }
 

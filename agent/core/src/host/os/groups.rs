@@ -53,7 +53,7 @@ impl GroupWatch {
         if seen.unreported > 0 && silent {
             let times = std::mem::take(&mut seen.unreported);
             seen.reported = Some(at);
-            let detail = format!("the control group {} came to {limit}, {times} times", group.source);
+            let detail = format!("the control group {} reached {limit} {times} times", group.source);
             facts.push(observed("host.memory", "group_at_limit", Weight::Info, detail, &group.source, times));
         }
         facts

@@ -258,7 +258,7 @@ impl Trace {
         }
         if self.learned {
             notes.push(
-                "stages are not told: ranks are compared with those whose first steps look alike".to_owned(),
+                "stages are unknown: ranks are compared with those whose first steps look similar".to_owned(),
             );
         }
         if !self.work_named && !self.waits_named {

@@ -161,7 +161,7 @@ fn text<'v>(variables: &'v Variables, name: &str) -> Option<&'v str> {
 /// A variable that must be a number if it is set.
 fn number<T: std::str::FromStr>(variables: &Variables, name: &str) -> Result<Option<T>, Refused> {
     let Some(text) = text(variables, name) else { return Ok(None) };
-    text.parse().map(Some).map_err(|_| Refused(format!("{name}={text}: this is no number from 0 up")))
+    text.parse().map(Some).map_err(|_| Refused(format!("{name}={text}: this is not a number from 0 up")))
 }
 
 /// `MASTER_ADDR`, set by users or operators.

@@ -218,7 +218,7 @@ impl Vital {
         for (sight, what) in [
             (Sight::Silent, "cannot reach it either"),
             (Sight::Accepts, "can connect to it and get no answer"),
-            (Sight::Refuses, "can reach it and find no launcher there any more"),
+            (Sight::Refuses, "can reach it and find that its launcher is gone"),
             (Sight::Answers, "can reach it"),
         ] {
             let who = by(sight);
@@ -324,7 +324,7 @@ mod tests {
         let lost = watched.lost_within(LEASE, &all(Sight::Refuses)).expect("it is lost");
         assert!(lost < Span::seconds(2), "{lost}");
         assert!(
-            watched.reported().ends_with("hosts a, c and d can reach it and find no launcher there any more")
+            watched.reported().ends_with("hosts a, c and d can reach it and find that its launcher is gone")
         );
     }
 

@@ -61,7 +61,7 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         incident: Incident(2),
         action: Action::Stop { exit: 1 },
         after: Span::default(),
-        why: "it came again".into(),
+        why: "it recurred".into(),
         by: DecidedBy::Launcher,
     };
     IncidentReport {
@@ -125,7 +125,7 @@ fn a_report_has_its_sections_in_order() {
         "Whose fault:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
         "It began with rank 3: 99 % sure.",
         "Stopped because of it: rank 0.",
-        "What was done:\n  The job was stopped with exit status 1: it came again.",
+        "What was done:\n  The job was stopped with exit status 1: it recurred.",
         "What to do:\n  Fix the program",
         "Read the quoted traceback",
         "/runs/x/attempt_1",
@@ -222,7 +222,7 @@ fn advice_depends_on_the_decision() {
     let mut report = reported(FaultDomain::User, Some("user_code"));
     report.verdict.deterministic = false;
     if let Some(decision) = &mut report.decision {
-        decision.why = "the same exception came again at step 4: a restart would only fail again".to_owned();
+        decision.why = "the same exception recurred at step 4: a restart would only fail again".to_owned();
     }
     let stopped = text(&report);
     assert!(stopped.contains("Fix the program") && !stopped.contains("may pass"), "{stopped}");

@@ -12,7 +12,7 @@ pub(super) fn method(heap: &mut Heap<'_>, text: &str, name: &str, given: Argumen
             let mut whole = String::new();
             for (index, part) in heap.iterate(&over)?.iter().enumerate() {
                 let Value::Text(part) = part else {
-                    return Err(format!("join(): {} is no string", part.kind()));
+                    return Err(format!("join(): {} is not a string", part.kind()));
                 };
                 heap.room(part.len() + text.len())?;
                 whole.push_str(if index > 0 { text } else { "" });
@@ -26,7 +26,7 @@ pub(super) fn method(heap: &mut Heap<'_>, text: &str, name: &str, given: Argumen
     for value in &given.plain {
         match value {
             Value::Text(word) => words.push(word.clone()),
-            other => return Err(format!("{name}(): {} is no string", other.kind())),
+            other => return Err(format!("{name}(): {} is not a string", other.kind())),
         }
     }
     match (name, &words[..]) {

@@ -50,7 +50,7 @@ impl Parser {
             let at = self.place();
             let parameter = self.name("a parameter's name")?;
             if parameters.iter().any(|(known, _)| *known == parameter) {
-                return Err(Fault::at(at, format!("{parameter} is there twice")));
+                return Err(Fault::at(at, format!("the parameter {parameter} is given twice")));
             }
             let default = if self.take("=") { Some(self.expression()?) } else { None };
             if default.is_none() && parameters.iter().any(|(_, default)| default.is_some()) {

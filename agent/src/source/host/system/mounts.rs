@@ -147,7 +147,7 @@ impl Probe {
             return;
         }
         let Some(path) = point.to_str() else {
-            self.last = Some((now, Err("its name is no text".to_owned())));
+            self.last = Some((now, Err("its name is not text".to_owned())));
             return;
         };
         match Asked::start(program, &["probe", "mount", path], now) {

@@ -16,7 +16,7 @@ pub(super) fn read_tables(proc: &Path, sys: &Path) -> Tables {
 
 fn number(path: &Path) -> Result<u64, String> {
     let text = read(path)?;
-    text.trim().parse().map_err(|_| format!("{} says {text:?}, which is no number", path.display()))
+    text.trim().parse().map_err(|_| format!("{} says {text:?}, which is not a number", path.display()))
 }
 
 /// `/proc/sys/fs/file-nr`: in use, of those free (always 0 since Linux 2.6), the maximum.
@@ -35,7 +35,8 @@ fn tasks(proc: &Path) -> Result<Usage, String> {
     let path = proc.join("loadavg");
     let text = read(&path)?;
     let total = text.split_whitespace().nth(3).and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
-    let used = total.ok_or_else(|| format!("{} says {text:?}, which tells no tasks", path.display()))?;
+    let used =
+        total.ok_or_else(|| format!("{} says {text:?}, which has no number of tasks", path.display()))?;
     let limits = [number(&proc.join("sys/kernel/pid_max"))?, number(&proc.join("sys/kernel/threads-max"))?];
     Ok(Usage { used, limit: limits[0].min(limits[1]) })
 }

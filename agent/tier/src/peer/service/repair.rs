@@ -198,7 +198,7 @@ impl Shared {
                 run = %shard.of.run,
                 step = shard.of.step,
                 rank = shard.rank,
-                "the bytes of a shard are not those that were sealed: it is offered no more"
+                "the bytes of a shard differ from those that were sealed: it is no longer offered"
             );
             return self.distrust(self.name(), &shard.root);
         }

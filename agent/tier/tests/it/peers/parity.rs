@@ -91,7 +91,7 @@ fn a_damaged_piece_is_skipped() {
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10));
     let name = &hosts[holder].name;
-    let said = format!("a piece of the shard of rank 0 at {name} is of no use");
+    let said = format!("a piece of the shard of rank 0 at {name} cannot be used");
     assert!(reported.iter().any(|reported| reported.starts_with(&said)), "{reported:?}");
     hosts[0].has(10, &[0]);
 }

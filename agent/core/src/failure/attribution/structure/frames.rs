@@ -129,7 +129,7 @@ pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
         })?;
         Some(vote(
             "frame.compiler",
-            "a compiler stopped over what it holds impossible".to_owned(),
+            "a compiler stopped at an internal error".to_owned(),
             (Class::SoftwarePlatform, IN_COMPILER),
             vec![(place, slipped.spot.clone())],
             "frames",
@@ -186,7 +186,10 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
             if installed && asks {
                 return Some(vote(
                     "frame.between_libraries",
-                    format!("an installed library asks another for what it does not have ({})", frame.path),
+                    format!(
+                        "an installed library uses a part of another that does not exist ({})",
+                        frame.path
+                    ),
                     (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
                     vec![(place, exception.spot.clone())],
                     "frames",

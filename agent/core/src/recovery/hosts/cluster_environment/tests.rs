@@ -150,7 +150,7 @@ fn contradictory_or_missing_variables_are_named() {
         (STEP.replace("SLURM_STEP_NODELIST", "X"), &none, "SLURM_STEP_NODELIST is not set"),
         (STEP.replace("SLURM_STEP_NUM_NODES", "X"), &none, "SLURM_STEP_NUM_NODES is not set"),
         (STEP.replace("NODEID=1", "NODEID=3"), &none, "SLURM_NODEID=3: the job has 3 hosts"),
-        (STEP.replace("NODEID=1", "NODEID=one"), &none, "SLURM_NODEID=one: this is no number"),
+        (STEP.replace("NODEID=1", "NODEID=one"), &none, "SLURM_NODEID=one: this is not a number"),
         (format!("{STEP} SLURM_HET_SIZE=2"), &none, "SLURM_HET_SIZE=2"),
         (STEP.to_owned(), &two, "--nnodes 2: the cluster has started this job on another number of hosts"),
         (MPIRUN.replace("LOCAL_SIZE=1", "LOCAL_SIZE=2"), &none, "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
