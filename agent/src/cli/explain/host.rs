@@ -193,7 +193,7 @@ impl Meaning {
             lines.push(format!("  by {}", self.source));
         }
         if let Some(differs) = &self.differs {
-            lines.push(format!("  seen otherwise: {differs}"));
+            lines.push(format!("  other sources: {differs}"));
         }
         lines.push(format!("  this entry of the catalogue: {}", self.origin()));
         lines
@@ -229,7 +229,7 @@ fn to_blame(blame: FaultOrigin) -> &'static str {
         FaultOrigin::Device => "the GPU",
         FaultOrigin::Fabric => "NVLink or a switch",
         FaultOrigin::Driver => "the driver or its firmware",
-        FaultOrigin::None => "nobody's",
+        FaultOrigin::None => "no component's",
     }
 }
 
