@@ -280,7 +280,7 @@ mod tests {
             line,
             "What it means: XID 63",
             "whose fault: the GPU",
-            "seen otherwise: ",
+            "other sources: ",
             "compiled in",
             "RESET_DEVICE",
             DOCUMENT,
