@@ -3,7 +3,7 @@
 //! - [`skip`], [`skip_part`]: report that a test cannot run on this machine. `cargo xtask test` counts it as
 //!   skipped, not as passed, and its summary lists the reasons.
 //! - [`memory`]: where tests put files that belong on a tmpfs. The suite sets its own folder, to find what is left.
-//! - [`free_port`]: a port that no outgoing connection uses.
+//! - [`free_port`]: a port that no other test gets and no outgoing connection uses.
 //! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses written data, for root.
 //! - [`without_descriptors`]: work in a thread that cannot open anything.
 //! - [`executable`]: an executable file that can be executed at once.
@@ -13,16 +13,16 @@
 
 mod descriptors;
 pub mod lossy_disk;
+mod ports;
 pub mod silent;
 mod skip;
 
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use descriptors::without_descriptors;
+pub use ports::free_port;
 pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
 
 /// Names the folder of [`memory`].
@@ -49,17 +49,4 @@ pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
     content_of.write_all(content.as_ref()).expect("the writer reads all of it");
     drop(content_of);
     assert!(writer.wait().expect("our own child").success(), "{} cannot be written", path.display());
-}
-
-/// A port on which no process listens, below those that the kernel gives to outgoing connections: none of those
-/// takes it before the test does. Each call in a process returns another one.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let place = (std::process::id().wrapping_mul(64) + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
-        let port = 10_000 + u16::try_from(place).expect("below 20,000");
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            return port;
-        }
-    }
 }
