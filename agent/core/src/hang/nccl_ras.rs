@@ -31,7 +31,7 @@ use crate::settings;
 settings! {
     /// When NCCL counts as degraded.
     pub struct NcclLimits {
-        /// How long the ranks of a communicator must have stood at different places, without any of them moving.
+        /// How long the ranks of a communicator must be at different places, without any of them moving.
         still_for: Period = Period::seconds(600),
         /// How long a reported problem of a job counts while only other jobs answer.
         forget_after: Period = Period::seconds(300),

@@ -67,6 +67,8 @@ struct Inner {
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards on disk whose files stay open until their replicas are stored, by root.
     held: BTreeMap<String, PinnedShard>,
+    /// The step that is being sent. Its files are opened as soon as they are on disk.
+    sending: Option<StepKey>,
     /// Shards whose bytes differ from their seal.
     bad: BTreeSet<String>,
 }
@@ -164,6 +166,9 @@ impl LocalShards {
         // The kernel frees memory that a launcher released only when no process has it mapped.
         inner.mapped.retain(|place, (was, _)| is_still(place, was));
         (inner.shards, inner.pooled) = (shards, pooled);
+        let sending = inner.sending.clone();
+        drop(inner);
+        sending.iter().for_each(|of| self.hold(of));
         news
     }
 

@@ -96,6 +96,8 @@ pub(crate) struct Shared {
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
     /// Roots of shards that were offered and are obsolete.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
+    /// Held while copies of withdrawn shards are deleted at peers: each deletion is counted once.
+    deleting: Mutex<()>,
     refusals: Refusals,
     /// Shards that should have been equal and were not.
     divergences: Mutex<divergence::Found>,
@@ -195,6 +197,7 @@ impl Service {
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
             withdrawn: Mutex::default(),
+            deleting: Mutex::default(),
             refusals: Refusals::default(),
             divergences: Mutex::default(),
             lags: Mutex::default(),
@@ -398,6 +401,7 @@ impl Service {
             )));
         }
         let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
+        let _deleting = shared.deleting.lock().unwrap_or_else(PoisonError::into_inner);
         // Copies that are being made, or that are on an unreachable host, are deleted later.
         shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;

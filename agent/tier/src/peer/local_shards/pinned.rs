@@ -65,6 +65,12 @@ impl LocalShards {
         }
     }
 
+    /// Sets the step that is being sent, or none. A step that is sent from memory may be overwritten there and deleted from disk before its
+    /// copy is complete: without its owner's copy, it would have one too few. So its files are opened as soon as they are on disk.
+    pub(crate) fn set_sending(&self, of: Option<StepKey>) {
+        self.inner().sending = of;
+    }
+
     /// Closes the files of all steps except the wanted ones. A step of an attempt before the newest is not wanted: its owner has
     /// continued from another step.
     pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>) {

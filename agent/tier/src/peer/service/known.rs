@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, steps};
@@ -154,6 +154,12 @@ impl Shared {
 
     /// Repeats the withdrawal at peers that still report a copy: they were unreachable, or received the copy just then.
     pub(super) fn withdraw_again(&self) {
+        // A removal deletes the copies itself, and reports their number.
+        let _deleting = match self.deleting.try_lock() {
+            Ok(deleting) => deleting,
+            Err(TryLockError::Poisoned(deleting)) => deleting.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         let offered: BTreeSet<String> = self.own.list().into_iter().map(|(shard, ..)| shard.root).collect();
         let roots: BTreeSet<String> = {
             let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);

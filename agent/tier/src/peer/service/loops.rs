@@ -88,9 +88,11 @@ pub(super) fn send(shared: &Shared) {
                 break;
             }
             let busy = shared.throttle.begin();
+            shared.own.set_sending(Some(repair.shard.of.clone()));
             shared.repair(&repair);
             drop(busy);
             shared.own.look();
+            shared.own.set_sending(None);
         }
     }
 }

@@ -147,7 +147,7 @@ pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
         })?;
         Some(vote(
             "frame.launcher",
-            "the launcher itself stumbled, in which no code of the program runs".to_owned(),
+            "the launcher itself failed, and no code of the program runs in it".to_owned(),
             (Class::SoftwarePlatform, IN_LAUNCHER),
             vec![(place, slipped.spot.clone())],
             "frames",
