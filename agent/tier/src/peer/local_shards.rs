@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::inventory::{Medium, Shard};
+use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 use mainstay_core::checkpoint::owner::owner;
 use serde::{Deserialize, Serialize};
 
