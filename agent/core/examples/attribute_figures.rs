@@ -1,7 +1,9 @@
-//! Measures attribution and prints one JSON object per line: `cargo run --release -p mainstay-core --example
-//! attribute_figures [CASES.jsonl]`. The figures: the speed at which a core reads logs (bytes per second of CPU
-//! time), the time from 8 logs of 100 MiB in total to a verdict and a report, the growth of memory, and the share of
-//! labelled cases with the right domain, also when each source is judged as if it had never been seen.
+//! Measures attribution and prints one JSON object per figure:
+//! `cargo run --release -p mainstay-core --example attribute_figures [CASES.jsonl]`.
+//!
+//! The figures: the speed at which a core reads logs (bytes per second of CPU time), the time from the logs of 8 ranks
+//! (100 MiB in total) to a verdict and a report, the growth of memory, and the share of labelled cases with the right
+//! domain, also when each source is judged as if it had never been seen.
 
 #![allow(clippy::disallowed_methods, reason = "an example measures and reads; the core does neither")]
 

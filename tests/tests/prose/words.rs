@@ -127,12 +127,14 @@ pub fn in_literals(path: &Path, source: &str) -> Vec<String> {
 /// Banned words in the comments of a Rust source, and in the names of its tests.
 pub fn in_comments(path: &Path, source: &str) -> Vec<String> {
     let mut complaints = Vec::new();
-    let mut is_test = false;
+    let (mut is_test, mut is_code) = (false, false);
     for (index, line) in source.lines().enumerate() {
         let trimmed = line.trim_start();
+        let is_fence = trimmed.trim_start_matches(['/', '!', ' ']).starts_with("```");
+        is_code = trimmed.starts_with("//") && (is_code ^ is_fence);
         let text = match test_name(trimmed).filter(|_| is_test) {
             Some(name) => name.replace('_', " "),
-            None if trimmed.starts_with("//") => without_code(trimmed),
+            None if trimmed.starts_with("//") && !is_code => without_code(trimmed),
             None => String::new(),
         };
         is_test = trimmed.starts_with("#[test]")
@@ -218,7 +220,7 @@ fn help_is_read_and_other_code_is_not() {
 
 #[test]
 fn comments_and_names_of_tests_are_read_and_other_names_are_not() {
-    let source = "//! Begins here\nfn not_known() {} // begun\n#[test]\n#[ignore]\nfn it_is_not_known() {}\n    // `begun`\n";
+    let source = "//! Begins here\n//! ```text\n//! begun\n//! ```\nfn not_known() {} // begun\n#[test]\n#[ignore]\nfn it_is_not_known() {}\n    // `begun`\n";
     let found = in_comments(Path::new("a.rs"), source);
-    assert_eq!(found, ["a.rs:1: \"begins\": starts", "a.rs:5: \"not known\": unknown"]);
+    assert_eq!(found, ["a.rs:1: \"begins\": starts", "a.rs:8: \"not known\": unknown"]);
 }
