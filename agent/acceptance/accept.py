@@ -15,7 +15,7 @@ import time
 
 import report
 
-# Minimum time of each part in seconds; together less than 10 minutes. The next parts may use what a part leaves over.
+# Minimum time of each part in seconds, together less than 10 minutes. Later parts may use the time a part leaves over.
 PARTS = {"nvml": 40, "commands": 25, "deep": 60, "weight": 30, "training": 130, "faults": 120, "checkpoint": 110, "jax": 50}
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = {"training": "training.py", "faults": "training.py", "checkpoint": "checkpoint.py", "jax": "training.py"}
@@ -38,7 +38,7 @@ def arguments():
 
 
 def run_part(part, chosen, limit):
-    """The rows of one part. Its other output goes to a log in the report's folder."""
+    """Runs a part and returns its rows. Its other output goes to a log in the report's folder."""
     program = os.path.join(HERE, PROGRAMS.get(part, "readings.py"))
     command = [sys.executable, program, "--part", part, "--mainstay", os.path.abspath(chosen.mainstay),
                "--device", chosen.device, "--nvidia-smi", chosen.nvidia_smi, "--limit", f"{limit:.1f}"] + ["--small"] * chosen.small
@@ -62,7 +62,7 @@ def run_part(part, chosen, limit):
                 else:
                     log.write(line + b"\n")
         end(child, gently=ready == [])
-        # A process that hangs inside a driver survives even SIGKILL: it is no longer waited for.
+        # A process that hangs in a driver survives even SIGKILL, so the wait is limited.
         try:
             status = child.wait(5)
         except subprocess.TimeoutExpired:
@@ -120,7 +120,7 @@ def main():
             rows.append(dict(part=part, name="the part itself", expected="time is left", seen="no time left", verdict="not_run", seconds=0))
         else:
             rows += run_part(part, chosen, left)
-        # After each part: this much is on disk, whatever happens next.
+        # Written after each part, so that a later crash loses nothing.
         counts = report.write(chosen.out, rows, dict(about, seconds=round(time.monotonic() - began, 1)))
     print(f"{counts}; {os.path.join(chosen.out, 'report.md')}")
     sys.exit(1 if counts["fail"] else 0)

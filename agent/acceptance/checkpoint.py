@@ -1,7 +1,7 @@
-"""Compares the stall of mainstay.checkpoint.save with one copy of the same bytes into pinned memory, and with
+"""Compares the stall of mainstay.checkpoint.save with one copy of the same bytes into pinned memory and with
 torch.save.
 
-When run by accept.py, it starts itself as the only rank of a job, so that the launcher holds the memory, as in real
+When run by accept.py, it starts itself as the only rank of a job, so that the launcher provides the memory as in real
 training.
 """
 
@@ -15,7 +15,7 @@ from report import emit, guarded, parse
 from training import finish
 
 GIB = 1 << 30
-PIECE = 1 << 30  # for the reference copy: repeated as often as the state needs, so that it uses little memory itself
+PIECE = 1 << 30  # the buffer of the reference copy, which is used repeatedly to save memory
 SLOTS = 3
 
 
@@ -28,7 +28,7 @@ def seconds(action, synchronize):
 
 
 def one_copy(torch, state, device, synchronize):
-    """Seconds to copy all bytes of the state into pinned memory, by one asynchronous copy after the other."""
+    """Seconds to copy all bytes of the state into pinned memory, with one asynchronous copy after another."""
     words = min(PIECE // 4, state.numel())
     pinned = torch.empty(words, pin_memory=device == "cuda")
     pinned.copy_(state[:words])
@@ -48,7 +48,7 @@ def measure(torch, save, device, size, folder):
 
     def saved(step):
         took = seconds(lambda: save.save(step, state), synchronize)
-        # As in training, where a save is sealed long before the next one: otherwise the next one waits for memory.
+        # As in training, where a save is sealed long before the next one. Otherwise the next one waits for memory.
         end = time.monotonic() + 60
         while save.latest() != step:
             if time.monotonic() > end:
@@ -56,12 +56,12 @@ def measure(torch, save, device, size, folder):
             time.sleep(0.01)
         return took
 
-    # Every slot is used once before the measurement: its pages are pinned at first use.
+    # Every slot is used once before the measurement, because its pages are pinned at first use.
     first = sum(saved(step) for step in range(1, SLOTS + 1))
     copy = one_copy(torch, state["weights"], device, synchronize)
     stalls = sorted(saved(SLOTS + turn) for turn in (1, 2, 3))
     seen = f"stall {stalls[1]:.3f} s, copy {copy:.3f} s ({stalls[1] / copy:.2f}), first {SLOTS} saves {first:.1f} s"
-    # On the CPU a copy is no reference.
+    # On the CPU, a copy is not a valid reference.
     emit("checkpoint", f"stall of {name}", "at most 1.05 of the copy", seen,
          "pass" if device == "cpu" or stalls[1] <= 1.05 * copy else "fail", stalls[1])
 
@@ -74,7 +74,7 @@ def measure(torch, save, device, size, folder):
 
 
 def beside(torch, state, synchronize, size, folder):
-    """The cost of PyTorch's own savers, in the same folder."""
+    """Measures PyTorch's own savers in the same folder."""
     plain = seconds(lambda: torch.save(state, os.path.join(folder, "plain.pt")), synchronize)
     emit("checkpoint", f"torch.save of {size / GIB:g} GiB", "for comparison", f"{plain:.3f} s", "pass", plain)
     import torch.distributed.checkpoint as dcp
@@ -88,7 +88,7 @@ def beside(torch, state, synchronize, size, folder):
 
 
 def digest(torch, state, synchronize, device):
-    """Compares the digest of parameters with reading the same bytes once."""
+    """Compares the time of a parameter digest with that of reading the same bytes once."""
     import mainstay
 
     weights, times = state["weights"], []
@@ -104,7 +104,7 @@ def digest(torch, state, synchronize, device):
 
 
 def rank(args):
-    """The rank: all sizes that fit."""
+    """The program of the rank: measures the size in ACCEPT_SIZE."""
     import torch
 
     import mainstay.checkpoint as save
@@ -120,9 +120,9 @@ def rank(args):
 
 
 def room(size, folder):
-    """Why a state of this size does not fit here; none if it does."""
+    """The reason why a state of this size does not fit on this host; None if it does."""
     memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}["MemAvailable"]
-    # In a container not all of the host's memory is available.
+    # In a container, the host's memory may be limited.
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         if os.path.exists(path):
             with open(path) as file:
@@ -145,7 +145,7 @@ def main(args):
         return emit("checkpoint", "torch and mainstay", "they can be imported", error, "not_run")
     if args.device == "cuda" and not torch.cuda.is_available():
         return emit("checkpoint", "CUDA", "torch sees a GPU", "none", "not_run")
-    # A job that is stopped gets some seconds, and its output is still needed then.
+    # Leaves a stopped job some seconds to exit, because its output is still needed.
     until = time.monotonic() + args.limit - 15
     for size in [16 << 20] if args.small else [4 * GIB, 20 * GIB]:
         with guarded("checkpoint", f"{size / GIB:g} GiB"), tempfile.TemporaryDirectory(prefix="ms-") as folder:
@@ -157,7 +157,7 @@ def main(args):
 
 
 def job(args, size, folder, limit):
-    # Disk writes are limited: the disk is not measured, and a full one would fail the measurement.
+    # Limits disk writes: the disk is not measured, and a full one would fail the measurement.
     command = [args.mainstay, "run", "--no-agent", "--no-warm", "--max-restarts", "0", "--log-dir", os.path.join(folder, "logs"),
                "--checkpoint-dir", os.path.join(folder, "steps"), "--checkpoint-slots", str(SLOTS), "--checkpoint-keep", "1",
                "--checkpoint-memory", f"{int(1.02 * SLOTS * size) // (1 << 20) + 64}M", "--checkpoint-bandwidth", "50M",

@@ -1,4 +1,4 @@
-"""A JAX program that is killed in the first attempt."""
+"""A JAX program that kills itself in the first attempt."""
 
 import json
 import os

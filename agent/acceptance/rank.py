@@ -1,6 +1,6 @@
-"""One rank that trains a little and fails once in the way that ACCEPT_FAULT names.
+"""A rank that trains for a few steps and fails in the way that ACCEPT_FAULT names.
 
-It writes its events into ACCEPT_MARK, one JSON object per line.
+It writes its events to the file ACCEPT_MARK, one JSON object per line.
 """
 
 import json
@@ -9,12 +9,12 @@ import signal
 import sys
 import time
 
-# Before any import: a rank that was forked from a template already has the modules.
+# Read before any import: a rank that was forked from a template already has the modules.
 FORKED = "torch" in sys.modules
 
 
 def driver_files():
-    """The open devices and the mapped CUDA library of the NVIDIA driver in this process."""
+    """The devices of the NVIDIA driver that this process has open or mapped."""
     held = set()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
@@ -30,14 +30,14 @@ def driver_files():
 
 INHERITED = driver_files()
 
-import torch  # noqa: E402 (what was there before is looked at first)
+import torch  # noqa: E402 (the inherited files are read first)
 import torch.distributed as dist  # noqa: E402
 
 import mainstay  # noqa: E402
 
 DEVICE, FAULT = os.environ["ACCEPT_DEVICE"], os.environ["ACCEPT_FAULT"]
 BACKEND = os.environ.get("ACCEPT_BACKEND", "gloo")
-# These faults repeat in each attempt; all others occur once.
+# These faults occur in each attempt, all others once.
 AGAIN = FAULT in ("oom", "hog")
 PAUSE = float(os.environ.get("ACCEPT_PAUSE", "0"))
 
@@ -49,7 +49,7 @@ def mark(word, **more):
 
 
 def has_failed():
-    """Whether an earlier attempt has failed: launchers count attempts in different ways."""
+    """Whether an earlier attempt has failed. Launchers count attempts in different ways."""
     try:
         with open(os.environ["ACCEPT_MARK"]) as file:
             return '"failed"' in file.read()
@@ -67,7 +67,7 @@ def fail():
         stand_in()
     if FAULT == "assert":  # Device-side: an index out of range.
         print(torch.zeros(4, device=DEVICE)[torch.tensor([9], device=DEVICE)])
-    if FAULT in ("oom", "hog"):  # More than the device has; more than the other process has left.
+    if FAULT in ("oom", "hog"):  # More than the device has; more than the other process leaves free.
         free, total = torch.cuda.mem_get_info()
         print(torch.empty(total * 2 if FAULT == "oom" else total * 9 // 10, dtype=torch.uint8, device=DEVICE))
     if FAULT in ("illegal", "hang"):
@@ -79,7 +79,7 @@ def fail():
 
 
 def stand_in():
-    """The error messages of a GPU, on a host without one."""
+    """Fails with the error messages of a GPU on a host without one."""
     texts = {"assert": "CUDA error: device-side assert triggered", "illegal": "CUDA error: an illegal memory access was encountered"}
     if FAULT in texts:
         raise RuntimeError(texts[FAULT])
@@ -92,7 +92,7 @@ def stand_in():
 def train(kept):
     dist.init_process_group(BACKEND)
     rank, failed = dist.get_rank(), has_failed()
-    # State from outside the function is still there, and the device still computes with it.
+    # Shows that state from outside the function still exists and that the device can read it.
     mark("began", forked=FORKED, inherited=INHERITED, kept=float(kept.sum()))
     weights = torch.ones(1024, 64, device=DEVICE)
     for step in range(20):

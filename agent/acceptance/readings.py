@@ -1,4 +1,4 @@
-"""Compares our readings with nvidia-smi's; checks the commands, the deep check and the agent's resource usage."""
+"""Compares our readings with nvidia-smi's. Checks the commands, the deep check and the agent's resource usage."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import xml.etree.ElementTree as xml
 
 from report import emit, guarded, parse, timed
 
-# Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, maximum difference of two readings one second
+# Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, maximum difference between readings one second
 # apart.
 FIELDS = [
     ("uuid", "uuid", None, 0),
@@ -23,7 +23,7 @@ FIELDS = [
     ("power_limit", ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit"), 1, 1),
     ("utilization", "utilization/gpu_util", 1, 100),
     ("memory_total", "fb_memory_usage/total", 1 << 20, 1 << 20),
-    # Memory that the driver reserves is not in use: 616 MiB of an H200.
+    # Excludes memory that the driver reserves: 616 MiB on an H200.
     ("memory_used", "fb_memory_usage/used", 1 << 20, 64 << 20),
 ]
 ABSENT = ("N/A", "[N/A]", "Not Supported", "Unknown Error", "")
@@ -59,7 +59,7 @@ def compare(part, ours, gpu):
 
 
 class Agent:
-    """A separate agent, in its own folder."""
+    """A separate agent with its own folder."""
 
     def __init__(self, mainstay):
         self.mainstay, self.folder = mainstay, tempfile.mkdtemp(prefix="ms-")
@@ -74,7 +74,7 @@ class Agent:
         return done.stdout
 
     def gpus(self):
-        """Waits until the GPUs were read once; an empty list if there are none after 20 s."""
+        """Waits until all GPUs have been read once. Returns an empty list if there are none after 20 s."""
         end = time.monotonic() + 20
         while time.monotonic() < end:
             if self.child.poll() is not None:
@@ -108,7 +108,7 @@ class Agent:
 
 
 def driver(part):
-    """Whether there is a driver. Without one the part is not run: an agent would only wait."""
+    """Whether there is a driver. Without one the part does not run, because an agent would only wait."""
     signs = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
     found = any(map(os.path.exists, signs)) or "MAINSTAY_AGENT_GPU_LIBRARY" in os.environ
     if not found:
@@ -129,7 +129,7 @@ def nvml(args):
         if told.returncode != 0:
             said = (told.stderr or told.stdout).decode(errors="replace")[-300:]
             return emit("nvml", "nvidia-smi", "exit status 0", f"{told.returncode}: {said}", "not_run")
-        # Once more, to use our reading nearest in time to nvidia-smi's.
+        # `devices` was read right after nvidia-smi, so that both readings are close in time.
         theirs = xml.fromstring(told.stdout).findall("gpu")
         emit("nvml", "GPUs", len(theirs), len(devices), "pass" if len(theirs) == len(devices) else "fail")
         by_uuid = {device.get("uuid"): device for device in devices}
@@ -187,7 +187,7 @@ def weight(args):
 
 
 def stat(pid):
-    """The fields of /proc/PID/stat after the name; none once the process is gone."""
+    """The fields of /proc/PID/stat after the name; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()
@@ -196,7 +196,7 @@ def stat(pid):
 
 
 def tree(pid):
-    """The process and all its descendants, including the probe. By parents: not every kernel lists children."""
+    """The process and all its descendants, including the probe. Uses parents: not every kernel lists children."""
     parents = {int(entry): stat(entry) for entry in os.listdir("/proc") if entry.isdigit()}
     pids = [pid]
     for known in pids:

@@ -1,4 +1,4 @@
-"""The report of the acceptance program: one row per check, written as JSON and as Markdown."""
+"""The report of the acceptance program: one row per check, as JSON and as Markdown."""
 
 import argparse
 import contextlib
@@ -10,12 +10,12 @@ import sys
 import time
 import traceback
 
-# not_run: the host lacks what the check needs. It does not count as success.
+# not_run: the host lacks something that the check needs. This is not a success.
 VERDICTS = ("pass", "fail", "not_run")
 
 
 def emit(part, name, expected, seen, verdict, seconds=None):
-    """Prints one check as a line of JSON: parts run in child processes."""
+    """Prints a check as a line of JSON for the parent process."""
     assert verdict in VERDICTS, verdict
     row = dict(part=part, name=name, expected=str(expected), seen=str(seen), verdict=verdict)
     row["seconds"] = None if seconds is None else round(seconds, 3)
@@ -23,7 +23,7 @@ def emit(part, name, expected, seen, verdict, seconds=None):
 
 
 def parse():
-    """The options that accept.py gives each part."""
+    """The options that accept.py passes to each part."""
     parser = argparse.ArgumentParser()
     for name in ("--part", "--mainstay", "--device", "--nvidia-smi"):
         parser.add_argument(name)
@@ -36,7 +36,7 @@ def parse():
 
 @contextlib.contextmanager
 def guarded(part, name):
-    """An exception is a failed check with its last lines, and the part continues."""
+    """Reports an exception as a failed check with its last lines, and lets the part continue."""
     try:
         yield
     except Exception:
@@ -44,7 +44,7 @@ def guarded(part, name):
 
 
 def timed(part, name, expected, action):
-    """Runs an action that returns (seen, verdict); an exception is a failed check, never the end of the part."""
+    """Runs an action that returns (seen, verdict). An exception is a failed check and does not end the part."""
     began = time.monotonic()
     try:
         seen, verdict = action()

@@ -5,7 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 echo "The program needs glibc $(cat "$here/GLIBC") or later; this host has $(getconf GNU_LIBC_VERSION 2>/dev/null || echo unknown)."
-# Nothing is installed on this host. What cannot be done in this folder (not ours, read-only) is done in a temporary one.
+# Installs nothing on this host. Uses a temporary folder if this one is read-only or belongs to another user.
 work=$here program=$here/mainstay
 if [ ! -w "$here" ] || { [ ! -x "$program" ] && ! chmod +x "$program" 2>/dev/null; }; then
     work=$(mktemp -d)
@@ -17,10 +17,10 @@ if [ ! -x "$program" ]; then
     chmod +x "$program"
 fi
 "$python" -m zipfile -e "$here"/mainstay*.whl "$work/packages"
-# An installer would put these next to the package.
+# An installer would copy these next to the package.
 cp "$work"/packages/*.data/purelib/* "$work/packages/"
 PYTHONPATH="$work/packages${PYTHONPATH:+:$PYTHONPATH}"
-# Python writes no compiled files into this folder, which may not be ours.
+# Keeps Python from writing compiled files into this folder, which may belong to another user.
 PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH PYTHONDONTWRITEBYTECODE
 "$python" "$here/accept.py" --mainstay "$program" "$@"

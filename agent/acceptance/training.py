@@ -1,4 +1,4 @@
-"""Jobs of ranks on one device that fail and are restarted; with PyTorch also under torchrun for comparison."""
+"""Jobs whose ranks share a device, fail and are restarted. PyTorch jobs also run under torchrun for comparison."""
 
 import json
 import os
@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job:
-    """One finished job: its exit status, its marks and the end of its output."""
+    """A finished job: its exit status, its marks and its output."""
 
     def __init__(self, command, script, variables, limit, folder):
         mark = os.path.join(folder, "mark")
@@ -33,13 +33,13 @@ class Job:
         return [mark for mark in self.marks if mark["word"] == word]
 
     def to_next_step(self):
-        """Seconds from the failure to the next first step; none without both."""
+        """Seconds from the failure to the next first step; None if either is missing."""
         failed = self.of("failed")
         steps = [mark["time"] for mark in self.of("step") if failed and mark["time"] > failed[0]["time"]]
         return steps[0] - failed[0]["time"] if steps else None
 
     def pids(self, rank):
-        """The processes of a rank, attempt by attempt."""
+        """The process ids of a rank, by attempt."""
         return [mark["pid"] for mark in self.of("began") if mark["rank"] == str(rank)]
 
     def told(self):
@@ -54,8 +54,8 @@ class Job:
 
 
 def finish(child, limit):
-    """The output of a job, and whether it ended in time. One that did not is asked to stop: a launcher takes its ranks
-    with it."""
+    """The output of a job, and whether it ended in time. A job that did not is asked to stop, so that the launcher also
+    ends its ranks."""
     try:
         return child.communicate(timeout=limit)[0], True
     except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def stop(child):
 
 
 class Bench:
-    """What all jobs of one part share: the device, the program and the remaining time."""
+    """The common settings of the jobs of a part: the device, the program and the remaining time."""
 
     def __init__(self, part, args):
         self.part, self.args, self.until = part, args, time.monotonic() + args.limit - 12
@@ -84,7 +84,7 @@ class Bench:
         return self.until - time.monotonic()
 
     def check(self, name, expected, command, variables, judge, script="rank.py", limit=60.0):
-        """Runs a job, unless no time is left for it. `judge` returns (seen, verdict)."""
+        """Runs a job if there is time for it. `judge` returns (seen, verdict)."""
         if self.left() < 10:
             return emit(self.part, name, expected, "no time is left in this part", "not_run")
         variables = dict(variables, ACCEPT_DEVICE=self.args.device)
@@ -108,7 +108,7 @@ def torchrun(ranks):
 
 
 def used(device):
-    """Bytes in use on the device, as seen by another process; nothing on the CPU."""
+    """Bytes in use on the device, measured by a separate process; None on the CPU."""
     if device == "cpu":
         return None
     code = "import torch; free, total = torch.cuda.mem_get_info(); print(total - free)"
@@ -116,7 +116,7 @@ def used(device):
 
 
 def left_behind(part, device, before):
-    """Whether the device's memory is as free as before. A driver frees the memory of a killed process with a short
+    """Checks that no memory of the device is left in use. A driver frees the memory of a killed process with a short
     delay."""
     if device == "cpu":
         return
@@ -129,20 +129,20 @@ def left_behind(part, device, before):
 
 
 def stayed(job):
-    """Both ranks kept their processes, and their data on the device is still readable."""
+    """Checks that both ranks kept their processes and that their data on the device is still readable."""
     same = all(len(job.pids(rank)) == 2 and len(set(job.pids(rank))) == 1 for rank in (0, 1))
     kept = all(mark["kept"] == 1024 for mark in job.of("began"))
     return f"{job.told()}, same processes: {same}, tensors kept: {kept}", "pass" if job.good() and same and kept else "fail"
 
 
 def context_lost(job):
-    """The failed rank in a new process, the other one in its old process."""
+    """Checks that the failed rank has a new process and the other one its old process."""
     processes = [len(set(job.pids(rank))) for rank in (0, 1)]
     return f"{job.told()}, processes of ranks 0 and 1: {processes}", "pass" if job.good() and processes == [1, 2] else "fail"
 
 
 def forked(part, job):
-    """What a rank that was forked from the template inherited."""
+    """Checks that a rank that was forked from the template inherited nothing from the driver."""
     name, expected = "warm fork before any context", "nothing of the driver in a forked rank"
     again = [mark for mark in (job.of("began") if job else []) if mark["forked"]]
     if not again:
@@ -152,7 +152,7 @@ def forked(part, job):
 
 
 def pytorch(part, args):
-    """PyTorch, if it is installed and sees the device."""
+    """The torch module, if it is installed and sees the device."""
     try:
         import torch
 
@@ -215,7 +215,7 @@ def faults(args):
 
 
 def hang(bench, args):
-    """A kernel that never ends: its rank's process waits inside the driver."""
+    """A kernel that never ends: the process of its rank waits in the driver."""
     name, expected = "a kernel that never ends", "a hang is reported, status 0 and a next step"
     options = ("--hang-limit", "step=4s" if args.small else "step=10s")
 
@@ -292,7 +292,7 @@ def jax(args):
     except ImportError as error:
         return emit("jax", "jax and mainstay", "they can be imported", error, "not_run")
     bench = Bench("jax", args)
-    # Each process would take three quarters of the device's memory; this one and the rank share it.
+    # By default each process takes three quarters of the device's memory, which this one and the rank share.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if args.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"

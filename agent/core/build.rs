@@ -1,5 +1,5 @@
-//! Makes the tables of attribution from the catalogue: what words speak for, the automaton of all signatures' words, and the
-//! signatures in a form that is read fast. The program contains these and not what they are made of.
+//! Builds the tables of attribution from the catalog: which classes words indicate, the automaton of the words of all
+//! signatures, and the signatures in a form that is parsed quickly. The program contains only these results.
 
 #![allow(clippy::disallowed_methods, reason = "a build script reads and writes files; the core does neither")]
 
@@ -65,14 +65,15 @@ fn signatures_of(path: &Path) -> Result<Value, String> {
         .map_err(|error| format!("reading the catalogue file {}: {error}", path.display()))
 }
 
-/// What the catalogue itself tells of classes: the example and the meaning of each signature that speaks.
+/// The texts of known class in the catalog: the example and the meaning of each signature and XID that counts as
+/// evidence.
 fn reported(files: &[Value]) -> Vec<(usize, String)> {
     let mut reported = Vec::new();
     for file in files {
         for signature in
             entries(file, "signature").filter(|of| text(of, "role") != "benign" && !is_set(of, "fallback"))
         {
-            // A class that is none is reported when the catalogue is read.
+            // An invalid class is reported when the catalog is loaded.
             let Some(class) = lessons::class_named(text(signature, "class")) else { continue };
             reported.push((class, text(signature, "example").to_owned()));
             reported.push((class, text(signature, "meaning").to_owned()));
@@ -90,7 +91,7 @@ fn reported(files: &[Value]) -> Vec<(usize, String)> {
     reported
 }
 
-/// The words that lead to signatures, in the order in which the catalogue counts them.
+/// The words that select signatures, in the order in which the catalog numbers them.
 fn words(files: &[Value]) -> Vec<String> {
     let mut words: Vec<String> = common::STRUCTURE.map(str::to_owned).into();
     let mut known: BTreeSet<String> = words.iter().cloned().collect();

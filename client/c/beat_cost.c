@@ -1,4 +1,4 @@
-/* What a beat costs from C: prints one JSON object, the median over many batches of back-to-back calls, in ns per call.
+/* Measures calls of the C client: prints one JSON object with the median of 501 batches of 2000 calls, in ns per call.
  *
  *   cargo build --release -p mainstay-client --examples
  *   cc -O2 client/c/beat_cost.c -Iclient/c -Ltarget/release/deps -lmainstay_client \

@@ -9,7 +9,7 @@
 
 #include "mainstay.h"
 
-/* In place of the work of a real step: some arithmetic that the compiler cannot leave out. */
+/* Replaces the work of a real step: arithmetic that the compiler cannot remove. */
 static double forward_and_backward(uint64_t step) {
     volatile double sum = 0.0;
     for (int i = 1; i < 1000; i++) {
@@ -19,7 +19,7 @@ static double forward_and_backward(uint64_t step) {
 }
 
 int main(void) {
-    /* Training continues either way; the reason is worth a line in the log. */
+    /* Training continues in both cases. */
     if (!mainstay_open() && mainstay_refusal() != NULL) {
         fprintf(stderr, "no heartbeats: %s\n", mainstay_refusal());
     }
@@ -34,7 +34,7 @@ int main(void) {
         mainstay_collective(1, step, step);
         if (step % 10 == 0) {
             mainstay_section_enter(checkpoint);
-            mainstay_beat(); /* a long piece of work may say that it lives */
+            mainstay_beat(); /* shows during long work that the rank is alive */
             mainstay_section_leave(checkpoint);
         }
         if (step < 20) {

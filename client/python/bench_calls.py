@@ -1,6 +1,6 @@
-"""What a call costs from Python: `python bench_calls.py`, with the release wheel installed. One line per call, in ns.
+"""Measures calls from Python in ns, one line per call: `python bench_calls.py`, with the release wheel installed.
 
-Each figure is the least and the median of 15 runs of 200,000 calls, the loop's own cost (about 10 ns) included.
+The figures are the minimum and the median of 15 runs of 200,000 calls. They include the cost of the loop, about 10 ns.
 """
 
 import os

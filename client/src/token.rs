@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_valid_until_given_up() {
+    fn a_token_is_valid_until_it_is_invalidated() {
         let token = Token::new();
         assert!(token.is_ours());
         token.give_up();

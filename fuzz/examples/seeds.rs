@@ -1,6 +1,6 @@
 //! Writes `corpus/NAME/` for every target from the repository's own test data: `cargo run --example seeds`.
 //!
-//! It is a target in form, so that it links with the flags of the others: their code counts what it covers.
+//! It has the form of a target because it must link with their flags, which instrument the code for coverage.
 #![no_main]
 
 use std::fs;
@@ -90,7 +90,7 @@ const SECRETS: [&str; 5] = [
 
 fuzz_target!(init: finish(write_all()), |_bytes: &[u8]| {});
 
-/// Before the first input, there shall be none.
+/// Exits before the first input.
 fn finish(written: Result<(), Box<dyn std::error::Error>>) {
     if let Err(error) = written {
         eprintln!("the seeds are not written: {error}");
@@ -128,7 +128,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("coordination", coordination()?)?;
     seed("grpc", calls())?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
-    // A word that says that the page is claimed, and a record of the ring.
+    // A word that marks the page as claimed, and a record of the ring.
     seed(
         "heartbeat_page",
         [vec![], vec![8, 0, 8, 1, 0, 0, 0, 1, 0, 1, 0], vec![64, 0, 255, 1, 2, 3, 4, 5, 6, 7, 8]],
@@ -140,7 +140,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     let headers = Kind::ALL.map(|kind| encode(&Header { length: 4096, chunk: 7, ..Header::of(kind) }).to_vec());
     seed("peer_frames", headers.into_iter().chain([INVENTORY.as_bytes().to_vec()]))?;
     seed("archive", [two_files()?])?;
-    // Magic, version and nonce of a stranger that then proves what it does not know; and the first bytes of TLS.
+    // Magic, version, nonce and a false proof from a stranger; and the first bytes of a TLS connection.
     let greeting = [&MAGIC[..], &[VERSION, 0, 0, 0], &[7; 64]].concat();
     seed("peer_handshake", [greeting, vec![22, 3, 1, 0, 5, 1, 0, 0, 1, 3], Vec::new()])?;
     let incident =
@@ -150,7 +150,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// An archive of two files, one of them with a name that a header does not hold.
+/// An archive of two files, one with a name that is too long for a header.
 fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let file = |path: String, size| archive::Entry { path, size, mode: 0o644 };
     let layout = archive::layout(&[file("model/weights".to_owned(), 700), file("long".repeat(30), 0)])?;
@@ -164,7 +164,7 @@ fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     Ok(bytes)
 }
 
-/// One message of each form that launchers of a job send each other.
+/// Messages between the launchers of a job, of several kinds.
 fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let attempt = Attempt(2);
     let of = StepKey { step: 7, job: "a".into(), run: "a".into(), attempt: 1, world: 2 };
@@ -193,7 +193,7 @@ fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     Ok(seeds)
 }
 
-/// Messages behind the number of a call; settings and a ping of HTTP/2; a request of HTTP/1.
+/// The number of a call followed by a message; HTTP/2 settings and a ping; an HTTP/1 request.
 fn calls() -> Vec<Vec<u8>> {
     use prost::Message as _;
     let put = pb::PutRequest { key: "a".into(), value: vec![7; 300], lease: 0, prev_kv: true }.encode_to_vec();
@@ -204,7 +204,7 @@ fn calls() -> Vec<Vec<u8>> {
     vec![called(0, &put), called(1, &put), called(3, &put), called(4, &grant), called(5, &grant), frames, plain]
 }
 
-/// A log of the built-in store with its records one by one, and a value of each kind.
+/// A log of the built-in store, each of its records, and two values.
 fn coordination() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let mut store = Store::new(7, StoreLimits::default());
     let first = store.snapshot();
@@ -241,7 +241,7 @@ fn step_record() -> Vec<u8> {
     StepRecord { of, shards: vec![shard(0), shard(1)] }.encode()
 }
 
-/// The examples of the hardware catalogue.
+/// The examples of the hardware catalog.
 fn kernel_lines() -> Vec<String> {
     let lines = CATALOGUES.iter().flat_map(|file| file.lines());
     lines
@@ -249,7 +249,7 @@ fn kernel_lines() -> Vec<String> {
         .collect()
 }
 
-/// A message as the kernel and as others write it.
+/// A message in the forms of kmsg, syslog (RFC 3164 and RFC 5424) and journald.
 fn forms(line: &str) -> [String; 4] {
     [
         format!("4,1339,5140900123,-,caller=T1;{line}\\x0a{line}\n SUBSYSTEM=pci\n"),
@@ -259,12 +259,12 @@ fn forms(line: &str) -> [String; 4] {
     ]
 }
 
-/// A file of the catalogue, cut into its entries: each is a file of its own.
+/// Splits a file of the catalog into files of one entry each.
 fn entries_of(file: &str) -> Vec<String> {
     file.split("\n[[").skip(1).map(|entry| format!("[[{entry}")).collect()
 }
 
-/// The reports that stand in the tests of their parser.
+/// The reports in the tests of their parser.
 fn reports() -> Vec<String> {
     let text = NCCL_TESTS.split("\"\\\nNCCL version ").skip(1).filter_map(|rest| rest.split_once("\";"));
     let json = NCCL_TESTS.split("r#\"").skip(1).filter_map(|rest| rest.split_once("\"#"));
@@ -277,7 +277,7 @@ fn bytes_of(digits: &str) -> Option<Vec<u8>> {
     digits.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// Entries of a journal: what the kernel's lines say.
+/// Journal entries for the facts in kernel lines.
 fn journal(lines: &[String]) -> Result<Vec<Vec<u8>>, serde_json::Error> {
     let facts = lines.iter().filter_map(|line| LogReader::default().line(Mono(9), line, 1));
     let facts: Vec<(Mono, Fact)> = facts.collect();

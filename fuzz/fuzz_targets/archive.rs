@@ -1,5 +1,5 @@
-//! A tar archive of a holder or a bucket: each file of it lies below its directory and within the archive, and what is written from
-//! the same entries has the same bytes.
+//! A tar archive from a holder or a bucket: names are unique, each file is below the archive's directory, and its
+//! bytes are within the archive.
 #![no_main]
 
 use std::collections::BTreeSet;

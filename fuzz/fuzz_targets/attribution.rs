@@ -1,4 +1,5 @@
-//! A log of a failed job: probabilities are probabilities, the report says something, and pieces may end anywhere.
+//! The log of a failed job: the confidence is from 0 to 1, the report is not empty, and the split into pieces does
+//! not matter.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

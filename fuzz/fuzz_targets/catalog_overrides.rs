@@ -1,4 +1,4 @@
-//! A site's file of overrides of the hardware catalogue: refused, or in force.
+//! A site's overrides of the hardware catalog: refused, or in force.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

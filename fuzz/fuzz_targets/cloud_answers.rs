@@ -1,4 +1,4 @@
-//! What the metadata servers of clouds answer: whatever it is, it is notices or a reason, and can be judged.
+//! Answers of the metadata servers of clouds: each is parsed into notices or an error, and can be judged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     let body = text(bytes);
     for read in READERS {
         let notices = read(&body);
-        // A reason is for people: it does not carry the whole answer on.
+        // The error is for people: it does not repeat the whole answer.
         if let Err(why) = &notices {
             assert!(!why.is_empty() && why.len() < 1024, "{why}");
         }

@@ -1,4 +1,4 @@
-//! Announcements of a cloud, at any time, over and over: no time is so far off that judging it fails.
+//! Notices of a cloud with any times, judged repeatedly: no time is so extreme that judging fails.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -42,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
     let stamp = |mono| Stamp { mono: Mono(mono), wall };
     let first = judge.step(stamp(1), &sample);
     assert!(!first.components[0].reason.is_empty());
-    // What was told once is not told again, and what is gone is told once.
+    // A notice is reported once, and its end is reported once.
     let again = judge.step(stamp(2), &sample);
     let over = judge.step(stamp(3), &CloudSample { notices: Ok(Vec::new()), ..sample });
     assert!(again.facts.len() <= first.facts.len() && over.facts.len() <= first.facts.len());

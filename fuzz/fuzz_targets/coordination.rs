@@ -1,5 +1,6 @@
-//! What a coordination store holds: the log of the built-in store, which another version or a failing disk wrote, and the values of
-//! other launchers. A log of any bytes gives a store that can be written again as it is; a value that is read survives a round trip.
+//! The contents of a coordination store: the log of the built-in store, which another version or a failing disk may
+//! have written, and the values of other launchers. A store restored from any log survives a round trip, and so does
+//! a value.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
     let parsed = parse(bytes);
     assert!(parsed.whole <= bytes.len());
     replayed(parsed.records);
-    // Checksums are hard to guess: the same bytes as one frame's record.
+    // Checksums are hard to guess, so the same bytes are also read as the record of a valid frame.
     if let Ok(record) = prost::Message::decode(bytes) {
         let framed = [MAGIC.as_slice(), &encode(&record)].concat();
         let parsed = parse(&framed);

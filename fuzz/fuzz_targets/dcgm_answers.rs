@@ -1,4 +1,4 @@
-//! What the probe of DCGM writes, and what the judge makes of it.
+//! The output of the DCGM probe: it survives a round trip, and the judge reports components for it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

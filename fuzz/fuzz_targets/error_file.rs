@@ -1,4 +1,5 @@
-//! The file in which torch writes an uncaught exception: what is read of it stood in it, and survives the journal.
+//! The error file in which torch stores an uncaught exception: the note is no longer than the file and survives the
+//! journal.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

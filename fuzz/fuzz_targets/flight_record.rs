@@ -1,4 +1,4 @@
-//! A dump of PyTorch's flight recorder: refused or understood, and what is understood is in order.
+//! A dump of PyTorch's flight recorder: refused or parsed; the numbers in a parsed one are in order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! The JSON form of a flight record, told from logs by its beginning: refused or understood, and what several ranks' records
-//! show names ranks of the job only.
+//! The JSON form of a flight record, which is distinguished from logs by its first bytes: refused or parsed. The
+//! diagnosis from the records of several ranks names only ranks of the job.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use mainstay_core::base::id::Rank;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = looks_like_one(bytes);
-    // The first half is one rank's, the second another's: between them stands a byte that JSON has not.
+    // The records of two ranks, separated by a byte that does not occur in JSON.
     let mut parts = bytes.splitn(2, |byte| *byte == 0);
     let records: Vec<FlightRecord> =
         parts.by_ref().filter_map(|part| FlightRecord::read(part).ok()).collect();

@@ -1,6 +1,6 @@
-//! What anyone who reaches the port of the built-in coordination store sends, which is served by the same HTTP and gRPC libraries as the
-//! agent's API: bytes that are no HTTP, frames of HTTP/2, and messages of gRPC to each of its calls. Afterwards the next caller is answered.
-//! How much memory that takes is bounded by the limits of the run.
+//! Any bytes sent to the port of the built-in coordination store, which uses the same HTTP and gRPC libraries as the
+//! agent's API: bytes that are not HTTP, HTTP/2 frames, and gRPC messages to each call. The server still answers the
+//! next client. The limits of the run bound its memory.
 #![no_main]
 
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use mainstay_coord::server::{Server, ServerOptions};
 use tokio::runtime::Runtime;
 
-/// What a client of HTTP/2 begins with: the preface, and settings that change nothing.
+/// The start of an HTTP/2 connection: the client preface, and an empty settings frame.
 const BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 const CALLS: [&str; 7] = [
@@ -25,13 +25,14 @@ const CALLS: [&str; 7] = [
     "/v3/kv/range",
 ];
 
-/// Longer than this no answer is waited for.
+/// The maximum wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// SIGPIPE.
 const PIPE: i32 = 13;
 
-/// `SIG_IGN`. Rust's own main ignores SIGPIPE, and here there is none: a server writes to connections that are gone.
+/// `SIG_IGN`. Rust's runtime ignores SIGPIPE, but libFuzzer provides `main` here, and the server writes to closed
+/// connections.
 const IGNORED: usize = 1;
 
 unsafe extern "C" {
@@ -53,7 +54,7 @@ fuzz_target!(|bytes: &[u8]| {
     speak(address, &[bytes]);
     speak(address, &[BEGIN, bytes]);
     let (call, message) = bytes.split_first().map_or((0, bytes), |(first, rest)| (usize::from(*first), rest));
-    // A frame of HTTP/2 has at most 16 KiB unless both agreed on more.
+    // An HTTP/2 frame has at most 16 KiB unless both sides agreed on more.
     let message = &message[..message.len().min(16_000)];
     let length = u32::try_from(message.len()).expect("it was cut").to_be_bytes();
     let framed = [&[0], &length[..], message].concat();
@@ -61,18 +62,18 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(answers(address), "the next caller is not answered");
 });
 
-/// Sends all of it and no more. What is answered stays unread.
+/// Sends all parts and closes the sending side. Ignores the answer.
 fn speak(address: SocketAddr, parts: &[&[u8]]) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a time above zero");
     let _ = stream.write_all(&parts.concat());
     let _ = stream.shutdown(Shutdown::Write);
-    // Until the server has read it and gives the connection up; one that waits for more of a frame may end it later.
+    // Waits until the server answers or closes. A server that waits for the rest of a frame may close later.
     let mut answer = [0; 512];
     let _ = stream.read(&mut answer);
 }
 
-/// Whether a client of HTTP/2 is answered with the server's settings.
+/// Whether the server answers an HTTP/2 client with its settings.
 fn answers(address: SocketAddr) -> bool {
     let Ok(mut stream) = TcpStream::connect(address) else { return false };
     let mut answer = [0; 9];
@@ -88,7 +89,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &1_u32.to_be_bytes()[..], payload].concat()
 }
 
-/// The header block of a call, each field written out (RFC 7541, 6.2.2).
+/// The header block of a call, each field as a literal without indexing (RFC 7541, 6.2.2).
 fn headers(path: &str) -> Vec<u8> {
     let fields = [
         (":method", "POST"),

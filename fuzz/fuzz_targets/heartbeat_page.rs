@@ -1,4 +1,4 @@
-//! The page that a rank writes: whatever its bytes, no reader's method panics or returns more than the page holds.
+//! The heartbeat page of a rank: with any bytes, no method of the reader panics or returns more than the page holds.
 #![no_main]
 
 use std::sync::atomic::AtomicU64;
@@ -6,11 +6,12 @@ use std::sync::atomic::AtomicU64;
 use libfuzzer_sys::fuzz_target;
 use mainstay_heartbeat::{PAGE_BYTES, Page, PageSpec, PageWords, SectionId, Writer, format};
 
-/// The most records that one look returns.
+/// The maximum number of records that one read returns.
 const MOST: usize = 512;
 
 fuzz_target!(|bytes: &[u8]| {
-    // The input is laid over a good page, at a place that its first bytes name: else few would pass the checks of the header.
+    // Parts of the input overwrite a valid page at offsets they name. Few fully random pages would pass the header
+    // checks.
     let mut page = format(&PageSpec {
         job: "job",
         rank: 3,

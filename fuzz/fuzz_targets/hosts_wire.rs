@@ -1,5 +1,4 @@
-//! What launchers of one job send each other over the network: a message that is read is written again as one that reads the
-//! same.
+//! Messages between the launchers of one job: a message that is parsed survives a round trip.
 #![no_main]
 
 use std::fmt::Debug;
@@ -22,7 +21,7 @@ fn written(message: &impl Outgoing) -> Vec<u8> {
     bytes
 }
 
-/// As text: a loss that is no number is not equal to itself.
+/// Compares the text forms, because a NaN loss is not equal to itself.
 fn same<T: Debug>(read: &T, again: &T) {
     assert_eq!(format!("{again:?}"), format!("{read:?}"));
 }

@@ -1,4 +1,4 @@
-//! Lines of a journal, ours or one that came in a bundle: written again they are the same, and shown, replayed, masked.
+//! Lines of a journal, our own or from a bundle: they survive a round trip, and can be masked and replayed.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

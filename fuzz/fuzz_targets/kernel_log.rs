@@ -1,5 +1,5 @@
-//! A kernel log in any of its forms, line by line: what is taken for a fact survives the journal, is no longer than the
-//! journal allows, is not of the future, and harms no judge.
+//! A kernel log in any of its forms, line by line: a fact survives the journal, is not longer than the journal
+//! allows, has no time in the future, and makes no judge panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,7 @@ use mainstay_core::formats::parse::log::LogReader;
 use mainstay_core::base::time::Mono;
 use mainstay_fuzz::{catalog, text};
 
-/// No line says more than this in the journal, in bytes.
+/// The maximum size of a fact in the journal, in bytes.
 const LONGEST: usize = 16_384;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! What launcher and agent send to each other: what is understood is written again as the same, the rest is refused by
-//! its part.
+//! Messages between launcher and agent: a message that is parsed survives a round trip, the others are refused one by
+//! one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

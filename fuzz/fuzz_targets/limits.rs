@@ -1,5 +1,5 @@
-//! Limits that a person wrote into a configuration: whatever they are, no judge fails over a host of which nothing could be
-//! read, and nothing unread is healthy.
+//! Limits from a configuration file: with any values, no judge panics for a host of which nothing could be read, and
+//! no unread component is healthy.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

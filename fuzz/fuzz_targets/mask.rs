@@ -1,4 +1,4 @@
-//! Secrets in texts: what was masked once is not masked again.
+//! Secrets in texts: masking a masked text changes nothing.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! NCCL's report of its communicators, as text and as JSON, and what is counted and judged from it.
+//! NCCL's report of its communicators, as text and as JSON, and its counts and judgement.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

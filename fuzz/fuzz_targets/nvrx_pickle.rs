@@ -1,4 +1,4 @@
-//! What an NVRx client sends: refused or understood, and the same in one go and byte by byte.
+//! The messages of an NVRx client: refused or parsed, with the same result at once and byte by byte.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! What another agent sends: a header is read as it was written or refused, a manifest's chunks lie in its file, and an inventory
-//! of any content makes no step whole that has not all its ranks.
+//! Frames from another agent: a header survives a round trip or is refused, the chunks of a manifest cover its file,
+//! and no inventory makes a step whole that lacks a rank.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

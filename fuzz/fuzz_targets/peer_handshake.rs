@@ -1,5 +1,5 @@
-//! The first bytes between two agents, from somebody without the secret: nobody gets in, whatever is sent, neither by connecting
-//! nor by being connected to.
+//! The first bytes of a connection between agents, from a peer without the secret: no bytes are accepted, whether the
+//! peer connects or the agent connects to it.
 #![no_main]
 
 use std::io::Write;
@@ -12,14 +12,14 @@ use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};
 
-/// Both ends are here and the stranger closes at once: longer than this nothing is waited for.
+/// The maximum waits. Both ends are on this host, and the stranger closes at once.
 const PATIENCE: Patience = Patience { connect: Duration::from_secs(5), stall: Duration::from_secs(5) };
 
 fn pass() -> Pass {
     Pass::from(Token::new(b"the secret of the agents of a test").expect("it is long enough"))
 }
 
-/// Sends all of it and no more. What is answered stays unread.
+/// Sends all bytes and closes the sending side. Discards the answer.
 fn speak(mut stream: TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);

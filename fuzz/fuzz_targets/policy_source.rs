@@ -1,4 +1,5 @@
-//! A policy is text that a user wrote: it ends with a decision or an error at a place, within its limits, whatever stands there.
+//! The source of a policy, which a user wrote: any text leads to a decision or to an error with a position, within
+//! the limits.
 #![no_main]
 
 use std::sync::LazyLock;

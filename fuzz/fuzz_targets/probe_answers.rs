@@ -1,4 +1,4 @@
-//! What the probe of the NVIDIA driver writes, and what the judge makes of it: written again it is the same.
+//! The output of the probe of the NVIDIA driver: it survives a round trip, and the judge accepts it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Files of procfs and sysfs: rates are numbers above zero, and names are parts of what was read.
+//! Files of procfs and sysfs: rates are finite and positive, and names are parts of the file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! An exporter's page: refused, or samples of it and no more than it has lines; and the judge of dcgm-exporter over it.
+//! A page of an exporter: refused, or at most one sample per line. The judge of dcgm-exporter accepts any page.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

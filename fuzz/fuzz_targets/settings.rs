@@ -1,4 +1,4 @@
-//! Values of a configuration: what is read and written reads the same.
+//! Values of a configuration survive a round trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

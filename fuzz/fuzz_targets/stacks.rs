@@ -1,4 +1,4 @@
-//! Stacks that faulthandler and py-spy print: the innermost place is a part of the text.
+//! Stacks from faulthandler and py-spy: the innermost frame is not longer than the text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

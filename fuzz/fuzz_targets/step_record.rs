@@ -1,4 +1,4 @@
-//! The record of a step in durable storage, and the names of objects there: what is read is written as the same bytes.
+//! The record of a step in durable storage and the names of objects there: a record is written again as the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,11 +1,11 @@
-//! A recorded trace, first its columns, then a row per line: refused, or judged.
+//! A recorded trace, a line with the columns and then one row per line: refused, or judged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_core::progress::straggler::{Columns, Limits, Trace};
 use mainstay_fuzz::text;
 
-/// Rows of one input.
+/// The maximum number of rows of an input.
 const MOST: usize = 500;
 
 fuzz_target!(|bytes: &[u8]| {

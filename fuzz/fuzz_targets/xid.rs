@@ -1,4 +1,4 @@
-//! One message of the driver: an XID, an SXID or a report, and the addresses in them.
+//! One message of the driver (an XID, an SXID or a report) and the PCI addresses in it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,7 +11,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(address) = PciAddress::parse(&text) {
         assert_eq!(PciAddress::parse(&address.to_string()), Some(address));
     }
-    // A message is of one kind; the reader asks for an XID first.
+    // A message is of one kind. The reader looks for an XID first.
     assert!(nvidia::xid(&text).is_none() || nvidia::sxid(&text).is_none());
     let _ = (nvidia::other(&text), nvidia::preface(&text), host::report(&text));
 });

@@ -1,4 +1,4 @@
-//! What the targets share: text out of any bytes, and the catalogues that the agent has compiled in.
+//! Helpers of the targets: text from any bytes, and the catalogs that are compiled into the agent.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use mainstay_core::hardware::catalog::Catalog;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The files of the hardware catalogue.
+/// The files of the hardware catalog.
 pub const CATALOGUES: [&str; 4] = [
     include_str!("../../agent/catalog/hardware/xid.toml"),
     include_str!("../../agent/catalog/hardware/sxid.toml"),
@@ -15,12 +15,12 @@ pub const CATALOGUES: [&str; 4] = [
     include_str!("../../agent/catalog/hardware/nvlink.toml"),
 ];
 
-/// What the agent makes of bytes where it wants text.
+/// Converts bytes to text as the agent does.
 pub fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// The hardware catalogue, read once.
+/// The hardware catalog, parsed once.
 pub fn catalog() -> Catalog {
     static CATALOG: LazyLock<Catalog> = LazyLock::new(|| {
         let [xid, sxid, kernel, nvlink] = CATALOGUES;
@@ -34,7 +34,7 @@ fn read<T: DeserializeOwned>(file: &str) -> T {
     toml::from_str(file).expect("our own catalogue can be read")
 }
 
-/// What is read as JSON, written and read again is the same. Returns what was read.
+/// Asserts that a value that can be read as JSON survives a round trip, and returns it.
 pub fn survives_json<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
     let value: T = serde_json::from_slice(bytes).ok()?;
     let written = serde_json::to_vec(&value).expect("what was read can be written");

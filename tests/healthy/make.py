@@ -1,10 +1,10 @@
-"""Runs the programs of this folder in many ways and stores the complete output of each run that ended well.
+"""Runs the programs in this folder in many ways and stores the complete output of each run that succeeded.
 
     python make.py --python VENV/bin/python --mainstay PATH [--only WORD] [--again] [--list]
 
-One run is one program, one launcher, one set of noisy settings. Paths, host name and addresses of the machine are replaced by
-neutral ones; nothing else is changed. A run that fails, takes too long or prints too much stores nothing and is reported.
-README.md in this folder describes the environment.
+A run is one program with one launcher and one set of noisy settings. Paths, host name and addresses of the machine are
+replaced by neutral ones; nothing else is changed. A run that fails, takes longer than 120 s or prints more than 40 kB
+is reported and not stored.
 """
 
 import argparse
@@ -26,10 +26,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 MOST_BYTES = 40_000
 LIMIT_SECONDS = 120
 
-# Noise that a user switches on from outside.
+# Noise that a user enables through the environment.
 SETTINGS = {
     "plain": {},
-    # DDP over gloo of torch 2.8 ends by SIGSEGV with TORCH_DISTRIBUTED_DEBUG=DETAIL: that is for programs without it.
+    # Not DETAIL: with TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP over gloo in torch 2.8 dies with SIGSEGV.
     "debug": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_NCCL_BLOCKING_WAIT": "1"},
     "detail": {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"},
     "info": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO", "GLOO_LOG_LEVEL": "DEBUG", "TORCH_SHOW_CPP_STACKTRACES": "1"},
@@ -41,11 +41,11 @@ SETTINGS = {
     "tokens": {"TOKENIZERS_PARALLELISM": "", "WORKERS": "2"},
     "hf": {"TRANSFORMERS_VERBOSITY": "debug", "HF_LEVEL": "debug", "ACCELERATE_LOG_LEVEL": "DEBUG", "NO_BAR": "1"},
     "jax": {"JAX_LOG_COMPILES": "1", "TF_CPP_MIN_LOG_LEVEL": "0", "DOUBLE": "1", "STEPS": "12"},
-    # As warn, for what says very much at DEBUG.
+    # As warn, for programs whose output at DEBUG is very long.
     "always": {"PYTHONWARNINGS": "always"},
 }
 
-# Program: launchers, settings, and what is varied beside them (each a name with its environment or arguments).
+# For each program: launchers, settings, and extras (each a name with its environment or arguments).
 MATRIX = {
     "mnist_ddp": (["mainstay2", "torchrun2", "tee2", "srun2", "rank1", "mainstay4", "stamped2", "mpi3"], ["plain", "debug", "info", "warn", "dev", "logs"], [("", {}), ("unused", {"FIND_UNUSED": "1"}), ("leave", {"LEAVE_GROUP": "1", "WORKERS": "2"})]),
     "imagenet_style": (["python1", "mainstay2", "torchrun2", "srun2", "stamped1"], ["plain", "debug", "warn", "dev"], [("", {}), ("seeded", {"ARGS": "--seed 7"}), ("spawn", {"ARGS": "--spawn 2"}), ("resumed", {"ARGS": "--resume checkpoint.pth.tar", "TWICE": "1"}), ("absent", {"ARGS": "--resume nosuch.pth.tar"})]),
@@ -72,16 +72,16 @@ MATRIX = {
     "tokens_numpy": (["python1", "mainstay1", "stamped1", "srun2"], ["plain", "warn", "dev", "tokens"], [("", {}), ("threads", {"RAYON_NUM_THREADS": "2"})]),
     "numpy_json": (["python1", "mainstay2", "srun2", "stamped1", "mpi3", "mainstay4"], ["plain", "warn", "dev", "default", "debug"], [("", {})]),
 }
-# No distributed part: the launcher gives them nothing.
+# Programs that are not distributed: if there is one rank, they get no distributed environment.
 ALONE = {"word_lm", "jax_train", "flax_train", "wandb_offline", "tensorboard_log", "workers", "compiled", "retrying", "numpy_json", "shards_numpy", "tokens_numpy", "imagenet_style", "gpt"}
 
 
-# These start at once: they meet more of their settings.
+# Programs that start quickly: more of their combinations are run.
 QUICK = {"numpy_json", "shards_numpy", "tokens_numpy", "retrying", "word_lm"}
 
 
 def plan():
-    """All runs: each program meets each of its launchers and settings with each extra once in a diagonal, not all with all."""
+    """All runs: launchers and settings are combined diagonally for each extra, not each with each."""
     runs = {}
     for program, (launchers, settings, extras) in MATRIX.items():
         rounds = max(len(launchers), len(settings)) * (3 if program in QUICK else 2 if len(launchers) > 1 else 1)
@@ -100,13 +100,13 @@ def plan():
 
 
 class Machine:
-    """What of this machine must not be in an output, and what stands for it."""
+    """What must not appear in an output of this machine, and its replacements."""
 
     def __init__(self, python):
         ask = "import sysconfig, sys, site, torch; print('\\n'.join([sysconfig.get_path('stdlib'), *sys.path, sys.prefix, sys.base_prefix]))"
         asked = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split("\n")
         library, *paths = [line for line in asked if line]
-        # Tools that were installed with packages, such as ninja.
+        # Tools from installed packages, such as ninja.
         self.tools = [path.split("/lib/python")[0] + "/bin" for path in paths if path.endswith("site-packages")]
         self.swaps = [(str(HERE / "programs"), "/home/user/run")]
         for path in paths:
@@ -142,7 +142,7 @@ def free_port():
 
 
 def collect(commands, prefixes, stamp, cwd):
-    """Runs commands at once; their lines come together with a prefix each, in the order in which they are written."""
+    """Runs commands concurrently and merges their lines in order of writing, each with the prefix of its command."""
     text, lock, children = [], threading.Lock(), []
 
     def pump(stream, prefix):
@@ -224,7 +224,7 @@ def make(options, machine, name, run):
         env |= SETTINGS[setting] | variables
         env = {key: value for key, value in env.items() if value != ""}
         if twice:
-            # A first run leaves a checkpoint; the one that resumes from it is stored.
+            # The first run writes a checkpoint. The run that resumes from it is stored.
             first = {key: value for key, value in env.items() if key != "RESUME"}
             collect(*commands_of(options, program, launcher, [], first, out), out)
             kept = sorted(out.glob("*.ckpt"))
@@ -261,7 +261,7 @@ def main():
     (HERE / "runs").mkdir(exist_ok=True)
     machine = Machine(options.python)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        # The quick ones first.
+        # Runs with few ranks first.
         runs = dict(sorted(runs.items(), key=lambda run: int(run[1][1][-1])))
         waiting = {pool.submit(make, options, machine, name, run): name for name, run in runs.items()}
         for done in concurrent.futures.as_completed(waiting):

@@ -1,6 +1,9 @@
-//! Figures of attribution, one JSON object a line: `cargo run --release -p mainstay-core --example attribute_figures [CASES.jsonl]`.
-//! How fast a core reads logs (bytes by seconds of its time), how long 8 ranks with 100 MB take from their files to a verdict and a report, how much memory
-//! grows by it, and how many domains of labelled cases are right when each source is judged as if it had never been seen.
+//! Measures attribution and prints one JSON object per figure:
+//! `cargo run --release -p mainstay-core --example attribute_figures [CASES.jsonl]`.
+//!
+//! The figures: the speed at which a core reads logs (bytes per second of CPU time), the time from the logs of 8 ranks
+//! (100 MiB in total) to a verdict and a report, the growth of memory, and the share of labelled cases with the right
+//! domain, also when each source is judged as if it had never been seen.
 
 #![allow(clippy::disallowed_methods, reason = "an example measures and reads; the core does neither")]
 
@@ -11,13 +14,13 @@ use mainstay_core::failure::attribution::scan::{Kind, Scan};
 use mainstay_core::failure::attribution::score::{self, Case};
 use mainstay_core::failure::attribution::{Evidence, attribute, explain};
 
-/// Bytes of the made-up logs, all ranks together.
+/// The total size of the generated logs in bytes.
 const BYTES: usize = 104_857_600;
-/// Ranks among which they are divided.
+/// The number of ranks with an equal part of it.
 const RANKS: u32 = 8;
-/// What is fed to a scan at once, as the command line does it.
+/// The bytes passed to a scan at once, as on the command line.
 const PIECE: usize = 1 << 20;
-/// Repetitions of each measurement.
+/// The number of repetitions of a measurement.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,8 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Leave-one-source-out: a signature counts for a source only if another source, the lines of the field or the failures that the
-/// catalogue knows bear it out.
+/// Leave-one-source-out cross-validation: a signature counts for a source only if it also matches another source, a
+/// collected line or a failure in the catalog.
 fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(file)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -84,20 +87,21 @@ fn figure(id: &str, unit: &str, samples: &[f64]) {
     );
 }
 
-/// Seconds that this process was on a core: what others do on the machine meanwhile is not in the figure.
+/// The CPU time of this process in seconds. It does not depend on other processes on the machine.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     stat.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// Resident memory of this process, KiB; 0 where the system does not tell.
+/// Resident memory of this process in KiB; 0 if unknown.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     line.and_then(|line| line.split_whitespace().nth(1)).and_then(|kib| kib.parse().ok()).unwrap_or(0.0)
 }
 
-/// What a rank prints in a long run, with the usual harmless noise, and at its end a failure on rank 3 that the others follow.
+/// The output of a rank in a long run, with the usual harmless noise. At its end rank 3 fails, and the others as a
+/// consequence.
 fn log(rank: u32, bytes: usize) -> Vec<u8> {
     let mut text = String::with_capacity(bytes + 1024);
     let mut step = 0u64;
@@ -121,7 +125,7 @@ fn log(rank: u32, bytes: usize) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The same logs as files, for a peer to read.
+/// Writes the same logs to files, for other programs to read.
 fn write_logs(dir: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
     for rank in 0..RANKS {
         std::fs::write(dir.join(format!("rank{rank}.log")), log(rank, BYTES / RANKS as usize))?;

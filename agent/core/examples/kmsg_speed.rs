@@ -1,4 +1,5 @@
-//! What a line of a storm in the kernel log costs: `cargo run --release -p mainstay-core --example kmsg_speed`.
+//! Measures the time to parse a line of a storm in the kernel log: `cargo run --release -p mainstay-core --example
+//! kmsg_speed`.
 #![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "an example measures and tells")]
 
 use std::time::Instant;
@@ -6,7 +7,7 @@ use std::time::Instant;
 use mainstay_core::base::time::Mono;
 use mainstay_core::formats::parse::log::LogReader;
 
-/// Lines of a storm: errors that were corrected, and chatter that means nothing.
+/// Lines of a storm: corrected errors, and lines without meaning.
 const STORM: [&str; 6] = [
     "pcieport 0000:16:00.0: AER: Corrected error received: 0000:17:00.0",
     "nvidia 0000:17:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
@@ -16,7 +17,7 @@ const STORM: [&str; 6] = [
     "audit: type=1400 audit(1700000000.123:45): apparmor=\"DENIED\" operation=\"open\" comm=\"python\"",
 ];
 
-/// How a line stands in a kind of log.
+/// The form of a line in a kind of log.
 type Form = fn(&str) -> String;
 
 fn main() {

@@ -1,5 +1,5 @@
-//! How fast logs are read: `cargo run --release -p mainstay-core --example scan_speed [FILE]`.
-//! Without a file, a made-up training log with a failure at its end.
+//! Measures the speed at which logs are read: `cargo run --release -p mainstay-core --example scan_speed [FILE]`.
+//! Without a file, it reads a generated training log with a failure at its end.
 
 #![allow(clippy::disallowed_methods, reason = "an example measures and reads; the core does neither")]
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// 100 MB as eight ranks print it, with the usual harmless noise.
+/// 100 MB of output of eight ranks, with the usual harmless noise.
 fn made_up() -> Vec<u8> {
     let mut text = String::with_capacity(101_000_000);
     let mut step = 0u64;

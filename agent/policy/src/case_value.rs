@@ -152,7 +152,7 @@ fn host(heap: &mut Heap<'_>, case: Case<'_>) -> Made<Value> {
         heap,
         vec![
             ("unhealthy", unhealthy.clone()),
-            // The name before 0.2.
+            // The name before 0.1.0, for older policies.
             ("sick", unhealthy),
             ("held", held),
             ("waited", Value::Float(host.waited.as_seconds())),
@@ -173,7 +173,7 @@ fn seen(heap: &mut Heap<'_>, seen: Option<&SeenBefore>) -> Made<Value> {
             ("at_this_place", at_this_place),
             ("in_earlier_runs", number(|seen| seen.in_earlier_runs)),
             ("answered_by", number(|seen| seen.answered_by)),
-            // The name before 0.2.
+            // The name before 0.1.0, for older policies.
             ("heard_by", number(|seen| seen.answered_by)),
         ],
     )

@@ -242,7 +242,7 @@ mod tests {
         let former = ["host.sick[]", "seen.heard_by"];
         let count = found.len();
         found.retain(|(path, _)| !former.iter().any(|former| path.starts_with(former)));
-        assert_eq!(count - found.len(), 7, "a policy for 0.1 still finds the former names");
+        assert_eq!(count - found.len(), 7, "an older policy still finds the former names");
         let names: Vec<&str> = found.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(names, FIELDS.iter().map(|field| field.path).collect::<Vec<_>>());
         for ((path, kind), field) in found.iter().zip(FIELDS) {

@@ -1,4 +1,4 @@
-"""The voice of a training rank.
+"""The client of a training rank.
 
     import mainstay
 
@@ -7,8 +7,8 @@
             ...
         mainstay.step(n, loss=loss_as_float)
 
-Under ``mainstay run`` these calls write into the rank's heartbeat page, a few stores each. Anywhere else they do
-nothing and cost next to nothing. None of them ever raises or blocks: a wrong argument is left out with one warning.
+Under ``mainstay run`` these calls write to the rank's heartbeat page with a few stores each. Elsewhere they do nothing
+and cost next to nothing. They never raise or block: an invalid argument is ignored with one warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _hooks.start()
 
 
 def status() -> dict:
-    """Where the heartbeats of this process go: ``active``, ``page`` (path or None), ``refusal`` (words or None)."""
+    """Where the heartbeats of this process go: ``active``, ``page`` (path or None), ``refusal`` (text or None)."""
     return _hooks.status()
 
 
@@ -39,7 +39,7 @@ def digest(tensors):
 
 
 def report_digest(tensors, *, every: int = 100):
-    """Reports the digest of these tensors with every N-th optimizer step: see :mod:`mainstay._digest`."""
+    """Reports the digest of these tensors with every ``every``-th optimizer step: see :mod:`mainstay._digest`."""
     from ._digest import report_digest as begin
 
     return begin(tensors, every=every)
@@ -53,7 +53,7 @@ def on_world_change(callback):
 
 
 def __getattr__(name: str):
-    # Loaded on first use, so that a script that only beats does not pay for their imports.
+    # Loaded on first use: a script that only sends heartbeats does not pay for their imports.
     if name in ("checkpoint", "torch"):
         import importlib
 

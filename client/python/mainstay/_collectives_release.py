@@ -1,12 +1,12 @@
-"""Releases a rank from a collective that it is blocked in, and destroys its process groups.
+"""Releases a rank that is blocked in a collective, and destroys its process groups.
 
 NCCL can be aborted (``ProcessGroupNCCL.abort``, available in PyTorch 2.8). Gloo cannot: a rank waits for its peer
-until the time-out, half an hour by default. But it waits on TCP sockets, and shutting them down ends the wait within
+until the timeout, half an hour by default. But it waits on TCP sockets, and shutting them down ends the wait within
 milliseconds. The sockets of a group (or of its store) are those that appeared in ``/proc/self/fd`` while the group
 was created; all others are left alone.
 
 Gloo loses a send that fails because the peer closed the connection: no exception reaches the waiting thread, which
-then waits for the time-out. So a rank that leaves shuts down only its receiving side, and keeps a copy of each
+then waits for the timeout. So a rank that leaves shuts down only its receiving side. It keeps a copy of each
 descriptor, so that its connections stay open until all ranks have left (:func:`close`).
 """
 
@@ -23,9 +23,9 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 
 _lock = threading.Lock()
 _groups = {}  # descriptor: inode of its socket
-_being_made = {}  # by call under way: what there was before it
-_kept_open = {}  # inode of a socket that was shut down: a copy of it, which keeps the connection open
-_aborts = {}  # by NCCL backend: the thread that aborts it, or has done so
+_being_made = {}  # by call in progress: the sockets before it
+_kept_open = {}  # by inode of a socket that was shut down: a copy of it, which keeps the connection open
+_aborts = {}  # by NCCL backend: the thread that aborts or aborted it
 _installed = False
 
 
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def sockets() -> dict:
-    """The inode of each open socket, by descriptor."""
+    """The inodes of the open sockets, by descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -69,7 +69,7 @@ def _note_sockets_of(module, name: str) -> None:
 
 @contextlib.contextmanager
 def noting():
-    """Records the sockets that are created meanwhile for process groups."""
+    """Records the sockets that are created for process groups in this context."""
     call = object()
     before = sockets()
     with _lock:
@@ -90,11 +90,11 @@ def _new_since(before: dict) -> dict:
 def release(everything_since=None, both_directions: bool = False) -> None:
     """Ends all waiting in process groups, from any thread; the waiting calls raise.
 
-    ``everything_since`` (a former result of :func:`sockets`) extends it to all TCP sockets that appeared since and
-    that no Python object holds, for groups that were created in an unknown way. ``both_directions`` also ends
-    sending: a last resort, because a peer may then lose a send.
+    ``everything_since`` (an earlier result of :func:`sockets`) extends it to all TCP sockets that appeared since then
+    and that no Python object holds, for groups that were created in an unknown way. ``both_directions`` also ends
+    sending. It is a last resort, because a peer may then lose a send.
     """
-    # First: PyTorch's watchdog ends the process when it finds broken connections of a group that is not aborted.
+    # NCCL first: PyTorch's watchdog ends the process if it finds broken connections of a group that is not aborted.
     _abort_nccl()
     with _lock:
         targets = dict(_groups)
@@ -105,8 +105,8 @@ def release(everything_since=None, both_directions: bool = False) -> None:
         ours = _held_by_python()
         new = _new_since(everything_since)
         targets.update({number: inode for number, inode in new.items() if number not in ours})
-    # Ending the receiving side is usually enough: Gloo's own thread then fails its connections and everything that
-    # waits on them.
+    # Ending the receiving side is usually enough: Gloo's thread then fails its connections and everything that waits
+    # on them.
     how = socket.SHUT_RDWR if both_directions else socket.SHUT_RD
     for number, inode in targets.items():
         shut = _shut(number, inode, how)
@@ -127,16 +127,16 @@ def _held_by_python() -> set:
 
 
 def _shut(number: int, inode: str, how: int):
-    """Shuts a connected TCP socket down and returns a copy of it, None for any other descriptor.
+    """Shuts down a connected TCP socket and returns a copy of it; None for any other descriptor.
 
-    Listening sockets are left alone: their loops treat an end as a broken kernel.
+    Leaves listening sockets alone: their loops treat a shutdown as a fatal error.
     """
     try:
         copy = os.dup(number)
     except OSError:
         return None
     try:
-        # Checks the copy: the number may belong to another file by now.
+        # Checks the copy, because the descriptor may refer to another file by now.
         if os.readlink(f"/proc/self/fd/{copy}") != inode:
             os.close(copy)
             return None
@@ -158,8 +158,8 @@ def _shut(number: int, inode: str, how: int):
 def _abort_nccl() -> None:
     """Aborts each NCCL backend, once and on a separate thread.
 
-    An abort may wait for the device, and for the operations of other communicators on it: no backend must wait for
-    its turn.
+    An abort may wait for the device and for the operations of other communicators on it, so no abort may wait for
+    another.
     """
     for backend in _nccl_backends():
         with _lock:
@@ -179,8 +179,8 @@ def _nccl_backends() -> list:
         try:
             backends = [group._get_backend(device) for device in group._device_types]
         except Exception:
-            continue  # a group that is being made, or that this rank is no member of
-        # With TORCH_DISTRIBUTED_DEBUG=DETAIL there is a wrapper around each.
+            continue  # the group is being created, or this rank is not a member
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps each backend.
         backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
         found += [backend for backend in backends if "nccl" in type(backend).__name__.lower()]
     return found
@@ -190,8 +190,8 @@ def destroy() -> None:
     """Destroys all process groups of this process with their store, except a default group that is kept across rounds
     (:mod:`mainstay._reconfigure`). Call it when no thread waits in them.
 
-    Waits for aborts under way, however long they take: destroying a group meanwhile would wait for its peers. The
-    launcher replaces a rank for which this never ends.
+    Waits for the running aborts without limit, because destroying a group before that would wait for its peers. If this
+    never ends, the launcher replaces the rank.
     """
     with _lock:
         aborts = list(_aborts.values())
@@ -206,11 +206,11 @@ def destroy() -> None:
     elif distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
         if distributed.is_initialized():
-            # One of them refused to be shut down; the next round creates its groups again anyway.
+            # A group could not be shut down. The next round creates its groups again anyway.
             _quietly(lambda: _strike_off(distributed))
     if distributed is not None:
-        # A group that failed while it was created has used a number anyway, and groups find each other in the store by
-        # number: a new process starts at the first.
+        # A group whose creation failed has used up a number. Groups find each other in the store by number, and a new
+        # process starts at the first.
         _quietly(lambda: setattr(distributed._world, "group_count", 1 if kept else 0))
     with _lock:
         _groups.clear()
@@ -218,13 +218,13 @@ def destroy() -> None:
 
 
 def close() -> None:
-    """Closes the connections that were released. To be called when all ranks have left the round."""
+    """Closes the released connections. Call it when all ranks have left the round."""
     while _kept_open:
         _kept_open.popitem()[1].close()
 
 
 def _destroy_others(distributed) -> None:
-    """Destroys all groups but the default one; if that is not possible, all."""
+    """Destroys all groups except the default one."""
     default = distributed._get_default_group()
     for group in list(distributed._world.pg_map):
         if group is not default:
@@ -232,7 +232,7 @@ def _destroy_others(distributed) -> None:
 
 
 def _strike_off(distributed) -> None:
-    """Removes all groups from PyTorch's tables, as PyTorch does once they are shut down."""
+    """Removes all groups from PyTorch's tables, as PyTorch does after their shutdown."""
     distributed._update_default_pg(None)
     for books in (
         "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state",
@@ -245,4 +245,4 @@ def _quietly(action) -> None:
     try:
         action()
     except Exception:
-        pass  # The group is broken already, which is why it is destroyed.
+        pass  # The group is already broken.

@@ -1,10 +1,10 @@
-"""A state as a container: a table of tensors, and the small rest of the state next to them. The bytes are one
+"""Splits a state into a container, which is a table of tensors and the small rest of the state. Its bytes are one
 safetensors file.
 
-``split`` names every tensor and array by its path in the state and pickles the rest, with persistent ids in their
-place; ``join`` rebuilds the state. Tensors that safetensors cannot represent (sparse and quantised tensors, exotic
-types, subclasses) go into the pickled part whole. Tensors that share a storage in different views are stored as that
-storage, so that they share one again.
+``split`` names every tensor and array by its path in the state and pickles the rest with persistent ids in their place.
+``join`` rebuilds the state. Tensors that safetensors cannot represent (sparse and quantized tensors, other element
+types, subclasses) are pickled. Tensors with different views of one storage are stored as that storage, so that they
+share it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import _native
 
 STATE = "__mainstay_state__"
 
-#: How an element is called by torch, and how by safetensors.
+#: Element types: the name in torch and that in safetensors.
 _TORCH = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
     "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
@@ -40,9 +40,9 @@ class Part(NamedTuple):
     dtype: str
     shape: Tuple[int, ...]
     bytes: int
-    #: Where they are in this process's memory; None where they are on a device.
+    #: The address of the bytes in this process's memory; None if they are on a device.
     address: Optional[int]
-    #: What holds them: a tensor, an array.
+    #: The tensor or array that owns the bytes.
     owner: Any
 
 
@@ -55,13 +55,13 @@ class Split(NamedTuple):
 
 
 def split(state: Any, metadata: Dict[str, str]) -> Split:
-    """The parts of a state, each with its place in the file. Raises what pickling raises."""
+    """The parts of a state, each with its offset in the file. Raises what pickling raises."""
     found = _Found()
     buffer = io.BytesIO()
     _Pickler(buffer, found).dump(state)
     parts, table = found.parts(_paths(state))
     rest = pickle.dumps({"table": table, "state": buffer.getvalue()}, protocol=5)
-    # The widest first, so that each is aligned; raw storages follow, and the rest of the state comes last.
+    # Widest elements first, so that each tensor is aligned. Raw storages follow, and the rest of the state is last.
     parts.sort(key=lambda part: -_ITEM[part.dtype])
     tensors = [(part.name, part.dtype, list(part.shape)) for part in parts] + [(STATE, "U8", [len(rest)])]
     header, offsets, total = _native.container_header(sorted(metadata.items()), tensors)
@@ -114,7 +114,7 @@ class _Found:
         return False
 
     def parts(self, paths: Dict[int, str]) -> Tuple[List[Part], list]:
-        """The tensors of the table with their names, and for each number how the object is made of them."""
+        """The named tensors of the table, and for each number how to create the object from them."""
         names = _Names(paths)
         parts: List[Part] = []
         shared = self._shared_storages()
@@ -137,7 +137,7 @@ class _Found:
         return parts, table
 
     def _shared_storages(self) -> set:
-        """The storages that several tensors see differently."""
+        """The storages of which there are different or non-contiguous views."""
         seen: Dict[tuple, tuple] = {}
         shared = set()
         for obj in self.objects:
@@ -164,7 +164,8 @@ class _Found:
                 parts.append(Part(name, "U8", (raw.nbytes(),), raw.nbytes(), address, owner))
             view = (str(obj.dtype)[len("torch.") :], tuple(obj.shape), obj.stride(), obj.storage_offset())
             return ("view", name, view, *how)
-        # Tied weights are different objects with the same bytes: one tensor of the table, and one storage again.
+        # Tied weights are different objects with the same bytes. They become one tensor of the table, and share a
+        # storage again after loading.
         key = (storage, _view(obj)) if obj.numel() else (number,)
         name = same.get(key)
         if name is None:
@@ -188,7 +189,7 @@ def _view(tensor) -> tuple:
 
 
 class _Names:
-    """Each object by its path, each name once."""
+    """Names objects by their path. Each name is used once."""
 
     def __init__(self, paths: Dict[int, str]):
         self._paths = paths
@@ -208,7 +209,7 @@ _DEEPEST = 64
 
 
 def _paths(state: Any) -> Dict[int, str]:
-    """The path of everything in nested dicts, lists and tuples, by id. The state holds all of it meanwhile."""
+    """The path of each object in nested dicts, lists and tuples, by id. The state keeps the objects alive."""
     paths: Dict[int, str] = {}
     for path, here in _walk(state):
         paths.setdefault(id(here), path or "state")
@@ -216,7 +217,7 @@ def _paths(state: Any) -> Dict[int, str]:
 
 
 def _walk(state: Any):
-    """Everything in nested dicts, lists and tuples that is none of them, with its path."""
+    """The leaves of nested dicts, lists and tuples, with their paths."""
     seen = set()
     open_ends = [("", state, 0)]
     while open_ends:
@@ -273,7 +274,7 @@ class _Unpickler(pickle.Unpickler):
             dtype = getattr(torch, element)
             host = torch.empty(0, dtype=dtype, device=host.device).set_(host.untyped_storage(), offset, shape, stride)
         needs_grad, is_parameter, device = how
-        # What is on a device already was given there, or made there.
+        # A tensor that is already on a device was passed in or created there.
         made = host if device is None or host.device.type != "cpu" else host.to(device)
         if is_parameter:
             return torch.nn.Parameter(made, requires_grad=needs_grad)
@@ -283,17 +284,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def layout(header: bytes, total: int) -> Dict[str, tuple]:
-    """Of a header: ``{name: (dtype, shape, offset, bytes)}``. Raises ValueError where it is none."""
+    """The tensors in a header: ``{name: (dtype, shape, offset, bytes)}``. Raises ValueError if it is invalid."""
     return {name: (dtype, shape, at, length) for name, dtype, shape, at, length in _native.container_tensors(header, total)}
 
 
 def table_of(rest: bytes) -> list:
-    """For each number how the object is made of tensors."""
+    """For each number, how to create the object from tensors."""
     return pickle.loads(rest)["table"]
 
 
 def room(kind: str, dtype: str, shape, element: Optional[str]):
-    """New memory for a tensor of the table: (what holds it, its address)."""
+    """New memory for a tensor of the table: (its owner, its address)."""
     if kind in ("array", "jax"):
         import numpy
 
@@ -311,7 +312,7 @@ def room(kind: str, dtype: str, shape, element: Optional[str]):
 
 
 def device_of(kind: str, more) -> Optional[str]:
-    """The device that a tensor of the table was on; None where it was in the host's memory."""
+    """The device that a tensor of the table was on; None for host memory."""
     return more[-1] if kind in ("tensor", "view") and more else None
 
 
@@ -323,7 +324,7 @@ def as_bytes(tensor):
 
 
 def on_device(into: Optional["Targets"], name: str, kind: str, dtype: str, shape, device: str):
-    """Memory on a device for a tensor of the table: that of ``into``, or new."""
+    """Memory on a device for a tensor of the table: that of ``into``, or new memory."""
     given = into.room_on_device(name, kind, dtype, shape) if into is not None else None
     if given is not None:
         return given
@@ -339,19 +340,19 @@ def _torch_type(dtype: str):
 
 
 class Targets:
-    """Tensors and arrays of an existing state: what is loaded under their paths goes into their memory."""
+    """Tensors and arrays of an existing state. Loaded tensors with the same path go into their memory."""
 
     def __init__(self, state: Any):
         self._by_path: Dict[str, Any] = {}
         for path, here in _walk(state):
             self._by_path.setdefault(path, here)
-        #: Starts and ends of the memory given out, in order: nothing is loaded over something else.
+        #: Starts and ends of the memory in use, in order, so that no tensor is loaded over another.
         self._taken: List[int] = []
-        #: Whether something may have been written there.
+        #: Whether that memory may have been written to.
         self.written = False
 
     def room(self, name: str, kind: str, dtype: str, shape) -> Optional[tuple]:
-        """As :func:`room`; None where nothing fits under that name."""
+        """As :func:`room`; None if no tensor or array of this name fits."""
         known = self._by_path.get(name)
         found = None
         if kind == "tensor":
@@ -364,7 +365,7 @@ class Targets:
         return found
 
     def room_on_device(self, name: str, kind: str, dtype: str, shape):
-        """The tensor on a device that has this name, type and shape; None where there is none. Nothing is written yet."""
+        """The tensor on a device with this name, type and shape; None if there is none. Does not write to it."""
         found = self._tensor(self._by_path.get(name), dtype, tuple(shape), on_host=False) if kind == "tensor" else None
         if found is None or not self._take(found[1], found[1] + bytes_of(shape, dtype)):
             return None
@@ -394,7 +395,7 @@ class Targets:
         return known, known.__array_interface__["data"][0]
 
     def _take(self, begin: int, end: int) -> bool:
-        # Tensors of one storage: if they were saved apart, they do not fit into both.
+        # Targets may share a storage. Tensors that were saved separately do not both fit into it.
         place = bisect.bisect_right(self._taken, begin)
         if place % 2 or (place < len(self._taken) and self._taken[place] < end):
             return False

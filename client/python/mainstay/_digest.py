@@ -1,7 +1,7 @@
-"""Digests of parameters: the same number on every replica whose parameters are the same bits, on any device.
+"""Digests of parameters: replicas with the same bits have the same digest, on any device.
 
-``src/digest.rs`` defines it. Native code reads tensors in host memory at memory speed. A kernel of ours computes those
-on a CUDA device, and the operations below those on other devices, in pieces, without waiting for the device.
+``src/digest.rs`` defines the digest. Native code reads tensors in host memory at memory speed. A CUDA kernel computes
+those on a CUDA device, and the operations below those on other devices, in pieces, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from . import _digest_kernel, _native
 
-_WORDS = 1 << 22  # of one piece: 32 MiB, and three times that in between
+_WORDS = 1 << 22  # words of a piece: 32 MiB, plus three times that for intermediate results
 _POSITIONS = 1 << 40
 _LATER = 8  # steps after which the digest of a device's tensors is reported; by then it is complete
 
@@ -48,7 +48,7 @@ class Digest:
 def digest(tensors) -> Digest:
     """The digest of tensors, arrays, or all parameters and buffers of a module, in their order.
 
-    Torch tensors on any device, NumPy arrays, and what has ``__array__`` (JAX). Raises TypeError for anything else.
+    Accepts torch tensors on any device, NumPy arrays, and objects with ``__array__`` (JAX). Else raises TypeError.
     """
     torch = sys.modules.get("torch")
     host, devices = 0, {}
@@ -67,10 +67,10 @@ def digest(tensors) -> Digest:
 
 
 def report_digest(tensors, *, every: int = 100):
-    """Reports the digest of a module's or these tensors with every N-th optimizer step, to compare replicas.
+    """Reports the digest of a module or of tensors with every ``every``-th optimizer step, to compare replicas.
 
-    The digest of tensors in host memory is reported with the next step; that of tensors on a device with the
-    optimizer step eight later, so that nothing waits. Returns an object whose ``remove()`` ends the reports.
+    The digest of tensors in host memory is reported with the next step. That of tensors on a device is reported eight
+    optimizer steps later, so that nothing waits. Returns an object whose ``remove()`` ends the reports.
     """
     from torch.optim import optimizer as optimizers
 
@@ -137,7 +137,7 @@ def _is_module(tensors) -> bool:
 
 
 def _plain(tensor, torch):
-    """The bytes of a tensor, or of the part of a sharded one that is stored here."""
+    """The bytes of a tensor, or of the local part of a sharded one."""
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
@@ -156,7 +156,7 @@ def _of_array(array, number: int) -> int:
 
 
 def _on_device(tensor, number: int, torch):
-    """One int64 on the tensor's device; nothing waits."""
+    """The digest as an int64 on the tensor's device, without waiting."""
     length = tensor.numel()
     tail = -length % 8
     if tail or tensor.storage_offset() % 8:
@@ -170,7 +170,7 @@ def _on_device(tensor, number: int, torch):
 
 
 def _add_by_operations(words, first: int, total, torch) -> None:
-    """Adds the digest of words to `total` with operations that each device has."""
+    """Adds the digest of words to `total` with operations that every device supports."""
     positions = torch.arange(min(len(words), _WORDS), dtype=torch.int64, device=words.device)
     positions *= _signed(_GOLDEN)
     for at in range(0, len(words), _WORDS):
@@ -185,7 +185,7 @@ def _add_by_operations(words, first: int, total, torch) -> None:
 
 
 def _shifted(words, by: int):
-    """As for unsigned numbers: int64 would extend its sign."""
+    """A right shift as of unsigned numbers: that of int64 extends the sign."""
     return (words >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

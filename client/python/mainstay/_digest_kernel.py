@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, Optional, Tuple
 
-#: Each thread takes every N-th word, four at a time; a block adds up in shared memory, and each block adds once to the
-#: sum.
+#: Each thread reads every N-th word, four at a time, where N is the number of threads. A block adds up in shared memory
+#: and then adds once to the sum.
 _PTX = b"""
 .version 6.4
 .target sm_70
@@ -142,15 +142,16 @@ END:
 """
 
 _THREADS = 256
-#: A block for each multiprocessor that a card may have, some times over.
+#: Several blocks for each multiprocessor of the largest cards.
 _BLOCKS = 2048
 
 _functions: Dict[int, Optional[Tuple[Any, Any]]] = {}
 
 
 def add(words, position: int, constants: Tuple[int, int, int], total) -> bool:
-    """Adds the digest of int64 words on a device, of which the first has this position, to ``total``, one int64 there. Nothing waits.
-    False where the kernel cannot be had: then nothing was added."""
+    """Adds the digest of int64 words on a device to ``total``, an int64 on that device, without waiting.
+
+    ``position`` is that of the first word. Returns False, and adds nothing, if the kernel is unavailable."""
     import torch
 
     if words.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -170,7 +171,7 @@ def add(words, position: int, constants: Tuple[int, int, int], total) -> bool:
 
 
 def _loaded(device: int) -> Optional[Tuple[Any, Any]]:
-    """The driver and the kernel for the context of a device, which is the current one."""
+    """The driver and the kernel for the context of a device, which must be the current one."""
     if device not in _functions:
         try:
             _functions[device] = _load()

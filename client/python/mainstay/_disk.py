@@ -1,7 +1,7 @@
-"""Everything that the checkpoint changes on disk goes through :func:`do`, one operation at a time.
+"""Every change of a checkpoint on disk goes through :func:`do`, one operation at a time.
 
-This gives the tests one place where a process can be ended between any two operations (``MAINSTAY_TEST_CRASH_AT=N``
-ends it before its N-th), and the reader one list of the operations of a save.
+So tests can end a process between any two operations (``MAINSTAY_TEST_CRASH_AT=N`` ends it before the N-th), and the
+operations of a save are easy to find.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def do(operation, *arguments, **named):
 
 
 class Writer(io.RawIOBase):
-    """A new file, written through :func:`do`. Keeps the first error: a serialiser may bury it under its own."""
+    """A new file, written through :func:`do`. Keeps the first error: a serializer may replace it by its own."""
 
     def __init__(self, path: str):
         super().__init__()
@@ -41,7 +41,7 @@ class Writer(io.RawIOBase):
             raise
 
     def seal(self) -> tuple:
-        """Brings all of it to the disk; returns (bytes, checksum) of what the file now holds."""
+        """Syncs the file to the disk; returns (bytes, checksum) of its content."""
         from . import _native
 
         do(self._file.flush)
@@ -59,14 +59,14 @@ class Writer(io.RawIOBase):
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Writes a new small file and brings it to the disk."""
+    """Writes a new small file and syncs it to the disk."""
     with do(open, path, "xb", buffering=0) as file:
         do(file.write, content)
         do(os.fsync, file.fileno())
 
 
 def sync_directory(path: str) -> None:
-    """Syncs the names in a directory to the disk: only then does a rename survive a power cut."""
+    """Syncs the names in a directory to the disk. Without it, a rename may not survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         do(os.fsync, descriptor)
@@ -75,7 +75,7 @@ def sync_directory(path: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Makes a directory with its parents where they are missing, each brought to the disk by name."""
+    """Creates a directory and its missing parents, and syncs each name to the disk."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -89,7 +89,7 @@ def make_directory(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Removes a file or directory with all its content. Files that another rank removes meanwhile are ignored."""
+    """Removes a file or directory with all its content. Ignores files that another rank removes at the same time."""
     try:
         entries = list(os.scandir(path))
     except NotADirectoryError:

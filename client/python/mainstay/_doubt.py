@@ -1,5 +1,5 @@
-"""Which checkpoints are doubtful: those that a launch of a job saved after the last step at which replicas agreed,
-before a restart.
+"""Determines which checkpoints are doubtful: those that a launch of a job saved after the last step at which replicas
+agreed, before a restart.
 
 The launcher writes the list next to the checkpoints. ``MAINSTAY_CHECKPOINT_DOUBTFUL`` sets the policy: ``use`` them
 with a warning (the default), ``skip`` those that a majority of replicas marks as doubtful, or ``skip-all``, which

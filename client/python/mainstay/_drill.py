@@ -14,10 +14,9 @@ import time
 
 VARIABLE = "MAINSTAY_DRILL"
 
-#: A slow rank is slowed in periods of about this length: short compared with a step, long compared with a thread
-#: switch.
+#: The period of the slowdown of a slow rank: short compared with a step, long compared with a thread switch.
 _MOMENT_S = 0.020
-#: It is not held for longer at once: the rank must be slow, not stuck.
+#: The longest single hold: the rank must be slow, not stuck.
 _LONGEST_S = 1.0
 
 
@@ -70,7 +69,7 @@ def _stand_still(_number, _frame) -> None:
 
 
 def _slow(percent) -> None:
-    """Holds the interpreter for a share of the time: no other thread runs Python meanwhile."""
+    """Holds the interpreter for a share of the time, so that no other thread runs Python."""
     hold = ctypes.PyDLL(None).usleep
     share = min(percent, 99) / 100
 
@@ -78,8 +77,8 @@ def _slow(percent) -> None:
         while True:
             began = time.monotonic()
             time.sleep(_MOMENT_S * (1 - share))
-            # Other threads had the interpreter for longer than that: until they released it, and until this thread had
-            # a processor.
+            # Longer than the sleep: other threads keep the interpreter until they release it and this thread has a
+            # processor.
             free = time.monotonic() - began
             hold(int(min(free * share / (1 - share), _LONGEST_S) * 1e6))
 

@@ -1,10 +1,10 @@
-"""The start and the end of a rank's life: opens its page at import, and leaves a note when an exception ends it.
+"""Opens the rank's page at import, and leaves an exit note when an exception ends the rank.
 
-The note is written by a hook chained into ``sys.excepthook``. Python calls that hook in two situations that look
-alike: when an uncaught exception ends the program, and when code prints an exception that was handled (C code
-through ``PyErr_Print``, or a script that calls the hook itself). Only the first is the rank's end, and readers of
-the page act on the note at once, so the two must be distinguished: at the end of the program the program's own
-outermost frame is gone from the stack.
+A hook chained into ``sys.excepthook`` writes the note. Python calls that hook in two situations that look alike: when
+an uncaught exception ends the program, and when code prints an exception that was handled (C code through
+``PyErr_Print``, or a script that calls the hook itself). Only the first ends the rank, and readers of the page act on
+the note at once, so the two must be distinguished: at the end of the program, its outermost frame is no longer on the
+stack.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from . import _native, _role
 _PAGE = "MAINSTAY_PAGE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _STACKS = "MAINSTAY_STACKS"
-_STACK_SIGNAL = 16  # SIGSTKFLT: the kernel never sends it, and no library is known to use it
+_STACK_SIGNAL = 16  # SIGSTKFLT: the kernel never sends it, and no known library uses it
 _TEMPLATE = "__mainstay_template__"
 
 _owner = 0  # pid of the process that opened the page; a forked child must not write for it
 _program = None  # code of the program's outermost frame
-_previous = None  # the hook that was there before ours
+_previous = None  # the hook that ours replaced
 _noted = False
-_stacks = None  # held open for faulthandler, which writes into its descriptor
+_stacks = None  # kept open for faulthandler, which writes to its descriptor
 
 
 def start() -> None:
@@ -48,7 +48,7 @@ def start() -> None:
 
 
 def program_is(code) -> None:
-    """Finds the program's outermost frame if the page was opened before it started to run."""
+    """Sets the code of the program's outermost frame, if the page was opened before the program started."""
     global _program
     _program = code
 
@@ -62,15 +62,15 @@ def status() -> dict:
 
 
 def _is_multiprocessing_child() -> bool:
-    # A spawned child has imported multiprocessing before anything of the user's; importing it here would cost more
-    # than all of mainstay.
+    # A spawned child has imported multiprocessing before any user code. Importing it here would cost more than all of
+    # mainstay.
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 def _outermost_code():
     frame = sys._getframe()
-    # A rank that was forked from a template has the template's frames below its program's.
+    # In a rank that was forked from a template, the template's frames are below those of the program.
     while frame.f_back is not None and _TEMPLATE not in frame.f_back.f_globals:
         frame = frame.f_back
     return frame.f_code
@@ -91,7 +91,7 @@ def _take_part_in_drills() -> None:
 
 
 def _show_stacks_when_asked() -> None:
-    """Lets the launcher read where this rank is, even if it never releases the interpreter."""
+    """Lets the launcher read this rank's stacks, even if the rank never releases the interpreter."""
     global _stacks
     import _signal
     import faulthandler
@@ -105,7 +105,7 @@ def _show_stacks_when_asked() -> None:
 def _excepthook(kind, value, traceback) -> None:
     ends = _ends_the_rank(value)
     if ends:
-        # Before the previous hook: some hooks end the process themselves (MPI's abort).
+        # Before the previous hook, because some hooks end the process (MPI's abort).
         _attempt(_write_error_file, kind, value, traceback)
     try:
         _previous(kind, value, traceback)
@@ -135,7 +135,7 @@ def _at_exit() -> None:
     if os.getpid() != _owner:
         return
     if not _noted and sys.excepthook is not _excepthook:
-        # Another hook replaced ours without calling it; Python keeps the exception that ended the program here.
+        # Another hook replaced ours without calling it. Python stores the exception that ended the program in `sys`.
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None and not isinstance(value, SystemExit):
             _attempt(_write_error_file, type(value), value, value.__traceback__)
@@ -145,7 +145,7 @@ def _at_exit() -> None:
 
 
 def _leave_note(kind, value, traceback) -> None:
-    """Writes the exit note; after it the launcher may end this process at any moment, so all output is flushed first."""
+    """Writes the exit note. Flushes all output first, because the launcher may end this process after the note."""
     global _noted
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -157,7 +157,7 @@ def _leave_note(kind, value, traceback) -> None:
 
 
 def _write_error_file(kind, value, traceback) -> None:
-    """Writes ``TORCHELASTIC_ERROR_FILE`` as PyTorch's ``@record`` does, unless that has already done it."""
+    """Writes ``TORCHELASTIC_ERROR_FILE`` as PyTorch's ``@record`` does, unless it is already written."""
     path = os.environ.get(_ERROR_FILE)
     if not path or (os.path.exists(path) and os.path.getsize(path) > 0):
         return
@@ -173,7 +173,7 @@ def _write_error_file(kind, value, traceback) -> None:
             },
         }
     }
-    # Renamed into place: a reader that waits for the file never reads half of it.
+    # Renamed into place, so that a reader never sees half of the file.
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(record, file)
@@ -199,12 +199,12 @@ def _formatted(kind, value, traceback) -> str:
 
         return "".join(formatter.format_exception(kind, value, traceback))
     except Exception:
-        # Formatting runs the exception's own code, and needs memory that a MemoryError may not have left.
+        # Formatting runs code of the exception and allocates memory, which may be impossible after a MemoryError.
         return f"{_full_name(kind)}: {_message(value)}\n"
 
 
 def _attempt(action, *arguments) -> None:
-    # Nothing in here may hide the traceback that the user needs.
+    # An error here must not hide the traceback that the user needs.
     try:
         action(*arguments)
     except Exception as error:

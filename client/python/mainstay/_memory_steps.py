@@ -1,8 +1,8 @@
-"""Which steps the launcher's memory holds whole, and how one of them is loaded.
+"""Finds the whole steps in the launcher's memory and loads one of them.
 
-A step is offered only if every rank's shard has a good copy, in memory or, if that one has changed, on the disk. The
-ranks of an attempt publish in the memory's control pages which shards they have checked, so that all of them reach
-the same result and each byte is read once.
+A step is offered only if every rank's shard has an intact copy, in memory or, if that one is damaged, on disk. The
+ranks of an attempt publish in the memory's control pages which shards they have verified, so that all reach the same
+result and each byte is read once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from . import _pool, _seal
 
 
 class Loaded(NamedTuple):
-    """The state of this rank, out of memory."""
+    """The state of this rank, loaded from memory."""
 
     state: Any
 
 
 class MemorySteps:
-    """The steps that memory holds for a job of this many ranks."""
+    """The steps in memory for a job of this many ranks."""
 
     def __init__(self, directory: str, rank: int, world_size: int, epoch: int, copies: Dict[int, List[_pool.Copy]]):
         self._directory, self._rank, self._world_size, self._epoch = directory, rank, world_size, epoch
@@ -31,7 +31,7 @@ class MemorySteps:
                 told = copy.manifest
                 key = (told["step"], told["attempt"], told["job"])
                 attempts.setdefault(key, {})[told["rank"]] = copy
-        # Of one step's attempts, the latest whole one: it was computed again.
+        # The latest attempt that saved the whole step: a later attempt computed it again.
         for (step, attempt, job), shards in sorted(attempts.items(), key=lambda each: each[0][:2]):
             if all(rank in shards or self._on_disk(step, rank, job, attempt) for rank in range(world_size)):
                 if self._disk_attempt(step, job) <= attempt:
@@ -39,7 +39,7 @@ class MemorySteps:
 
     @classmethod
     def of(cls, directory: str, rank: int, world_size: int, epoch: int) -> "MemorySteps":
-        """Empty if there is no such memory, or it cannot be read: then the disk is used."""
+        """The steps of this job's memory. Empty if there is none or it cannot be read: then the disk is used."""
         memory = _pool.of(directory, rank)
         copies: Dict[int, List[_pool.Copy]] = {}
         if memory is not None and memory.lives():
@@ -52,7 +52,7 @@ class MemorySteps:
         return sorted({*steps, *self._steps}, reverse=True)
 
     def origin(self, step: int) -> Optional[tuple]:
-        """Job, attempt and launch of a step that memory holds whole."""
+        """Job, attempt and launch of a whole step in memory."""
         held = self._steps.get(step)
         if held is None:
             return None
@@ -60,7 +60,7 @@ class MemorySteps:
         return (*made_in, next(iter(shards.values())).manifest.get("run"))
 
     def verify(self, step: int, say: Callable) -> Optional[tuple]:
-        """Job, attempt and launch, if every shard of the step has a good copy and one of them is in memory."""
+        """Job, attempt and launch, if every shard of the step has an intact copy and one of them is in memory."""
         held = self._steps.get(step)
         if held is None:
             return None
@@ -69,8 +69,8 @@ class MemorySteps:
         return self.origin(step) if good else None
 
     def take(self, step: int, say: Callable, into=None):
-        """This rank's shard of a step that memory holds, if every shard of it has a good copy: :class:`Loaded`, or manifest and open
-        file. None otherwise. ``into`` is memory that may be loaded into."""
+        """This rank's shard of a step in memory, if every shard of the step has an intact copy: :class:`Loaded`, or
+        manifest and open file. None otherwise. ``into`` is memory that the state may be loaded into."""
         held = self._steps.get(step)
         if held is None:
             return None
@@ -96,7 +96,7 @@ class MemorySteps:
             if on_disk is not None:
                 return on_disk
         if was_good:
-            # The other ranks may have continued with it: a rank with a different step would be worse than a failed
+            # The other ranks may have loaded this step. A rank with a different step would be worse than a failed
             # attempt.
             raise RuntimeError(f"mainstay.checkpoint: step {step} of this rank changed after other ranks had read it")
         return None
@@ -125,7 +125,7 @@ class MemorySteps:
 
 
 def read_manifest(path: str, rank: int) -> Optional[dict]:
-    """The manifest of a slot, if it is as it was written."""
+    """The manifest of a slot, if it is intact."""
     try:
         return _seal.read_manifest(path, rank)
     except (_seal.Incomplete, _seal.Damaged):

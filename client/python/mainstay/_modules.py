@@ -1,4 +1,4 @@
-"""Which modules a rank has imported once it trains: reported to the launcher, which restarts ranks with all of them
+"""Reports the modules that a rank has imported once it trains. The launcher restarts ranks with all of them already
 imported."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 
 VARIABLE = "MAINSTAY_MODULES"
 
-#: The lazy imports of optimisers, compilers and data loaders are done by then.
+#: By then, the lazy imports of optimizers, compilers and data loaders are done.
 AFTER_STEPS = 8
 
 
@@ -26,7 +26,7 @@ def tell(path: str) -> None:
             origin = ""
         held.append((name, origin))
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # Renamed into place: a reader never reads half of the file.
+    # Renamed into place, so that a reader never sees half of the file.
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(held, file)

@@ -1,4 +1,4 @@
-"""Launcher memory that the CUDA driver reads and writes directly: if it is pinned, a copy runs at the speed of the bus."""
+"""Pins launcher memory for the CUDA driver, which then copies directly at the speed of the bus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _told = False
 
 
 def pin(memory) -> None:
-    """Pins a mapping, once. If the driver refuses, copies go through its own buffers: slower but correct."""
+    """Pins a mapping, once. If the driver refuses, copies go through its own buffers, which is slower but correct."""
     if memory.address in _pinned:
         return
     _pinned.add(memory.address)
@@ -22,7 +22,7 @@ def pin(memory) -> None:
 
 
 def unpin(memory) -> None:
-    """Called before its memory is freed: the driver must not continue to write there."""
+    """Unpins a mapping. Call it before the memory is freed, so that the driver does not write there afterwards."""
     if memory.address not in _pinned:
         return
     _pinned.discard(memory.address)
@@ -54,7 +54,7 @@ def synchronize(devices) -> None:
 
 
 def _register(memory) -> Optional[str]:
-    """Why the driver does not pin it; None if it does."""
+    """Pins the memory. Returns the reason if the driver refuses, else None."""
     try:
         import torch
 

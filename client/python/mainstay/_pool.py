@@ -1,7 +1,7 @@
-"""The memory of the launcher's keeper: a save is one copy into it, and a load reads it before any disk.
+"""The memory of the launcher's keeper. A save is one copy into it, and a load reads it before any disk.
 
-Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or if there is no room,
-everything here returns None, and the rank writes to the disk itself.
+Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or if there is no room, the
+functions here return None and the rank writes to the disk itself.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from . import _container, _native, _pinned, _shard
 VARIABLE = "MAINSTAY_CHECKPOINT_POOL"
 _WAIT = "MAINSTAY_CHECKPOINT_WAIT"
 
-#: A reservation of terabytes takes this long; a keeper that is gone is noticed earlier.
+#: The maximum duration of a reservation, for terabytes. A keeper that is gone is noticed earlier.
 _RESERVED_WITHIN_S = 300.0
 
-#: Free room in a slot for a state that grows a little from step to step.
+#: Free bytes in a slot for a state that grows a little from step to step.
 _SPARE = 1 << 20
 
 
 class Late(Exception):
-    """The shard belongs to an attempt that was over before all of it was copied."""
+    """The attempt of the shard ended before all of it was copied."""
 
 
 class NoSlot(Exception):
-    """No slot became free in time; the text names how long the rank waited."""
+    """No slot became free in time; the text says how long the rank waited."""
 
 
 class Memory:
-    """One rank's memory, as mapped by this process."""
+    """One rank's memory, mapped into this process."""
 
     def __init__(self, pool: str, rank: int):
         self._pool = pool
@@ -52,14 +52,14 @@ class Memory:
             return
         self._noted = any_number
         try:
-            # What a rank knows of loading stays when another one saves.
+            # "x": a save must not replace the value that a load has written.
             with open(os.path.join(self._pool, "world"), "w" if any_number else "x", encoding="ascii") as file:
                 file.write("any" if any_number else "same")
         except OSError:
             pass
 
     def ring(self) -> None:
-        """Asks the keeper to look. A keeper that misses this looks by itself a little later."""
+        """Wakes the keeper. A keeper that misses this looks by itself a little later."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
                 bell.setblocking(False)
@@ -75,7 +75,7 @@ class Memory:
         return True
 
     def reserve(self, size: int) -> bool:
-        """Whether there are slots of so many bytes now, mapped and with all their pages."""
+        """Ensures that there are slots of this many bytes, mapped with all their pages. Returns whether there are."""
         slots = self.control.slots()
         if len(slots) < 2 or any(slot.capacity < size for slot in slots):
             if self._refused is not None and size >= self._refused:
@@ -94,16 +94,16 @@ class Memory:
         return True
 
     def prepare(self) -> None:
-        """Maps all slots, so that the first copy meets no page fault."""
+        """Maps all slots, so that the first copy causes no page faults."""
         for slot in self.control.slots():
             if slot.capacity and slot.state in ("free", "sealed"):
                 try:
                     self.map(slot)
                 except OSError:
-                    pass  # It has another file by now; the thread that takes it maps it.
+                    pass  # The slot has another file by now. The thread that takes it maps it.
 
     def prepare_behind(self) -> None:
-        """The same in the background, while the script continues. Starts a thread only if there is something to map."""
+        """As :meth:`prepare`, in a background thread. Starts it only if there is something to map."""
         if self.control.slots() and not self._mapped:
             threading.Thread(target=self.prepare, name="mainstay-checkpoint", daemon=True).start()
 
@@ -120,16 +120,16 @@ class Memory:
             return mapped
 
     def holds(self, path: str) -> bool:
-        """Whether it is a file of this memory."""
+        """Whether the path is a file of this memory."""
         return os.path.dirname(path) == self._home
 
     def mapped(self, slot, path: str):
-        """What is mapped of a slot of the file at `path`; None where nothing is."""
+        """The mapping of a slot whose file is at `path`; None if it is not mapped."""
         known = self._mapped.get(slot.index)
         return known[1] if self.holds(path) and known is not None and known[0] == (slot.file, slot.capacity) else None
 
     def take(self, size: int, identity):
-        """A slot for so many bytes; None where there is no room in memory for it at all."""
+        """Takes a slot for this many bytes; None if there is not enough memory for one. Raises Late, NoSlot."""
         epoch, end = identity.attempt, None
         try:
             while True:
@@ -154,7 +154,7 @@ class Memory:
             self.control.set_waits(False)
 
     def save(self, state: Any, identity, facts: dict, attempt) -> Optional[bool]:
-        """Copies a state into a slot. None where there is no memory for it; raises Late, and what pickling raises."""
+        """Copies a state into a slot. None without memory for it. Raises Late, NoSlot, and what pickling raises."""
         words = {name: str(value) for name, value in identity._asdict().items()}
         if facts.get("alike"):
             words["alike"] = facts["alike"]
@@ -235,11 +235,11 @@ _open: Dict[tuple, Optional[Memory]] = {}
 
 
 def of(directory: str, rank: int) -> Optional[Memory]:
-    """This rank's memory for checkpoints in `directory`; None where there is none."""
+    """This rank's memory for checkpoints in `directory`; None if there is none."""
     pool = os.environ.get(VARIABLE)
     if not pool:
         return None
-    # A child that was forked has none of its parent's mappings.
+    # A forked child has none of its parent's mappings.
     key = (os.getpid(), pool, directory, rank)
     if key not in _open:
         try:
@@ -262,7 +262,8 @@ class Copy(NamedTuple):
 
 
 def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
-    """What is sealed in memory, by rank, after the keeper is done with what is filled at the time of the call."""
+    """The sealed shards in memory by rank, after the keeper has sealed the slots that were filled at the time of the
+    call."""
     pages = {}
     for rank in range(world_size):
         home = os.path.join(pool, f"rank-{rank:05d}")
@@ -286,7 +287,7 @@ def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
 
 
 def own(directory: str, rank: int, root: str, read_manifest) -> Optional[Copy]:
-    """This rank's shard with that root, if the launcher's memory holds it."""
+    """This rank's shard with this root, if it is in the launcher's memory."""
     memory = of(directory, rank)
     if memory is None or not memory.lives():
         return None
@@ -332,7 +333,8 @@ def _mapped(copy: Copy):
 
 
 def _map(copy: Copy):
-    """The same, mapped now if this rank saves there; None where it does not, or another file is there by now."""
+    """As :func:`_mapped`, but maps the slot if this rank saves there. None if it does not, or if the slot has
+    another file by now."""
     for memory in _of_this_process():
         if memory.holds(copy.path):
             try:
@@ -352,8 +354,8 @@ class Spoilt(Exception):
 
 
 def state_of(copy: Copy, epoch: int, into=None) -> Any:
-    """Loads the state of a copy and checks every byte; publishes the result to the other ranks. Raises Spoilt, and any
-    error of unpickling."""
+    """Loads the state of a copy, verifies every byte and publishes the result to the other ranks. Raises Spoilt, and
+    any error of unpickling."""
     known = copy.control.checked(copy.slot, epoch)
     if known is False:
         raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")
@@ -362,7 +364,7 @@ def state_of(copy: Copy, epoch: int, into=None) -> Any:
 
 
 def check(copy: Copy, epoch: int) -> None:
-    """Raises Spoilt unless every byte matches the seal. A slot that another rank of this attempt has checked is not
+    """Raises Spoilt if any byte differs from the seal. A slot that another rank of this attempt has verified is not
     read again."""
     end = time.monotonic() + 10 + copy.slot.used / 1e8
     mine = copy.control.begin_check(copy.slot, epoch)

@@ -2,11 +2,10 @@
 
 PyTorch 2.15 can reconfigure a Gloo group with other peers instead of creating it again (``_reconfigure``,
 experimental). A rank that continues in its process then keeps its group and all references to it; a new process
-creates one that joins. Gloo sends its addresses to the peers through the store with which the group was created,
-which ends with its round. So the group gets a store of ours that forwards every call to the store of the current
-round.
+creates one that joins. Gloo sends its addresses to the peers through the store with which the group was created. That
+store would end with its round, so the group gets a store that forwards every call to the store of the current round.
 
-If PyTorch cannot do that, each round creates the group again, as it does without this module.
+If PyTorch does not support this, each round creates the group again, as without this module.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def process_group(backend=None, *, timeout=None, **options):
 
 
 def can(dist, backend, options) -> bool:
-    """Whether a group of this kind is kept. Tried with Gloo only."""
+    """Whether a group of this kind is kept. Only Gloo is supported."""
     from . import _restartable
 
     if os.environ.get(_OFF) == "0" or _restartable._current is None or backend != "gloo":
@@ -77,16 +76,16 @@ def _of_this_round(dist, backend, options) -> None:
             backend, store=holder, rank=rank, world_size=world, enable_reconfigure=True, **options,
         )
         if not dist._supports_reconfigure():
-            # The group is as complete as any other.
+            # The group works, but cannot be kept.
             return
         _kept = holder
     try:
         store.set(f"mainstay/handle/{rank}", dist._get_reconfigure_handle())
         handles = [store.get(f"mainstay/handle/{of}").decode() for of in range(world)]
-        # No two rounds of a launch have the same number, and no group is reconfigured twice in one.
+        # The number of a round is unique in a launch, and a group is reconfigured once per round.
         dist._reconfigure(uuid=_rounds.epoch() + 1, handles=handles, **waits).wait()
     except BaseException:
-        # After any error the next round creates it again.
+        # After an error the next round creates the group again.
         forget()
         raise
 

@@ -1,4 +1,4 @@
-"""In-process restart: the training function is called again in the same process when it, or a peer, has failed.
+"""In-process restart: the training function is called again in the same process after it or a peer failed.
 
     @mainstay.restartable
     def train():
@@ -7,16 +7,16 @@
 
     train()
 
-or, where the training is no function of its own:
+or, if the training is not a separate function:
 
     for round in mainstay.rounds():
         with round:
             ...
 
 Under ``mainstay run`` an exception of this rank, the loss of a peer or an order of the launcher ends the round on every
-rank: collectives are released, process groups destroyed, ``cleanup`` is called, and the function runs again with the new
-round's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Imports, caches and whatever lives outside the function
-stay. Anywhere else the function is simply called.
+rank: collectives are released, process groups are destroyed, ``cleanup`` is called, and the function runs again with
+``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` of the new round. Imports, caches and all objects outside
+the function are kept. Without ``mainstay run`` the function is simply called.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import threading
 
 from . import _collectives_release, _hooks, _native, _rounds, _world
 
-#: How long a rank may take to leave its function before it is asked again, each time with a wider release.
+#: The interval at which a rank is asked again to leave its function, and the longer one while it unwinds.
 _AGAIN_S = 0.25
 _PATIENCE_S = 2.0
-# From these tries on, the release also covers sockets not known to belong to a process group, and then both directions.
+# From these attempts on, the release also covers sockets of unknown purpose, and then both directions.
 _WIDELY_FROM, _BOTH_DIRECTIONS_FROM = 1, 4
 
 _current = None
@@ -42,16 +42,15 @@ _OURS = (__file__, _rounds.__file__, _collectives_release.__file__)
 
 
 class Interrupted(BaseException):
-    """The round is over: raised in the training function from another thread. Not an ``Exception``, so that few
-    handlers catch it."""
+    """Raised in the training function when the round is over. Not an ``Exception``, so that few handlers catch it."""
 
 
 def restartable(function=None, *, cleanup=None, abort=()):
     """Makes a function restartable: it is called again in its process after a failure of any rank.
 
-    ``cleanup``: called without arguments after the function has been left and before it is called again; if it
-    raises, the process ends and the launcher starts another. ``abort``: a callable, or several, that release
-    whatever the function may be blocked in; called from another thread meanwhile.
+    ``cleanup``: called without arguments after the function has ended and before it is called again. If it raises,
+    the process ends and the launcher starts another. ``abort``: one or more callables that release anything that the
+    function may be blocked in. They are called from another thread while the function runs.
     """
     if function is None:
         return functools.partial(restartable, cleanup=cleanup, abort=abort)
@@ -68,7 +67,7 @@ def restartable(function=None, *, cleanup=None, abort=()):
 
 
 def rounds(*, cleanup=None, abort=()):
-    """Yields one round after the other: enter each by ``with``. See :func:`restartable`."""
+    """Yields one round after another; enter each with ``with``. See :func:`restartable`."""
     global _current
     rank = None
     if _current is None and os.environ.get(_rounds.VARIABLE) and not _hooks._is_multiprocessing_child():
@@ -95,7 +94,7 @@ class Round:
 
     def __init__(self, rank, number: int):
         self._rank = rank
-        #: How often the function was called before in this process.
+        #: The number of earlier calls of the function in this process.
         self.number = number
         self.again = False
 
@@ -107,13 +106,13 @@ class Round:
     def __exit__(self, kind, error, traceback):
         if self._rank is None:
             return False
-        self._rank.come_out()  # first: from here on nothing interrupts this thread
+        self._rank.come_out()  # first: after this call nothing interrupts this thread
         self.again = self._rank.end(error)
         return self.again
 
 
 class _Rank:
-    """This rank in its rounds."""
+    """The state of this rank across rounds."""
 
     def __init__(self, cleanup, abort):
         self.inside = False
@@ -129,7 +128,7 @@ class _Rank:
 
     @classmethod
     def connected(cls, cleanup, abort):
-        """None if there is no launcher that listens."""
+        """Connects to the launcher. None if no launcher listens."""
         rank = cls(cleanup, abort)
         try:
             rank._desk = _rounds.Desk(os.environ[_rounds.VARIABLE], rank._leave_asked)
@@ -137,7 +136,7 @@ class _Rank:
             return None
         _collectives_release.install()
         rank._take_signal()
-        # Objects that exist now survive all rounds: scanning them for garbage again would cost time in each round.
+        # The existing objects survive all rounds. Without the freeze, each round would scan them for garbage.
         gc.collect()
         gc.freeze()
         return rank
@@ -153,7 +152,7 @@ class _Rank:
         self._before = _collectives_release.sockets()
         self._out.clear()
         self._leaving = self._thrown = self._aborted = False
-        self.inside = True  # before hello, after which the launcher may order this rank to leave
+        self.inside = True  # before hello: after it, the launcher may order this rank to leave
         self._desk.say("hello", self._epoch)
 
     def come_out(self) -> None:
@@ -163,14 +162,14 @@ class _Rank:
         while True:
             try:
                 with self._throwing:
-                    # Raised but not yet delivered: it is about the round that this rank has left.
+                    # Cancels an exception that is raised but not delivered: it belongs to the round that has ended.
                     _throw(self._thread, None)
                 return
             except Interrupted:
                 continue
 
     def end(self, error) -> bool:
-        """Ends a call of the function; returns whether to call it again."""
+        """Handles the end of a call of the function; returns whether to call it again."""
         if error is None and not self._leaving:
             self._out.set()
             if not self._desk.say("done", self._epoch):
@@ -203,12 +202,12 @@ class _Rank:
         return True
 
     def _leave(self, error) -> None:
-        """Leaves all collectives, and frees what the function held."""
+        """Leaves all collectives and frees the objects of the function."""
         self._release()
         _collectives_release.destroy()
         if self._cleanup is not None:
             self._cleanup()
-        # The frames of the function hold model, loaders and groups for as long as the exception lives.
+        # The exception keeps the frames of the function alive, and with them model, loaders and groups.
         _forget(error)
         gc.collect()
 
@@ -221,7 +220,7 @@ class _Rank:
             _hooks._attempt(_collectives_release.release, since, attempt >= _BOTH_DIRECTIONS_FROM)
 
     def _leave_asked(self, of) -> None:
-        """On the desk's thread: makes the function's thread leave its function, however long that takes."""
+        """Makes the function's thread leave its function, without a time limit. Runs on the desk's thread."""
         if of != self._epoch:
             return
         self._leaving = True
@@ -231,7 +230,7 @@ class _Rank:
             self._release(attempt)
             if self.inside:
                 self._interrupt()
-            # A thread that unwinds is not disturbed again at once: it may be in a `finally`.
+            # A thread that unwinds may be in a `finally` block and gets more time.
             if self._out.wait(_PATIENCE_S if self._thrown else _AGAIN_S):
                 return
 
@@ -245,19 +244,19 @@ class _Rank:
 
     def _interrupt(self) -> None:
         if self._signal is not None:
-            # Ends a system call in which Python waits; an asynchronous exception does not.
+            # A signal also ends a system call in which Python waits; an asynchronous exception does not.
             signal.pthread_kill(self._thread, self._signal[0])
         else:
             with self._throwing:
-                # While the round is being entered there is nothing to leave yet: the thread is asked again.
+                # While the thread enters the round, there is nothing to leave yet. It is asked again later.
                 frame = sys._current_frames().get(self._thread)
                 if self.inside and frame is not None and frame.f_code.co_filename not in _OURS:
                     self._thrown = True
                     _throw(self._thread, Interrupted)
 
     def _signalled(self, number, frame) -> None:
-        # In our own code the exception would arrive after the round; the thread is asked again until it leaves the
-        # function.
+        # Raised in our own code, the exception would arrive after the round. The thread is asked again until it leaves
+        # the function.
         if self.inside and self._leaving and (frame is None or frame.f_code.co_filename not in _OURS):
             self._thrown = True
             raise Interrupted("the round is over: another rank failed, or the launcher said so")
@@ -270,7 +269,7 @@ def _throw(thread: int, kind) -> None:
 
 
 def _without_ours(traceback):
-    """The traceback, starting at the user's first frame."""
+    """The traceback from the user's first frame on."""
     own = traceback
     while own is not None and own.tb_frame.f_code.co_filename in _OURS:
         own = own.tb_next

@@ -1,8 +1,8 @@
-"""The role of this rank in its job, so that it is compared with ranks that do the same work.
+"""The role of this rank in its job: it is compared with ranks that do the same work.
 
-The script sets it, or the environment does (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``), or it is read where frameworks
-keep it: Megatron-LM's parallel state, DeepSpeed's model parallel unit, torch's own pipelines, and its meshes with a
-dimension ``pp``.
+The script or the environment (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``) sets it. Otherwise it is read from frameworks:
+Megatron-LM's parallel state, DeepSpeed's model parallel unit, and torch's pipelines and meshes with a dimension ``pp``,
+``pipe`` or ``pipeline``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIPELINE = ("pp", "pipe", "pipeline")
 
 
 def role(name: str = "", *, stage=None) -> None:
-    """This rank is a ``name`` of pipeline stage ``stage``: ranks of the same role and stage are its peers."""
+    """Sets the role ``name`` and the pipeline stage of this rank. Ranks with the same role and stage are its peers."""
     global _told
     number = None
     try:
@@ -43,14 +43,14 @@ def from_environment() -> None:
 
 
 def from_frameworks() -> None:
-    """Reports the stage that a framework gave this rank, if none is set. Called now and then, off the hot path."""
+    """Reports the stage that a framework gave to this rank, if none is set. Called periodically, off the hot path."""
     if _told or not _native.active():
         return
     for find in (_of_megatron, _of_deepspeed, _of_pipeline, _of_mesh):
         try:
             stage = find()
         except Exception:
-            # A release that keeps it in another place, or a group that is not created yet.
+            # The release stores it elsewhere, or the group does not exist yet.
             continue
         if stage is not None:
             return role(stage=stage)
@@ -78,7 +78,7 @@ def _of_deepspeed():
     return None
 
 
-# This rank's position in the group of the torch stage that it created; it may have several stages of a pipeline.
+# This rank's position in the group of the torch pipeline stage that it created. A rank may have several stages.
 pipeline_rank = None
 
 
@@ -90,7 +90,7 @@ def _of_mesh():
     return next((stage for mesh in meshes for stage in _stages(mesh)), None)
 
 
-meshes: list = []  # of torch, as they are made
+meshes: list = []  # torch's device meshes, in the order of creation
 
 
 def _stages(mesh):

@@ -1,9 +1,8 @@
-"""How a rank and its launcher agree on rounds: a Unix socket next to the heartbeat pages, with one line of JSON per
-message.
+"""The protocol for rounds between a rank and its launcher: a Unix socket next to the heartbeat pages, with one line of
+JSON per message.
 
-The launcher sends when to leave a round and when the next starts; the rank sends its state. Each message carries the
-number of its round, so that a late message changes nothing. A rank whose launcher is gone behaves as it would
-without one.
+The launcher tells the rank to leave a round and to start the next; the rank sends its state. Each message carries the
+number of its round, so that a late message has no effect. A rank whose launcher is gone behaves as without one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def epoch() -> int:
 
 
 class Desk:
-    """The connection to the launcher. ``on_leave`` is called on a thread of ours when the rank must leave the round."""
+    """The connection to the launcher. Its thread calls ``on_leave`` when the rank must leave the round."""
 
     def __init__(self, path: str, on_leave):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -46,7 +45,7 @@ class Desk:
         self._thread.start()
 
     def say(self, what: str, of: int, **more) -> bool:
-        """Sends a message; returns whether it was sent. A process that was forked from the rank never sends for it."""
+        """Sends a message; returns whether it was sent. A process forked from the rank sends nothing."""
         if self._owner != os.getpid():
             return False
         line = json.dumps({"say": what, "epoch": of, **more}) + "\n"
@@ -96,7 +95,7 @@ class Desk:
 
 
 def told_of(error: BaseException) -> dict:
-    """An exception in the form that the launcher expects."""
+    """Formats an exception for the launcher."""
     from . import _hooks
 
     kind = type(error)

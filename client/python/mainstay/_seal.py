@@ -1,14 +1,14 @@
-"""Shards and their seals: how one rank's part of a step is stored on disk, and when a step counts as whole.
+"""Shards and their seals: how a rank's part of a step is stored on disk, and when a step counts as whole.
 
     <directory>/step-000000000010/rank-00003/state.pt         the rank's state
-                                             manifest.json    what the file must be, and whose it is
+                                             manifest.json    its size, checksum and identity
 
-Format 1 is what a rank writes itself, here. Format 2, `state.safetensors` with checksums of its chunks and a root over them, is what
-the launcher's keeper writes of a shard that a rank has copied into its memory.
+A rank writes format 1 itself, with this module. The launcher's keeper writes format 2 for a shard that a rank has
+copied into its memory: `state.safetensors` with checksums of its chunks and a root over them.
 
-A shard is sealed by its manifest, which appears last and at once: with the directory's rename for a new shard, with its
-own rename where the same step is saved again. A step is whole when every rank of its world is sealed, by one attempt of
-one job, and every file is what its manifest says. Anything else is not offered.
+The manifest seals a shard. It appears last and atomically: through the directory's rename for a new shard, through its
+own rename if the same step is saved again. A step is whole when one attempt of one job has sealed the shards of all
+ranks and every file matches its manifest. Other steps are not offered.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Damaged(Exception):
 
 
 class Late(Exception):
-    """The shard belongs to a round that was over before it could be sealed."""
+    """The round of the shard ended before the shard could be sealed."""
 
 
 class Identity(NamedTuple):
-    """The identity of a shard. One step's shards differ only in the rank."""
+    """The identity of a shard. The shards of a step differ only in the rank."""
 
     job: str
     attempt: int
@@ -70,8 +70,8 @@ def write(
 ) -> None:
     """Writes and seals one shard. After an error nothing of it is left, and the previous shard is unchanged.
 
-    ``attempt`` is the current attempt: a thread that still writes when the rank has continued with another one seals
-    nothing.
+    ``attempt`` returns the current attempt. If the rank has started another attempt while this thread was writing,
+    nothing is sealed.
     """
     home = step_directory(directory, identity.step)
     _disk.make_directory(home)
@@ -167,7 +167,7 @@ def _canonical(document: dict) -> bytes:
 def take(directory: str, step: int, rank: int, world_size: int) -> Tuple[dict, BinaryIO]:
     """The manifest and the verified, opened state of `rank`, after every shard of the step has been verified.
 
-    Raises Incomplete, Damaged, or OSError where the directory cannot be read.
+    Raises Incomplete, Damaged, or OSError if the directory cannot be read.
     """
     mine = None
     try:
@@ -186,7 +186,7 @@ def take(directory: str, step: int, rank: int, world_size: int) -> Tuple[dict, B
 
 
 def verify(directory: str, step: int, world_size: int) -> None:
-    """Raises what :func:`take` raises unless step is whole and every byte of it is as it was sealed."""
+    """Raises what :func:`take` raises, unless the step is whole and every byte matches the seals."""
     for _, file in _verified(directory, step, world_size):
         file.close()
 
@@ -197,13 +197,13 @@ def made_in(directory: str, step: int, rank: int) -> Tuple[str, int]:
 
 
 def origin(directory: str, step: int, rank: int) -> Tuple[str, int, Optional[str]]:
-    """The same, and the launch of the job, where it is known."""
+    """Job, attempt and, if known, the launch of the job. Raises what reading the manifest raises."""
     manifest = _read_manifest(_shard_directory(step_directory(directory, step), rank), rank)
     return manifest["job"], manifest["attempt"], manifest.get("run")
 
 
 def take_one(directory: str, step: int, rank: int) -> Optional[Tuple[dict, BinaryIO]]:
-    """The manifest and the open file of one shard, if every byte matches the seal; the other shards are not read."""
+    """The manifest and the open file of one shard, if every byte matches the seal. Does not read other shards."""
     shard = _shard_directory(step_directory(directory, step), rank)
     try:
         manifest = _read_manifest(shard, rank)
@@ -229,7 +229,7 @@ def is_intact(directory: str, step: int, rank: int) -> bool:
 
 
 def looks_whole(directory: str, step: int, world_size: int) -> bool:
-    """Whether all manifests exist and agree and all files have their sizes; contents are not read."""
+    """Whether all manifests exist and agree and all files have the right size. Does not read the files."""
     try:
         for manifest, shard in _manifests(directory, step, world_size):
             _open_state(manifest, shard).close()
@@ -298,7 +298,7 @@ def read_manifest(path: str, rank: int) -> dict:
     try:
         document = json.loads(content)
         body = {key: value for key, value in document.items() if key != "seal"}
-        # Compared as bytes: a flipped bit that JSON would forgive counts too.
+        # Compared as bytes, to detect a flipped bit that JSON would tolerate.
         intact = _encode(body) == content
     except (ValueError, AttributeError, RecursionError):
         intact = False
@@ -340,7 +340,7 @@ def _open_state(manifest: dict, shard: str) -> BinaryIO:
 
 
 def _open_own(path: str) -> BinaryIO:
-    """Opens a regular file that this user owns: reading a state runs code that the file names."""
+    """Opens a regular file that this user owns: unpickling a state runs code that the file names."""
     try:
         file = open(path, "rb", buffering=1 << 20, opener=_without_following)
     except OSError as error:
@@ -357,12 +357,12 @@ def _open_own(path: str) -> BinaryIO:
 
 
 def _without_following(path: str, flags: int) -> int:
-    # Does not follow a link, and does not wait for the other end of a FIFO.
+    # Does not follow a symbolic link, and does not wait for the other end of a FIFO.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def clear_aside(directory: str, rank: int) -> None:
-    """Removes this rank's unfinished shards and unfinished removals that dead processes left."""
+    """Removes unfinished shards of this rank and unfinished removals of processes that no longer exist."""
     _clear(directory, ".step-")
     for step in steps(directory):
         _clear(step_directory(directory, step), f".rank-{rank:05d}.")
@@ -381,7 +381,7 @@ def _clear(directory: str, prefix: str) -> None:
 
 def _another_lives(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # This process is not writing now: saves of one process run one after the other.
+        return False  # This process is not writing now, because it saves one shard at a time.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -392,7 +392,7 @@ def _another_lives(pid: int) -> bool:
 
 
 def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda _step: True) -> None:
-    """Removes the steps older than the `keep` newest that look whole and count; nothing if fewer than `keep` do."""
+    """Removes steps older than the `keep` newest that look whole and count. Removes none if fewer than `keep` do."""
     whole = [step for step in steps(directory) if looks_whole(directory, step, world_size) and counts(step)]
     if len(whole) < keep:
         return
@@ -402,7 +402,7 @@ def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda 
 
 
 def _remove_step(directory: str, step: int) -> None:
-    # Renamed first, in one step: an interrupted removal leaves no half step.
+    # Renamed first, atomically, so that an interrupted removal leaves no partial step.
     aside = os.path.join(directory, f".step-{step:012d}.{os.getpid()}.tmp")
     _disk.remove_tree(aside)
     try:

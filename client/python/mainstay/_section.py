@@ -1,4 +1,4 @@
-"""``@mainstay.section("name")``, a function whose every call is a section, and ``mainstay.expect_long``."""
+"""``@mainstay.section("name")``, which makes each call of a function a section, and ``mainstay.expect_long``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from . import _native
 
 
 def around(section, function):
-    """`function` with `section` around each call. Of a coroutine function it covers the call, not what is awaited."""
+    """`function` with `section` around each call. For a coroutine function it covers the call, not the awaiting."""
 
     import functools  # here: importing mainstay must cost next to nothing
 
@@ -19,8 +19,8 @@ def around(section, function):
 
 
 class expect_long:
-    """A section that is known to take long, such as a compilation: the job is expected to make no progress meanwhile,
-    for at most this many seconds (None: without limit). A context manager and decorator. Never raises."""
+    """A section that takes long, such as a compilation: the job is expected to make no progress during it, for at most
+    this many seconds (None: without limit). A context manager and decorator. Never raises."""
 
     def __init__(self, what, *, seconds=3600.0, **_others):
         self._section = _native.section(what)

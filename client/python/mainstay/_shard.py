@@ -1,5 +1,5 @@
-"""Reads a sealed shard of format 2 from any file that starts with it: every byte is checked when it is read, and
-nothing is unpickled before that."""
+"""Reads a sealed shard of format 2 from any file that starts with it. Every byte is verified when it is read, before
+anything is unpickled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Changed(Exception):
     """The bytes do not match the seal; the text names the position."""
 
 
-#: While ranks load, the job computes nothing else.
+#: The maximum number of threads of a load, during which the job computes nothing else.
 _READERS = 8
 
 
@@ -26,9 +26,10 @@ def threads(most: int = 4) -> int:
 
 
 class Reader:
-    """A shard whose manifest is intact, behind an open descriptor. If ``memory`` is set, its file is in the launcher's
-    memory and is read through a mapping: the given one or a new one. ``map_it`` returns the mapping that this rank's
-    saves use, if it has one: devices copy from it."""
+    """A shard with an intact manifest, in an open descriptor.
+
+    If ``memory`` is set, the file is in the launcher's memory and is read through a mapping: the given one, or a new
+    one if it is True. ``map_it`` returns the mapping that this rank's saves use, if any: devices copy from it."""
 
     def __init__(self, descriptor: int, manifest: dict, memory: Any = False, map_it: Callable = lambda: None):
         (self._file,) = manifest["files"].values()
@@ -40,11 +41,11 @@ class Reader:
         self._size = self._file["size"]
 
     def verify(self) -> None:
-        """Raises Changed unless every byte is as it was sealed."""
+        """Raises Changed if any byte differs from the sealed one."""
         self._read(0, len(self._sums), [])
 
     def state(self, into: Optional[_container.Targets] = None) -> Any:
-        """The state, in the memory of ``into`` where that fits. Raises Changed, and what unpickling raises."""
+        """Returns the state, in the memory of ``into`` where that fits. Raises Changed, and what unpickling raises."""
         header = self._bytes(0, 8)
         header = self._bytes(0, 8 + int.from_bytes(header, "little"))
         table = _container.layout(bytes(header), self._size)
@@ -70,7 +71,7 @@ class Reader:
                 from_host.append((rooms[name], _container.as_bytes(held)))
             else:
                 rooms[name] = held
-        # Devices copy while the host checks the same bytes.
+        # Devices copy while the host verifies the same bytes.
         devices = _begin_to_devices(from_mapping, into)
         try:
             self._read(0, len(self._sums), sorted(pieces))
@@ -80,8 +81,8 @@ class Reader:
         return _container.join(rest, rooms.__getitem__)
 
     def _mapping_for_devices(self, how):
-        """A mapping that devices copy from, if there are any and the file is in memory: then the host needs no second
-        copy."""
+        """The mapping that devices copy from, if there are devices and the file is in memory. The host then needs no
+        second copy."""
         devices = {_container.device_of(kind, more) for kind, more in how} - {None}
         if not self._memory or not devices:
             return None

@@ -1,8 +1,8 @@
-"""Counters of collectives, read where torch keeps them: no collective is wrapped, so it costs nothing.
+"""Reads the counters of collectives from torch. No collective is wrapped, so collectives cost nothing extra.
 
 A thread polls twice a second. *Entered* is the sequence number of the group's backends, which also counts the
-operations that C++ code (DDP's reducer, DTensor) enters. *Completed* comes from NCCL's status if there is one; else
-from the flight recorder once the counters stop changing, which also reports the newest operation; else it is the
+operations that C++ code (DDP's reducer, DTensor) enters. *Completed* comes from NCCL's status if there is one. Else it
+comes from the flight recorder once the counters stop changing, which also reports the newest operation. Else it is the
 number entered when the last optimizer step started.
 """
 
@@ -15,7 +15,7 @@ import threading
 from . import _native, _role
 
 INTERVAL_S = 0.5
-ROLE_LOOKS = 600  # frameworks make their groups within the first minutes; each fourth look is soon enough
+ROLE_LOOKS = 600  # frameworks create their groups within the first minutes; every fourth poll is enough
 DUMPS_APART_S = 5.0  # a dump walks the whole recorder, 0.1 s for 2000 operations, without the GIL
 
 _BYTES = {
@@ -56,7 +56,7 @@ def _keep_looking() -> None:
         try:
             watch.look()
         except Exception:
-            # A group that is being created or destroyed meanwhile, or a torch that keeps its tables elsewhere.
+            # A group is being created or destroyed, or this torch has other tables.
             continue
 
 
@@ -67,11 +67,11 @@ class _Group:
 
     def __init__(self, id: int, devices: list):
         self.id = id
-        self.devices = devices  # one for each backend; the backends themselves are not held, lest they outlive the group
+        self.devices = devices  # one per backend; a reference to the backend itself would keep it alive after the group
         self.entered = self.completed = 0
         self.steps = None
-        self.still = 0  # looks without change
-        self.dumped = -1  # at which of them the recorder was asked
+        self.still = 0  # polls without change
+        self.dumped = -1  # the value of `still` at the last dump of the recorder
 
 
 class Watch:
@@ -102,7 +102,7 @@ class Watch:
     def _look_at(self, state, name: str, entered: int, steps, nccl) -> None:
         moved = entered != state.entered
         if moved:
-            # Groups work in order: the operations entered at the previous poll are at least followed by more.
+            # Groups work in order: more operations follow those entered at the previous poll.
             state.completed = state.entered if entered > state.entered else 0
             state.still = 0
         else:
@@ -134,18 +134,18 @@ def _ranks(world, group) -> list:
 
 
 def _devices(group) -> list:
-    """A kind of device for each backend of the group; one for CPU and GPU may have two."""
+    """One kind of device for each backend of the group. A group for CPU and GPU may have two backends."""
     backends = {id(group._get_backend(device)): device for device in group._device_types}
     return list(backends.values())
 
 
 def _entered(group, devices) -> int:
-    """What the group's backends have entered."""
+    """The number of operations that the group's backends have entered."""
     return sum([group._get_backend(device)._get_sequence_number_for_group() for device in devices])
 
 
 def _nccl_completed() -> dict:
-    """By group name: the number of the newest collective that NCCL has completed."""
+    """The number of the newest collective that NCCL has completed, by group name."""
     import torch
 
     if not torch.cuda.is_initialized():
@@ -165,8 +165,8 @@ def _nccl_completed() -> dict:
 
 
 def _recorded(name: str, entered: int):
-    """The flight recorder's data on the group: how many operations are not complete, and kind and bytes of the newest.
-    None if it does not know the newest, because it is off or was started after the group."""
+    """The flight recorder's data on the group: the number of incomplete operations, and kind and bytes of the newest.
+    None if it has not recorded the newest, because it is off or was started after the group."""
     from torch._C import _distributed_c10d as native
 
     newest, active = None, 0

@@ -1,8 +1,8 @@
-"""The parts of a step of a PyTorch job as sections: data, forward, backward, optimizer, evaluation.
+"""Reports the parts of a step of a PyTorch job as sections: data, forward, backward, optimizer, evaluation.
 
-Gates of the native module (``gates.rs``) do the work of the hooks: a model's computation has emptied the caches when
-a hook is called, and each Python frame of ours costs microseconds there. If CUDA is in use, a pair of events around
-each section reports how long the device took; they are read later, when they are complete, and never waited for.
+Gates of the native module (``gates.rs``) do the work of the hooks. When a hook is called, the model's computation has
+emptied the CPU caches, and each additional Python frame costs microseconds. If CUDA is in use, a pair of events around
+each section measures the time on the device. The events are read when they are complete; nothing waits for them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from . import _native, _role
 
 _FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 _Module = torch.nn.Module
-# The question that costs least; PyTorch 2.1 knows only the other one.
+# The cheapest check. PyTorch 2.1 has only the other one.
 _compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
 _complained = False
 
 
 class _Timer:
-    """A section's time on the device: its gate calls both ends in the steps that are timed."""
+    """Measures a section's time on the device. Its gate calls both ends in the steps that are timed."""
 
     __slots__ = ("_section", "_start")
 
@@ -47,9 +47,9 @@ class _Timer:
 
 
 class _DeviceClock:
-    """Pairs of CUDA events, read once they are complete. Steps are timed now and then, as events cost the host time."""
+    """Pairs of CUDA events, read once they are complete. Only some steps are timed: events cost host time."""
 
-    KEPT = 64  # pairs waiting for the device; beyond that nothing more is marked
+    KEPT = 64  # the maximum number of pairs that wait for the device; with more, no further steps are timed
 
     def __init__(self):
         self._spans = collections.deque()
@@ -57,7 +57,7 @@ class _DeviceClock:
         self._broken = False
 
     def mark(self):
-        """An event on the current stream, or None. Never during the capture of a graph, which it would end."""
+        """Records an event on the current stream. None during the capture of a graph, which an event would end."""
         if self._broken:
             return None
         try:
@@ -67,7 +67,7 @@ class _DeviceClock:
             event.record()
             return event
         except Exception as error:
-            # An error of the device that the script has not seen yet: the script must see it first.
+            # A device error that the script has not seen yet. The script must see it first.
             self._broken = True
             complain("timing on the device", error)
             return None
@@ -79,8 +79,8 @@ class _DeviceClock:
             self._spans.append((section, start, end))
 
     def look(self):
-        """Reports the sections that the device has finished; returns whether to time the next step, None while there is
-        no device."""
+        """Reports the sections that the device has finished. Returns whether to time the next step, None without a
+        device."""
         if self._broken or not torch.cuda.is_initialized():
             return None
         try:
@@ -97,13 +97,13 @@ class _DeviceClock:
 
 
 _clock = _DeviceClock()
-_forward = _evaluation = None  # the gates of what a watched model is called for: what enters, what leaves
-_hooked = weakref.WeakKeyDictionary()  # module: its hooks' handles
+_forward = _evaluation = None  # the gates for calls of a watched model: (enter, leave)
+_hooked = weakref.WeakKeyDictionary()  # by module: the handles of its hooks
 _lead = None  # the optimizer whose steps count
 
 
 def install(steps: bool) -> None:
-    """Puts the hooks in place, once for the life of the process, by the thread that trains."""
+    """Installs the hooks, once per process. Must be called by the training thread."""
     global _forward, _evaluation
     on_device = torch.version.cuda is not None or torch.version.hip is not None
 
@@ -140,16 +140,16 @@ def _follow(optimizer) -> None:
     try:
         _lead = weakref.ref(optimizer, freed)
     except TypeError as error:
-        # An optimizer whose release cannot be observed could not be distinguished from its successor.
+        # Without a weak reference, a new optimizer could not be distinguished from a freed one.
         complain("counting steps", error)
         raise
 
 
 def watch_model(model) -> None:
-    """Counts the calls of ``model`` as ``forward``, or as ``evaluation`` while it is not training."""
+    """Reports the calls of ``model`` as ``forward``, or as ``evaluation`` while it is not training."""
     if model in _hooked or hasattr(type(model).__call__, "_mainstay"):
         return
-    # Of modules within modules (FSDP wraps from the inside out) only the outermost is watched.
+    # Only the outermost of nested modules is watched. FSDP wraps from the inside out.
     for inner in [inner for inner in model.modules() if inner in _hooked]:
         for handle in _hooked.pop(inner):
             handle.remove()
@@ -159,7 +159,7 @@ def watch_model(model) -> None:
     )
 
 
-# Functions of the module and not of a call, so that a model with hooks can be copied and pickled.
+# Functions at module level, so that a model with hooks can be copied and pickled.
 def _before_forward(module, _arguments) -> None:
     if not _compiling() and _forward is not None:
         (_forward if module.training else _evaluation)[0]()
@@ -171,8 +171,8 @@ def _after_forward(module, _arguments, _result) -> None:
 
 
 def _hook_data_parallel(module) -> None:
-    """Watches the calls of all instances through their class: that is one frame, whereas hooks of a module are a slow
-    path."""
+    """Watches the calls of all instances through their class. This costs one frame, whereas the hooks of a module are a
+    slow path."""
     kind = module.DistributedDataParallel
     if hasattr(kind.__call__, "_mainstay"):
         return
@@ -220,7 +220,7 @@ def _hook_construction(kind) -> None:
 
 
 def _after_construction(kind, action) -> None:
-    """Calls ``action`` with each new instance of a class. Its errors are dropped."""
+    """Calls ``action`` with each new instance of a class. Its errors cause a warning only."""
     construct = kind.__init__
     if hasattr(construct, "_mainstay"):
         return
@@ -240,7 +240,7 @@ def _hook_data_loader(module, gate) -> None:
 
 
 def _hook_meshes(module) -> None:
-    """Remembers the first meshes: the pipeline dimension of a mesh gives this rank's stage."""
+    """Stores the first meshes. The pipeline dimension of a mesh gives this rank's stage."""
 
     def remember(mesh):
         if len(_role.meshes) < 8:
@@ -250,7 +250,7 @@ def _hook_meshes(module) -> None:
 
 
 def _hook_pipelines(module) -> None:
-    """Remembers this rank's position in its pipeline instead of the stage, which holds its model."""
+    """Stores this rank's position in its pipeline. A reference to the stage would keep its model alive."""
 
     def remember(stage):
         if stage.group_size > 1:
@@ -284,7 +284,7 @@ def _attempt(action, *arguments) -> None:
 
 
 def complain(what: str, error: Exception) -> None:
-    """One warning in the life of the process."""
+    """Warns, once per process."""
     global _complained
     if _complained:
         return

@@ -1,9 +1,9 @@
 """Waits until rank 0's store listens, polling at millisecond intervals, before a rank connects to it.
 
-By default PyTorch tries to connect, is refused, and tries again some hundred milliseconds later. Ranks that are
-forked, or stay in their processes, reach this line within milliseconds of each other: about every second restart
-would wait for nothing, and with several hosts nearly every one. On rank 0's host the check needs no connection: a
-port that is listened on cannot be bound. From another host it takes a connection, which is closed at once.
+By default PyTorch tries to connect, is refused, and retries some hundred milliseconds later. Ranks that are forked or
+stay in their processes connect within milliseconds of each other, so about every second restart would wait
+needlessly, and nearly every one with several hosts. On rank 0's host the check needs no connection: a port with a
+listener cannot be bound. From another host it opens a connection and closes it at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import time
 _RENDEZVOUS = "torch.distributed.rendezvous"
 
 _NAP_S = 0.001
-#: After this many polls rank 0 is not just a little late, and PyTorch's own retry is as good.
+#: After this many polls rank 0 is more than a little late, and PyTorch's own retry is as good.
 _NAPS = 20_000
 
-#: From another host: the interval at first, and after some hundred refusals.
+#: From another host: the first interval, and the one after :data:`_EAGER_NAPS` refusals.
 _FAR_NAPS_S = (0.003, 0.02)
 _EAGER_NAPS = 300
 _FAR_NAPS = 1_200
-#: All ranks together poll rank 0's host at most some ten thousand times a second.
+#: The minimum interval per rank: all ranks together poll rank 0's host at most 10,000 times a second.
 _FAR_NAP_PER_RANK_S = 0.0001
-#: If the job is so large that each rank could poll only this seldom, PyTorch's own retry is better.
+#: In a job so large that each rank would poll more rarely than this, PyTorch's own retry is better.
 _LONGEST_NAP_S = 0.2
 _CONNECT_S = 1.0
 
@@ -44,7 +44,7 @@ def _wait_in(module) -> None:
 
     @functools.wraps(connect)
     def connecting(*arguments, **named):
-        # The host, the port and the rank; if a later PyTorch calls it differently, nothing waits.
+        # The arguments are host, port and rank. If a later PyTorch passes others, this does not wait.
         if len(arguments) >= 3 and arguments[2] != 0 and arguments[0] == os.environ.get("MASTER_ADDR"):
             _wait(arguments[0], arguments[1])
         return connect(*arguments, **named)
@@ -72,11 +72,11 @@ def _wait_for(port) -> None:
 def _is_listened_on(port) -> bool:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # With it, a port that is only reserved, such as the launcher's, can be bound as well.
+            # With this option, a port that is only reserved, for example by the launcher, can be bound.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except (OSError, OverflowError, TypeError):
-        return True  # or the check is not possible, and PyTorch must try
+        return True  # someone listens, or the check is impossible and PyTorch must try
     return False
 
 
@@ -91,4 +91,4 @@ def _wait_for_other_host(address, port, world: int) -> None:
         except ConnectionRefusedError:
             time.sleep(max(least, _FAR_NAPS_S[turn >= _EAGER_NAPS]))
         except (OSError, OverflowError, TypeError):
-            return  # a name or a route that does not work: PyTorch reports it better
+            return  # the name or the route does not work: PyTorch reports it better

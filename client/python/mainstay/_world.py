@@ -1,7 +1,7 @@
-"""Callbacks for a world of another size than before: settings that depend on the number of ranks are updated.
+"""Callbacks for a changed world size, to update settings that depend on the number of ranks.
 
-The launcher passes the number of ranks of the previous attempt, of this run or of the job's last one
-(``MAINSTAY_PREVIOUS_WORLD_SIZE``); in process, a round's variables replace those of the previous round.
+The launcher passes the number of ranks of the previous attempt, of this launch or of the job's last launch
+(``MAINSTAY_PREVIOUS_WORLD_SIZE``). In process, the variables of a round replace those of the previous round.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _callbacks = []
 def on_world_change(callback):
     """Calls ``callback(old, new)`` when the job continues with another number of ranks than it had before.
 
-    In a new process at once, if the previous attempt had another size; in a restartable function's process between
-    two rounds, before the function is called again. Its exceptions propagate. Returns the callback, so that it can
-    be used as a decorator.
+    In a new process it is called at once if the previous attempt had another size. In the process of a restartable
+    function it is called between two rounds, before the function is called again. Exceptions of the callback
+    propagate. Returns the callback, so that it can be used as a decorator.
     """
     if callback not in _callbacks:
         _callbacks.append(callback)
@@ -34,7 +34,7 @@ def size():
 
 
 def changed(old: int) -> None:
-    """A round starts after one of ``old`` ranks."""
+    """Calls the callbacks at the start of a round that follows one of ``old`` ranks."""
     new = size()
     if old and new and old != new:
         for callback in list(_callbacks):

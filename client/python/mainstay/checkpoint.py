@@ -1,7 +1,8 @@
 """Local checkpoints: each rank saves its state on its host, and a restarted job continues from the newest whole step.
 
-Under ``mainstay run`` a save is one copy into memory that the launcher keeps: the launcher takes the checksums and writes to the
-disk behind, and the rank may die at any moment after. Elsewhere, or where there is no room for it, the rank writes to the disk.
+Under ``mainstay run`` a save is one copy into the launcher's memory. The launcher computes the checksums and writes to
+the disk in the background, and the rank may die at any time after the copy. Without a launcher or enough memory, the
+rank writes to the disk itself.
 
     start = 0
     saved = mainstay.checkpoint.load()
@@ -13,10 +14,10 @@ disk behind, and the rank may die at any moment after. Elsewhere, or where there
         if n % 100 == 0:
             mainstay.checkpoint.save(n, {"step": n, "model": model.state_dict(), ...})
 
-Every rank calls `save` with its own state and the same step. A step is offered only when all ranks have sealed it and
-every byte is as it was sealed, so that all ranks come to the same answer. In a job of several hosts the launchers agree on the
-step before the ranks start, and ``MAINSTAY_CHECKPOINT_RESUME`` names it. `mainstay run` sets where: the directory in
-``MAINSTAY_CHECKPOINT_DIR``, how many whole steps are kept in ``MAINSTAY_CHECKPOINT_KEEP`` (2).
+Every rank calls `save` with its own state and the same step. A step is offered only if all ranks have sealed it and
+every byte matches the seals, so that all ranks reach the same result. In a job of several hosts the launchers agree on
+the step before the ranks start, and ``MAINSTAY_CHECKPOINT_RESUME`` names it. `mainstay run` sets the directory in
+``MAINSTAY_CHECKPOINT_DIR`` and the number of whole steps to keep in ``MAINSTAY_CHECKPOINT_KEEP`` (2).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Chosen(NamedTuple):
     root: str
 
 
-#: The attempt in which this process saved last: the step chosen at its start is no longer the newest.
+#: The attempt of this process's last save. After it, the step chosen at the start is no longer the newest.
 _saved_in: Optional[int] = None
 
 
@@ -67,12 +68,12 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
     """Saves this rank's `state` of `step` and returns whether it survives the end of this process: in the launcher's
     memory, or, without one, sealed on the disk.
 
-    Ranks that pass the same name as `alike` declare that their tensors are the same, as those of data-parallel peers
-    are: the saved tensors are compared, over all hosts whose agents keep replicas, and differences are reported. The
-    rest of the state is not compared.
+    Ranks that pass the same name as `alike` declare that their tensors are equal, as those of data-parallel peers are.
+    The saved tensors are compared over all hosts whose agents store replicas, and differences are reported. The rest
+    of the state is not compared.
 
-    A failure (a full disk, no permission, a state that cannot be pickled) is reported in one warning and leaves
-    older steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
+    A failure (a full disk, no permission, a state that cannot be pickled) causes one warning and leaves older steps
+    unchanged; it does not raise. By default, steps older than the two newest whole ones are removed.
     """
     try:
         number = _step_number(step)
@@ -88,7 +89,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
             _note_saved(identity.attempt)
             if _seal.looks_whole(place.directory, number, place.world_size):
-                # Doubtful steps must not push out the last trusted one.
+                # Doubtful steps must not displace the last trusted one.
                 _quietly(_seal.prune, place.directory, place.world_size, keep, lambda of: _doubtful(place, of) is None)
         return True
     except Exception as error:
@@ -98,8 +99,10 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
 
 
 def due() -> bool:
-    """Whether a save is due by what the job's own saves and failures cost: true once each time, after the same step on all ranks
-    that ask after each `mainstay.step`. Until three saves have been seen it is once a minute. False without a launcher.
+    """Whether a save is due, given the cost of the job's own saves and failures.
+
+    True once each time, after the same step on all ranks that call it after each `mainstay.step`. Until the job has
+    made three saves, a save is due once a minute. False without a launcher.
 
         if mainstay.checkpoint.due():
             mainstay.checkpoint.save(n, state)
@@ -108,7 +111,7 @@ def due() -> bool:
 
 
 def _standing_still():
-    """The section that a save counts as. A save in another thread does not stop training, and sections belong to the
+    """The section of a save. None in another thread: such a save does not stop training, and sections belong to the
     training thread."""
     if threading.current_thread() is threading.main_thread():
         return _native.section("checkpoint")
@@ -118,7 +121,7 @@ def _standing_still():
 def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
     """Prepares memory for states as large as this one, so that the first save is as fast as the others.
 
-    Returns whether there is such memory: without a launcher, or without room, saves go to the disk. Does not raise.
+    Returns whether there is such memory. Without a launcher or enough memory, saves go to the disk. Does not raise.
     """
     try:
         place = _place(directory)
@@ -148,7 +151,7 @@ def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bo
 
 
 def latest(*, directory: Optional[str] = None) -> Optional[int]:
-    """The newest step that is whole for every rank, or None. Reads all of it to be sure; does not raise."""
+    """The newest step that is whole for every rank, or None. Reads and verifies all of it; does not raise."""
     try:
         place = _place(directory)
         chosen = _chosen(place)
@@ -180,17 +183,19 @@ def load(
 ) -> Any:
     """This rank's state of `step`, or of the newest whole step; None if there is none.
 
-    A damaged step is reported in a warning; without `step` the next older whole one is loaded. Raises only errors of
-    unpickling, for instance if a class no longer exists: starting from nothing would be worse than stopping.
+    A damaged step causes a warning; without `step` the next older whole one is loaded. Raises errors of unpickling, for
+    example if a class no longer exists, because starting from scratch would be worse than stopping. Also raises
+    RuntimeError if the launchers chose a step and this rank's shard of it is missing, or if a step in memory changed
+    after other ranks had read it.
 
-    ``into`` is a state like the one that was saved: tensors and arrays are loaded into the memory of those with the
-    same path, type and shape there, on the host or on a CUDA device as they were saved, and those of the returned
-    state share it. That saves the time for new memory, the copy out of it, and room for a second state on a device.
-    Raises RuntimeError if such memory was written to and then nothing could be loaded.
+    ``into`` is a state like the one that was saved. Tensors and arrays are loaded into the memory of those with the
+    same path, type and shape, on the host or on a CUDA device as they were saved, and the returned state shares that
+    memory. This saves the time for new memory, the copy out of it, and room for a second state on a device. Raises
+    RuntimeError if such memory was written to and then nothing could be loaded.
 
-    ``replicated`` declares that all ranks have saved the same state, as with plain data parallelism: then a step of
-    any number of ranks is loaded, from any good shard of it. Launchers of several hosts bring each host one; if
-    torch.distributed is initialised, the ranks choose the step together.
+    ``replicated`` declares that all ranks have saved the same state, as with plain data parallelism. A step of any
+    number of ranks is then loaded from any intact shard. Launchers of several hosts copy a shard to each host. If
+    torch.distributed is initialized, the ranks choose the step together.
     """
     targets = None if into is None else _container.Targets(into)
     taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
@@ -207,7 +212,7 @@ def load(
         if manifest["serialisation"] == "torch":
             import torch
 
-            # The file is this user's own (see _seal), as trusted as the script itself.
+            # The file belongs to this user (see _seal), so it is as trusted as the script itself.
             return torch.load(file, weights_only=False)
         return pickle.load(file)
 
@@ -224,7 +229,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
         wanted = _doubt_policy()
         for candidate in memory.with_those_of(_seal.steps(place.directory)):
             try:
-                # Doubt is checked first: a state is not unpickled only to be discarded.
+                # Doubt is checked first, so that no state is unpickled only to be discarded.
                 in_memory = memory.origin(candidate)
                 if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
                     continue
@@ -248,7 +253,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
 
 
 def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
-    """The state of the newest step that any number of ranks has saved, or of `step`: all ranks have the same."""
+    """The state of `step`, or of the newest step, saved by any number of ranks. All ranks have the same state."""
     try:
         place = _place(directory)
         memory = _pool.of(place.directory, place.rank)
@@ -281,8 +286,8 @@ def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
 
 
 def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], wanted: str):
-    """The newest of these steps with a good shard: its number, manifest and open file; or the one that the launchers
-    chose, without a file."""
+    """The newest of these steps with an intact shard: its number, manifest and open file; or the one that the
+    launchers chose, without a file."""
     for number in numbers:
         if chosen is not None and number <= chosen.step:
             return chosen.step, None
@@ -291,7 +296,7 @@ def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], 
             if taken is None:
                 continue
             if _is_of_this_attempt(taken[0]):
-                # Saved by a rank that started earlier: others may not have seen it.
+                # Saved by a rank that started earlier. Other ranks may not have seen it.
                 taken[1].close()
                 continue
             if _passes(place._replace(rank=rank), number, wanted, "load", 5):
@@ -330,8 +335,8 @@ def _note_saved(attempt: int) -> None:
 
 
 def _chosen(place: _Place) -> Optional[_Chosen]:
-    """The step from which all hosts of the job continue; None if the ranks find it themselves, and once this one has
-    saved."""
+    """The step from which all hosts of the job continue. None if the ranks choose it themselves, or after a save of
+    this rank."""
     step, _, root = os.environ.get(_RESUME, "").partition(" ")
     if not step.isdecimal() or not root or _saved_in == _attempt():
         return None
@@ -340,7 +345,8 @@ def _chosen(place: _Place) -> Optional[_Chosen]:
 
 
 def _take_chosen(place: _Place, chosen: _Chosen, into=None):
-    """This rank's shard of that step and no other: a rank with a different step would be worse than a failed attempt."""
+    """This rank's shard of the chosen step. Raises without it: a rank with another step would be worse than a failed
+    attempt."""
     copy = _pool.own(place.directory, place.rank, chosen.root, _memory_steps.read_manifest)
     if copy is not None:
         try:
@@ -374,7 +380,7 @@ def _doubt_policy() -> str:
 
 
 def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin=None) -> bool:
-    """Whether a whole step is offered although it may be doubtful; warns if it is."""
+    """Whether a whole step may be offered. Warns if the step is doubtful."""
     doubt = _doubtful(place, step, origin)
     if doubt is None:
         return True
@@ -397,7 +403,7 @@ def _take_one(place: _Place, memory, step: int, into=None):
 
 
 def _serialisation(state: Any):
-    """How `state` is written: by torch if the script uses it, by pickle otherwise."""
+    """Facts for the manifest, file suffix and writer of `state`: torch if the script uses it, else pickle."""
     software = {"mainstay": _native.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     facts = {"created_unix_s": int(time.time()), "software": software}
     launch = os.environ.get("MAINSTAY_LAUNCH")
@@ -452,7 +458,7 @@ def _attempt() -> int:
 
 
 def _quietly(action, *arguments) -> None:
-    """A failed cleanup does not fail the save; the next save tries again."""
+    """Runs a cleanup. If it fails, the save does not fail, and the next save tries again."""
     try:
         action(*arguments)
     except OSError:
@@ -494,5 +500,5 @@ def _warn(text: str, depth: int = 3) -> None:
     try:
         warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=depth)
     except RuntimeWarning:
-        # Warnings are errors here (-W error), and a checkpoint must not stop a training run.
+        # Warnings are errors (-W error), and a checkpoint must not stop training.
         print(text.rstrip(), file=sys.stderr)

@@ -1,11 +1,10 @@
 """Distributed checkpoints of PyTorch stored in Mainstay: ``dcp.save(state, storage_writer=mainstay.dcp.Writer(step))``
 and ``dcp.load(state, storage_reader=mainstay.dcp.Reader())``.
 
-What ``dcp.save`` or ``dcp.async_save`` of any planner writes becomes one shard of each rank, in the launcher's
-memory or on the disk, where replicas, durable storage and retention treat it like any other. A step is whole when
-the coordinator has sealed its own shard, last of all and with DCP's metadata in it: an interrupted save leaves the
-older step. Loading reads the ranks' shards that a rank needs, on any number of ranks, and checks every byte before
-it is used.
+The output of ``dcp.save`` or ``dcp.async_save`` with any planner becomes one shard per rank, in the launcher's memory
+or on disk. Replicas, durable storage and retention treat it like any other shard. The coordinator seals its own shard
+last, with DCP's metadata in it, and only then is the step whole: an interrupted save leaves the older step. Loading
+works on any number of ranks. It reads the shards that a rank needs and verifies every byte before use.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ _STEP = re.compile(r"(\d+)/*$")
 
 
 class Where(NamedTuple):
-    """Where an item is stored: in which rank's shard, under which name."""
+    """The location of an item: the rank of the shard, and the name in it."""
 
     rank: int
     name: str
 
 
 class Writer(StorageWriter):
-    """Writes a step. ``step``, or a ``checkpoint_id`` that ends in its number (``"runs/a/step-100"``). `directory`: as for
+    """Writes a step.
+
+    The number is ``step``, or the end of a ``checkpoint_id`` (``"runs/a/step-100"``). `directory`: as for
     `mainstay.checkpoint.save`.
     """
 
@@ -83,7 +84,7 @@ class Writer(StorageWriter):
             results.append(WriteResult(item.index, size, Where(place.rank, name)))
         shard = {_MARK: 1, "tensors": tensors, "bytes": blobs}
         if self._leads:
-            # Sealed in `finish`, with data that only the coordinator has: until then the step is not whole.
+            # Sealed in `finish` with data that only the coordinator has. Until then the step is not whole.
             self._held = shard
         else:
             _save(place, self._step, shard)
@@ -105,9 +106,9 @@ class Writer(StorageWriter):
 class Reader(StorageReader):
     """Reads a step: ``step``, or that of a ``checkpoint_id``, or the newest whole one, the same on all ranks.
 
-    Each rank reads and checks the newest step completely before it is chosen, and skips it if any byte has changed.
-    Ranks choose together, through torch.distributed if it is initialised; pass ``together=False`` if not all of them
-    load.
+    Before a step is chosen, each rank verifies all its shards on disk, and skips it if any byte has changed. Shards in
+    memory are verified when they are read. Ranks choose together through torch.distributed if it is initialized.
+    Pass ``together=False`` if not all of them load.
     """
 
     def __init__(self, step: Optional[int] = None, *, directory: Optional[str] = None, together: bool = True):
@@ -150,7 +151,7 @@ class Reader(StorageReader):
             where = self._data[item.storage_index]
             by_rank.setdefault(where.rank, []).append((where.name, item))
         for rank, items in sorted(by_rank.items()):
-            # One at a time: another rank's shard may take as much memory as this rank has.
+            # One shard at a time: each may take as much memory as this rank's own state.
             shard = self._shards.of(rank)
             for name, item in items:
                 if item.type == LoadItemType.BYTE_IO:
@@ -172,7 +173,7 @@ class Reader(StorageReader):
 
 
 class _Shards:
-    """The shards of one step, wherever they are stored on this host. Raises if any of them is missing or damaged."""
+    """The shards of one step, in memory or on the disk of this host. Raises if any of them is missing or damaged."""
 
     def __init__(self, place, step: int):
         self.step = step
@@ -211,11 +212,11 @@ class _Shards:
         with file:
             if manifest["format"] == 2:
                 return _shard.Reader(file.fileno(), manifest).state()
-            # This user's own file, compared with its manifest just now: as trusted as the script itself.
+            # A file of this user that matches its manifest is as trusted as the script itself.
             return torch.load(file, map_location="cpu", weights_only=False)
 
     def verify(self) -> None:
-        """Raises Damaged unless every byte of every rank's shard is as it was sealed."""
+        """Raises Damaged if a shard on disk differs from its seal. Shards in memory are verified when they are read."""
         for rank in range(self.world_size):
             if rank not in self._copies and not _seal.is_intact(self._place.directory, self.step, rank):
                 raise _seal.Damaged(f"the shard of rank {rank} has changed since it was sealed")
@@ -226,7 +227,7 @@ class _Shards:
             if not isinstance(shard, dict) or _MARK not in shard:
                 break
             if "metadata" in shard:
-                # Kept: it is needed again in a moment, and the coordinator is almost always the first rank.
+                # Kept, because it is needed again soon. The coordinator is almost always the first rank.
                 self._kept = {rank: shard}
                 return pickle.loads(shard["metadata"])
         raise _seal.Incomplete(f"step {self.step} in {self._place.directory} was not written by torch.distributed.checkpoint")
@@ -240,7 +241,7 @@ def _newest(place, together: bool) -> _Shards:
     while True:
         found = _newest_good(place, [step for step in steps if limit is None or step <= limit])
         number = -1 if found is None else found.step
-        # Every rank sees the same answers, and so asks equally often.
+        # Every rank sees the same answers, so all make the same number of collective calls.
         told = _told_by_all(number) if together else [number]
         limit = min(told)
         if limit < 0:
@@ -295,11 +296,11 @@ def _place(directory: Optional[str]):
 
 
 def _save(place, step: int, shard: dict) -> None:
-    """As `mainstay.checkpoint.save`, but errors are raised: DCP reports them to all ranks."""
+    """As `mainstay.checkpoint.save`, but raises errors: DCP reports them to all ranks."""
     with checkpoint._saving:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)
-        # Any rank may read any shard again: on several hosts all of them are stored where every host can read them.
+        # Any rank may read any shard. On several hosts they are therefore stored on disk, which all hosts must share.
         if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard, any_world=True):
             return
         checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)
@@ -315,7 +316,7 @@ def _has_one_host() -> bool:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host, without the rest of a larger storage that it is a view of."""
+    """The tensor on the host. A view of a larger storage is copied without the rest of the storage."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         return tensor.cpu()

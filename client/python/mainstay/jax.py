@@ -1,7 +1,7 @@
 """JAX: ``train_step = mainstay.jax.watch_step(jax.jit(train_step))``.
 
-JAX dispatches work to the device and returns; a step counts here once its results are ready, which is polled and
-never waited for.
+JAX dispatches work to the device and returns. A step counts once its results are ready, which is polled without
+waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["watch_step"]
 def watch_step(function, *, first: int = 0, loss=None):
     """Returns ``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
 
-    Its first call, in which JAX compiles, is a phase that takes long. ``loss``: selects the loss from the result of
+    The first call, in which JAX compiles, is expected to take long. ``loss``: selects the loss from the result of
     ``function``; it is read once it is ready.
     """
     if not _native.active():
@@ -52,7 +52,7 @@ class _Watch:
         try:
             leaves = [leaf for leaf in _jax.tree_util.tree_leaves(result) if hasattr(leaf, "is_ready")]
             loss = self._loss(result) if self._loss is not None else None
-            # A reference to a large result would keep it from being freed: only the smallest array is kept.
+            # Keeps only the smallest array: a reference to a large one would delay its release.
             witness = min(leaves, key=lambda leaf: leaf.size, default=None)
         except Exception:
             witness = loss = None

@@ -1,10 +1,10 @@
 """PyTorch Lightning: ``Trainer(callbacks=[mainstay.lightning.MainstayCallback()])``, or no change at all.
 
-Lightning finds the callback by itself through the package's entry points. If the environment names no heartbeat
+Lightning finds the callback automatically through the package's entry points. If the environment names no heartbeat
 page, there is no callback.
 
 ``Trainer(plugins=[mainstay.lightning.MainstayCheckpointIO()])`` seals Lightning's own checkpoints: each is whole or
-does not exist, and every byte is checked when it is loaded.
+does not exist, and every byte is verified when it is loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _made_for(base):
             self._leads = False
 
         def setup(self, trainer, pl_module, stage=None):
-            # If one was passed by name and one found through the entry point, the first of them reports.
+            # If the script passed one and Lightning found another through the entry point, the first reports.
             ours = [callback for callback in trainer.callbacks if isinstance(callback, MainstayCallback)]
             self._leads = ours[:1] == [self]
             if not self._leads:
@@ -135,8 +135,7 @@ def _io_made_for(base):
             before = _out_of_the_way(path)
             _seal.clear_aside(path, 0)
             _seal.write(path, identity, facts, suffix, serialise, lambda: attempt)
-            # The name is used for one checkpoint at a time ("last.ckpt"): the previous one is removed when this one is
-            # whole.
+            # A name such as "last.ckpt" stands for one checkpoint: the previous one is removed when this one is whole.
             _forget_newer(path, number)
             _checkpoint._quietly(_seal.prune, path, 1, 1)
             if before is not None:
@@ -170,7 +169,7 @@ def _io_made_for(base):
 
 
 def _out_of_the_way(path: str):
-    """Moves a file with the name of the new directory aside and returns its new name; it stays until the directory is
+    """Renames a file with the name of the new directory, and returns its new name. It is kept until the directory is
     whole."""
     if not os.path.isfile(path):
         return None
@@ -180,7 +179,8 @@ def _out_of_the_way(path: str):
 
 
 def _forget_newer(path: str, number: int) -> None:
-    """A training that was restarted from an older step saves lower numbers: the last save counts."""
+    """Removes higher steps. Training that was restarted from an older step saves lower numbers, and the last save
+    counts."""
     for other in _seal.steps(path):
         if other > number:
             _checkpoint._quietly(_seal._remove_step, path, other)

@@ -1,11 +1,11 @@
-"""Watches a PyTorch job: sections of a step, counters of collectives, steps where the script reports none.
+"""Watches a PyTorch job: the sections of a step, counters of collectives, and steps if the script reports none.
 
     import mainstay.torch
 
     mainstay.torch.watch()
 
-Under ``mainstay run`` this happens by itself as soon as the script imports torch (``MAINSTAY_TORCH=0`` turns it off).
-Nothing here changes what torch computes, waits for a device, or raises into training.
+Under ``mainstay run`` this happens automatically as soon as the script imports torch (``MAINSTAY_TORCH=0`` turns it
+off). This module does not change what torch computes, does not wait for a device, and raises nothing into training.
 """
 
 from __future__ import annotations

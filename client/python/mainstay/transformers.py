@@ -12,7 +12,7 @@ from ._section import around
 
 __all__ = ["MainstayCallback"]
 
-_leads = None  # the callback that reports: of one by default and one by name, the latter
+_leads = None  # the callback that reports: one passed by the script takes precedence over the default one
 
 
 class MainstayCallback(_transformers.TrainerCallback):
@@ -24,7 +24,7 @@ class MainstayCallback(_transformers.TrainerCallback):
         self._evaluating = False
 
     def on_train_begin(self, args, state, control, **named):
-        # Those passed by name come after the default ones.
+        # Callbacks that the script passes come after the default ones.
         global _leads
         _leads = self
         if not torch.watch(steps=False):
@@ -78,7 +78,7 @@ class MainstayCallback(_transformers.TrainerCallback):
 
 
 class _ByDefault(MainstayCallback):
-    """A separate class: the trainer warns about a callback that it has twice."""
+    """A separate class, because the trainer warns about two callbacks of one class."""
 
 
 def watch_all(trainer_module) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: real interpreters, real pages, and an environment without traces of another launcher.
+"""Fixtures for all tests: real interpreters, real pages, and an environment without variables of another launcher.
 
 The tests run against the installed wheel, never against the source tree next to them.
 """
@@ -31,7 +31,7 @@ from mainstay import _native  # noqa: E402
 
 
 class Page:
-    """A heartbeat page as a launcher makes it, and its content as an agent reads it."""
+    """A heartbeat page as a launcher creates it, and its content as an agent reads it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,7 +52,7 @@ def page(tmp_path) -> Page:
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs a script in a fresh interpreter and returns the finished process, output as text."""
+    """Runs a script in a new interpreter and returns the finished process with its output as text."""
 
     def run(code: str, *options: str, page=None, interpreter: str = sys.executable, check=True, **variables):
         script = tmp_path / f"script-{time.monotonic_ns()}.py"
@@ -71,7 +71,7 @@ def python(tmp_path):
 
 
 class Job:
-    """A finished ``mainstay run``: its exit status, its output, and its ranks' pages."""
+    """A finished ``mainstay run``: its exit status, its output, and the pages of its ranks."""
 
     def __init__(self, done, runtime_dir: Path):
         self.done = done
@@ -83,7 +83,7 @@ class Job:
 
 @pytest.fixture
 def run_job(tmp_path):
-    """Runs a script under the real launcher and waits for its end. The program is the one that MAINSTAY_BIN names."""
+    """Runs a script under the real launcher, the program in MAINSTAY_BIN, and waits for its end."""
     program = os.environ.get("MAINSTAY_TEST_BIN")
     if not program:
         pytest.skip("MAINSTAY_BIN does not name the program")
@@ -91,7 +91,7 @@ def run_job(tmp_path):
     def run(code: str, ranks: int = 2, check: bool = True, **variables) -> Job:
         script = tmp_path / f"job-{time.monotonic_ns()}.py"
         script.write_text(textwrap.dedent(code))
-        # It contains sockets, whose paths must be short: pytest's own folder may be too deep.
+        # It contains sockets, whose paths must be short. The path of pytest's folder may be too long.
         runtime_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt-")))
         done = subprocess.run(
             [program, "run", "--no-agent", f"--nproc-per-node={ranks}", "--max-restarts=0",

@@ -1,4 +1,4 @@
-"""The calls on the training path: what they store in the page, and that no arguments make them raise."""
+"""The calls on the training path: what they store in the page, and that they raise for no argument."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_phases_that_take_long_and_pauses_are_in_the_page(python, page):
         import time, mainstay
         from mainstay import _native
         def quiet():
-            # In a child, so that this process does not lose its claim.
+            # In a child, so that this process keeps its claim.
             code = "import sys; from mainstay import _native; print(_native._testing_read_page(sys.argv[1])['beat']['quiet_until_ns'])"
             import os, subprocess, sys
             out = subprocess.run([sys.executable, "-c", code, os.environ["MAINSTAY_PAGE"]], env={}, capture_output=True, text=True)

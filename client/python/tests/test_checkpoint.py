@@ -360,7 +360,7 @@ text = str(told[0].message)
 assert len(told) == 1 and "EACCES" in text and {str(steps)!r} in text and "uid 12345 may write" in text, text
 """
     for parent in [tmp_path, *tmp_path.parents]:
-        # Folders that others may enter are not changed: other tests share them.
+        # Folders that others may enter are left unchanged, because other tests share them.
         mode = parent.stat().st_mode
         if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp/") and not mode & 0o001:
             parent.chmod(0o755)
@@ -425,11 +425,11 @@ def test_a_doubt_about_one_launch_does_not_affect_steps_of_another(directory, as
     doubt(directory, after=15, run="demo@1.a")
     with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
         assert checkpoint.latest() == 10
-    # Another launch with the same job name, which counts its attempts again from 0.
+    # Another launch with the same job name, whose attempts start from 0 again.
     monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.b")
     save_steps(as_rank, (20,))
     assert checkpoint.latest() == 20 and checkpoint.load()["step"] == 20
-    # A record of an earlier version names no launch: it counts for all of them.
+    # A record of an earlier version names no launch and counts for all launches.
     doubt(directory, after=15)
     with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
         assert checkpoint.latest() == 10

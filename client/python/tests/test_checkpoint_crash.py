@@ -1,4 +1,4 @@
-"""A rank that dies between any two operations on the disk: nothing torn is offered, nothing whole is lost.
+"""A rank that dies between any two operations on the disk: no partial step is offered, no whole step is lost.
 
 Each case is a process that ends itself, without clean-up, before its N-th operation, for every possible N.
 """
@@ -16,7 +16,7 @@ ENDED_BY_US = 86
 
 
 def save_and_crash_at(operation: int, step: int, state) -> bool:
-    """Saves in a separate process that ends before `operation`; True if it did, False if the save completed."""
+    """Saves in a separate process that ends before `operation`. True if it did, False if the save completed."""
     child = os.fork()
     if child == 0:
         _disk._done, _disk._crash_at = 0, operation

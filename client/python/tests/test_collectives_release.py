@@ -1,5 +1,5 @@
-"""Release of NCCL's groups, which no test machine has: PyTorch's own types are checked for the functions that we call,
-and its tables with the backends in them are mocked."""
+"""The release of NCCL groups, which no test machine has: PyTorch's types are checked for the functions that we call,
+and its tables with the backends are mocked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Group:
 
 @pytest.fixture
 def torch_with(monkeypatch):
-    """Puts these groups into the tables of a mocked PyTorch."""
+    """Stores these groups in the tables of a mocked PyTorch."""
 
     def play(*groups, destroy=None):
         names = ("pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
@@ -106,7 +106,7 @@ def test_groups_that_refuse_to_be_destroyed_are_forgotten_and_those_that_do_not_
 
 @needs_torch
 def test_pytorch_has_the_functions_that_are_called(python):
-    # The level of detail is read when torch is imported.
+    # torch reads the level of detail at import.
     code = """
     import os, socket
     import torch, torch.distributed as dist
@@ -141,8 +141,8 @@ def test_a_released_connection_stays_open_for_the_peer_until_all_ranks_have_left
     kept = release._shut(number, os.readlink(f"/proc/self/fd/{number}"), socket.SHUT_RD)
     release._kept_open["socket"] = kept
     assert os.read(number, 1) == b"", "what waits to receive is released"
-    os.close(number)  # as Gloo does when it has seen the end
-    # Two sends: the first to a closed connection would still succeed, and the second would fail.
+    os.close(number)  # as Gloo does after the end of the connection
+    # Two sends: to a closed connection, the first would succeed and the second would fail.
     peer.send(b"a")
     peer.send(b"b")
     with pytest.raises(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Distributed checkpoints of PyTorch into Mainstay's, by the real torch: real ranks over gloo, other numbers of ranks, kills."""
+"""PyTorch's distributed checkpoints in Mainstay, with the real torch: gloo, other numbers of ranks, kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests: one number for the same bits, wherever they are stored and however it was computed."""
+"""Digests: the same bits have the same digest, wherever they are stored and however it is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ numpy = pytest.importorskip("numpy")
 
 
 def by_definition(arrays) -> int:
-    """The definition in plain numbers, word by word."""
+    """The definition of the digest, word by word with Python numbers."""
     total = 0
     for number, array in enumerate(arrays):
         content = numpy.ascontiguousarray(array).tobytes()
@@ -123,7 +123,7 @@ def test_a_digest_of_a_device_goes_with_the_step_eight_later(python, page):
         import torch, mainstay
         from mainstay import _digest
         tensor = torch.zeros(4, requires_grad=True)
-        # What a device's tensor gives: a part that is fetched later.
+        # As for a tensor on a device: a part that is fetched later.
         _digest.digest = lambda tensors: _digest.Digest(0, [(torch.tensor(41 + int(tensors[0].sum())), None)])
         optimizer = torch.optim.SGD([tensor], lr=1.0)
         handle = mainstay.report_digest([tensor], every=10)

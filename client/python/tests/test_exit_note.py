@@ -1,4 +1,4 @@
-"""How a rank's end is reported: the exit note in the page and the error file in PyTorch's format."""
+"""The report of a rank's end: the exit note in the page, and the error file in PyTorch's format."""
 
 from __future__ import annotations
 

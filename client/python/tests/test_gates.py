@@ -1,4 +1,4 @@
-"""The native module's gates, through which hooks for frameworks enter and leave sections."""
+"""The gates of the native module, with which hooks for frameworks enter and leave sections."""
 
 from __future__ import annotations
 

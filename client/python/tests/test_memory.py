@@ -1,4 +1,4 @@
-"""Checkpoints in the launcher's memory: a real launcher, real ranks that die in the middle of a save, and the steps
+"""Checkpoints in the launcher's memory: a real launcher, real ranks that die during a save, and the steps that are
 offered afterwards."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_a_state_is_loaded_into_the_memory_of_another_where_it_fits_and_nowhere_
         assert checkpoint.save(3, state(3))
         while checkpoint.latest() != 3: time.sleep(0.01)
         into = state(0)
-        into["model"]["b"] = into["model"]["b"].astype(np.int32)  # Of another type: not touched.
+        into["model"]["b"] = into["model"]["b"].astype(np.int32)  # Another type: not written to.
         loaded = checkpoint.load(into=into)
         assert same(loaded, 3) and loaded["model"]["w"] is into["model"]["w"]
         assert loaded["model"]["b"] is not into["model"]["b"] and into["model"]["b"][0] == 0
@@ -109,7 +109,7 @@ def test_memory_overwritten_by_a_failed_load_is_reported(launch):
         """
         assert checkpoint.save(1, {"w": np.full(3_000_000, 1.0, np.float32)})
         while in_memory().origin(1) is None: time.sleep(0.01)
-        # Every copy of it is spoilt, in its second chunk.
+        # Damages every copy of it in the second chunk.
         import glob
         for path in glob.glob(os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], "rank-00000", "slot-*.*")):
             if not path.endswith(".json"):
@@ -188,7 +188,7 @@ def test_a_step_saved_a_moment_ago_is_found_before_its_checksums_are_taken(launc
         class Clock:
             monotonic = time.monotonic
             def sleep(seconds):
-                # The rank waits for the keeper: now it may work.
+                # The rank waits for the keeper, which now continues.
                 os.kill(keeper, signal.SIGCONT)
                 time.sleep(seconds)
         _pool.time = Clock
@@ -246,7 +246,7 @@ def test_a_launcher_killed_with_checkpoints_in_memory_only_loses_none(launch):
         time.sleep(0.05)
     os.kill(job.pid, signal.SIGKILL)
     job.wait()
-    # The guardian or the next launcher is faster: either way the step exists.
+    # Either the guardian or the next launcher writes the step.
     end(launch(waits))
     assert manifest(launch.steps, 2)["format"] == 2 and pools(launch) == []
 
@@ -264,7 +264,7 @@ def test_a_flipped_bit_in_memory_is_not_offered_and_the_disk_or_an_older_step_is
             slot.seek(100_000); byte = slot.read(1)
             slot.seek(100_000); slot.write(bytes([byte[0] ^ 4]))
         import warnings
-        # No process of this attempt has read it: as after a restart.
+        # As after a restart, no process of this attempt has read it.
         checkpoint._attempt = lambda: 7
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The package itself: one wheel for every Python, and stubs that match its content."""
+"""The package: one wheel for every Python, and stubs that match its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interpreter(version: str):
     """A Python of that version on this machine, or None."""
     built = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
     for found in [shutil.which(f"python{version}"), *built]:
-        # There may be a shim for a version that is not installed.
+        # pyenv may have a shim for a version that is not installed.
         asked = found and subprocess.run([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                                          capture_output=True, text=True)
         if asked and asked.stdout.strip() == version:

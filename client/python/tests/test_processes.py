@@ -1,4 +1,4 @@
-"""Owner of a page: the children of a rank never write for it, whichever way they were started."""
+"""The owner of a page: the children of a rank never write for it, however they were started."""
 
 from __future__ import annotations
 

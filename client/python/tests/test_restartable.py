@@ -1,4 +1,4 @@
-"""Restartable functions: against a launcher's socket made here, in real processes."""
+"""Restartable functions in real processes, with the launcher's socket created by the test."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ GO = {"environment": {"MAINSTAY_ATTEMPT": "7", "MASTER_PORT": "123"}}
 def test_a_rank_that_is_ordered_to_leave_continues_in_the_new_round(desk, rank):
     process = rank(LOOP.replace("FIRST", "time.sleep(100000)"), desk)
     assert desk.heard() == {"say": "hello", "epoch": 4}
-    desk.tell("leave", 3)  # for a round that is over: it has no effect
+    desk.tell("leave", 3)  # of an earlier round: has no effect
     desk.tell("leave", 4)
     assert desk.heard() == {"say": "ready", "epoch": 4}
-    desk.tell("go", 4, environment={"MAINSTAY_ATTEMPT": "nonsense"})  # a round that it has left
+    desk.tell("go", 4, environment={"MAINSTAY_ATTEMPT": "nonsense"})  # of the round that the rank has left
     desk.tell("go", 7, **GO)
     assert desk.heard() == {"say": "hello", "epoch": 7}
     assert desk.heard() == {"say": "done", "epoch": 7}
@@ -158,7 +158,7 @@ def test_an_interruption_that_is_swallowed_is_repeated(desk, rank):
     process = rank(LOOP.replace("        FIRST", "        " + first), desk)
     assert desk.heard()["say"] == "hello"
     desk.tell("leave", 4)
-    # It returned at last, in a round that is over.
+    # The function returned at last, but its round is over.
     assert desk.heard() == {"say": "ready", "epoch": 4}
     desk.tell("go", 7, **GO)
     assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
@@ -167,7 +167,7 @@ def test_an_interruption_that_is_swallowed_is_repeated(desk, rank):
 
 
 def test_abort_hooks_release_unknown_waits_and_a_broken_hook_does_not_stop_the_others(desk, rank):
-    # Signals are blocked, so that only the hook ends the wait, from another thread.
+    # Signals are blocked, so that only the hook, on another thread, ends the wait.
     code = """
     import ctypes, signal, threading
     reader, writer = os.pipe()
@@ -256,7 +256,7 @@ def test_only_the_sockets_of_process_groups_are_shut_down(python):
         listener = socket.create_server(("127.0.0.1", 0))
         mine = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
-        # Held only as a number, as in a native library.
+        # Kept only as a descriptor, as in a native library.
         return mine.detach(), theirs
     before = pair()
     release.install()
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_a_round_that_is_over_is_not_sealed(tmp_path, monkeypatc
 
     class Slow:
         def __reduce__(self):
-            # While it is written, the rank continues with another round.
+            # During the write, the rank continues with another round.
             os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
             return (int, (5,))
 

@@ -1,4 +1,4 @@
-"""Save now: how a rank receives a request, and when."""
+"""Save requests: how and when a rank receives them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_save_is_due_once_after_the_step_that_is_named(page, python):
         page=page,
     )
     assert done.stdout.split() == ["False"] * 3 + ["True"] + ["False"] * 2
-    # Polling for it is no promise to save before the end.
+    # A script that only polls does not promise to save before the end.
     assert not listens(page)
 
 

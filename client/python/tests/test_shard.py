@@ -1,5 +1,5 @@
-"""A sealed shard, read from a file, from a mapping that is made for the call, and from an existing one; and the state
-of a shard whose tensors were on a device."""
+"""A sealed shard, read from a file, from a new mapping and from an existing one; and the state of a shard whose tensors
+were on a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shard(tmp_path):
     content = numpy.random.default_rng(7).integers(0, 256, SIZE, numpy.uint8)
     path = tmp_path / "slot-0.1"
     path.write_bytes(content.tobytes())
-    # Of long inputs XXH3 with 64 bits is the lower half of that with 128 bits.
+    # For long inputs, the 64-bit XXH3 is the lower half of the 128-bit one.
     sums = [int(_native.checksum_bytes(content[at : at + CHUNK].tobytes())[16:], 16) for at in range(0, SIZE, CHUNK)]
     return path, content, sums
 
@@ -74,7 +74,7 @@ def test_a_file_shorter_than_recorded_is_an_error_and_no_signal(shard):
 
 
 def sealed(path, state):
-    """A shard of a state whose tensors were saved on a device, for which the host is used here. Returns its manifest."""
+    """A shard of a state whose tensors were on a device; the host replaces the device. Returns its manifest."""
     parts = _container.split(state, {})
     told = pickle.loads(parts.rest)
     told["table"] = [(*entry[:-1], "cpu") for entry in told["table"]]

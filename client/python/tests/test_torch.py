@@ -1,4 +1,4 @@
-"""The hooks for PyTorch, on real PyTorch: automatic under the launcher, and called by name."""
+"""The hooks for PyTorch, with the real PyTorch: automatic under the launcher, and called by the script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-# A plain DDP script without any code for mainstay.
+# A plain DDP script without code for Mainstay.
 TRAINING = """
     import os, sys, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -44,7 +44,7 @@ def test_a_script_without_a_line_of_ours_is_watched(run_job):
         assert page["beat"]["sections"] == []
     one, other = (page["collectives"] for page in job.pages.values())
     assert [group["comm"] for group in one] == [group["comm"] for group in other] and len(one) == 1
-    # One bucket reduced in each step, and what DDP's construction needs.
+    # One bucket per step, and the collectives of DDP's construction.
     assert one[0]["entered"] == other[0]["entered"] >= 6
     assert one[0]["completed"] == one[0]["entered"]
 
@@ -57,13 +57,13 @@ def test_the_rank_that_does_not_enter_a_collective_differs_from_the_one_that_wai
     if rank == 0:
         import subprocess
         def collectives(page):
-            # In a separate process: closing a page's file here would lose the claim on it.
+            # In a separate process, because closing the page's file here would release the claim on it.
             code = "import sys; from mainstay import _native; print(_native._testing_read_page(sys.argv[1])['collectives'])"
             told = subprocess.run([sys.executable, "-c", code, page], env={}, capture_output=True, text=True, check=True)
             return eval(told.stdout)
         own = os.environ["MAINSTAY_PAGE"]
         def told_by_both(theirs, ours):
-            # Each rank looks at its groups twice a second, and at its own time.
+            # Each rank polls its groups twice a second, at different times.
             waiting = [group for group in theirs if group["completed"] < group["entered"] and group["operation"]]
             mine = [group for group in ours for other in waiting if group["comm"] == other["comm"]]
             return len(ours) == 2 and mine and mine[0]["completed"] == mine[0]["entered"] == waiting[0]["completed"]
@@ -77,7 +77,7 @@ def test_the_rank_that_does_not_enter_a_collective_differs_from_the_one_that_wai
         assert waiting["operation"] == ("all_reduce", 4000), waiting
         assert waiting["entered"] == waiting["completed"] + 1 == mine["entered"] + 1, (waiting, mine)
         assert mine["completed"] == mine["entered"]
-        # The groups of one rank each differ from one another, and are known only to their member.
+        # Each rank has a group of its own, which the other rank does not report.
         names = [{group["comm"] for group in told} for told in (ours, theirs)]
         assert len(names[0] & names[1]) == 1 and len(names[0]) == len(names[1]) == 2, names
     dist.all_reduce(torch.ones(1000))

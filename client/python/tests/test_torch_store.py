@@ -12,7 +12,7 @@ from mainstay import _torch_store
 
 @pytest.fixture
 def held():
-    """A port as the launcher reserves it: bound, and no process listens."""
+    """A port as the launcher reserves it: bound, without a listener."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))
@@ -21,7 +21,7 @@ def held():
 
 @pytest.fixture
 def naps(held, monkeypatch):
-    """Rank 0 listens while the other rank takes its third nap."""
+    """Rank 0 starts to listen during the third nap of the other rank."""
     naps = []
 
     def nap(seconds):
@@ -75,7 +75,7 @@ def test_a_rank_of_another_host_asks_by_connecting_and_leaves_at_once(connect, h
 @pytest.mark.usefixtures("of_four")
 @pytest.mark.parametrize(("name", "value"), [("MAINSTAY_ATTEMPT", None), ("WORLD_SIZE", "100000"), ("WORLD_SIZE", "x")])
 def test_a_rank_of_another_host_leaves_it_to_pytorch(connect, held, monkeypatch, name, value):
-    """A rank of another launcher, and one of a job in which all ranks would poll too often."""
+    """A rank of another launcher, and a rank of a job that is too large for polling."""
     monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     assert connect("127.0.0.1", held.getsockname()[1], 3, 4, None) == (3, 0)
 

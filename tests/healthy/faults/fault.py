@@ -1,4 +1,4 @@
-"""What can happen to a rank. Messages of libraries are raised with their true texts, everything else really happens."""
+"""Faults of a rank. Errors of libraries are raised with their original messages; all other faults are real."""
 
 import ctypes
 import json
@@ -18,7 +18,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def happen(name):
-    """Lets the fault happen that `faults.json` names so."""
+    """Causes the fault with this name in `faults.json`."""
     if os.environ.get("FAULT_WARNING"):
         warnings.warn("The given NumPy array is not writable, and PyTorch does not support non-writable tensors.", UserWarning, stacklevel=2)
         print("WARNING: retrying upload of metrics (attempt 1 of 5): connection timed out", file=sys.stderr, flush=True)
@@ -26,7 +26,7 @@ def happen(name):
 
 
 def from_outside():
-    """Waits where the fault comes from outside."""
+    """Waits for a fault that is caused from outside."""
     marks = os.environ["FAULT_MARKS"]
     with open(f"{marks}/.ready", "w") as mark:
         mark.write(str(os.getpid()))
@@ -81,7 +81,7 @@ def fault_disk_read_only():
 
 
 class Batches:
-    """Batches that go through shared memory."""
+    """Batches that are passed through shared memory."""
 
     def __len__(self):
         return 8
@@ -169,7 +169,7 @@ def fault_cudnn_version():
 
 
 def connections(to_port=None):
-    """Sockets of this process that are connected."""
+    """The connected TCP sockets of this process."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

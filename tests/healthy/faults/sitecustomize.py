@@ -1,13 +1,13 @@
-"""Lets a fault happen in a training program that knows nothing of it: Python imports this module where it stands in PYTHONPATH.
+"""Causes a fault in an unmodified training program: Python imports this module if its directory is in PYTHONPATH.
 
-    FAULT          the name of the fault, one of `faults.json`
-    FAULT_RANK     the rank that it happens to; it happens in the first attempt only
-    FAULT_AFTER    after so many steps; 0 is before the first one
-    FAULT_MARKS    a folder: `ready` appears in it, with the process id, where the fault comes from outside
-    FAULT_WARNING  set: an unrelated warning is printed just before
-    FAULT_CLIENT   set: the program uses Mainstay's client
+    FAULT          the name of the fault in `faults.json`
+    FAULT_RANK     the rank that fails, in the first attempt only
+    FAULT_AFTER    the number of steps before the fault; 0 is before the first one
+    FAULT_MARKS    a folder in which `ready`, with the process id, is created if the fault is caused from outside
+    FAULT_WARNING  if set, an unrelated warning is printed just before the fault
+    FAULT_CLIENT   if set, the program uses Mainstay's client
 
-A step is a call of `Optimizer.step`; where there is no torch, a line that names a step.
+A step is a call of `Optimizer.step`. Without torch, it is a line that names a step.
 """
 
 import builtins
@@ -58,7 +58,7 @@ def _on_optimizer(module):
 
 
 class _Finder:
-    """Steps in once the module is there that has torch's optimizers."""
+    """Installs the hooks when the module with torch's optimizers is imported."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -79,7 +79,7 @@ class _Finder:
 
 
 def _watch_lines():
-    """For programs without torch."""
+    """Detects steps in the output of programs without torch."""
     show = builtins.print
 
     def look(text):

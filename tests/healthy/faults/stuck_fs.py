@@ -1,4 +1,4 @@
-"""A file system that answers nothing but its own beginning: who looks into it waits. Mounted by FUSE, without its library."""
+"""A FUSE file system, without libfuse, that answers only the INIT request: all other accesses to it hang."""
 
 import ctypes
 import os

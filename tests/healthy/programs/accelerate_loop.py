@@ -1,4 +1,4 @@
-"""A loop of one's own under accelerate: its logger, a tracker-free log, save_state and load_state."""
+"""A custom training loop under accelerate: its logger, a log without trackers, save_state and load_state."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints in several ways: torch.save, distributed ones, synchronous and not, and safetensors."""
+"""Checkpoints by torch.save, torch.distributed.checkpoint (synchronous and asynchronous) and safetensors."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ def main():
     rank = dist.get_rank()
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)))
     optimizer = torch.optim.AdamW(model.parameters())
-    # Saves go on beside training: on a group of their own, or the two mix up.
+    # Saves run during training. They need their own group, or the collectives of both mix.
     savers = dist.new_group(backend="gloo")
     saving = None
     for step in range(1, STEPS + 1):

@@ -1,4 +1,4 @@
-"""Flax with optax, and a checkpoint by Orbax."""
+"""Flax with optax and an Orbax checkpoint."""
 
 import os
 import shutil

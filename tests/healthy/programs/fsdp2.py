@@ -1,4 +1,4 @@
-"""A transformer block sharded by FSDP2 on CPU, with a distributed checkpoint and its restore."""
+"""A transformer block sharded by FSDP2 on CPU, with a distributed checkpoint that is saved and restored."""
 
 import logging
 import os

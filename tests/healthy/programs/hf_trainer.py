@@ -34,7 +34,7 @@ class Lines(torch.utils.data.Dataset):
         return len(self.lines)
 
     def __getitem__(self, index):
-        # The tokenizer is used in worker processes too, and says so.
+        # The tokenizer is also used in worker processes, and warns about it.
         return self.tokens(self.lines[index], truncation=True, max_length=32)
 
 

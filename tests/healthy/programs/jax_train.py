@@ -36,7 +36,7 @@ def main():
         key, sub = jax.random.split(key)
         weights.append((jax.random.normal(sub, (a, b)) / a**0.5, jnp.zeros(b)))
     if os.environ.get("DOUBLE"):
-        # Without x64 this is cut to float32, with a warning.
+        # Without x64, JAX truncates this to float32 with a warning.
         jnp.zeros(3, dtype=jnp.float64)
     for step in range(STEPS):
         key, sub = jax.random.split(key)

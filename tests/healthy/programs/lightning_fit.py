@@ -1,4 +1,4 @@
-"""Lightning on CPU: a regression with a validation loop, callbacks and a checkpoint; DDP where there are more ranks."""
+"""Lightning on CPU: a regression with a validation loop, callbacks and a checkpoint; DDP with several ranks."""
 
 import os
 import warnings

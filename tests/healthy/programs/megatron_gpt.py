@@ -1,4 +1,4 @@
-"""Megatron core's GPT on CPU, one rank per data-parallel place, with log lines of Megatron's form."""
+"""Megatron core's GPT on CPU, data-parallel only, with log lines in Megatron's format."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ STEPS = int(os.environ.get("STEPS", 30))
 LENGTH, VOCABULARY = 24, 128
 
 
-# Megatron places its buffers on "the current device", which is asked of CUDA.
+# Megatron creates its buffers on the current CUDA device.
 torch.cuda.current_device = lambda: torch.device("cpu")
 
 
@@ -28,7 +28,7 @@ def main():
         model_parallel_cuda_manual_seed(1)
     except Exception as error:
         print(f"WARNING: no CUDA generator: {type(error).__name__}: {error}", flush=True)
-    # Random numbers of their own for each part exist on GPUs only; without dropout nothing draws any.
+    # Separate random number states exist on GPUs only. Without dropout, no random numbers are drawn.
     get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
     config = TransformerConfig(
         num_layers=2,

@@ -1,4 +1,4 @@
-"""A trainer that has much to say and comes through: retries that succeed, exceptions that are caught and logged."""
+"""A trainer that succeeds with much output: retries that succeed, exceptions that are caught and logged."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Logistic regression on shards that worker processes read: files that appear late, checksums that do not match, retries."""
+"""Logistic regression on shards that worker processes read: late files, checksum mismatches, retries."""
 
 import concurrent.futures
 import hashlib

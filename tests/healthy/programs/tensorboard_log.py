@@ -15,7 +15,7 @@ def main():
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 1))
     writer.add_graph(model, torch.randn(2, 10))
     optimizer = torch.optim.Adam(model.parameters())
-    # The order in which torch wants the two is the other one, and it says so.
+    # torch expects the two calls in the other order and warns.
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     schedule = torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1)
     with torch.profiler.profile(schedule=schedule, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:

@@ -1,4 +1,4 @@
-"""A trainer with a logger of torchtitan's form: dated lines with colours, metrics at intervals, DTensor-parallel layers."""
+"""A trainer with a logger in torchtitan's style: dated, coloured lines, periodic metrics, DTensor-parallel layers."""
 
 import logging
 import os

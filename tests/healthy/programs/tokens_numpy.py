@@ -1,4 +1,4 @@
-"""A bigram model on tokens of a tokenizer that is trained first, weights in safetensors, workers forked after the tokenizer was used."""
+"""A bigram model on tokens of a freshly trained tokenizer; safetensors weights; workers forked after its first use."""
 
 import multiprocessing
 import os

@@ -22,7 +22,7 @@ def main():
         optimizer.step()
         run.log({"loss": loss.item()}, step=step)
         if step == 20:
-            # A step lower than the last one is refused with a warning.
+            # wandb refuses a step lower than the last one with a warning.
             run.log({"late": 1.0}, step=3)
         if step % 5 == 0:
             print(f"[{step}/{STEPS}] loss={loss.item():.4f}", flush=True)

@@ -1,4 +1,4 @@
-"""A recurrent word model on the text of Python's licence, one process, with the hidden state carried on."""
+"""A recurrent word model on the text of Python's licence, in one process, with a persistent hidden state."""
 
 import math
 import os
@@ -15,7 +15,7 @@ class Words(nn.Module):
     def __init__(self, size, width=48):
         super().__init__()
         self.embed = nn.Embedding(size, width)
-        # Dropout of a single layer does nothing, and torch says so.
+        # Dropout in a single layer has no effect, and torch warns about it.
         self.recur = nn.LSTM(width, width, num_layers=1, dropout=0.2)
         self.decode = nn.Linear(width, size)
 

@@ -1,4 +1,4 @@
-"""Many DataLoader workers over an iterable data set, records that are broken now and then and are skipped."""
+"""Many DataLoader workers over an iterable data set. Some records are broken and are skipped."""
 
 import logging
 import os

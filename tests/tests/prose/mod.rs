@@ -99,6 +99,26 @@ fn the_texts_that_the_program_prints_have_none_of_them_either() {
 }
 
 #[test]
+fn comments_and_the_names_of_tests_have_none_of_them_either() {
+    let root = super::repository();
+    let mut sources = Vec::new();
+    for part in ["agent", "client", "proto", "tests", "xtask", "fuzz/fuzz_targets", "fuzz/src"] {
+        sources.extend(super::rust_files(&root.join(part)));
+    }
+    let lists_them = root.join("tests/tests/prose/words.rs");
+    let complaints: Vec<String> = sources
+        .iter()
+        .filter(|path| **path != lists_them)
+        .flat_map(|path| {
+            let text = fs::read_to_string(path).expect("a source file is readable text");
+            words::in_comments(path, &text)
+        })
+        .collect();
+    assert!(sources.len() > 1000, "the sources were found: {}", sources.len());
+    assert_none("comments and names of tests", &complaints);
+}
+
+#[test]
 fn the_built_in_policy_and_the_catalogue_of_hardware_have_none_of_them_either() {
     let agent = super::repository().join("agent");
     let tables = fs::read_dir(agent.join("catalog/hardware")).expect("the catalogue is a directory");

@@ -124,6 +124,35 @@ pub fn in_literals(path: &Path, source: &str) -> Vec<String> {
     prose.flat_map(complain).collect()
 }
 
+/// Banned words in the comments of a Rust source, and in the names of its tests.
+pub fn in_comments(path: &Path, source: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let (mut is_test, mut is_code) = (false, false);
+    for (index, line) in source.lines().enumerate() {
+        let trimmed = line.trim_start();
+        let is_fence = trimmed.trim_start_matches(['/', '!', ' ']).starts_with("```");
+        is_code = trimmed.starts_with("//") && (is_code ^ is_fence);
+        let text = match test_name(trimmed).filter(|_| is_test) {
+            Some(name) => name.replace('_', " "),
+            None if trimmed.starts_with("//") && !is_code => without_code(trimmed),
+            None => String::new(),
+        };
+        is_test = trimmed.starts_with("#[test]")
+            || trimmed.starts_with("#[tokio::test")
+            || (is_test && trimmed.starts_with("#["));
+        for (word, instead) in found(&text) {
+            complaints.push(format!("{}:{}: {word:?}: {instead}", path.display(), index + 1));
+        }
+    }
+    complaints
+}
+
+/// The name of the function that a line declares.
+fn test_name(line: &str) -> Option<&str> {
+    let name = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ")?;
+    name.split('(').next()
+}
+
 /// The same of a file whose comments start with `#`: policies and catalogues.
 pub fn in_strings(path: &Path, source: &str) -> Vec<String> {
     let is_comment = |line: &&str| line.trim_start().starts_with('#');
@@ -187,4 +216,11 @@ fn help_is_read_and_other_code_is_not() {
         "/// Mend it\nfn a() { let mend = 1; }\nconst EXAMPLES: &str = \"\\\nanew\";\nlet s = \"anew\";\n";
     let found = in_help(Path::new("a.rs"), source);
     assert_eq!(found.len(), 2, "{found:?}");
+}
+
+#[test]
+fn comments_and_names_of_tests_are_read_and_other_names_are_not() {
+    let source = "//! Begins here\n//! ```text\n//! begun\n//! ```\nfn not_known() {} // begun\n#[test]\n#[ignore]\nfn it_is_not_known() {}\n    // `begun`\n";
+    let found = in_comments(Path::new("a.rs"), source);
+    assert_eq!(found, ["a.rs:1: \"begins\": starts", "a.rs:8: \"not known\": unknown"]);
 }

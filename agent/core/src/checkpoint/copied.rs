@@ -1,11 +1,11 @@
-//! The newest step of which each shard has its copy on another host, as the journal has it.
+//! Journal facts about the newest step whose shards all have a copy on another host.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 
-/// The component and the words under which a job's journal has it.
+/// The component and the events in a job's journal.
 const COMPONENT: &str = "checkpoint";
 const COPIED: &str = "step_copied";
 const BEHIND: &str = "copies_behind";
@@ -15,12 +15,12 @@ const BEHIND: &str = "copies_behind";
 pub struct CopiedStep {
     /// The attempt that saved it.
     pub attempt: u64,
-    /// Which step.
+    /// The step.
     pub step: u64,
 }
 
 impl CopiedStep {
-    /// As a job's journal has it.
+    /// The step as a fact for the job's journal.
     pub fn fact(&self) -> Fact {
         let CopiedStep { attempt, step } = self;
         let values = [("attempt", attempt), ("step", step)];
@@ -34,7 +34,7 @@ impl CopiedStep {
         })
     }
 
-    /// What [`fact`](Self::fact) wrote; none if it is about something else.
+    /// Reads what [`fact`](Self::fact) wrote; `None` for other observations.
     pub fn read(seen: &Observation) -> Option<CopiedStep> {
         if seen.component != COMPONENT || seen.event != COPIED {
             return None;
@@ -44,7 +44,7 @@ impl CopiedStep {
     }
 }
 
-/// Copies do not keep up with what ranks save.
+/// The fact that copies do not keep up with saves, with the reason.
 pub fn behind(why: &str) -> Fact {
     Fact::Observed(Observation {
         component: COMPONENT.to_owned(),
@@ -55,7 +55,7 @@ pub fn behind(why: &str) -> Fact {
     })
 }
 
-/// Why copies do not keep up, if this says so.
+/// The reason that [`behind`] wrote; `None` for other observations.
 pub fn read_behind(seen: &Observation) -> Option<&str> {
     (seen.component == COMPONENT && seen.event == BEHIND).then_some(&*seen.detail)
 }
@@ -67,12 +67,12 @@ mod tests {
     fn observation(fact: Fact) -> Observation {
         match fact {
             Fact::Observed(seen) => seen,
-            other => panic!("an observation, not {other:?}"),
+            other => panic!("expected an observation, got {other:?}"),
         }
     }
 
     #[test]
-    fn what_the_journal_has_is_read_again() {
+    fn a_copied_step_is_read_back_from_the_journal_and_other_events_are_not() {
         let copied = CopiedStep { attempt: 3, step: 1_200 };
         let seen = observation(copied.fact());
         assert_eq!(CopiedStep::read(&seen), Some(copied));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_is_read_as_its_reason() {
+    fn the_reason_for_a_lag_is_read_back_from_the_journal() {
         let seen = observation(behind("saves come faster than copies"));
         assert_eq!(read_behind(&seen), Some("saves come faster than copies"));
         assert_eq!(CopiedStep::read(&seen), None);

@@ -1,14 +1,14 @@
-//! What a host tells its peers of itself where they choose who keeps replicas: whether it is excluded, and which pipeline stages its
-//! ranks have.
+//! What a host reports to its peers for the placement of replicas: whether it is excluded, and the pipeline stages of
+//! its ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// How a host stands.
+/// The eligibility of a host as a holder of replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementEligibility {
-    /// Why it is no place for replicas, in words; none where it is one.
+    /// The reason why it is excluded; `None` if it is eligible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,
     /// The pipeline stages of its ranks, by run id.
@@ -17,7 +17,7 @@ pub struct PlacementEligibility {
 }
 
 impl PlacementEligibility {
-    /// Whether ranks of the other one are next to its own in the pipeline of a run.
+    /// Whether ranks of the other host are in a pipeline stage next to its own, in the same run.
     pub fn is_beside(&self, other: &PlacementEligibility) -> bool {
         let are_beside = |(run, own): (&String, &BTreeSet<u32>)| {
             let theirs = other.stages.get(run);
@@ -40,10 +40,10 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_those_of_the_next_stage_in_the_same_run() {
+    fn neighbours_are_hosts_of_an_adjacent_stage_in_the_same_run() {
         let own = stages("run", &[1]);
         assert!(own.is_beside(&stages("run", &[0])) && own.is_beside(&stages("run", &[2, 3])));
-        assert!(!own.is_beside(&stages("run", &[1])), "a replica of the same stage is none");
+        assert!(!own.is_beside(&stages("run", &[1])), "the same stage is not a neighbour");
         assert!(!own.is_beside(&stages("run", &[3])) && !own.is_beside(&stages("another", &[0])));
         assert!(
             !own.is_beside(&PlacementEligibility::default())

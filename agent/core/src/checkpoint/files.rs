@@ -1,7 +1,8 @@
-//! Checkpoints that a trainer writes by itself, as files: which of them are complete, by what their writer leaves behind last.
+//! Checkpoints that a trainer writes itself as files: detects which of them are complete, from what the writer leaves
+//! last.
 //!
-//! Nothing is taken for complete because it looks finished: there must be a proof, which each framework leaves in its own way. What
-//! has none is sealed only where the user says after how much quiet it may be.
+//! A checkpoint is not complete because it looks finished: there must be a proof, and each framework leaves a different
+//! one. Without a proof, a checkpoint is sealed only if the user configures after how many seconds without a change.
 
 pub mod pattern;
 pub mod proof;
@@ -11,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pattern::Pattern;
 
-/// Seconds by which a file may be younger than the marker of its checkpoint: other ranks finish a little later.
+/// Maximum seconds by which a file may be newer than its checkpoint's marker: other ranks finish a little later.
 const AFTER_MARKER: i64 = 60;
 
-/// Names of checkpoints that tell no step, because the next one is written over them: nanoGPT's, those of PyTorch's examples,
-/// Lightning's and others'. Their step is the second in which they were written.
+/// Names of checkpoints without a step, because the next checkpoint overwrites them: those of nanoGPT, PyTorch's
+/// examples, Lightning and others. Their step is the time at which they were written, in seconds since 1970.
 pub const IN_PLACE: [&str; 9] = [
     "ckpt.pt",
     "snapshot.pt",
@@ -28,38 +29,38 @@ pub const IN_PLACE: [&str; 9] = [
     "latest.ckpt",
 ];
 
-/// What tells that a checkpoint is complete.
+/// Proof that a checkpoint is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// One of these files is in it, and nothing in it is much younger.
+    /// It contains one of these files, and no file in it is newer by more than 60 s.
     Marker(Vec<String>),
-    /// A file beside it names just this step or this name, and is younger than all of it. It is written anew on a restore.
+    /// A file next to it contains only its step or name, and is at least as new. A restore writes it again.
     Tracker(String),
-    /// Nothing beside it has its name with this behind.
+    /// Nothing next to it has its name with this suffix.
     NoneBeside(String),
-    /// Its container ends as it must.
+    /// Its container is whole.
     Container,
-    /// Its name: it was renamed into its place.
+    /// Its name: the writer renamed it when it was complete.
     Name,
-    /// Nothing in it has changed for so many seconds.
+    /// No file in it has changed for this many seconds.
     Quiet(u64),
 }
 
-/// How a checkpoint is found.
+/// A rule that finds checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Names in the directory that is watched.
+    /// Names in the watched directory.
     pub pattern: Pattern,
-    /// Whether it is a directory, or a file.
+    /// Whether the checkpoint is a directory, not a file.
     pub is_directory: bool,
-    /// What tells that it is complete.
+    /// The proof that it is complete.
     pub proof: Proof,
 }
 
-/// Whose way of writing checkpoints is looked for.
+/// The framework whose checkpoints are recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// All of the following but [`Kind::Nemo`].
+    /// All of the following except [`Kind::Nemo`].
     Auto,
     /// `iter_0000123/` and `latest_checkpointed_iteration.txt`.
     Megatron,
@@ -67,19 +68,19 @@ pub enum Kind {
     DeepSpeed,
     /// `checkpoint-123/` with `trainer_state.json`.
     HuggingFace,
-    /// `*123.ckpt`, `*123.pt`, `*123.pth` and `*123.safetensors`: single files whose container is whole. Where none of these is in the
-    /// directory, also the names of [`IN_PLACE`].
+    /// `*123.ckpt`, `*123.pt`, `*123.pth` and `*123.safetensors`: single files whose container is whole. If the
+    /// directory has none of them, also the names in [`IN_PLACE`].
     Torch,
     /// `*123/` with `.metadata`, of torch's distributed checkpoints.
     Dcp,
     /// `123/` or `name_123/` with `commit_success.txt` or `_CHECKPOINT_METADATA`.
     Orbax,
-    /// `*step=123*` without `*step=123*-unfinished` beside it.
+    /// `*step=123*` without `*step=123*-unfinished` next to it.
     Nemo,
 }
 
 impl Kind {
-    /// All, with their names in configurations.
+    /// All kinds, with their names in the configuration.
     pub const ALL: [(&'static str, Kind); 8] = [
         ("auto", Kind::Auto),
         ("megatron", Kind::Megatron),
@@ -91,10 +92,10 @@ impl Kind {
         ("nemo", Kind::Nemo),
     ];
 
-    /// Reads its name.
+    /// Parses the name of a kind.
     ///
     /// # Errors
-    /// It is none; the error names all.
+    /// The name is unknown; the error lists all names.
     pub fn parse(name: &str) -> Result<Kind, String> {
         let found = Kind::ALL.iter().find(|(of, _)| *of == name).map(|(_, kind)| *kind);
         found.ok_or_else(|| {
@@ -103,7 +104,7 @@ impl Kind {
         })
     }
 
-    /// Its rules, the more particular first.
+    /// The rules of this kind, the more specific first.
     pub fn rules(self) -> Vec<Rule> {
         let directory =
             |pattern: &str, proof| Rule { pattern: Pattern::plain(pattern), is_directory: true, proof };
@@ -143,44 +144,44 @@ impl Kind {
 /// When a file was last written: seconds since 1970, and nanoseconds. A file may be written again within the second.
 pub type Written = (i64, i64);
 
-/// One name in the directory that is watched.
+/// An entry of the watched directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Whether it is a directory.
     pub is_directory: bool,
-    /// When the youngest file of it was last written.
+    /// When its newest file was last written.
     pub newest: Written,
-    /// The files directly in it, with when they were written.
+    /// The files directly in it, with the times at which they were written.
     pub files: BTreeMap<String, Written>,
-    /// Whether its container is whole, where that was looked at.
+    /// Whether its container is whole, if that was checked.
     pub container: Option<bool>,
 }
 
-/// The directory at one moment.
+/// The state of the directory at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Each name that matches a rule, and those that rules ask for.
+    /// The entries that match a rule, and those that rules require.
     pub names: BTreeMap<String, Seen>,
-    /// What stands in small files that rules ask for, with when it was written.
+    /// The content of small files that rules require, with the times at which they were written.
     pub texts: BTreeMap<String, (String, Written)>,
-    /// The steps of names that tell none.
+    /// The steps of names that do not contain a step.
     pub in_place: BTreeMap<String, u64>,
-    /// Now, seconds since 1970.
+    /// The current time, seconds since 1970.
     pub now: i64,
 }
 
-/// A checkpoint that is complete.
+/// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complete {
     /// The step.
     pub step: u64,
     /// Its names in the directory.
     pub names: Vec<String>,
-    /// Small files that are to be there after a restore, with what must stand in them.
+    /// Small files that must exist after a restore, with their content.
     pub trackers: BTreeMap<String, String>,
 }
 
-/// The step of a name, and by which rule: the first that fits.
+/// The step of a name, and the first rule that matches.
 pub fn rule_of<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<(&'a Rule, u64)> {
     if is_passing(name) {
         return None;
@@ -192,13 +193,13 @@ pub fn rule_of<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<
     rules.iter().find_map(of)
 }
 
-/// The rule for a name that tells no step, because the next checkpoint is written over it.
+/// The rule for a name without a step, which the next checkpoint overwrites.
 pub fn in_place<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<&'a Rule> {
     let is_it = |rule: &&Rule| !rule.pattern.has_step() && rule.pattern.written() == name;
     rules.iter().filter(|rule| rule.is_directory == is_directory).find(is_it)
 }
 
-/// Names that say of themselves that they are not there to stay.
+/// Whether the name marks a temporary file or directory.
 fn is_passing(name: &str) -> bool {
     let endings = [".tmp", ".part", ".incomplete", "-unfinished", ".lock"];
     let inside = [".orbax-checkpoint-tmp", "tmp-checkpoint", ".mainstay-"];
@@ -207,7 +208,7 @@ fn is_passing(name: &str) -> bool {
         || inside.iter().any(|part| name.contains(part))
 }
 
-/// Whether a file's name is one that trainers give to checkpoints, and no rule knows it: it is not sealed.
+/// Whether a file has the name of a checkpoint but matches no rule, and is therefore not sealed.
 pub fn is_unknown_checkpoint(rules: &[Rule], name: &str) -> bool {
     let endings = [".pt", ".pth", ".ckpt", ".safetensors", ".pth.tar"];
     !is_passing(name)
@@ -216,7 +217,7 @@ pub fn is_unknown_checkpoint(rules: &[Rule], name: &str) -> bool {
         && in_place(rules, name, false).is_none()
 }
 
-/// The small files that rules ask for.
+/// The small files that rules require.
 pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
     let mut all = BTreeSet::new();
     for rule in rules {
@@ -227,10 +228,10 @@ pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
     all
 }
 
-/// The checkpoints that are complete, newest first. A step of several names is complete when all of them are, and, where `expect`
-/// is above 0, when there are so many.
+/// The complete checkpoints, newest first. A step of several names is complete when all of them are, and, if `expect`
+/// is above 0, when there are exactly that many.
 ///
-/// Where a rule has no proof for what it finds, `quiet` seconds without a change stand in, if they are above 0.
+/// If `quiet` is above 0, that many seconds without a change replace a missing proof.
 pub fn complete(rules: &[Rule], look: &Look, expect: usize, quiet: u64) -> Vec<Complete> {
     let mut steps: BTreeMap<u64, Vec<(&str, &Rule, bool)>> = BTreeMap::new();
     for (name, seen) in &look.names {
@@ -251,10 +252,10 @@ pub fn complete(rules: &[Rule], look: &Look, expect: usize, quiet: u64) -> Vec<C
     whole.map(reported).collect()
 }
 
-/// What must stand in the tracker for a restore.
+/// The file name and content of the tracker for a restore.
 fn tracker(rule: &Rule, step: u64, name: &str) -> Option<(String, String)> {
     match &rule.proof {
-        // Megatron's has the number, DeepSpeed's the name.
+        // Megatron's tracker contains the number, DeepSpeed's the name.
         Proof::Tracker(file) if file == "latest" => Some((file.clone(), name.to_owned())),
         Proof::Tracker(file) => Some((file.clone(), step.to_string())),
         _ => None,
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn megatron_and_deepspeed_are_complete_when_their_tracker_names_them_and_is_younger() {
+    fn megatron_and_deepspeed_are_complete_if_a_newer_tracker_names_them() {
         let iter = |newest| ("iter_0000120", directory(newest, &[]));
         let tracker = |text, at| ("latest_checkpointed_iteration.txt", text, at);
         for kind in [Kind::Megatron, Kind::Auto] {
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_again_within_the_second_is_being_written() {
+    fn a_checkpoint_rewritten_within_the_same_second_is_not_complete() {
         let mut seen = directory(100, &[]);
         let complete = |seen: &Seen| {
             let tracker = [("latest_checkpointed_iteration.txt", "120", 100)];
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_in_the_directory_prove_it_unless_it_is_written_again() {
+    fn a_marker_proves_a_checkpoint_unless_it_is_written_again() {
         let with = |marker: &'static str, newest| directory(newest, &[(marker, 100), ("x", newest)]);
         let cases = [
             (Kind::HuggingFace, "checkpoint-500", "trainer_state.json"),
@@ -358,7 +359,7 @@ mod tests {
             for kind in [kind, Kind::Auto] {
                 assert_eq!(found(kind, &look(&[(name, with(marker, 130))], &[])), [500], "{name}");
                 assert!(found(kind, &look(&[(name, with("other", 130))], &[])).is_empty(), "{name}");
-                assert!(found(kind, &look(&[(name, with(marker, 900))], &[])).is_empty(), "{name} again");
+                assert!(found(kind, &look(&[(name, with(marker, 900))], &[])).is_empty(), "{name} newer");
             }
         }
         let tmp = ("500.orbax-checkpoint-tmp-17", with("_CHECKPOINT_METADATA", 100));
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_whose_name_no_rule_knows_is_told_from_one_that_is_sealed() {
+    fn a_checkpoint_name_without_a_rule_is_distinguished_from_a_sealed_one() {
         let rules = Kind::Torch.rules();
         for unknown in ["model.pt", "best.pth", "weights.safetensors", "model_best.pth.tar"] {
             assert!(is_unknown_checkpoint(&rules, unknown), "{unknown}");
@@ -391,12 +392,12 @@ mod tests {
         let both = [("model_9.pt", file(true)), ("optim_9.pt", file(true))];
         assert_eq!(found(Kind::Torch, &look(&both, &[])), [9]);
         let of = |expect| complete(&Kind::Torch.rules(), &look(&both, &[]), expect, 0).len();
-        assert_eq!((of(2), of(3)), (1, 0), "as many as the user expects");
-        assert!(found(Kind::Torch, &look(&[("last.ckpt", file(true))], &[])).is_empty(), "it tells no step");
+        assert_eq!((of(2), of(3)), (1, 0), "the user expects this many files");
+        assert!(found(Kind::Torch, &look(&[("last.ckpt", file(true))], &[])).is_empty(), "it has no step");
     }
 
     #[test]
-    fn a_file_that_is_written_over_is_the_step_of_its_second() {
+    fn the_step_of_an_overwritten_file_is_the_second_of_its_write() {
         let file = |whole| Seen { container: Some(whole), ..Seen::default() };
         let found = |whole| {
             let mut look = look(&[("ckpt.pt", file(whole)), ("train.pt", file(true))], &[]);
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn nemo_is_complete_when_it_is_no_longer_unfinished() {
+    fn nemo_is_complete_without_an_unfinished_marker() {
         let step = ("llama-step=40-last", directory(5, &[]));
         assert_eq!(found(Kind::Nemo, &look(std::slice::from_ref(&step), &[])), [40]);
         assert!(
@@ -417,14 +418,14 @@ mod tests {
     }
 
     #[test]
-    fn quiet_counts_only_where_the_user_wants_it() {
+    fn quiet_time_counts_only_if_the_user_configures_it() {
         let step = look(&[("iter_0000005", directory(900, &[]))], &[]);
         let of = |quiet| complete(&Kind::Megatron.rules(), &step, 0, quiet).len();
         assert_eq!((of(0), of(60), of(101)), (0, 1, 0));
     }
 
     #[test]
-    fn every_kind_is_read_by_its_name_and_others_are_refused() {
+    fn every_kind_is_parsed_by_its_name_and_other_names_are_rejected() {
         assert!(Kind::ALL.iter().all(|(name, kind)| Kind::parse(name) == Ok(*kind)));
         assert!(Kind::parse("megatrom").unwrap_err().contains("megatron"));
         assert_eq!(

@@ -26,8 +26,8 @@ pub struct Advice {
     pub cost: f64,
 }
 
-/// Failures per second after `count` failures in `seconds`. The prior, one failure in `guess` seconds, has the weight of
-/// one failure: a job that has not failed yet may still fail.
+/// Failures per second after `count` failures in `seconds`. The prior, one failure in `guess` seconds, has the weight
+/// of one failure: a job that has not failed yet may still fail.
 pub fn rate(count: u32, seconds: f64, guess: f64) -> f64 {
     (1.0 + f64::from(count)) / (guess.max(1.0) + seconds.max(0.0))
 }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_large_job_saves_often_to_near_tiers_and_rarely_to_far_ones() {
-        // 2,048 hosts, each with one failure in 154 days. 40% of failures leave the host intact, 1% take its neighbours too.
+        // 2,048 hosts, each with a failure every 154 days. 40% leave the host intact, 1% take its neighbours too.
         let all = 2048.0 * 6.5e-3 / 86_400.0;
         let alone = |stall, share| advise(&[tier(stall, share * all)])[0].every;
         assert!((alone(0.02, 0.40) - 25.5).abs() < 0.1);

@@ -18,7 +18,7 @@ pub struct StepState<C = Copy> {
     pub created: i64,
     /// The verified copies of each rank's shard, all with the same root; ranks without any are absent.
     pub ranks: BTreeMap<u32, Vec<C>>,
-    /// The verified pieces of the same shards, or of the newest shard if none can be restored; ranks without any are absent.
+    /// The verified pieces of the same shard, or of the newest if none is available; ranks without any are absent.
     pub pieces: BTreeMap<u32, Vec<C>>,
 }
 
@@ -41,8 +41,8 @@ impl<C: Borrow<Copy>> StepState<C> {
         (0..self.key.world).filter(|rank| !self.has(*rank)).take(limit).collect()
     }
 
-    /// How many hosts must fail at least until a rank's shard is lost: all that have it, and enough of those with pieces
-    /// that too few pieces are left.
+    /// The minimum number of hosts whose loss loses a rank's shard: all that have a copy, and enough of those with
+    /// pieces that too few pieces are left.
     pub fn hosts_to_lose(&self, rank: u32) -> usize {
         let whole = self.ranks.get(&rank).map_or(0, |copies| holders(copies).len());
         let pieces = self.pieces.get(&rank).map_or(&[][..], Vec::as_slice);
@@ -101,8 +101,8 @@ impl StepState<&Copy> {
     }
 }
 
-/// The hosts that have `copies`, each once. Durable storage is not a host: it is far away and does not replace copies on
-/// hosts.
+/// The hosts that have `copies`, each once. Durable storage is not a host: it is far away and does not replace copies
+/// on hosts.
 pub fn holders<C: Borrow<Copy>>(copies: &[C]) -> BTreeSet<&str> {
     let on_hosts = copies.iter().map(C::borrow).filter(|copy| copy.medium != Medium::Durable);
     on_hosts.map(|copy| &*copy.holder).collect()

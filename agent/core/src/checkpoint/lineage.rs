@@ -1,6 +1,6 @@
-//! Determines which checkpoints belong to a job. The name (`--rdzv-id`) is not enough: two experiments may have the same.
-//! A run of checkpoints is therefore named `NAME~ID`. The id is derived from the directory into which the job writes, so
-//! two directories are two runs. A directory is identified by device and inode, and by its creation time, because the
+//! Determines which checkpoints belong to a job. The name (`--rdzv-id`) is not enough: two experiments may share it. A
+//! run of checkpoints is therefore named `NAME~ID`. The id is derived from the directory that the job writes to, so two
+//! directories are two runs. A directory is identified by device and inode, and by its creation time, because the
 //! kernel reuses inodes.
 
 use std::fmt;
@@ -38,7 +38,7 @@ pub fn is_asked(run: &str, asked: &str) -> bool {
     owner::name(run) == asked || plain(run) == asked
 }
 
-/// Identifies a directory: the identity survives a rename, and another directory with the same name has a different one.
+/// Identifies a directory. A rename does not change its identity; another directory of that name has a different one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryId {
     /// The boot in which `device` is valid: the kernel may number devices differently in the next one.

@@ -1,14 +1,14 @@
-//! Who owns a run. Among agents a run of a user is named `UID!NAME`: two users' runs of one name are two runs wherever a run is a key
-//! (inventories, decisions, retention, caches, the manifest and therefore the root of each shard). Only an agent writes the owner, from
-//! the uid that the kernel names. A name without an owner is the agents' own: `cache:…`, watches of the configuration, and what was
-//! stored before runs had owners.
+//! The owner of a run. Among agents a user's run is named `UID!NAME`: runs of two users with the same name are two runs
+//! wherever a run is a key (inventories, decisions, retention, caches, the manifest and therefore the root of each
+//! shard). Only an agent writes the owner, from the uid that the kernel reports. Names without an owner belong to the
+//! agents: `cache:…`, watches of the configuration, and what was stored before runs had owners.
 
-/// Between the owner and the name. No run id of a user has it: the first one ends the owner.
+/// Separates the owner and the name; the first one ends the owner. No run id of a user contains it.
 const MARK: char = '!';
 
-/// The run `name` of the user `uid`. `name` may have what tells launches apart behind an `@`.
+/// The run `name` of the user `uid`. After an `@`, `name` may contain what distinguishes launches.
 ///
-/// A name that claims another owner keeps that text as a part of the name, so that nobody can speak for another user.
+/// If the name claims another owner, that text stays a part of the name: no user can act for another one.
 #[must_use]
 pub fn owned(uid: u32, name: &str) -> String {
     match owner(name) {
@@ -17,16 +17,16 @@ pub fn owned(uid: u32, name: &str) -> String {
     }
 }
 
-/// The owner's uid; none for a run of the agents' own.
+/// The owner's uid; `None` for a run of the agents.
 #[must_use]
 pub fn owner(run: &str) -> Option<u32> {
     let (uid, _) = run.split_once(MARK)?;
-    // One spelling only: `007!x` is no owner.
+    // Accept one spelling only: `007!x` has no owner.
     let number: u32 = uid.parse().ok()?;
     (number.to_string() == uid).then_some(number)
 }
 
-/// The name as its user gave it, without the owner.
+/// The name that the user gave, without the owner.
 #[must_use]
 pub fn name(run: &str) -> &str {
     match (owner(run), run.split_once(MARK)) {
@@ -40,7 +40,7 @@ mod tests {
     use super::{name, owned, owner};
 
     #[test]
-    fn runs_of_two_users_with_one_name_are_two_runs() {
+    fn runs_of_two_users_with_the_same_name_are_different() {
         assert_ne!(owned(1000, "train@1"), owned(1001, "train@1"));
         assert_eq!(owner(&owned(1000, "train@1")), Some(1000));
         assert_eq!(name(&owned(1000, "train@1")), "train@1");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_speaks_for_another_user_or_for_the_agents() {
+    fn a_user_cannot_act_for_another_user_or_for_the_agents() {
         for claimed in ["1000!train", "0!train", "cache:triton/host", "files", "+5!x", "007!x", "!x", ""] {
             let run = owned(1001, claimed);
             assert_eq!(owner(&run), Some(1001), "{claimed}");

@@ -1,7 +1,7 @@
-//! Parity in place of mirrors: a shard is cut into pieces, any few of which may be lost.
+//! Erasure coding instead of replicas: a shard is cut into pieces, and any [`Parity::parity`] of them can be lost.
 //!
-//! A piece has a root of its own and a name that tells what it is a piece of. Where shards are told of, the name stands in the place of
-//! the run: a version that knows nothing of pieces takes them for those of a run that nobody asks for, and never for a shard.
+//! A piece has its own root, and a name that identifies its shard. In lists of shards the name is in the field for the
+//! run: a version without pieces takes them for shards of a run that no one requests, and never for a whole shard.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::checkpoint::copies::Copy;
 pub use crate::checkpoint::copies::{NoParity, Parity, Piece};
 
-/// The pieces of one shard that were cut in one way, by their numbers.
+/// The pieces of one shard that were cut in one way, by index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pieces<'a> {
     /// How it was cut.
@@ -19,15 +19,15 @@ pub struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Whether the shard can be had back from them.
+    /// Whether the shard can be restored from them.
     pub fn are_enough(&self) -> bool {
         self.copies.len() >= self.of.data as usize
     }
 
-    /// How many hosts must be lost at least until the shard cannot be had back from them; 0 where it cannot now.
+    /// The minimum number of hosts whose loss makes the shard unrecoverable; 0 if it is unrecoverable now.
     pub fn hosts_to_lose(&self) -> usize {
         let mut by_host: BTreeMap<&str, usize> = BTreeMap::new();
-        // Second copies of a piece do not count: no less can be lost than without them.
+        // Second copies of a piece are ignored: the result is then a lower bound.
         for copy in self.copies.values().filter_map(|copies| copies.first()) {
             *by_host.entry(copy.holder.as_str()).or_default() += 1;
         }
@@ -42,7 +42,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Sorts pieces of one shard by how it was cut: those of two ways are of no use to each other.
+/// Groups the pieces of one shard by how it was cut: pieces of different cuts cannot be combined.
 pub fn by_way<C: Borrow<Copy>>(pieces: &[C]) -> Vec<Pieces<'_>> {
     let mut ways: BTreeMap<Parity, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
     for copy in pieces.iter().map(C::borrow) {

@@ -1,46 +1,47 @@
-//! Which hosts keep the replicas of which: groups over failure domains.
+//! Selects the hosts that store each host's replicas: groups across failure domains.
 //!
-//! Groups, not a ring: of two hosts that die at once, a pair loses data in 1 of n-1 cases, a ring in 2. Groups are made
-//! of all hosts that are listed, dead or alive, so that a host that dies or is replaced under its name moves nobody
-//! else's replicas; only those who counted on it go to their next choice.
+//! Groups, not a ring: if two hosts fail at once, pairs lose data in 1 of n-1 cases, a ring in 2. Groups contain all
+//! configured hosts, dead or alive. A host that fails or is replaced under its name therefore moves no other host's
+//! replicas; only the owners that used it take their next choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkpoint::parity::Parity;
 
-/// A host that may keep replicas.
+/// A host that may store replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its name: the same word everywhere.
+    /// Its name: the same on all hosts.
     pub name: String,
-    /// What fails together with it: a rack, a power feed, an NVLink domain. Empty: only itself.
+    /// Its failure domain: a rack, a power feed, an NVLink domain. Empty: it fails alone.
     pub domain: String,
-    /// Whether it answers and has room.
+    /// Whether it responds and has room.
     pub usable: bool,
-    /// Whether it is about to go, or to be taken away: it keeps nothing while another host could, and what it has counts for nothing.
+    /// Whether it is leaving or will be removed: it gets replicas only if no other host is usable, and its copies do
+    /// not count.
     pub excluded: bool,
 }
 
 impl Host {
-    /// What fails together: hosts without a label fail alone.
+    /// The failure domain; a host without one is its own domain.
     fn domain(&self) -> &str {
         if self.domain.is_empty() { &self.name } else { &self.domain }
     }
 }
 
-/// What is asked of a placement.
+/// The requirements for a placement.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// How many replicas there are to be beside the owner's own copy.
+    /// Number of replicas in addition to the owner's copy.
     pub copies: usize,
-    /// Hosts that are taken only if nobody else is there: neighbours in the pipeline, which die with the owner's stage.
+    /// Hosts that are chosen only if there is no other: neighbours in the pipeline, which fail with the owner's stage.
     pub avoid: BTreeSet<String>,
-    /// Pieces are to be kept in place of replicas, where there are hosts enough.
+    /// Store pieces instead of replicas if there are enough hosts.
     pub parity: Option<Parity>,
 }
 
-/// The hosts that keep nothing now for being excluded: none where `owner` has nobody else. A copy that will be lost is better than none,
-/// and a verdict on all hosts at once says more of whoever judges than of them.
+/// The excluded hosts, which get no replicas; empty if `owner` has no other usable host. A copy that will be lost is
+/// better than none, and if all hosts are excluded at once, the exclusion is probably wrong.
 pub fn passed_over<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
     if !hosts.iter().any(|host| host.name != owner && host.usable && !host.excluded) {
         return BTreeSet::new();
@@ -48,15 +49,15 @@ pub fn passed_over<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
     hosts.iter().filter(|host| host.excluded).map(|host| host.name.as_str()).collect()
 }
 
-/// The hosts as they stand for `owner`: those that are passed over are not usable.
+/// The hosts as choices for `owner`: excluded hosts are not usable.
 pub(super) fn as_choices(owner: &str, hosts: &[Host]) -> Vec<Host> {
     let out = passed_over(owner, hosts);
     let of = |host: &Host| Host { usable: host.usable && !out.contains(host.name.as_str()), ..host.clone() };
     hosts.iter().map(of).collect()
 }
 
-/// How shards of `owner` can be cut now: so that each piece lies in a failure domain of its own, and none in the owner's. None: they
-/// are not to be cut, or there are too few usable domains.
+/// How shards of `owner` can be cut now, with each piece in a separate failure domain and none in the owner's. `None`:
+/// pieces are not configured, or there are too few usable domains.
 pub fn cut_for(owner: &str, hosts: &[Host], rules: &Rules) -> Option<Parity> {
     let hosts = &as_choices(owner, hosts);
     let own = hosts.iter().find(|host| host.name == owner).map_or(owner, Host::domain);
@@ -65,16 +66,16 @@ pub fn cut_for(owner: &str, hosts: &[Host], rules: &Rules) -> Option<Parity> {
     rules.parity.filter(|parity| domains.len() >= parity.pieces() as usize)
 }
 
-/// Where an owner's replicas go.
+/// The hosts for an owner's replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The hosts, first choice first.
     pub hosts: Vec<String>,
-    /// What could not be had, a sentence each.
+    /// The rules that could not be met, one message each.
     pub compromises: Vec<String>,
 }
 
-/// Divides `hosts` into groups of `size`, each over as many domains as there are; what is left over joins groups of
+/// Divides `hosts` into groups of `size`, each across as many domains as possible. The remaining hosts join groups of
 /// other domains.
 pub fn groups(hosts: &[Host], size: usize) -> Vec<Vec<String>> {
     let size = size.max(1);
@@ -105,7 +106,7 @@ pub fn groups(hosts: &[Host], size: usize) -> Vec<Vec<String>> {
     groups.into_iter().map(|group| group.into_iter().map(|host| host.name.clone()).collect()).collect()
 }
 
-/// Takes one host of each of the largest domains, and more of the largest where there are too few domains.
+/// Takes one host from each of the largest domains, and more from the largest if there are too few domains.
 fn draw<'a>(domains: &mut BTreeMap<&'a str, Vec<&'a Host>>, count: usize) -> Vec<&'a Host> {
     let mut drawn = Vec::new();
     while drawn.len() < count {
@@ -122,14 +123,14 @@ fn draw<'a>(domains: &mut BTreeMap<&'a str, Vec<&'a Host>>, count: usize) -> Vec
     drawn
 }
 
-/// Where the replicas of `owner` go: to its group first, then to others by rendezvous hashing. Never to the owner itself,
-/// and to its own domain or to two hosts of one domain only where nobody else is usable.
+/// Places the replicas of `owner`: first in its group, then on other hosts by rendezvous hashing. Never on the owner
+/// itself. Its own domain, or two hosts of one domain, are used only if no other host is usable.
 pub fn place(owner: &str, hosts: &[Host], rules: &Rules) -> Placement {
     place_beside(owner, hosts, rules, &BTreeSet::new())
 }
 
-/// As [`place`], where the hosts `have` keep copies already: they are no choice any more, their domains count as taken,
-/// and only the replicas beside them are placed.
+/// Like [`place`], but the hosts `have` already store copies: they are not chosen again, their domains count as taken,
+/// and only the missing replicas are placed.
 pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<&str>) -> Placement {
     let hosts = &as_choices(owner, hosts);
     let count = (rules.copies + 1).saturating_sub(have.len() + usize::from(!have.contains(owner)));
@@ -190,14 +191,14 @@ fn compromise(
     }
 }
 
-/// The others of a group, beginning after `owner`: in a triple each has another one first.
+/// The other members of a group, starting after `owner`: in a group of three, each owner has a different first choice.
 fn after(group: &[String], owner: &str) -> Vec<String> {
     let at = group.iter().position(|name| name == owner).unwrap_or(0);
     group.iter().cycle().skip(at + 1).take(group.len().saturating_sub(1)).cloned().collect()
 }
 
-/// A number that `a` and `b` share and that looks random: the highest wins (rendezvous hashing). FNV-1a, then the
-/// finalizer of SplitMix64, because FNV alone mixes the last bytes too little.
+/// The score of `a` and `b` for rendezvous hashing: the highest wins. FNV-1a, followed by the finalizer of SplitMix64,
+/// because FNV alone mixes the last bytes too little.
 pub fn score(a: &str, b: &str) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in a.bytes().chain([0]).chain(b.bytes()) {

@@ -1,53 +1,53 @@
-//! Who sends what to whom when a step is restored: each shard once to each host that needs it, from the nearest copy,
-//! balanced over the holders.
+//! Plans the transfers that restore a step: each shard once to each host that needs it, from the nearest copy, balanced
+//! over the holders.
 
 use std::collections::BTreeMap;
 
 use crate::checkpoint::inventory::{Copy, Medium, StepState};
 
-/// One shard on its way to one host.
+/// The transfer of one shard to one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The rank whose shard it is.
     pub rank: u32,
     /// The host that needs it.
     pub to: String,
-    /// All copies, the one to take first; the others serve if it fails.
+    /// All copies, the preferred one first; the others are used if it fails.
     pub sources: Vec<Copy>,
-    /// Its pieces, from which it is made where no copy serves.
+    /// Its pieces, from which it is restored if no copy can be used.
     pub pieces: Vec<Copy>,
 }
 
 impl Transfer {
-    /// Whether the host has it already.
+    /// Whether the host already has it.
     pub fn is_local(&self) -> bool {
         self.sources.first().is_some_and(|first| first.holder == self.to)
     }
 
-    /// Bytes of the shard.
+    /// Size of the shard, bytes.
     fn size(&self) -> u64 {
         self.sources.first().or(self.pieces.first()).map_or(0, |copy| copy.shard.whole_bytes())
     }
 }
 
-/// What is to be done to have a step where its ranks will run.
+/// The transfers that bring a step to the hosts where its ranks will run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In the order in which they should begin: the largest first.
+    /// The transfers in the order in which to start them: the largest first.
     pub transfers: Vec<Transfer>,
-    /// Shards that lie nowhere: with any of them the step cannot be restored.
+    /// Ranks whose shards are not available. If there is any, the step cannot be restored.
     pub missing: Vec<u32>,
 }
 
 impl Plan {
-    /// Bytes that go over the network.
+    /// Bytes to send over the network.
     pub fn bytes(&self) -> u64 {
         let moved = self.transfers.iter().filter(|transfer| !transfer.is_local());
         moved.map(Transfer::size).sum()
     }
 }
 
-/// How far a copy is: own memory, own disk, a peer's memory, a peer's disk, durable storage.
+/// The distance of a copy: own memory, own disk, a peer's memory, a peer's disk, durable storage.
 fn distance(copy: &Copy, to: &str) -> u8 {
     match (copy.holder == to, copy.medium) {
         (_, Medium::Durable) => 4,
@@ -58,10 +58,10 @@ fn distance(copy: &Copy, to: &str) -> u8 {
     }
 }
 
-/// The plan for `step` where rank r is needed on the hosts `wanted[r]`.
+/// The plan for `step` if the shard of rank r is needed on the hosts `wanted[r]`.
 ///
-/// Shards with the fewest copies are given out first, then the largest, so that those that could come from anywhere
-/// even the load out.
+/// Shards with the fewest copies are assigned first, then the largest, so that shards with more choices balance the
+/// load.
 pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
     let mut plan = Plan::default();
     let mut load: BTreeMap<&str, u64> = BTreeMap::new();
@@ -87,7 +87,7 @@ pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
         }
         let sources = sources.into_iter().cloned().collect();
         let mut pieces = step.pieces.get(&rank).cloned().unwrap_or_default();
-        // Those of data first: where all are there, nothing is computed.
+        // Data pieces first: if all are available, nothing is computed.
         pieces.sort_by_key(|copy| {
             let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
             let is_parity = copy.shard.piece.as_ref().is_some_and(|piece| index >= piece.of.data);

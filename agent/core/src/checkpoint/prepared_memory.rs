@@ -4,9 +4,9 @@ use super::inventory::{Copy, StepState, steps};
 
 /// The sizes of the shards that may be sent to `host` soon, the largest first.
 ///
-/// A host on which no rank has saved anything is a spare: it prepares for the largest whole step. A host whose ranks have
-/// memory `reserved` (bytes for each rank), and that stores nothing for others yet, receives about as much from its peers
-/// as it will send to them. All other hosts reuse the memory of older replicas.
+/// A host on which no rank has saved anything is a spare: it prepares for the largest whole step. A host whose ranks
+/// have memory `reserved` (bytes for each rank), and that stores nothing for others yet, receives about as much from
+/// its peers as it will send to them. All other hosts reuse the memory of older replicas.
 pub fn expected(copies: &[Copy], host: &str, reserved: &[u64], replicas: usize) -> Vec<u64> {
     let here = |copy: &&Copy| copy.holder == host;
     let mut sizes = if !reserved.is_empty() {

@@ -1,49 +1,50 @@
-//! GKE's multi-tier checkpointing, the replicator's part: files by which a trainer (MaxText, Orbax, NeMo) and whoever replicates its
-//! checkpoints talk in one directory.
+//! The replicator's part of GKE's multi-tier checkpointing: the files through which a trainer (MaxText, Orbax, NeMo)
+//! and the replicator of its checkpoints communicate in one directory.
 //!
-//! The trainer leaves `replicator.yaml`; it is taken away when it was understood. Then `replicator.prerestore` says which step is
-//! coming, and a `.restore` for each worker that it is there. New directories whose names are numbers are new checkpoints.
+//! The trainer writes `replicator.yaml`; the replicator removes it after reading it. `replicator.prerestore` then
+//! announces the step, and a `.restore` for each worker reports that it is present. New directories whose names are
+//! numbers are new checkpoints.
 
 use std::collections::BTreeMap;
 
-/// What the trainer leaves.
+/// The request that the trainer writes.
 pub const ASKED_NAME: &str = "replicator.yaml";
 
-/// What is told before a step is there.
+/// Announces a step before it is present.
 pub const PRERESTORE_NAME: &str = "replicator.prerestore";
 
-/// What went wrong and is no end.
+/// Errors that the replicator continues after.
 pub const ERRORS_NAME: &str = "replicator.errors";
 
-/// What went wrong and is one.
+/// The error after which it stops.
 pub const FAILED_NAME: &str = "replicator.failed";
 
-/// A file of the trainer's that stays over its restarts.
+/// A file of the trainer that is kept when it restarts.
 pub const JAX_NAME: &str = "jax-init-info.txt";
 
-/// Longer than anything that is asked.
+/// Maximum size of a request, bytes.
 const LONGEST: usize = 64 << 10;
 
-/// What a trainer asks for.
+/// The request of a trainer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The job's name.
     pub job: String,
     /// `orbax` or `pytorch.distributed`.
     pub framework: String,
-    /// This node.
+    /// Index of this node.
     pub node: u32,
-    /// How many there are.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Workers of this node.
+    /// Number of workers on this node.
     pub workers: u32,
-    /// So many groups of nodes hold the same; none: each node is alone with what it holds.
+    /// Number of groups of nodes that hold the same content; `None`: the content of each node is unique.
     pub parallelism: Option<u32>,
-    /// What it asks for beside that and does not get: each with who decides it here instead.
+    /// Requested keys that are not followed, each with the setting that decides instead.
     pub refused: Vec<&'static str>,
 }
 
-/// Keys that are understood and not followed: where replicas go and what is uploaded is decided for all jobs of a host alike.
+/// Keys that are not followed: placement of replicas and uploads are configured for all jobs of a host together.
 const REFUSED: [(&str, &str); 4] = [
     ("peer-ranks", "peer-ranks: replicas go where the failure domains of checkpoint.peers put them"),
     ("peers-per-node", "peers-per-node: checkpoint.redundancy says how many replicas there are"),
@@ -57,10 +58,10 @@ const REFUSED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Reads what a trainer asks for: plain `key: value` lines of YAML, with lists in brackets or line by line.
+/// Parses a request: plain `key: value` lines of YAML, with lists in brackets or one item per line.
 ///
 /// # Errors
-/// A key is missing or invalid. Keys that are not known are passed over.
+/// The request is too long, a line is malformed, or a key is missing or has an invalid value. Unknown keys are skipped.
 pub fn parse(text: &str) -> Result<Asked, String> {
     if text.len() > LONGEST {
         return Err(format!("it is longer than {LONGEST} bytes"));
@@ -68,7 +69,7 @@ pub fn parse(text: &str) -> Result<Asked, String> {
     let mut values: BTreeMap<&str, String> = BTreeMap::new();
     for line in text.lines() {
         let line = line.split(" #").next().unwrap_or_default().trim_end();
-        // A list line by line, and what is deeper than the first level.
+        // Skip list items and everything below the first level.
         if line.trim().is_empty() || line.starts_with([' ', '-', '#', '\t']) || line == "---" {
             continue;
         }
@@ -110,28 +111,28 @@ fn unquoted(value: &str) -> &str {
     quoted('"').or_else(|| quoted('\'')).unwrap_or(value)
 }
 
-/// What stands in [`PRERESTORE_NAME`].
+/// The content of [`PRERESTORE_NAME`].
 pub fn prerestore(step: Option<u64>) -> String {
     step.map_or_else(|| "{}\n".to_owned(), |step| format!("restore-step: {step}\n"))
 }
 
-/// The name by which a worker finds what it is to load; of step 0 where there is nothing.
+/// The name under which a worker finds what to load; the step is 0 if there is nothing.
 pub fn restore_name(asked: &Asked, step: Option<u64>, worker: u32) -> String {
     format!("{}-s{}-n{}-w{worker}.restore", asked.job, step.unwrap_or(0), asked.node)
 }
 
-/// Where a checkpoint lies when it was sealed, by its root.
+/// The name of a sealed checkpoint with this root.
 pub fn data_name(root: &str) -> String {
     format!("D{root}.data")
 }
 
-/// The step of a directory that the trainer has just saved; none if it is none.
+/// The step of a directory that the trainer saved; `None` if the name is not a step.
 pub fn step_of(name: &str) -> Option<u64> {
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| name.parse().ok()).flatten()
 }
 
-/// Whether a name stays when a trainer begins anew; all others are of a life that is over.
+/// Whether a name is kept when a trainer starts again; all others belong to its previous start.
 pub fn stays(name: &str) -> bool {
     let stays = [JAX_NAME, ASKED_NAME, "lost+found"].contains(&name);
     stays || name.ends_with(".data") || name.ends_with(".meta")
@@ -146,7 +147,7 @@ mod tests {
                            node-rank: 3\nnodes: 4\npeer-ranks:\n- 1\n- 2\npeers-per-node: 1\nworkers-per-node: 2\n";
 
     #[test]
-    fn what_a_trainer_asks_for_is_read() {
+    fn the_request_of_a_trainer_is_parsed() {
         let asked = parse(WRITTEN).unwrap();
         let framework = "orbax".to_owned();
         let wanted = Asked {
@@ -159,7 +160,7 @@ mod tests {
             refused: asked.refused.clone(),
         };
         assert_eq!(asked, wanted);
-        // What is not followed is said, and who decides it; nothing is said of what is followed or was not asked.
+        // Only keys that were requested and are not followed are reported.
         let reported: Vec<&str> = asked.refused.iter().filter_map(|word| word.split(':').next()).collect();
         assert_eq!(reported, ["peer-ranks", "peers-per-node", "backup-interval-minutes"]);
         assert!(parse("job-name: j\nnode-rank: 0\nnodes: 1\n").unwrap().refused.is_empty());
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_reason() {
+    fn an_invalid_request_is_rejected_with_the_reason() {
         for (from, to, reported) in [
             ("node-rank: 3", "node-rank: 4", "none of 4"),
             ("nodes: 4", "nodes: many", "whole number"),
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_numbers_are_steps_and_only_data_outlives_a_restart() {
+    fn only_numbers_are_steps_and_only_data_survives_a_restart() {
         assert_eq!(
             (step_of("120"), step_of("120.tmp"), step_of(""), step_of("-1")),
             (Some(120), None, None, None)
@@ -201,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_words_make_it_panic(text in "\\PC{0,200}", key in "(job-name|nodes|node-rank)", value in "\\PC{0,20}") {
+        fn no_text_makes_the_parser_panic(text in "\\PC{0,200}", key in "(job-name|nodes|node-rank)", value in "\\PC{0,20}") {
             let _ = parse(&text);
             let _ = parse(&format!("{WRITTEN}{key}: {value}\n"));
         }

@@ -1,4 +1,4 @@
-//! What may be deleted, and what must be copied again.
+//! Selects the steps that may be deleted and the shards that must be copied again.
 
 use std::collections::BTreeSet;
 
@@ -6,19 +6,20 @@ use crate::checkpoint::inventory::{Copy, Shard, StepKey, StepState, holders, ste
 use crate::checkpoint::parity::{Parity, Pieces, by_way};
 use crate::checkpoint::placement::{Host, Rules, as_choices, cut_for, passed_over, place_beside, score};
 
-/// How much is kept.
+/// The amount to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Whole steps that are kept at least, of each run.
+    /// Minimum number of whole steps that are kept of each run.
     pub keep: usize,
-    /// On how many hosts each shard of a step must lie before older steps may go: the owner's copy and the replicas.
+    /// Number of hosts that must store each shard of a step before older steps may be deleted, including the owner.
     pub copies: usize,
 }
 
-/// The steps of one run that may be deleted, those of least worth first; `steps` are newest first, and in no other order are they old.
+/// The steps of one run that may be deleted, the least valuable first: incomplete steps, then whole ones, each from the
+/// oldest. `steps` is sorted newest first; only this order decides which step is older.
 ///
-/// A step may go only when a newer one is whole with all its copies, and the `keep` newest whole ones stay in any case.
-/// So a host that dies while a step is being saved or replicated takes that step along and no other.
+/// A step may be deleted only if a newer one is whole with all its copies. The `keep` newest whole steps are always
+/// kept. So a host that fails while a step is saved or replicated loses that step and no other.
 pub fn deletable(steps: &[StepState], retention: Retention) -> Vec<StepKey> {
     let safe = |step: &&StepState| step.is_whole() && step.least_copies() >= retention.copies.max(1);
     let Some(anchor) = steps.iter().position(|step| safe(&step)) else { return Vec::new() };
@@ -30,8 +31,8 @@ pub fn deletable(steps: &[StepState], retention: Retention) -> Vec<StepKey> {
     gone.into_iter().map(|step| step.key.clone()).collect()
 }
 
-/// What of `copies` counts for `me` when it is asked what may be deleted, and on how many hosts each shard must lie then: hosts that are
-/// excluded hold nothing up, neither by what they have nor by what they may not have.
+/// The `copies` that count for `me` in deciding what may be deleted, and the number of hosts that must store each shard
+/// then. Excluded hosts do not delay deletion: their copies do not count, and no copies on them are required.
 pub fn counting(me: &str, mut copies: Vec<Copy>, hosts: &[Host], wanted: usize) -> (Vec<Copy>, usize) {
     let out = passed_over(me, hosts);
     copies.retain(|copy| !out.contains(copy.holder.as_str()));
@@ -39,19 +40,20 @@ pub fn counting(me: &str, mut copies: Vec<Copy>, hosts: &[Host], wanted: usize) 
     (copies, wanted.min(most))
 }
 
-/// One copy to be made.
+/// A copy to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// Of what.
+    /// The shard to copy.
     pub shard: Shard,
-    /// Where to.
+    /// The host to copy it to.
     pub to: String,
-    /// A piece of it only: how it is cut, and which.
+    /// The piece to send instead of the whole shard: how the shard is cut, and the index.
     pub piece: Option<(Parity, u32)>,
 }
 
-/// What `me` is to send so that shards have their copies: its own, and of those whose owner is gone the ones of which it is
-/// the first holder. The newest steps of each run come first, down to the newest that is whole with all its copies.
+/// The copies that `me` must send so that all shards have their copies: of its own shards, and of shards whose owner is
+/// gone if it is their first holder. For each run the newest steps first, down to the newest that is whole with all
+/// copies.
 pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
     let hosts = &as_choices(me, hosts);
     let usable = |name: &str| name == me || hosts.iter().any(|host| host.name == name && host.usable);
@@ -84,13 +86,13 @@ fn repairs_of(me: &str, state: &StepState, rank: u32, hosts: &[Host], rules: &Ru
     if let Some(parity) = cut_for(me, hosts, rules) {
         return pieces_of(me, shard, (&have, pieces), hosts, (rules, parity));
     }
-    // Pieces that are there count for as many replicas as hosts may be lost by them.
+    // Existing pieces count as the number of replicas that tolerates the loss of as many hosts.
     let missing = (rules.copies + 1).saturating_sub(state.hosts_to_lose(rank));
     let chosen = place_beside(me, hosts, rules, &have).hosts.into_iter().take(missing);
     chosen.map(|to| Repair { shard: shard.clone(), to, piece: None }).collect()
 }
 
-/// The pieces of a shard that nobody has, each for a host that has neither it nor another one of them.
+/// The missing pieces of a shard, each for a host that has neither the shard nor another of its pieces.
 fn pieces_of(
     me: &str,
     shard: &Shard,

@@ -1,5 +1,5 @@
-//! Copies for hosts that wait to replace another one, in addition to the copies that each shard has: whoever takes the place of
-//! a lost host has its shards then, and need not wait for the network.
+//! Copies for spare hosts, in addition to the copies that each shard has: a spare that replaces a lost host already has
+//! its shards and does not wait for the network.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,18 @@ use crate::checkpoint::inventory::{Copy, Medium, Shard};
 use crate::checkpoint::placement::score;
 use crate::checkpoint::retention::Repair;
 
-/// A host that waits.
+/// A host that waits to replace another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpareHost {
     /// Its name.
     pub name: String,
-    /// Bytes that it has room for.
+    /// Free space, bytes.
     pub room: u64,
 }
 
-/// What `me` is to send to a spare, once all shards have their copies on other hosts: of the newest step that its ranks have
-/// saved in this launch the shards that the spare lacks. Each host sends to one spare, whichever that is; `spares` are those that answer.
+/// The next shard that `me` sends to a spare, once all shards have their copies on other hosts. It is the first shard
+/// that the spare lacks of the newest step that ranks of `me` saved in this launch. Each host sends to one spare,
+/// chosen by hash. `spares` are those that respond.
 pub fn to_spare(me: &str, launch: &str, copies: &[Copy], spares: &[SpareHost]) -> Option<Repair> {
     let spare = spares.iter().max_by_key(|spare| (score(me, &spare.name), &spare.name))?;
     let is_mine = |copy: &&Copy| copy.own && copy.verified && copy.holder == me;
@@ -54,25 +55,25 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_step_of_this_host_goes_to_a_spare_shard_by_shard() {
+    fn the_newest_step_of_this_host_is_sent_to_a_spare_one_shard_at_a_time() {
         let mut copies = vec![copy("a", 4, 0), copy("a", 5, 1), copy("a", 5, 0), copy("b", 6, 0)];
         let spares = [spare("s", 100)];
         assert_eq!(next(&copies, &spares), Some((5, 0, "s".to_owned())));
         copies.push(copy("s", 5, 0));
         assert_eq!(next(&copies, &spares), Some((5, 1, "s".to_owned())));
         copies.push(copy("s", 5, 1));
-        assert_eq!(next(&copies, &spares), None, "older steps are of no use there");
+        assert_eq!(next(&copies, &spares), None, "a spare does not need older steps");
     }
 
     #[test]
-    fn nothing_goes_where_there_is_no_spare_or_no_room() {
+    fn nothing_is_sent_without_a_spare_or_without_room() {
         let copies = [copy("a", 5, 0)];
         assert_eq!(next(&copies, &[]), None);
         assert_eq!(next(&copies, &[spare("s", 9)]), None);
     }
 
     #[test]
-    fn hosts_are_divided_among_the_spares() {
+    fn hosts_are_distributed_among_the_spares() {
         let spares = [spare("s", 100), spare("t", 100)];
         let of = |me: &str| {
             let copies = [Copy { own: true, ..copy(me, 5, 0) }];

@@ -1,13 +1,13 @@
-//! How far each tier has come: the newest step that would be there if all nearer tiers were lost.
+//! The progress of each tier: the newest step that remains if all nearer tiers are lost.
 
 use std::collections::BTreeSet;
 
 use crate::checkpoint::inventory::{Copy, Medium, steps};
 
-/// Where a step lies, the nearest first.
+/// Where a step is stored, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// In the memory of the hosts whose ranks saved it: survives ranks and launchers.
+    /// In the memory of the hosts whose ranks saved it: survives the exit of ranks and launchers.
     Memory,
     /// On the disks of these hosts: survives their restart.
     Disk,
@@ -18,7 +18,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// All, the nearest first.
+    /// All tiers, the nearest first.
     pub const ALL: [Tier; 4] = [Tier::Memory, Tier::Disk, Tier::Peer, Tier::Durable];
 
     /// Its name in metrics and on the command line.
@@ -55,13 +55,13 @@ pub struct TierState {
 }
 
 impl TierState {
-    /// Seconds since it was sealed, at `now` in seconds since 1970; 0 where clocks of hosts differ by more.
+    /// Seconds since it was sealed, at `now` in seconds since 1970; 0 if it was sealed later by another host's clock.
     pub fn age_s(&self, now: i64) -> u64 {
         now.saturating_sub(self.created).max(0).unsigned_abs()
     }
 }
 
-/// The newest step of each run that is whole within a tier alone; a tier that has none is absent.
+/// The newest step of each run that is whole within one tier alone; tiers without one are absent.
 pub fn newest_by_tier(copies: &[Copy]) -> Vec<TierState> {
     let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
     let mut found = Vec::new();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tier_counts_alone_and_only_whole_steps_count() {
+    fn each_tier_is_counted_separately_and_only_with_whole_steps() {
         let mut copies = Vec::new();
         for (rank, host) in ["a", "b"].into_iter().enumerate() {
             let rank = rank as u32;
@@ -107,7 +107,7 @@ mod tests {
             copies.push(copy(host, Medium::Disk, true, 20, rank));
             copies.push(copy("c", Medium::Memory, false, 10, rank));
         }
-        // Only one of two.
+        // Only one of two ranks.
         copies.push(copy("c", Medium::Disk, false, 20, 0));
         copies.push(copy("a", Medium::Memory, true, 40, 0));
         let found = newest_by_tier(&copies);

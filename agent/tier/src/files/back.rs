@@ -232,8 +232,8 @@ impl Inner {
         Ok(self.acting.in_directory(directory).ok_or_else(refused)?)
     }
 
-    /// Names that are not whole checkpoints and that a trainer that takes the newest name must not find. Names that are not known to be
-    /// checkpoints stay.
+    /// Names of incomplete or invalid checkpoints that a trainer that loads the newest name must not find. Excludes
+    /// names that may not be checkpoints.
     fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
         let Settings { directory, rules, expect, quiet, .. } = &self.settings;
         let Sight { look, .. } = self.sight(place, state)?;

@@ -31,7 +31,7 @@ pub fn newest_whole(held: &[Held], ranks: &Range<u32>, elsewhere: &dyn Fn(At, u3
     })
 }
 
-/// The shards to write to disk next: those of the newest whole step that are not there yet.
+/// The shards to write to disk next: those of the newest whole step that are not on disk.
 #[must_use]
 pub fn to_write(held: &[Held], newest: Option<At>, on_disk: &dyn Fn(At, u32) -> bool) -> Vec<Held> {
     let wanted = |shard: &&Held| Some(shard.at) == newest && !on_disk(shard.at, shard.rank);

@@ -1,4 +1,4 @@
-"""The hooks for frameworks, each on the real framework with a tiny model under the real launcher."""
+"""The hooks for frameworks, each with the real framework and a tiny model under the real launcher."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_lightnings_own_checkpoints_are_sealed(tmp_path, python):
     io = mainstay.lightning.MainstayCheckpointIO()
     saving = pl.callbacks.ModelCheckpoint(dirpath=HERE, save_top_k=1, save_last=True, monitor=None)
     trainer = pl""").replace("HERE", repr(str(tmp_path / "saved")))
-    # In one process: what takes long here is importing Lightning.
+    # In one process, because importing Lightning takes long.
     again = textwrap.dedent("""
     import pathlib
     last = pathlib.Path(HERE, "last.ckpt")

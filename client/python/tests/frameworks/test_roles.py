@@ -1,4 +1,4 @@
-"""The pipeline stage of a rank, found where the real frameworks keep it, without any setting in the script."""
+"""The pipeline stage of a rank, read from the real frameworks without a setting in the script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 needs_megatron = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="not installed: megatron-core")
 
-# The stage is polled now and then; a script that ended at once would end before the first poll.
+# The stage is polled. A script that ended at once would end before the first poll.
 TOLD = """
         import time
         from mainstay import _role
@@ -84,7 +84,7 @@ def test_a_model_that_is_sharded_and_replicated_has_no_stage(run_job):
     assert [stage for _, stage in stages(job)] == [None] * 4
 
 
-# Two pipelines of two ranks, by groups alone: ranks 0 and 2 are one, 1 and 3 the other, each next to its replica.
+# Two pipelines of two ranks each, created from groups: ranks 0 and 2, and ranks 1 and 3.
 PIPELINE = """
         import torch, torch.distributed as dist
         from torch.distributed.pipelining import PipelineStage, SCHEDULE

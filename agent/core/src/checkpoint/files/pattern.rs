@@ -1,6 +1,6 @@
-//! Names with a step in them: `iter_{step}`, `*step={step}*`.
+//! Patterns of names that contain a step: `iter_{step}`, `*step={step}*`.
 
-/// A pattern of names: `{step}` stands for all digits at its place, `*` for anything.
+/// A pattern of names: `{step}` matches a whole run of digits, `*` matches anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     parts: Vec<Part>,
@@ -15,10 +15,10 @@ enum Part {
 }
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// It has no `{step}`, or several, or a `/`.
+    /// It contains no `{step}`, or more than one, or a `/`.
     pub fn parse(written: &str) -> Result<Pattern, String> {
         let pattern = Pattern::plain(written);
         let steps = pattern.parts.iter().filter(|part| **part == Part::Step).count();
@@ -30,7 +30,7 @@ impl Pattern {
         Ok(pattern)
     }
 
-    /// Of words that are known to be one.
+    /// Creates a pattern without checks.
     pub(crate) fn plain(written: &str) -> Pattern {
         let mut parts = Vec::new();
         for (index, around) in written.split("{step}").enumerate() {
@@ -49,17 +49,17 @@ impl Pattern {
         Pattern { parts, written: written.to_owned() }
     }
 
-    /// Whether names tell their step: others are those of files that are written over.
+    /// Whether names contain their step; otherwise the pattern is the name of a file that is overwritten.
     pub fn has_step(&self) -> bool {
         self.parts.contains(&Part::Step)
     }
 
-    /// As it was written.
+    /// The pattern as text.
     pub fn written(&self) -> &str {
         &self.written
     }
 
-    /// The step in `name`; none if it is no such name. Where there are several numbers, the last that fits.
+    /// The step in `name`; `None` if the name does not match. If several numbers match, the last one.
     pub fn step(&self, name: &str) -> Option<u64> {
         if name.len() > 255 {
             return None;
@@ -73,7 +73,7 @@ impl Pattern {
     }
 }
 
-/// Where runs of digits begin and end.
+/// The start and end of each run of digits.
 fn numbers(name: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut from = None;
@@ -90,7 +90,7 @@ fn numbers(name: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// Whether `text` is all of these parts, none of which is a step.
+/// Whether `parts` match all of `text`; none of them is a step.
 fn fits(parts: &[Part], text: &str) -> bool {
     match parts.split_first() {
         None => text.is_empty(),
@@ -114,20 +114,20 @@ mod tests {
     }
 
     #[test]
-    fn the_step_is_all_digits_at_its_place() {
+    fn the_step_is_a_whole_run_of_digits() {
         assert_eq!(step("iter_{step}", "iter_0000123"), Some(123));
         assert_eq!(step("iter_{step}", "iter_12a"), None);
         assert_eq!(step("iter_{step}", "xiter_12"), None);
-        assert_eq!(step("*{step}", "ckpt_v2_100"), Some(100), "all digits, and the last number");
+        assert_eq!(step("*{step}", "ckpt_v2_100"), Some(100), "the last number, with all its digits");
         assert_eq!(step("*{step}.ckpt", "epoch=3-step=1200.ckpt"), Some(1200));
         assert_eq!(step("*step={step}*", "m-step=7-consumed=99"), Some(7));
         assert_eq!(step("{step}", "5"), Some(5));
-        assert_eq!(step("{step}", "99999999999999999999999"), None, "no step is so large");
+        assert_eq!(step("{step}", "99999999999999999999999"), None, "a step does not fit into 64 bits");
         assert_eq!(step("ckpt_{step}_rank*.pt", "ckpt_40_rank12.pt"), Some(40));
     }
 
     #[test]
-    fn a_pattern_without_a_step_is_refused() {
+    fn a_pattern_needs_exactly_one_step_and_no_slash() {
         assert!(Pattern::parse("last.ckpt").is_err());
         assert!(Pattern::parse("{step}/{step}").is_err());
         assert_eq!(Pattern::parse("a{step}*").unwrap().written(), "a{step}*");
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_makes_it_panic(pattern in "[a*é=]{0,8}", name in "\\PC{0,40}") {
+        fn no_name_makes_the_match_panic(pattern in "[a*é=]{0,8}", name in "\\PC{0,40}") {
             let _ = Pattern::plain(&format!("{pattern}{{step}}{pattern}")).step(&name);
         }
     }

@@ -1,24 +1,24 @@
-//! Containers that can be seen to be whole: roughly from their first and last bytes, and by what they say of all their bytes.
+//! Checks whether containers are whole: roughly from their first and last bytes, or thoroughly from their checksums.
 
 use serde_json::Value;
 
 use super::zip::{self, Reading};
 
-/// So many bytes of a file's end are enough for a zip archive.
+/// Number of bytes at the end of a file that are enough to check a zip archive.
 pub const TAIL: usize = 66_000;
 
-/// So many bytes of its beginning are asked for at first; [`head_wanted`] says how many it takes.
+/// Number of bytes at the start of a file that are read first; [`head_wanted`] then returns how many are needed.
 pub const HEAD: usize = 8;
 
-/// A safetensors header longer than this is none.
+/// Maximum length of a safetensors header, bytes.
 const LONGEST_HEADER: u64 = 100 << 20;
 
-/// Whether a file of this name is of a kind that is looked at: what torch and Lightning write, and safetensors.
+/// Whether a file with this name is of a kind that is checked: files of torch and Lightning, and safetensors.
 pub fn is_known(name: &str) -> bool {
     [".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".safetensors"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// How many of its first bytes are needed, where `head` are the first [`HEAD`].
+/// Number of bytes at the start that are needed; `head` are the first [`HEAD`].
 pub fn head_wanted(name: &str, head: &[u8]) -> u64 {
     if !name.ends_with(".safetensors") {
         return 0;
@@ -30,23 +30,23 @@ fn header_length(head: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(head.get(..8)?.try_into().ok()?))
 }
 
-/// Whether a file is whole, by its first and last bytes. A writer that was killed leaves one that is not.
+/// Whether a file is whole, from its first and last bytes. A writer that was killed leaves a file that is not whole.
 ///
-/// A zip archive (`torch.save`) has its directory at the end, and it says where that begins; a safetensors file says at the
-/// beginning how long it is. Others cannot be told, and count as not whole.
+/// A zip archive (`torch.save`) has its directory at the end, with the offset where it starts. A safetensors file has
+/// its length in the header. The state of other files is unknown; they count as not whole.
 pub fn is_whole(name: &str, size: u64, head: &[u8], tail: &[u8]) -> bool {
     if name.ends_with(".safetensors") {
         return safetensors_size(head) == Some(size);
     }
-    // Torch's archives are zip files; what begins otherwise is of a form that has no end.
+    // Archives of torch are zip files; other formats have no end marker.
     head.starts_with(b"PK") && zip_ends(size, tail)
 }
 
-/// Whether a file of a checkpoint is what a writer that was done leaves behind, as far as its format tells: archives by their
-/// checksums, safetensors files by their length, JSON and pickles by their ends. A file of another format counts as sound.
+/// Checks that a file of a checkpoint is complete, as far as its format allows: archives by their checksums,
+/// safetensors files by their length, JSON and pickles by their start and end. Files of other formats count as sound.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem with the file.
 pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String> {
     let name = name.rsplit('/').next().unwrap_or(name);
     let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
@@ -69,7 +69,7 @@ pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String
         return Err("it starts with zeros".to_owned());
     }
     if is_archive {
-        // What begins otherwise is of a form that says nothing of its end.
+        // Formats other than zip have no end marker.
         return if head.starts_with(b"PK") { zip::verify(size, read) } else { Ok(()) };
     }
     if name.ends_with(".safetensors") {
@@ -84,7 +84,7 @@ pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String
     if is_whole { Ok(()) } else { Err("it is cut off or damaged".to_owned()) }
 }
 
-/// Whether JSON begins and ends so. What is between is not parsed: writers put NaN into it, which is no JSON.
+/// Whether JSON starts and ends like this. The rest is not parsed: writers put `NaN` into it, which is not valid JSON.
 fn is_json_between(head: &[u8], last: &[u8]) -> bool {
     let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
     let end = last.iter().rfind(|byte| !byte.is_ascii_whitespace());
@@ -110,7 +110,7 @@ fn safetensors_size(head: &[u8]) -> Option<u64> {
     end.checked_add(length)?.checked_add(8)
 }
 
-/// Looks for the end of a zip archive's directory: it must be the last thing in the file, and the directory must lie where it says.
+/// Finds the end record of a zip archive. It must end the file, and the directory must be at the recorded offset.
 fn zip_ends(size: u64, tail: &[u8]) -> bool {
     const END: usize = 22;
     let Some(last) = tail.len().checked_sub(END) else { return false };
@@ -123,7 +123,7 @@ fn zip_ends(size: u64, tail: &[u8]) -> bool {
         }
         let (directory, offset) = (u64::from(of(12)), u64::from(of(16)));
         let starts = size - (tail.len() - at) as u64;
-        // In larger archives these are in a record of their own right before.
+        // Larger archives (zip64) have these values in a separate record right before.
         let is_large = of(16) == u32::MAX || of(12) == u32::MAX;
         is_large || offset.checked_add(directory).is_some_and(|end| end <= starts && starts - end < 128)
     })
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A zip archive of one file that is stored as it is.
+    /// A zip archive of one uncompressed file.
     pub(crate) fn zip(content: &[u8]) -> Vec<u8> {
         let mut bytes = b"PK\x03\x04".to_vec();
         bytes.extend(content);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_torch_saved_is_whole_and_every_beginning_of_it_is_not() {
+    fn an_archive_of_torch_is_whole_and_no_truncated_part_is() {
         let bytes = zip(&[7; 300]);
         assert!(whole("a_1.pt", &bytes));
         assert!((0..bytes.len()).all(|end| !whole("a_1.pt", &bytes[..end])));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_safetensors_file_is_as_long_as_it_says() {
+    fn a_safetensors_file_is_as_long_as_its_header_says() {
         let header = br#"{"__metadata__":{"a":"b"},"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_zeroed_is_not_sound_and_what_no_format_is_known_of_is() {
+    fn truncated_or_zeroed_files_are_not_sound_and_files_of_unknown_formats_are() {
         let header = br#"{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
         let mut tensors = (header.len() as u64).to_le_bytes().to_vec();
         tensors.extend(header);
@@ -197,9 +197,9 @@ mod tests {
         for (name, bytes) in whole {
             assert_eq!(soundness(name, bytes), Ok(()), "{name}");
             if !name.contains("/d/") {
-                assert!(soundness(name, &bytes[..bytes.len() - 1]).is_err(), "{name} cut off");
+                assert!(soundness(name, &bytes[..bytes.len() - 1]).is_err(), "{name} truncated");
                 assert!(soundness(name, &vec![0; bytes.len()]).is_err(), "{name} of zeros");
-                assert!(soundness(name, b"").is_err(), "{name} that is empty");
+                assert!(soundness(name, b"").is_err(), "{name} empty");
             }
         }
         assert!(soundness("a/optimizer.pt", b"PK\x03\x04 and no end").is_err());
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_bytes_make_the_checks_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = (whole("a.pt", &bytes), whole("a.safetensors", &bytes));
             for name in ["a.pt", "a.safetensors", "a.json", ".metadata"] {
                 let _ = soundness(name, &bytes);

@@ -1,30 +1,30 @@
-//! Zip archives as `torch.save` writes them: whether every byte of their entries is what its checksum says.
+//! Verifies the checksums of all entries of zip archives that `torch.save` writes.
 //!
-//! PyTorch itself does not compare these checksums when it loads. One file may hold several archives one after the other, as the
-//! `.distcp` files of distributed checkpoints do.
+//! PyTorch does not verify these checksums when it loads a file. A file may contain several archives one after the
+//! other, like the `.distcp` files of distributed checkpoints.
 
 use std::fmt::Write as _;
 
-/// Fills a buffer from a place on.
+/// Fills a buffer with the bytes from an offset on.
 pub type Reading<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
 
-/// Where the record at the end begins at the earliest: it may be followed by a comment.
+/// Number of bytes at the end that contain the end record: a comment of up to 64 KiB may follow it.
 const LONGEST_END: u64 = 66_000;
 
-/// A directory longer than this is none.
+/// Maximum length of a directory, bytes.
 const LONGEST_DIRECTORY: u64 = 256 << 20;
 
-/// Bytes that are read at once.
+/// Number of bytes that are read at once.
 const PIECE: usize = 1 << 20;
 
 const END: usize = 22;
 const LOCATOR: u64 = 20;
 const END_64: u64 = 56;
 
-/// Compares all archives of a file of `size` bytes with their checksums.
+/// Verifies the checksums of all archives in a file of `size` bytes.
 ///
 /// # Errors
-/// What is wrong with the first that is not whole, seen from the end.
+/// The problem with the first damaged archive, counted from the end.
 pub fn verify(size: u64, read: &mut Reading<'_>) -> Result<(), String> {
     let mut end = size;
     while end > 0 {
@@ -42,7 +42,7 @@ struct Entry {
     header: u64,
 }
 
-/// Compares the archive that ends at `end`; where it begins.
+/// Verifies the archive that ends at `end` and returns its start.
 fn verify_last(end: u64, read: &mut Reading<'_>) -> Result<u64, String> {
     let (directory, length, offset) = find_directory(end, read)?;
     let begin = directory.checked_sub(offset).ok_or("its directory is not where it says")?;
@@ -54,7 +54,7 @@ fn verify_last(end: u64, read: &mut Reading<'_>) -> Result<u64, String> {
     Ok(begin)
 }
 
-/// Where the directory lies, how long it is, and where it says that it lies.
+/// The position of the directory, its length, and its recorded offset.
 fn find_directory(end: u64, read: &mut Reading<'_>) -> Result<(u64, u64, u64), String> {
     let tail_length = end.min(LONGEST_END);
     let mut tail = vec![0; usize::try_from(tail_length).unwrap_or(0)];
@@ -117,7 +117,7 @@ fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, String> {
     Ok(found)
 }
 
-/// The fields of an entry that did not fit: whole size, packed size, place of its header; those that are `wanted`, in this order.
+/// Reads the zip64 fields of an entry: size, packed size, header offset. Only the `wanted` ones exist, in this order.
 fn large_fields(mut extra: &[u8], wanted: (bool, bool, bool), entry: &mut Entry) {
     while extra.len() >= 4 {
         let (kind, length) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
@@ -153,7 +153,7 @@ fn verify_entry(begin: u64, directory: u64, entry: &Entry, read: &mut Reading<'_
     if at.checked_add(left).is_none_or(|end| end > directory) {
         return wrong("is cut off");
     }
-    // What is compressed has its sum over other bytes; neither torch nor Lightning compresses.
+    // The checksum of a compressed entry covers the uncompressed bytes; torch and Lightning do not compress.
     if !entry.is_stored {
         return Ok(());
     }
@@ -168,7 +168,7 @@ fn verify_entry(begin: u64, directory: u64, entry: &Entry, read: &mut Reading<'_
     if sum.value() == entry.sum { Ok(()) } else { wrong("is not what its checksum says") }
 }
 
-/// A name from a file that may be anything.
+/// A name from an untrusted file, shortened and without control characters.
 fn shown(name: &[u8]) -> String {
     let mut text = String::new();
     for letter in String::from_utf8_lossy(name).chars().take(80) {
@@ -189,7 +189,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-/// CRC-32 as zip has it (polynomial 0xedb88320), eight bytes at a time.
+/// CRC-32 of zip (polynomial 0xedb88320), eight bytes at a time.
 struct Sum(u32);
 
 impl Sum {
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An archive of stored entries.
+    /// An archive of uncompressed entries.
     fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
         let (mut bytes, mut directory) = (Vec::new(), Vec::new());
         for (name, content) in entries {
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_the_one_of_zip() {
+    fn the_checksum_is_the_crc_32_of_zip() {
         let mut sum = Sum::new();
         sum.add(b"123456789");
         assert_eq!(sum.value(), 0xcbf4_3926);
     }
 
     #[test]
-    fn every_changed_byte_of_an_entry_is_found_also_in_a_file_of_several_archives() {
+    fn a_changed_or_missing_byte_is_detected_in_a_file_of_several_archives() {
         let content: Vec<u8> = (0..200).collect();
         let one = archive(&[("data.pkl", &content), ("data/0", b"weights")]);
         let both = [one.clone(), archive(&[("data/1", &content)])].concat();
@@ -317,14 +317,14 @@ mod tests {
             assert!(verified(&damaged).unwrap_err().contains("data.pkl"), "byte {at}");
         }
         for length in 1..both.len() {
-            // Where the second archive is missing altogether, what is left is whole by itself.
+            // If the whole second archive is missing, the first one is intact.
             assert_eq!(verified(&both[..length]).is_ok(), length == one.len(), "{length} bytes");
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), at in 0_usize..400, by: u8) {
+        fn no_bytes_make_verification_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), at in 0_usize..400, by: u8) {
             let mut whole = archive(&[("a", &bytes)]);
             let length = whole.len();
             whole[at % length] ^= by;
