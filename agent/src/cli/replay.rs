@@ -21,7 +21,7 @@ Examples:
   zcat exp-7.gz | mainstay replay -    a compressed bundle
   mainstay replay exp-7 --policy mine.star
 
-Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure, 70 it cannot be read.";
+Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure or the input cannot be read.";
 
 /// Judge a recorded run again, and show what differs from what was judged then
 #[derive(Debug, clap::Args)]
