@@ -42,20 +42,20 @@ impl Claimed {
     /// Claims a block that no process has. Starts at a place that depends on the process: a block that another process
     /// has just left may still have connections that end.
     fn claim(&mut self) {
-        let start = std::process::id();
-        for offset in 0..u32::from(BLOCKS) {
-            let block =
-                u16::try_from((start + offset) % u32::from(BLOCKS)).expect("below the number of blocks");
+        let start = std::process::id() % u32::from(BLOCKS);
+        let blocks = (0..BLOCKS).map(|offset| (u32::from(offset) + start) % u32::from(BLOCKS));
+        let claim = |block: u32| {
             let name = format!("mainstay-test-ports-{block}");
             let address = SocketAddr::from_abstract_name(name).expect("the name is short");
-            if let Ok(claim) = UnixListener::bind_addr(&address) {
-                self.blocks.push(claim);
-                self.next = FIRST + block * BLOCK;
-                self.last = self.next + BLOCK;
-                return;
-            }
-        }
-        panic!("other processes have all {BLOCKS} blocks of ports");
+            Some((
+                u16::try_from(block).expect("below the number of blocks"),
+                UnixListener::bind_addr(&address).ok()?,
+            ))
+        };
+        let (block, claim) = { blocks }.find_map(claim).expect("other processes have all blocks of ports");
+        self.blocks.push(claim);
+        self.next = FIRST + block * BLOCK;
+        self.last = self.next + BLOCK;
     }
 }
 
