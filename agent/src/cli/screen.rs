@@ -413,7 +413,7 @@ job demo  RECOVERING  restart 1 of 3, step 412, for 3 min 5 s
      0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457
      1      1  4001  exited (SIGKILL)   412  train > back [31mward  0.1 s ago  2.3457
 
-dead socket: nothing listens on /run/old.sock any more: its process is gone
+dead socket: nothing listens on /run/old.sock: its process is gone
 
 ";
         assert_eq!(text, expected);

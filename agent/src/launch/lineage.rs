@@ -399,7 +399,7 @@ mod tests {
         assert!(refused("train", Ok(&two)).contains("train:out~1, train:out~2"));
         assert!(refused("train", Err("no agent answers")).contains("no agent answers"));
         assert!(refused("~", Ok(&one)).contains("NAME~ID"));
-        assert!(refused("/nowhere/at/all", Ok(&one)).contains("no directory"));
+        assert!(refused("/nowhere/at/all", Ok(&one)).contains("not a directory"));
         std::fs::write(out.join("model"), "of its own").expect("a file");
         assert_eq!(chosen("train~2", Ok(&two)).expect("a run"), resumed("train:out~2"));
         std::fs::create_dir_all(logs.join("train")).expect("a directory");

@@ -183,7 +183,7 @@ fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
     assert_eq!(reported["collectives"]["process_group"], "0");
     assert_eq!(reported["collectives"]["operation"], "all_reduce of [8] Float");
     assert_eq!(reported["evidence"][0]["signature"], "torch.flight_record");
-    let sentence = "rank 2 has not come to all_reduce of [8] Float";
+    let sentence = "rank 2 has not reached all_reduce of [8] Float";
     for option in ["--exit-info=1", "--markdown"] {
         let shown = text(&mainstay(&["--logs", logs, option])).replace('\\', "");
         assert!(shown.contains(sentence), "{shown}");

@@ -250,7 +250,7 @@ fn nonsense_is_reported_and_breaks_nothing() {
         }
         let link = sys.only();
         assert!(link.state.value().is_none() && link.rate.value().is_none(), "{nonsense:?}: {link:?}");
-        assert!(link.state.why_absent().unwrap().contains("no state"), "{nonsense:?}");
+        assert!(link.state.why_absent().unwrap().contains("not a state"), "{nonsense:?}");
     }
 }
 

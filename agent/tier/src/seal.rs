@@ -48,7 +48,7 @@ pub enum SealError {
     #[error("reading it: {0}")]
     Io(#[from] io::Error),
     /// It is not a container.
-    #[error("it is no checkpoint: {0}")]
+    #[error("it is not a checkpoint: {0}")]
     Container(#[from] ContainerError),
     /// The container names an identity different from the slot's.
     #[error("it says of itself that it is {found}, and not {expected}")]

@@ -107,13 +107,13 @@ pub struct Control<'m> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// It is not a control page.
-    #[error("it is no control page of a checkpoint pool")]
+    #[error("it is not a control page of a checkpoint pool")]
     Magic,
     /// Another version of Mainstay made it.
     #[error("it has version {0}, and this one speaks {VERSION}")]
     Version(u64),
     /// It is shorter than a page, or its address is not aligned.
-    #[error("it is no whole page")]
+    #[error("it is not a whole page")]
     Short,
 }
 

@@ -58,7 +58,7 @@ pub enum ArchiveError {
     #[error("the archive has {0:?} twice")]
     Twice(String),
     /// A block is not a valid header of a regular file.
-    #[error("the block at byte {0} is no header of a plain file")]
+    #[error("the block at byte {0} is not a header of a plain file")]
     Header(u64),
     /// The archive is truncated.
     #[error("it ends in the middle")]

@@ -178,7 +178,7 @@ pub enum CatalogError {
         number: usize,
     },
     /// An intrinfo pattern is not 32 characters of `0`, `1` and `-`.
-    #[error("NVLink rule {number}: {pattern:?} is no pattern: write 32 of 0, 1 and -")]
+    #[error("NVLink rule {number}: {pattern:?} is not a pattern: write 32 of 0, 1 and -")]
     Pattern {
         /// Which rule, from 1.
         number: usize,

@@ -153,7 +153,7 @@ fn a_gpu_that_no_longer_reaches_its_peers_is_unhealthy_and_its_peers_are_not() {
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
     host.look();
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
-    assert!(reason.starts_with("it does not reach GPU 0000:02:00, 0000:03:00"), "{reason}");
+    assert!(reason.starts_with("it no longer reaches GPU 0000:02:00, 0000:03:00"), "{reason}");
     host.expect(SECOND, Healthy, Nothing);
     let component = host.find(FIRST).unwrap();
     assert_eq!(component.evidence[0].before.as_deref(), Some("7 of 7 GPUs reached"));

@@ -144,7 +144,7 @@ fn records_name_the_rank_group_and_operation_that_the_others_wait_for() {
         assert_eq!(shown.operation, "all_reduce of [8] Float");
         assert_eq!(
             shown.reported,
-            "rank 2 has not come to all_reduce of [8] Float (collective 2 of process group 0), in which ranks 0, 1, 3 wait"
+            "rank 2 has not reached all_reduce of [8] Float (collective 2 of process group 0), in which ranks 0, 1, 3 wait"
         );
     }
 }

@@ -183,7 +183,7 @@ mod tests {
     fn what_cannot_be_forked_is_left_to_a_plain_start_with_the_reason() {
         let (_directory, path) = script();
         for (command, why) in [
-            (vec!["/bin/sh", "x.sh"], "no Python program"),
+            (vec!["/bin/sh", "x.sh"], "not a Python program"),
             (vec!["python3", "-c", "pass"], "-c"),
             (vec!["python3", "-i", &path], "-i"),
             (vec!["python3", "/no/such/script.py"], "is not a file"),

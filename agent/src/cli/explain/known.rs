@@ -161,10 +161,10 @@ mod tests {
 
     #[test]
     fn the_nearest_name_counts() {
-        assert!(of("gpu.driver").unwrap().what.contains("as a whole"));
+        assert!(of("gpu.driver").unwrap().what.contains("NVIDIA driver"));
         assert!(of("gpu.0000:3b:00").unwrap().what.contains("PCI address"));
         assert!(of("tpu.runtime").unwrap().what.contains("metrics service"));
-        assert!(of("fabric").unwrap().what.contains("all links"));
+        assert!(of("fabric").unwrap().what.contains("network links"));
         assert!(of("fabric.mlx5_0/1").unwrap().what.contains("port"));
         assert!(of("something").is_none());
     }

@@ -155,7 +155,7 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// It does not start with the magic bytes.
-    #[error("the data is no frame of this protocol: it starts with {0:02x?}")]
+    #[error("the data is not a frame of this protocol: it starts with {0:02x?}")]
     Magic([u8; 4]),
     /// It has another version.
     #[error("it speaks version {0} of the peers' protocol, and this is version {VERSION}")]

@@ -73,7 +73,7 @@ pub enum PoolError {
     #[error("another launcher keeps the checkpoints in {0}")]
     Taken(PathBuf),
     /// It is not a pool of this version.
-    #[error("{0} is no pool of this version")]
+    #[error("{0} is not a pool of this version")]
     NotOurs(PathBuf),
 }
 

@@ -48,7 +48,7 @@ pub enum MessageError {
     #[error("the message is refused: {0}")]
     Pickle(#[from] PickleError),
     /// It is no message of a client.
-    #[error("the message is refused: it is no message that a rank's client sends to its monitor")]
+    #[error("the message is refused: it is not a message that a rank's client sends to its monitor")]
     Unknown,
 }
 

@@ -21,7 +21,7 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
     /// A line does not match the format.
-    #[error("line {line} is no sample: {what}")]
+    #[error("line {line} is not a sample: {what}")]
     Line {
         /// The line number, from 1.
         line: usize,

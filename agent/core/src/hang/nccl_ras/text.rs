@@ -13,7 +13,7 @@ use super::report::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// It does not start like a report of NCCL.
-    #[error("it is no report of NCCL: it starts with {0:?}")]
+    #[error("it is not a report of NCCL: it starts with {0:?}")]
     NotNccl(String),
     /// It is truncated.
     #[error("the report breaks off")]

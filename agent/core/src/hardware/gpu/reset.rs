@@ -348,8 +348,8 @@ mod tests {
         let silent = GpuReading { trouble: Some(GpuTrouble::Lost), ..gpu() };
         for (report, words) in [
             (DeviceReport::NoGpus, "does not answer"),
-            (answered(vec![]), "does not count it"),
-            (answered(vec![other]), "does not count it"),
+            (answered(vec![]), "no longer counts it"),
+            (answered(vec![other]), "no longer counts it"),
             (answered(vec![still]), "still needs a reboot of the node"),
             (answered(vec![silent]), "the driver lost it"),
         ] {
