@@ -5,12 +5,12 @@ mod calls;
 mod gpus;
 mod hardware;
 mod host;
+mod inputs;
 mod late;
 mod launchers;
 mod owners;
 mod resets;
 mod rulings;
-mod words;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 pub use calls::{CALLS, Called};
 pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
-pub use words::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
+pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 
 use gpus::Gpus;
 use launchers::Launcher;
@@ -40,7 +40,7 @@ use rulings::Ruled;
 use crate::act::hook::Hooks;
 use crate::os::clock;
 use crate::state::StateWriter;
-use crate::store::forcing::Forcing;
+use crate::store::sync_thread::Forcing;
 
 /// Inputs that are processed before the loop checks the clock again.
 const AT_ONCE: usize = 64;

@@ -26,8 +26,8 @@ use journal_queue::JournalQueue;
 pub use reader::StateReader;
 pub use roster::{Looking, Roster};
 
-use crate::store::forcing::Forced;
 use crate::store::journal::{Journal, JournalError, JournalReader, Replayed, Unforced};
+use crate::store::sync_thread::Forced;
 
 /// Ended jobs that are still shown.
 pub const FINISHED_JOBS: usize = 32;

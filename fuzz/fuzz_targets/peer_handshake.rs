@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};
 

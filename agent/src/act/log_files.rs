@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::os::patient::Patient;
+use crate::os::timed_files::Patient;
 
 /// How long a request may take: a busy file server sometimes needs seconds.
 const PATIENCE: Duration = Duration::from_secs(5);

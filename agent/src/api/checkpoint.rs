@@ -24,12 +24,12 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::convert::checkpoint::{Seen, advice_out, durable_out, listing, small};
-use super::homes::{Home, Homes};
 use super::restore::{Restore, RestoresByUser, Running};
 use super::roles::Roles;
+use super::run_directories::{Home, Homes};
 use super::watching::{FilesPlace, Watching, problem_of};
 use crate::state::StateReader;
-use crate::store::kept::Kept;
+use crate::store::value_file::Kept;
 
 /// Letters of a run id that are shown.
 const LONGEST_RUN: usize = 128;

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::convert::checkpoint::{kept_by, progress_out, put_back_out, result_out};
-use super::homes::{Home, Homes};
+use super::run_directories::{Home, Homes};
 use super::watching::{Watching, problem_of};
 
 /// Restores of one user that may run at once.

@@ -11,8 +11,8 @@ use mainstay_tier::peer::{User, Watched, may_serve};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::homes::newest_of_each;
-use crate::store::kept::Kept;
+use super::run_directories::newest_of_each;
+use crate::store::value_file::Kept;
 
 /// What is watched, for threads that may block.
 pub struct Watching {

@@ -36,9 +36,9 @@ use crate::app::about;
 use crate::app::catalog;
 use crate::app::checkpoint;
 use crate::app::device::{self, Probing};
+use crate::app::earlier_entries::Recalled;
 use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
-use crate::app::recalled::Recalled;
 use crate::app::sensors;
 use crate::config::{Config, JobTexts};
 use crate::launcher_link::handover::socket_of;
@@ -47,9 +47,9 @@ use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep};
 use crate::source::device::ProbePlan;
 use crate::state::{Roster, StateWriter};
-use crate::store::forcing::Forcing;
 use crate::store::journal::Journal;
-use crate::store::kept::Kept;
+use crate::store::sync_thread::Forcing;
+use crate::store::value_file::Kept;
 
 /// Inputs that may queue for the node.
 pub(super) const QUEUE: usize = 4096;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
 use mainstay_tier::files::{Files, Plan, Wanted, WantedCache};
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;

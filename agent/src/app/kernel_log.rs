@@ -18,7 +18,7 @@ use crate::os::clock;
 use crate::source::journald::JOURNALCTL;
 use crate::source::kernel_log::{Source, SourceError};
 use crate::state::Roster;
-use crate::store::kept::Kept;
+use crate::store::value_file::Kept;
 
 /// The room's name on the roster.
 const ROOM: &str = "kernel log";

@@ -1,6 +1,6 @@
 //! The program's own log: systemd's journal if it runs under systemd, else standard error.
 
-mod behind;
+mod nonblocking;
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use behind::Behind;
+use nonblocking::Behind;
 
 /// How long the end of a program waits for its last log lines.
 pub const PATIENCE: Duration = Duration::from_millis(500);

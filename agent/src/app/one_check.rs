@@ -15,7 +15,7 @@ use tonic::service::Routes;
 use crate::act::hook::Hooks;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::agent::{QUEUE, start_forcing, start_probing, watch_hardware};
-use crate::app::recalled::Recalled;
+use crate::app::earlier_entries::Recalled;
 use crate::app::{about, device, sensors};
 use crate::config::Config;
 use crate::node::{Before, GpuLook, Node};

@@ -36,7 +36,7 @@ use crate::source::host::{HostSource, SystemSource, standard_paths};
 use crate::source::nccl_ras;
 use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::state::{Roster, StateReader};
-use crate::store::kept::Kept;
+use crate::store::value_file::Kept;
 
 /// Events: ranks saved different bytes of the same content; copies do not keep up; copies have caught up.
 const REPLICAS_DIFFER: &str = "replicas_differ";

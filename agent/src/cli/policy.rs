@@ -11,7 +11,7 @@ use mainstay_policy::incidents::{self, Incident};
 use mainstay_policy::{DEFAULT, Policy};
 
 use super::{exit, explain, output, replay as recorded};
-use crate::launch::advised;
+use crate::launch::user_policy;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -12,7 +12,7 @@ use mainstay_core::view::replay::{Replayed, replay_with};
 use serde_json::{Value, json};
 
 use super::{bundle, exit, explain, output};
-use crate::launch::advised;
+use crate::launch::user_policy;
 
 const EXAMPLES: &str = "\
 Examples:

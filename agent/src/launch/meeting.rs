@@ -16,7 +16,7 @@ use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::electors::Electors;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
 use serde_json::{Value, json};

@@ -1,11 +1,10 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), passes events to it and
 //! carries out its orders. One task; all events arrive in one `select!`.
 
-pub mod advised;
-mod begin;
+mod agent_exchange;
 mod brain;
-mod chosen;
-mod copied;
+mod choose_checkpoint;
+mod copied_step;
 pub mod drill;
 mod following;
 pub mod hang;
@@ -14,20 +13,21 @@ mod leading;
 pub mod lineage;
 mod look;
 mod meeting;
-mod moving;
+mod move_memory;
 mod notice;
 pub mod order;
 pub mod paths;
 mod prefix;
+mod rank_output;
 mod recorded;
 pub mod rendezvous;
 pub mod replicas;
 mod reseat;
 mod resume;
 mod round;
-mod ruling;
 mod save;
 pub mod sealing;
+mod setup;
 mod shell;
 mod signatures;
 mod spare;
@@ -36,11 +36,11 @@ mod start;
 mod stop;
 mod store_access;
 mod succession;
+pub mod user_policy;
 mod waiting;
 mod warm;
-mod words;
 
-pub use begin::JobResources;
+pub use setup::JobResources;
 pub use shell::{Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 

@@ -13,7 +13,7 @@ use super::notice;
 use super::shell::Launcher;
 use crate::act::doubtful_checkpoints;
 use crate::act::log_files;
-use crate::os::patient::Patient;
+use crate::os::timed_files::Patient;
 
 /// Writes in checkpoint directories.
 static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");

@@ -12,13 +12,13 @@ use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey, steps};
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::recovery::hosts::merge::{COPIES_AMONG, SUMMED_WITHIN};
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
 use tokio::sync::mpsc;
 
 use crate::act::rank_spec::RankSpec;
-use crate::launch::copied::{self, CopyNews};
+use crate::launch::copied_step::{self, CopyNews};
 use crate::launch::hosts::HostsPlan;
 
 /// The share of training time that copying may cost, as for agents.

@@ -11,7 +11,7 @@ use mainstay_core::recovery::hosts::wire::{Report, Seat};
 use crate::act::rank_processes::RankProcess;
 use crate::launch::brain::Brain;
 use crate::launch::hang::Judge;
-use crate::launch::moving::{Moved, Moving};
+use crate::launch::move_memory::{Moved, Moving};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 

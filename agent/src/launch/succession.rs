@@ -9,12 +9,12 @@ use mainstay_core::recovery::hosts::predecessor::Predecessor;
 use mainstay_core::recovery::hosts::succession::Adopted;
 use mainstay_core::recovery::job::{Input, Output, policy_trouble};
 
-use crate::launch::advised;
 use crate::launch::brain::Brain;
 use crate::launch::following::Following;
 use crate::launch::leading::Leading;
 use crate::launch::meeting::{Elected, FromStore, exit_of};
 use crate::launch::shell::Launcher;
+use crate::launch::user_policy;
 use crate::os::clock;
 
 impl Leading {

@@ -11,7 +11,7 @@ use mainstay_core::hardware::gpu::GpuReading;
 use mainstay_core::host::preflight::deep::{DeepLimits, Probe, Probed, judge};
 use mainstay_core::host::preflight::{Check, CheckVerdict, GpuAvailability, Group, free};
 
-use super::asked::{Asked, Unanswered};
+use super::request_child::{Asked, Unanswered};
 
 /// How probes are started.
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::hardware::dcgm::{DcgmReport, ExporterReport};
 
-use super::asked::{Asked, Unanswered};
 use super::device::has_nvidia_device;
+use super::request_child::{Asked, Unanswered};
 
 /// How the probe is started.
 #[derive(Clone, Debug)]

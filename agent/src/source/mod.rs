@@ -2,7 +2,6 @@
 
 pub mod active;
 pub mod activity;
-pub mod asked;
 pub mod cloud;
 pub mod dcgm;
 pub mod device;
@@ -18,6 +17,7 @@ pub mod nvrx;
 pub mod oom;
 pub mod pages;
 pub mod program;
+pub mod request_child;
 pub mod slurm;
 pub mod tpu;
 pub mod trainer;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use mainstay_core::model::entry::Entry;
 
 use super::UNWRITTEN_ENTRIES;
-use crate::os::patient::Patient;
-use crate::store::forcing::Forced;
+use crate::os::timed_files::Patient;
 use crate::store::journal::{Journal, JournalError, Unforced};
+use crate::store::sync_thread::Forced;
 
 /// Maximum number of entries that are written together.
 const GATHERED_ENTRIES: usize = 256;

@@ -1,6 +1,6 @@
 //! Floor 2. Data on disk.
 
-pub mod forcing;
 pub mod journal;
-pub mod kept;
 pub mod learned;
+pub mod sync_thread;
+pub mod value_file;

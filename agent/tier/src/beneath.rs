@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::handed;
+use crate::handed_over;
 
 /// Maximum depth of a directory tree that is removed.
 const DEEPEST: usize = 64;

@@ -8,7 +8,7 @@ pub mod advice;
 pub mod archive;
 pub mod backoff;
 pub mod cache;
-pub mod copied;
+pub mod copied_step;
 pub mod copies;
 pub mod decision;
 pub mod divergence;

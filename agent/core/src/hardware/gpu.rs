@@ -16,6 +16,7 @@ mod fabric;
 mod faults;
 mod history;
 mod intake;
+mod learned;
 mod limits;
 mod links;
 mod log;
@@ -27,7 +28,6 @@ mod programs;
 mod read;
 mod reading;
 mod readings;
-mod recall;
 pub mod reset;
 mod rules;
 mod siblings;
@@ -39,13 +39,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use dcgm_opinion::Opinion;
 pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
+pub use learned::{board_of, learned_gpus, replaced_board};
 pub use limits::{DeviceLimits, ExpectedGpus};
 pub use probe_protocol::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
 pub use reading::{
     Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
     RemappedRows, SlowdownTimes, settle,
 };
-pub use recall::{board_of, learned_gpus, replaced_board};
 pub use state::GpuView;
 
 use driver::Driver;
@@ -167,7 +167,7 @@ impl DeviceJudge {
             if gpu.is_replaced_by(identity) {
                 *gpu = Gpu { shown: gpu.shown.clone(), ..Gpu::default() };
                 let words = format!("another board sits here now: {}", identity.uuid);
-                facts.push(observed(identity.address, recall::REPLACED, Weight::Info, words, []));
+                facts.push(observed(identity.address, learned::REPLACED, Weight::Info, words, []));
             }
             let rules = Rules { limits: &self.limits, expected: &self.expected, gpus: readings.len() };
             let changes = gpu.readings.take_in(at, reading, rules);
@@ -182,7 +182,7 @@ impl DeviceJudge {
             let (links, peers) = (gpu.readings.links.learned().clone(), gpu.readings.peers.clone());
             let now = Known { index: reading.index, identity: identity.clone(), links, peers };
             if gpu.good >= self.limits.worsen_after && gpu.known.as_ref() != Some(&now) {
-                facts.push(recall::learned(&now));
+                facts.push(learned::learned(&now));
                 gpu.known = Some(now);
             }
         }
@@ -288,9 +288,9 @@ impl DeviceJudge {
                 gpu.missing = missing;
                 let (event, weight, words) = if missing {
                     gpu.fault_at = Some(at);
-                    (recall::MISSING, Weight::Error, "the driver no longer counts it")
+                    (learned::MISSING, Weight::Error, "the driver no longer counts it")
                 } else {
-                    (recall::BACK, Weight::Info, "the driver counts it again")
+                    (learned::BACK, Weight::Info, "the driver counts it again")
                 };
                 facts.push(observed(*address, event, weight, words.to_owned(), []));
             }
@@ -422,9 +422,9 @@ fn noted(gpu: PciAddress, check: String, change: Change) -> Fact {
             // With these values the finding is restored after a restart.
             values.push(("state".to_owned(), name(problem.state)));
             values.push(("action".to_owned(), name(problem.action)));
-            (recall::BEGAN, weight, problem.reason)
+            (learned::BEGAN, weight, problem.reason)
         }
-        Change::Ended(problem) => (recall::ENDED, Weight::Info, format!("no longer: {}", problem.reason)),
+        Change::Ended(problem) => (learned::ENDED, Weight::Info, format!("no longer: {}", problem.reason)),
         Change::None => ("finding_unchanged", Weight::Info, String::new()),
     };
     observed(gpu, event, weight, words, values)

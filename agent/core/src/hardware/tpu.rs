@@ -11,14 +11,14 @@
 mod driver;
 pub mod outlier;
 mod sample;
-mod words;
+mod texts;
 
 use std::collections::BTreeMap;
 
 pub use driver::{DriverReport, Trouble, read as read_driver_line};
 pub use outlier::{Differs, Outlier, outliers};
 pub use sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall, TpuSample, chip_kind};
-pub use words::{STALL, metric};
+pub use texts::{STALL, metric};
 
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
@@ -126,7 +126,7 @@ impl TpuJudge {
             return SensorReport::default();
         }
         let stuck = self.follow_cores(now, sample, &mut facts);
-        facts.extend(sample.stalls.iter().map(words::stall_event));
+        facts.extend(sample.stalls.iter().map(texts::stall_event));
         self.follow_driver(now, &sample.driver, &mut facts);
         let mut components = vec![self.runtime(now, sample, chips, &mut facts)];
         self.hold_against(&mut components[0]);
@@ -160,35 +160,35 @@ impl TpuJudge {
     /// The service as a whole.
     fn runtime(&mut self, now: Mono, sample: &TpuSample, chips: &[Chip], facts: &mut Vec<Fact>) -> Component {
         let mut runtime = component("tpu.runtime", Some(now));
-        runtime.evidence = sample.services.iter().map(words::service_evidence).collect();
+        runtime.evidence = sample.services.iter().map(texts::service_evidence).collect();
         let unanswered: Vec<&Service> =
             sample.services.iter().filter(|service| !matches!(service.answer, Answer::Reported(_))).collect();
         if !sample.services.is_empty() && unanswered.is_empty() {
             self.silent_since = None;
             self.answered = true;
             if std::mem::take(&mut self.silence_reported) {
-                facts.push(words::runtime_event(
+                facts.push(texts::runtime_event(
                     "runtime_answers",
                     Weight::Info,
                     "libtpu answers again".into(),
                 ));
             }
-            runtime.reason = words::answering(&sample.services);
+            runtime.reason = texts::answering(&sample.services);
             return runtime;
         }
         // A configured service, too, is expected to answer only while a process may hold a chip.
         if !chips.is_empty() && chips.iter().all(|chip| chip.holders.is_free()) {
             self.silent_since = None;
             (self.answered, self.silence_reported) = (false, false);
-            runtime.reason = words::idle(&sample.services);
+            runtime.reason = texts::idle(&sample.services);
             return runtime;
         }
         let since = *self.silent_since.get_or_insert(now);
         runtime.state = HealthState::Unknown;
         runtime.read_at = None;
-        runtime.reason = words::unanswered(now, since, &unanswered, chips, &sample.chips);
+        runtime.reason = texts::unanswered(now, since, &unanswered, chips, &sample.chips);
         if self.answered && !std::mem::replace(&mut self.silence_reported, true) {
-            facts.push(words::runtime_event("runtime_silent", Weight::Warning, runtime.reason.clone()));
+            facts.push(texts::runtime_event("runtime_silent", Weight::Warning, runtime.reason.clone()));
         }
         runtime
     }
@@ -199,7 +199,7 @@ impl TpuJudge {
         self.driver.retain(|_, at| now.since(*at) < window);
         for report in reports.iter().take(DRIVER_REPORTS) {
             if !self.driver.contains_key(report) && self.driver.len() < DRIVER_REPORTS {
-                facts.push(words::driver_event(report));
+                facts.push(texts::driver_event(report));
                 self.driver.insert(report.clone(), now);
             }
         }
@@ -225,17 +225,17 @@ impl TpuJudge {
     fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {
         let reported: Vec<&Runtime> =
             sample.services.iter().filter_map(|service| service.answer.reported()).collect();
-        let shares = words::by_chip(&reported, chips.len());
+        let shares = texts::by_chip(&reported, chips.len());
         let cores: Vec<&CoreState> =
             reported.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
         let mut components = Vec::new();
         for (place, chip) in chips.iter().enumerate() {
             let mut of = component(&ComponentId::Tpu(chip.number).to_string(), Some(now));
-            let readings = shares.get(place).map(words::readings).unwrap_or_default();
-            of.reason = words::chip(chip, &readings);
-            of.evidence = words::chip_evidence(chip, &readings);
-            of.gauges = shares.get(place).map(words::gauges).unwrap_or_default();
-            let its = |core: &&CoreState| words::place_of(core, &cores, chips.len()) == Some(place);
+            let readings = shares.get(place).map(texts::readings).unwrap_or_default();
+            of.reason = texts::chip(chip, &readings);
+            of.evidence = texts::chip_evidence(chip, &readings);
+            of.gauges = shares.get(place).map(texts::gauges).unwrap_or_default();
+            let its = |core: &&CoreState| texts::place_of(core, &cores, chips.len()) == Some(place);
             let unclear = matches!(&chip.holders, Holders::Partly(holders, _) if holders.is_empty());
             if unclear && reported.is_empty() {
                 of.state = HealthState::Unknown;
@@ -333,7 +333,7 @@ impl TpuJudge {
         let stuck = outliers(&named);
         if stuck != self.cores.reported {
             for outlier in &stuck {
-                facts.push(words::outlier_event(outlier, now.since(since)));
+                facts.push(texts::outlier_event(outlier, now.since(since)));
             }
             self.cores.reported.clone_from(&stuck);
         }

@@ -5,11 +5,11 @@
 //! - What was learned about a link belongs to its hardware: for another card in the same slot it starts again.
 //! - The history of flaps is restored from the journal, so that a restart of the agent does not clear it.
 
+mod earlier;
 mod errors;
 mod learned;
 mod limits;
 mod link;
-mod recalled;
 mod sample;
 
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ pub use learned::{Expected, Known, Learned};
 pub use limits::{ErrorLimits, FabricLimits};
 pub use sample::{FabricSample, Identity, LinkKind, LinkReading, LinkState};
 
+use earlier::{Moment, Recalled};
 use link::{Expectation, Found, Link};
-use recalled::{Moment, Recalled};
 
 use crate::base::id::BootId;
 use crate::base::time::{Mono, Span, Stamp};

@@ -5,16 +5,16 @@
 //! longer waited for.
 
 mod exchange;
+mod lasting;
 mod pace;
-mod proven;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use pace::Pace;
 
 use exchange::Exchange;
+use lasting::Unproven;
 use pace::{LAST, Paces};
-use proven::Unproven;
 
 use crate::base::id::{Attempt, Rank};
 use crate::host::contention::SlowdownHints;

@@ -23,7 +23,7 @@ pub mod clock;
 pub mod cluster_environment;
 pub mod electors;
 pub mod follow;
-pub mod hands;
+pub mod late_orders;
 pub mod lead;
 pub mod link;
 pub mod lost;

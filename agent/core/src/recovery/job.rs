@@ -20,18 +20,18 @@
 
 mod asking;
 mod awaited;
-mod carried;
 mod deciding;
 mod evidence;
-mod found;
+mod handover;
 mod late;
 mod lost_peer;
+mod messages;
 mod ordered;
+mod problems;
 mod progress;
 mod restart;
 mod saving;
 mod times;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -51,17 +51,17 @@ use crate::progress::monitor::{Pace, Watch};
 use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
 
 use awaited::Asked;
-pub use carried::Carried;
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, reported as policy_trouble};
+pub use handover::Carried;
 use late::Decided;
 use lost_peer::LostPeer;
+pub use messages::{Input, Order, Output, Ruling, StopWhy};
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
 use restart::Overdue;
 use saving::Saving;
 pub use times::{IncidentTimes, Summary};
-pub use words::{Input, Order, Output, Ruling, StopWhy};
 
 /// The exit status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
 const NOT_STARTED_EXIT: i32 = 70;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::base::id::{Attempt, JobId, Pid, Rank};
 use crate::base::time::{Mono, Span, Stamp};
 use crate::checkpoint::advice::Advised;
-use crate::checkpoint::copied::{self, CopiedStep};
+use crate::checkpoint::copied_step::{self, CopiedStep};
 use crate::hang::Hang;
 use crate::hardware::gpu::GpuView;
 use crate::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec};

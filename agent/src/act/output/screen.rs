@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::sink::Sink;
 use super::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
 use crate::act::log_files;
-use crate::os::patient::Patient;
+use crate::os::timed_files::Patient;
 
 /// How often the files are read. The terminal is for people; nothing waits for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

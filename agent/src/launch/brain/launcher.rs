@@ -3,7 +3,7 @@
 use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
+use mainstay_core::recovery::hosts::late_orders::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Order, Output, StopWhy};
 

@@ -8,18 +8,18 @@
 //! `back` (which step a job goes back to), `all` (everything that an agent manages).
 
 mod all;
-mod back;
 pub mod cache;
 mod catalog;
+mod choose_step;
 mod compare;
 mod copies;
+mod delegated;
 mod host;
 mod judge;
-mod left;
 mod pack;
 mod put_back;
 pub mod replicator;
-mod take;
+mod seal_in_place;
 pub(crate) mod tree;
 mod unpack;
 pub mod watch;
@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use all::{Files, Plan, Wanted, WantedCache, ensure_directory};
-pub use left::{PutBack, Started, Unfit};
+pub use delegated::{PutBack, Started, Unfit};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
 pub use put_back::put_back;
 pub use tree::{Mark, Member, is_shared, members};

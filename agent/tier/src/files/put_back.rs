@@ -24,8 +24,8 @@ use rustix::fs::FileType;
 
 use super::FilesError;
 use super::catalog::Note;
+use super::delegated::{Left, PutBack, Started, Unfit};
 use super::host::{Place, say};
-use super::left::{Left, PutBack, Started, Unfit};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{Mark, Member};
 use super::unpack::{Way, unpack};

@@ -18,8 +18,8 @@ use mainstay_core::checkpoint::files::{
 use super::FilesError;
 use super::catalog::Catalog;
 use super::copies::Copies;
+use super::delegated::{Left, Started};
 use super::host::{self, AGAIN, Acting, Bell, Place};
-use super::left::{Left, Started};
 use super::tree::{self, Mark, Member};
 use crate::beneath::Beneath;
 use crate::os::lower_priority;

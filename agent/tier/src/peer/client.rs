@@ -11,11 +11,11 @@ use mainstay_core::checkpoint::decision::{Decision, Word};
 
 use self::fetch::Fetch;
 use self::upload::Upload;
+use super::credentials::Pass;
 use super::error::PeerError;
 use super::frame::{Header, Kind};
 use super::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
 use super::pace::Limit;
-use super::pass::Pass;
 use super::sealed::Sealed;
 use super::wire::{Frame, Patience, Wire};
 use super::withdrawal::WithdrawalLock;

@@ -8,9 +8,9 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
 use super::channel::Channel;
+use super::credentials::Pass;
 use super::error::PeerError;
 use super::frame::{FrameError, MAGIC, VERSION};
-use super::pass::Pass;
 use super::tls;
 use super::token::{NONCE_BYTES, Signer, nonce};
 use super::wire::{Patience, Wire};

@@ -11,7 +11,7 @@ use mainstay_core::checkpoint::plan::Transfer;
 
 use super::client::Target;
 use super::error::PeerError;
-use super::landing::Landing;
+use super::receive::Landing;
 use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;

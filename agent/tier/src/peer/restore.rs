@@ -14,8 +14,8 @@ use mainstay_core::checkpoint::plan::{Transfer, plan};
 
 use super::client::Target;
 use super::error::PeerError;
-use super::landing::{Landing, shard_directory};
 use super::local_shards::Watched;
+use super::receive::{Landing, shard_directory};
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{As, User};

@@ -10,7 +10,7 @@ use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::Beneath;
-use crate::handed::Reading;
+use crate::handed_over::Reading;
 
 /// A user and the group of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,12 +23,12 @@ use nix::fcntl::Flock;
 use self::place::{describe, open_bell, remove_ranks, ring, take};
 use self::threads::{keep, write_on};
 use crate::disk::{self, Pace, StdVolume};
+use crate::inventory::{Shard, Tier};
 use crate::pool::choose::At;
 use crate::pool::lock::lives;
 use crate::pool::memory::{self, Memory};
 use crate::pool::writer::Batch;
 use crate::pool::{PoolError, Settings, directory_of, recover, reported};
-use crate::shelf::{Shard, Tier};
 
 /// Interval of the keeper's checks without a ring.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

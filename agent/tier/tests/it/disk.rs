@@ -9,7 +9,7 @@ use std::fs;
 use common::{container, manifest, write_step};
 use mainstay_checkpoint::Manifest;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
-use mainstay_tier::shelf::{self, Tier};
+use mainstay_tier::inventory::{self, Tier};
 
 const VOLUME: StdVolume = StdVolume;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::checkpoint::copied::CopiedStep;
+use mainstay_core::checkpoint::copied_step::CopiedStep;
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
 

@@ -5,7 +5,7 @@ mod below_frames;
 mod completed_steps;
 mod findings;
 mod raised_lines;
-mod small;
+mod short_texts;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::FabricLimits;
+use super::earlier::{Moment, Recalled};
 use super::errors::{Errors, ErrorsFound, TOO_MANY};
-use super::recalled::{Moment, Recalled};
 use super::sample::{LinkKind, LinkReading, LinkState};
 use crate::base::counter::Counter;
 use crate::base::time::{Mono, Span};

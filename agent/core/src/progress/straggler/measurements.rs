@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::carried::Carried;
+use super::autocorrelation::Carried;
 use super::found::Slow;
 use super::history::{History, ROWS};
 use super::paces::Paces;

@@ -17,8 +17,7 @@
 //! Waiting is additional evidence: a slow rank waits least. `docs/reference/stragglers.md` has the rules with
 //! figures.
 
-mod again;
-mod carried;
+mod autocorrelation;
 mod change;
 mod columns;
 mod found;
@@ -31,10 +30,11 @@ mod paces;
 mod peers;
 mod ranks;
 mod regime;
+mod repeated_steps;
 mod rotating;
-mod say;
 mod score;
 mod section;
+mod sentences;
 mod stages;
 mod times;
 mod trace;
@@ -46,7 +46,7 @@ pub use judge::Judge;
 pub use link::Links;
 pub use measurements::{Limits, Row};
 pub use peers::{Peers, Role};
-pub use say::{Names, OpenFindings};
 pub use score::{median, spread_around_median};
 pub use section::SectionKind;
+pub use sentences::{Names, OpenFindings};
 pub use trace::{Report, Trace, TraceSpan};

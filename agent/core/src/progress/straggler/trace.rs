@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::again;
 use super::judge::Judge;
 use super::learn;
 use super::link::Links;
 use super::measurements::{Limits, Row};
 use super::peers::{Peers, Role};
-use super::say::{Names, OpenFindings};
+use super::repeated_steps;
 use super::score::median;
 use super::section::SectionKind;
+use super::sentences::{Names, OpenFindings};
 use super::times::Times;
 use crate::base::id::{Attempt, Rank};
 use crate::model::finding::{Finding, Hint};

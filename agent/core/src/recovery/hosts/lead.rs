@@ -4,8 +4,8 @@
 
 mod feed;
 mod joining;
+mod leadership;
 mod looking;
-mod office;
 mod parts;
 mod spares;
 mod world;
@@ -141,7 +141,7 @@ pub struct Lead {
     /// When time alone last made a record due.
     remembered: Mono,
     /// Orders that wait until their record is stored.
-    held: VecDeque<office::Held>,
+    held: VecDeque<leadership::Held>,
     /// The status of the job, once it is over.
     over: Option<i32>,
     /// Another launcher leads: this one decides nothing more.

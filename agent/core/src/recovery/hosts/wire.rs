@@ -15,9 +15,9 @@ use crate::recovery::job::{Input, StopWhy, Summary};
 
 use super::lost::Sight;
 
-mod holding;
-mod quick;
-mod seen;
+mod copy_list;
+mod fast_parse;
+mod sights;
 
 /// The number of this protocol.
 pub const PROTOCOL: u32 = 4;
@@ -146,10 +146,10 @@ impl Up {
     /// # Errors
     /// The bytes are not a message of a follower.
     pub fn read(bytes: &[u8]) -> Result<Up, Unreadable> {
-        if let Some((&seen::MARK, seen)) = bytes.split_first() {
-            return seen::read(seen).map_err(|error| Unreadable(error.to_string()));
+        if let Some((&sights::MARK, seen)) = bytes.split_first() {
+            return sights::read(seen).map_err(|error| Unreadable(error.to_string()));
         }
-        let read = quick::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok);
+        let read = fast_parse::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok);
         read.map_err(|error| Unreadable(error.to_string()))
     }
 }
@@ -177,7 +177,7 @@ pub trait Outgoing {
 impl Outgoing for Up {
     fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable> {
         match self {
-            Up::Seen { attempt, ranks } => Ok(seen::write(*attempt, ranks, into)?),
+            Up::Seen { attempt, ranks } => Ok(sights::write(*attempt, ranks, into)?),
             other => Ok(serde_json::to_writer(into, other)?),
         }
     }

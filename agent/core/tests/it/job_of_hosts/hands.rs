@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
+use mainstay_core::recovery::hosts::late_orders::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report, Seat};
 use mainstay_core::recovery::job::StopWhy;
 

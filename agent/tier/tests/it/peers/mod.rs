@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::steps;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::store::{Offer, Store, StoreError};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Service, Settings, User, Watched};

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use mainstay_tier::peer::Service;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
 use mainstay_tier::peer::wire::{Patience, Wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use mainstay_core::checkpoint::inventory::{StepKey, steps};
-use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::{Brought, Progress};

@@ -4,7 +4,7 @@
 mod collectives;
 mod followers;
 mod frames;
-mod web;
+mod http_frames;
 
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
@@ -24,7 +24,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         .chain(frames::between_libraries(evidence))
         .chain(frames::in_compiler(evidence))
         .chain(frames::in_launcher(evidence))
-        .chain(web::gave_up(evidence))
+        .chain(http_frames::gave_up(evidence))
         .collect()
 }
 

@@ -11,8 +11,8 @@ use rustix::fs::FileType;
 
 use super::FilesError;
 use super::compare::is_alike;
+use super::delegated::{Started, Unfit};
 use super::host::{self, Place, say};
-use super::left::{Started, Unfit};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Mono;
-use mainstay_core::checkpoint::copied;
+use mainstay_core::checkpoint::copied_step;
 use mainstay_core::checkpoint::inventory::StepKey;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::recovery::hosts::wire::Report;
@@ -13,7 +13,7 @@ use mainstay_core::recovery::job::Input;
 use mainstay_tier::peer::Brought;
 
 use super::brain::Brain;
-use super::copied::CopyNews;
+use super::copied_step::CopyNews;
 use super::replicas::FromReplicas;
 use super::shell::Launcher;
 use crate::os::clock;

@@ -11,7 +11,7 @@ use mainstay_tier::peer::Watched;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use crate::store::kept::Kept;
+use crate::store::value_file::Kept;
 
 /// Maximum number of directories remembered for each user: the newest.
 const REMEMBERED: usize = 64;

@@ -4,7 +4,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::copied::CopiedStep;
+use mainstay_core::checkpoint::copied_step::CopiedStep;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_tier::peer::Service;
 use mainstay_tier::pool::View;
