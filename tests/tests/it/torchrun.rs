@@ -78,7 +78,7 @@ fn values_that_torchrun_refuses_are_refused() {
     for (options, said) in [
         ("--nproc-per-node unknown", "write a number of ranks from 1 up"),
         ("--start-method thread", "spawn, fork, forkserver"),
-        ("--monitor-interval 0", "no number of seconds above 0"),
+        ("--monitor-interval 0", "not a number of seconds above 0"),
         ("--numa-binding die", "write node, socket, exclusive or core-complex"),
         ("--signals-to-handle SIGTERM,SIGKILL", "SIGKILL cannot be handled"),
         ("--local-ranks-filter a", "write local ranks such as 0,2"),
