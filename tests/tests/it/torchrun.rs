@@ -83,7 +83,7 @@ fn values_that_torchrun_refuses_are_refused() {
         ("--signals-to-handle SIGTERM,SIGKILL", "SIGKILL cannot be handled"),
         ("--local-ranks-filter a", "write local ranks such as 0,2"),
         ("--redirects 4", "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"),
-        ("--shutdown-timeout soon", "no duration"),
+        ("--shutdown-timeout soon", "not a duration"),
     ] {
         let end = stage.sh(MARKS).options(options).start().end();
         end.assert_status(64).assert_said(said);
