@@ -45,7 +45,7 @@ fn a_server_that_is_not_an_agent_is_reported() {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
     let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
-    assert!(error.contains("no frame of this protocol"), "{error}");
+    assert!(error.contains("not a frame of this protocol"), "{error}");
 }
 
 #[test]
