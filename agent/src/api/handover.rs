@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mainstay_tier::{handed, lent_files};
+use mainstay_tier::{handed_over, lent_files};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::listen::UnixSocket;
@@ -78,7 +78,7 @@ fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
     }
     let mut refused = Vec::new();
     for (name, directory) in names.iter().zip(directories) {
-        if let Err(error) = handed::keep(uid, name, directory) {
+        if let Err(error) = handed_over::keep(uid, name, directory) {
             refused.push(error.to_string());
         }
     }

@@ -97,7 +97,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<Incident>> {
 
 /// The policy; prints what is wrong with it if it is invalid.
 fn policy(file: &Path) -> anyhow::Result<Option<Policy>> {
-    match advised::parse(file) {
+    match user_policy::parse(file) {
         Ok(policy) => Ok(Some(policy)),
         Err(words) => output::print(&format!("{words}\n")).map(|()| None),
     }

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn advisor(policy: Option<&Path>) -> anyhow::Result<Option<Arc<dyn Advisor>>> {
     let Some(file) = policy else { return Ok(None) };
-    let policy = advised::parse(file).map_err(|words| anyhow!(words))?;
+    let policy = user_policy::parse(file).map_err(|words| anyhow!(words))?;
     Ok(Some(Arc::new(policy)))
 }
 

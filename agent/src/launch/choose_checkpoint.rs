@@ -54,7 +54,7 @@ impl Launcher {
             }
             FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
             FromReplicas::Copies(CopyNews::Behind(why)) => {
-                self.record_copies(now, copied::behind(&why));
+                self.record_copies(now, copied_step::behind(&why));
                 self.terminal.say(why);
             }
             FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),

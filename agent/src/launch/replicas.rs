@@ -230,7 +230,7 @@ impl Replicas {
         let keep = move || {
             // The receiver goes only when the launcher does.
             let report = |news| drop(sender.send(FromReplicas::Copies(news)));
-            copied::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &report);
+            copied_step::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &report);
         };
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }

@@ -25,7 +25,7 @@ use crate::launch::replicas::Replicas;
 use crate::launch::sealing::Sealing;
 use crate::launch::shell::Launcher;
 use crate::launch::start::{job_spec, memory, previous_size};
-use crate::launch::{Settings, Warm, advised};
+use crate::launch::{Settings, Warm, user_policy};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
@@ -101,7 +101,7 @@ impl Launcher {
             together => {
                 let mut job = Job::begin(began, spec, policy, &mut out);
                 if let Some(file) = &settings.policy_file {
-                    let (advisor, trouble) = advised::read(file);
+                    let (advisor, trouble) = user_policy::read(file);
                     job.advised_by(advisor);
                     out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
                 }

@@ -81,7 +81,7 @@ impl Launcher {
         let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
         let mut out = Vec::new();
         if let Some(file) = &self.settings.policy_file {
-            let (advisor, trouble) = advised::read(file);
+            let (advisor, trouble) = user_policy::read(file);
             job.advised_by(advisor);
             out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
         }

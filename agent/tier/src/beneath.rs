@@ -48,7 +48,7 @@ impl Beneath {
     }
 
     fn open_with(path: &Path, more: OFlags) -> io::Result<Beneath> {
-        if let Some(handed) = handed::directory(path) {
+        if let Some(handed) = handed_over::directory(path) {
             let (uid, root, way) = handed?;
             let at = Beneath { root: Arc::new(root), path: path.into(), reads_for: Some(uid) };
             let root = Arc::new(at.directory(&way)?);

@@ -246,7 +246,7 @@ impl JobView {
     fn apply_copies(&mut self, at: Stamp, seen: &Observation) {
         if let Some(step) = CopiedStep::read(seen) {
             (self.copied, self.copies_behind) = (Some((step, at)), None);
-        } else if let Some(why) = copied::read_behind(seen) {
+        } else if let Some(why) = copied_step::read_behind(seen) {
             self.copies_behind = Some(why.to_owned());
         } else if let Some(ready) = SpareReady::read(seen) {
             self.waits = Some(ready.to_owned());

@@ -26,7 +26,7 @@ fn a_step_is_offered_once_every_shard_is_on_disk() {
     let (step, shards) = disk::offered(&VOLUME, home.path()).expect("whole");
     assert_eq!((step, shards.len()), (10, 2));
     assert!(fs::read_dir(home.path().join("step-000000000010")).unwrap().count() == 2, "no litter");
-    let listed = shelf::on_disk(home.path(), Tier::Disk);
+    let listed = inventory::on_disk(home.path(), Tier::Disk);
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|shard| shard.verify().unwrap()));
 }

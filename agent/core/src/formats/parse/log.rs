@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::bucket::{Bucket, Rate};
 use super::journal::{self, JournalEntry};
 use super::kmsg::{Record, plain};
-use super::{host, nvidia, sieve};
+use super::{host, nvidia, prefilter};
 use crate::base::id::Pid;
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
@@ -105,7 +105,7 @@ impl LogReader {
     /// Processes one line of text, read at `now`, with the position after it: a kernel log line in any form of `dmesg`, syslog or
     /// `journalctl`.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
-        let wrapped = sieve::is_wrapped(line);
+        let wrapped = prefilter::is_wrapped(line);
         if (!wrapped && self.is_left_out(line)) || Record::is_continuation(line) {
             return None;
         }
@@ -135,13 +135,13 @@ impl LogReader {
 
     /// Whether the line certainly contains no fact.
     fn is_left_out(&self, line: &str) -> bool {
-        if sieve::may_match_a_pattern(line) {
+        if prefilter::may_match_a_pattern(line) {
             return false;
         }
         // Verified in tests and under fuzzing; release builds rely on it.
         debug_assert!(
             self.clone().take_in(Mono(0), &Record::parse(line), 0).is_none(),
-            "a word is missing in the sieve: {line:?}"
+            "a word is missing in the prefilter: {line:?}"
         );
         true
     }

@@ -161,7 +161,7 @@ impl Trace {
     /// Judges the trace from its first step to its last.
     pub fn judge(&mut self, limits: Limits, hints: &[Hint]) -> Report {
         let ranks: Vec<u32> = self.about.keys().copied().collect();
-        let again = again::keep_the_last(&mut self.steps);
+        let again = repeated_steps::keep_the_last(&mut self.steps);
         self.learn_stages();
         let (peers, names) = self.peers();
         let mut judge = Judge::new(peers, limits);

@@ -302,7 +302,7 @@ pub enum Report {
         /// The attempt that follows.
         attempt: Attempt,
         /// Those of its own ranks, and those stored for others.
-        #[serde(with = "holding")]
+        #[serde(with = "copy_list")]
         copies: Vec<Copy>,
     },
     /// The host has its new seat.

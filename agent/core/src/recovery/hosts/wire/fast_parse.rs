@@ -12,7 +12,7 @@ use crate::base::time::Mono;
 use crate::checkpoint::inventory::Copy;
 use crate::model::entry::{Fact, StepDone};
 
-use super::{Report, Up, holding};
+use super::{Report, Up, copy_list};
 
 #[derive(Deserialize)]
 struct Beat<'a> {
@@ -57,7 +57,7 @@ struct Holding {
     #[serde(rename = "report")]
     kind: String,
     attempt: Attempt,
-    #[serde(with = "holding")]
+    #[serde(with = "copy_list")]
     copies: Vec<Copy>,
 }
 
