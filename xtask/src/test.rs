@@ -75,7 +75,9 @@ pub fn run(args: &Args) -> ExitCode {
     if let Some(programs) = programs.then(|| build(&mut checks)).flatten() {
         let ranks = args.wants(Part::Scenarios) || args.wants(Part::Python);
         let environments = if ranks { Environments::prepare(&mut checks) } else { Environments::default() };
-        tests(args, &mut checks, &Suite { own: &own, programs: &programs, environments: &environments });
+        let beside_scenarios = args.wants(Part::Scenarios);
+        let (own, programs, environments) = (&own, &programs, &environments);
+        tests(args, &mut checks, &Suite { own, programs, beside_scenarios, environments });
     }
     checks.run("nothing is left behind", || own.check());
     if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -113,12 +113,12 @@ impl TestPrograms {
     }
 }
 
-/// Makes a test program run more tests at once than there are processors: for those that mostly wait for processes,
-/// disks and timers.
-pub fn mostly_waits(test: &mut Command) {
+/// Makes a test program run several tests at once on each processor: for those that mostly wait for processes, disks
+/// and timers.
+pub fn mostly_waits(test: &mut Command, each: usize) {
     if std::env::var_os(THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        test.env(THREADS, (2 * processors).to_string());
+        test.env(THREADS, (each * processors).to_string());
     }
 }
 

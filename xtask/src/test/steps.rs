@@ -27,6 +27,8 @@ pub struct Suite<'a> {
     pub own: &'a Snapshot,
     /// The test programs.
     pub programs: &'a TestPrograms,
+    /// Whether the scenarios run at the same time.
+    pub beside_scenarios: bool,
     /// The interpreters of ranks.
     pub environments: &'a Environments,
 }
@@ -43,7 +45,8 @@ impl Suite<'_> {
                 |test| {
                     // The checkpoint tier is tested with files of each library.
                     test.envs(self.environments.variables());
-                    mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS));
+                    let each = if self.beside_scenarios { 2 } else { 4 };
+                    mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS), each);
                 },
             )
         });
