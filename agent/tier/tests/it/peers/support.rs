@@ -26,7 +26,8 @@ pub fn address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let process = std::process::id() % 60_000;
-    format!("127.{}.{}.{}:7140", 2 + process / 250, 1 + process % 250, 1 + next % 250)
+    let (host, port) = (1 + next % 250, 7140 + next / 250);
+    format!("127.{}.{}.{host}:{port}", 2 + process / 250, 1 + process % 250)
 }
 
 pub fn token() -> Token {
