@@ -34,7 +34,7 @@ impl Waiting<'_> {
     /// Checks until `look` finds something.
     ///
     /// # Errors
-    /// `Failed`.
+    /// The deadline passed, or the process ended first.
     pub fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> Result<T, Failed> {
         let deadline = Instant::now() + DEADLINE;
         let changes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).expect("inotify");

@@ -1,7 +1,12 @@
 //! Example incidents to test a policy: a TOML file with a table for each, and the expected decision.
 //!
-//! ```toml [[incident]] name = "a killed rank is restarted" cause = { kind = "signal", signal = 9 } step = 40 expect
-//! = "restart_in_job" ```
+//! ```toml
+//! [[incident]]
+//! name = "a killed rank is restarted"
+//! cause = { kind = "signal", signal = 9 }
+//! step = 40
+//! expect = "restart_in_job"
+//! ```
 
 use std::collections::BTreeMap;
 

@@ -43,7 +43,7 @@ impl Claimed {
     /// has just left may still have connections that end.
     fn claim(&mut self) {
         let start = std::process::id() % u32::from(BLOCKS);
-        let blocks = (0..BLOCKS).map(|offset| (u32::from(offset) + start) % u32::from(BLOCKS));
+        let mut blocks = (0..BLOCKS).map(|offset| (u32::from(offset) + start) % u32::from(BLOCKS));
         let claim = |block: u32| {
             let name = format!("mainstay-test-ports-{block}");
             let address = SocketAddr::from_abstract_name(name).expect("the name is short");
@@ -52,7 +52,7 @@ impl Claimed {
                 UnixListener::bind_addr(&address).ok()?,
             ))
         };
-        let (block, claim) = { blocks }.find_map(claim).expect("other processes have all blocks of ports");
+        let (block, claim) = blocks.find_map(claim).expect("other processes have all blocks of ports");
         self.blocks.push(claim);
         self.next = FIRST + block * BLOCK;
         self.last = self.next + BLOCK;
