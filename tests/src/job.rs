@@ -203,12 +203,19 @@ impl Job {
 }
 
 impl Drop for Job {
+    /// Ends a job that a test left running, and waits for its processes: one that is still ending may write a file
+    /// while the stage is being removed, and its control group cannot be removed yet.
     fn drop(&mut self) {
         if let Ok(None) = self.launcher.try_wait() {
             let _ = self.launcher.kill();
             let _ = self.launcher.wait();
-            for pid in processes::of_job(&self.id) {
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            let ranks = processes::of_job(&self.id);
+            let handles: Vec<OwnedFd> = ranks.iter().filter_map(|pid| waiting::handle(*pid)).collect();
+            for handle in &handles {
+                let _ = rustix::process::pidfd_send_signal(handle, rustix::process::Signal::KILL);
+            }
+            for handle in &handles {
+                waiting::ended(handle);
             }
             for cgroup in processes::cgroups_of(&self.id) {
                 let _ = fs::remove_dir(cgroup);

@@ -22,6 +22,8 @@ pub enum Verdict {
         failed: usize,
         /// Tests that cannot run here; they did not pass.
         skips: Skips,
+        /// What failed, a line each: the summary repeats it, because a log may keep only its end.
+        failures: Vec<String>,
     },
     /// It cannot run here.
     Skipped {
@@ -33,7 +35,20 @@ pub enum Verdict {
 impl Verdict {
     /// A check that counts nothing.
     pub fn of(holds: bool) -> Self {
-        Self::Counted { passed: usize::from(holds), failed: usize::from(!holds), skips: Skips::default() }
+        Self::counted(true, usize::from(holds), usize::from(!holds))
+    }
+
+    /// A check that fails for these reasons, and passes without any.
+    pub fn without(failures: Vec<String>) -> Self {
+        Self::of(failures.is_empty()).naming(failures)
+    }
+
+    /// The same verdict with the names of what failed.
+    pub fn naming(mut self, names: Vec<String>) -> Self {
+        if let Self::Counted { failures, .. } = &mut self {
+            *failures = names;
+        }
+        self
     }
 
     /// A check that cannot run here.
@@ -45,7 +60,7 @@ impl Verdict {
     /// compile, is a failure too.
     pub fn counted(success: bool, passed: usize, failed: usize) -> Self {
         let failed = if success { failed } else { failed.max(1) };
-        Self::Counted { passed, failed, skips: Skips::default() }
+        Self::Counted { passed, failed, skips: Skips::default(), failures: Vec::new() }
     }
 
     /// The result of `cargo test`, which reports skipped tests as passed.
@@ -53,7 +68,9 @@ impl Verdict {
         let (passed, failed) = cargo_counts(said);
         let skips = Skips::of(said);
         match Self::counted(success, passed.saturating_sub(skips.count()), failed) {
-            Self::Counted { passed, failed, .. } => Self::Counted { passed, failed, skips },
+            Self::Counted { passed, failed, .. } => {
+                Self::Counted { passed, failed, skips, failures: cargo_failures(said) }
+            }
             other => other,
         }
     }
@@ -91,7 +108,7 @@ impl Checks {
         let (began, spent) = (Instant::now(), processor_time());
         let verdict = check().unwrap_or_else(|error| {
             output::line(&format!("{error:#}"));
-            Verdict::of(false)
+            Verdict::without(vec![format!("{error:#}")])
         });
         if let Verdict::Skipped { why } = &verdict {
             output::line(&format!("skipped: {why}"));
@@ -133,7 +150,7 @@ impl Checks {
             let processor =
                 processor.map_or(String::new(), |spent| format!(" {:>8.1} s CPU", spent.as_secs_f64()));
             match verdict {
-                Verdict::Counted { passed, failed, skips } => {
+                Verdict::Counted { passed, failed, skips, .. } => {
                     let how = if *failed == 0 { "ok      " } else { "FAILED  " };
                     let fails = if *failed == 0 { String::new() } else { format!(", {failed} failed") };
                     let skips = match skips.count() {
@@ -151,6 +168,10 @@ impl Checks {
                 "  those without a processor time of their own ran two at a time: {took:.1} s, {spent:.1} s CPU"
             );
         }
+        let failures = self.failures();
+        if !failures.is_empty() {
+            println!("\n=== what failed\n{}", failures.join("\n"));
+        }
         let (passed, failed, skips) = self.sum();
         if !skips.lines().is_empty() {
             println!("\n=== tests that cannot run here\n{}", skips.lines().join("\n"));
@@ -159,10 +180,23 @@ impl Checks {
         failed == 0
     }
 
+    /// The failures of all checks, each below the name of its check.
+    fn failures(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for done in &self.done {
+            let Verdict::Counted { failures, .. } = &done.verdict else { continue };
+            if !failures.is_empty() {
+                lines.push(format!("  {}", done.name));
+                lines.extend(failures.iter().map(|failure| format!("      {failure}")));
+            }
+        }
+        lines
+    }
+
     fn sum(&self) -> (usize, usize, Skips) {
         let mut sum = (0, 0, Skips::default());
         for done in &self.done {
-            if let Verdict::Counted { passed, failed, skips } = &done.verdict {
+            if let Verdict::Counted { passed, failed, skips, .. } = &done.verdict {
                 sum.0 += passed;
                 sum.1 += failed;
                 sum.2.add(skips);
@@ -178,6 +212,24 @@ pub fn cargo_counts(said: &str) -> (usize, usize) {
     lines
         .map(|line| (before(line, "passed"), before(line, "failed")))
         .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+/// The names that each test program lists in front of its result, below a line `failures:`.
+fn cargo_failures(said: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut is_list = false;
+    for line in said.lines() {
+        is_list = (is_list && !line.is_empty()) || line == "failures:";
+        let name = line.strip_prefix("    ").filter(|name| is_list && !name.contains(' '));
+        names.extend(name.map(str::to_owned));
+    }
+    names
+}
+
+/// The names in pytest's short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
+pub fn pytest_failures(said: &str) -> Vec<String> {
+    let is_failure = |line: &&str| line.starts_with("FAILED ") || line.starts_with("ERROR ");
+    said.lines().filter(is_failure).map(str::to_owned).collect()
 }
 
 /// Passed and failed of pytest's closing line; an error in a fixture or an import is a failure.
@@ -220,7 +272,12 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_without_a_count_is_a_failure() {
-        let counted = |passed, failed| Verdict::Counted { passed, failed, skips: Skips::default() };
+        let counted = |passed, failed| Verdict::Counted {
+            passed,
+            failed,
+            skips: Skips::default(),
+            failures: Vec::new(),
+        };
         assert_eq!(Verdict::counted(false, 3, 0), counted(3, 1));
         assert_eq!(Verdict::counted(true, 3, 0), counted(3, 0));
     }
@@ -229,7 +286,25 @@ mod tests {
     fn a_test_that_was_skipped_did_not_pass() {
         let said = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
         let verdict = Verdict::cargo(true, said);
-        assert_eq!(verdict, Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(said) });
+        assert_eq!(
+            verdict,
+            Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(said), failures: Vec::new() }
+        );
+    }
+
+    #[test]
+    fn the_summary_names_what_failed() {
+        let said = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\n    assertion failed\n\n\nfailures:\n    \
+                    a::b\n    c\n\ntest result: FAILED. 3 passed; 2 failed; 0 ignored\n";
+        let mut checks = Checks::default();
+        checks.run("unit", || Ok(Verdict::cargo(false, said)));
+        checks.run("tidy", || Ok(Verdict::without(vec!["a file".into()])));
+        checks.run("good", || Ok(Verdict::without(Vec::new())));
+        let lines = ["  unit", "      a::b", "      c", "  tidy", "      a file"];
+        assert_eq!(checks.failures(), lines);
+        assert_eq!(checks.sum(), (4, 3, Skips::default()));
+        let said = "=== short test summary info ===\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n";
+        assert_eq!(pytest_failures(said), ["FAILED a.py::b - assert 0"]);
     }
 
     #[test]

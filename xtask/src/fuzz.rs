@@ -43,7 +43,7 @@ pub fn seeds() -> Result<Verdict> {
     if !written.success() {
         return Ok(Verdict::of(false));
     }
-    let (mut passed, mut failed) = (0, 0);
+    let (mut passed, mut failures) = (0, Vec::new());
     for target in files(&folder.join("fuzz_targets"))? {
         let name = target.file_stem().context("a target has no name")?.to_owned();
         let seeds = files(&folder.join("corpus").join(&name))?;
@@ -57,10 +57,10 @@ pub fn seeds() -> Result<Verdict> {
         } else {
             let said = String::from_utf8_lossy(&ended.stderr);
             output::line(&format!("{}: {said}", name.display()));
-            failed += 1;
+            failures.push(name.display().to_string());
         }
     }
-    Ok(Verdict::counted(failed == 0, passed, failed))
+    Ok(Verdict::counted(true, passed, failures.len()).naming(failures))
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -72,7 +72,7 @@ impl Snapshot {
             // A mount point in it stays, and has been reported.
             let _ = fs::remove_dir_all(folder);
         }
-        Ok(Verdict::of(left.is_empty()))
+        Ok(Verdict::without(left))
     }
 
     fn left(&self) -> Vec<String> {

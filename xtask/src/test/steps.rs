@@ -101,7 +101,7 @@ impl Suite<'_> {
         let mut pytest = Command::new(venv.python());
         // From a folder without sources, so that the installed wheel is imported.
         pytest
-            .args(["-m", "pytest", "-p", "no:cacheprovider", "-rs"])
+            .args(["-m", "pytest", "-p", "no:cacheprovider", "-rfEs"])
             .arg(&tests)
             .args(of.iter().skip(1))
             .current_dir(paths::target())
@@ -109,6 +109,6 @@ impl Suite<'_> {
         self.own.give(&mut pytest);
         let (status, said) = command::run_watched(&mut pytest)?;
         let (passed, failed) = check::pytest_counts(&said);
-        Ok(Verdict::counted(status.success(), passed, failed))
+        Ok(Verdict::counted(status.success(), passed, failed).naming(check::pytest_failures(&said)))
     }
 }
