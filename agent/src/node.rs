@@ -1,5 +1,5 @@
 //! Floor 3. The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
-//! proposals and the host's reports; it publishes the board.
+//! proposals and the host's reports; it publishes the snapshots.
 
 mod calls;
 mod gpus;
@@ -51,10 +51,10 @@ const OF_CALLERS_AT_ONCE: usize = 16;
 /// How often the journal is synced to disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// The GPUs' driver on the roster of rooms.
+/// The GPUs' driver on the roster of sensors.
 pub const DEVICES: &str = "GPUs";
 
-/// The kernel log on the roster of rooms.
+/// The kernel log on the roster of sensors.
 pub const KERNEL_LOG: &str = "kernel log";
 
 /// The agent's state.
@@ -98,7 +98,7 @@ pub struct Before {
 }
 
 impl Node {
-    /// The node over a board, with the contents of its journal.
+    /// The node with its snapshots, with the contents of its journal.
     pub fn new(
         snapshots: StateWriter,
         before: Before,
@@ -200,7 +200,7 @@ impl Node {
     }
 
     /// Processes queued inputs in order. Reports of launchers are published together: published one by one, a
-    /// launcher with many reports would cause a copy of the whole board for each.
+    /// launcher with many reports would cause a copy of the whole snapshot for each.
     fn step_all(&mut self, waiting: &mut Vec<Input>, count: usize) {
         if count == 0 {
             return;
@@ -235,8 +235,8 @@ impl Node {
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(report) => self.sensed(report),
             Input::Unwatched(names) => self.unwatched(&names),
-            Input::Looked { room, components } => {
-                if self.snapshots.roster().has_looked(&room, clock::mono(), components) {
+            Input::Looked { sensor, components } => {
+                if self.snapshots.roster().has_looked(&sensor, clock::mono(), components) {
                     // Callers may wait for the very first look.
                     self.snapshots.publish();
                 }

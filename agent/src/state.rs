@@ -65,7 +65,7 @@ struct Published {
 }
 
 impl StateWriter {
-    /// A board that shows what is in the journal. Components are not taken from it: the state of anything not read
+    /// A snapshot of what is in the journal. Components are not taken from it: the state of anything not read
     /// since this start is unknown. A component that is found in the same state as earlier in this boot keeps its
     /// start time.
     pub fn open(journal: Journal) -> Result<StateWriter, JournalError> {
@@ -189,7 +189,7 @@ impl StateWriter {
     }
 
     /// Holds what is published from now on until [`StateWriter::release`] or [`StateWriter::show_due`]: publishing
-    /// costs time for the whole board, not only for what is new.
+    /// costs time for the whole snapshot, not only for what is new.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
@@ -261,7 +261,7 @@ impl StateWriter {
         &self.view
     }
 
-    /// Where the rooms that watch the host register.
+    /// Where the sensors that watch the host register.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }

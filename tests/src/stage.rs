@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tempfile::TempDir;
+use testing::TempDir;
 
 use crate::agent::Agent;
 use crate::plan::Plan;
@@ -46,10 +46,10 @@ impl Stage {
     /// A new one; it is removed when it is dropped.
     #[expect(clippy::new_without_default, reason = "it makes directories, which no default value should")]
     pub fn new() -> Stage {
-        let disk = tempfile::Builder::new().prefix("mst-").tempdir().expect("a temporary directory");
+        let disk = TempDir::named("mst-", std::env::temp_dir()).expect("a temporary directory");
         // On a tmpfs and with a short name, for the sockets in it.
         let shm = testing::memory();
-        let tmpfs = tempfile::Builder::new().prefix("mst-").tempdir_in(shm).expect("a directory on tmpfs");
+        let tmpfs = TempDir::named("mst-", shm).expect("a directory on tmpfs");
         for name in ["home", "logs", "marks", "work"] {
             fs::create_dir(disk.path().join(name)).expect("a directory");
         }

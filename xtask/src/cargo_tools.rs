@@ -1,7 +1,7 @@
-//! cargo-deny and cargo-audit: found on the path or in the user's cache, else compiled into the cache once.
+//! Tools that cargo installs: found on the path or in the user's cache, else compiled into the cache once.
 //!
 //! cargo-deny takes 160 s of CPU time to compile, cargo-audit 380 s more: more than four minutes on two cores for
-//! the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and neither
+//! the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and none
 //! with `off`. Continuous integration keeps the cache between runs.
 
 use std::fs;
@@ -13,38 +13,58 @@ use anyhow::{Context, Result};
 use crate::command;
 use crate::paths;
 
-/// Which missing tools to compile: `all`, `off`, else cargo-deny.
+/// A tool.
+pub struct Tool {
+    name: &'static str,
+    /// Whether it is compiled without `MAINSTAY_CARGO_TOOLS=all`.
+    is_usual: bool,
+    /// Further options of `cargo install`.
+    options: &'static [&'static str],
+}
+
+/// Licences, bans, sources and advisories.
+pub const DENY: Tool = Tool { name: "cargo-deny", is_usual: true, options: &[] };
+
+/// Advisories for any lock file.
+pub const AUDIT: Tool = Tool { name: "cargo-audit", is_usual: false, options: &[] };
+
+/// Builds the documentation as a site; without its server and its search.
+pub const MDBOOK: Tool = Tool { name: "mdbook", is_usual: true, options: &["--no-default-features"] };
+
+/// Which missing tools to compile: `all`, `off`, else the usual ones.
 const VARIABLE: &str = "MAINSTAY_CARGO_TOOLS";
 
 /// The path of a tool; the reason if it is missing, which is no fault of this repository.
 ///
 /// # Errors
 /// There is no folder for the cache.
-pub fn find(tool: &str) -> Result<std::result::Result<PathBuf, String>> {
-    if command::exists(tool, "--version") {
-        return Ok(Ok(tool.into()));
+pub fn find(tool: &Tool) -> Result<std::result::Result<PathBuf, String>> {
+    let name = tool.name;
+    if command::exists(name, "--version") {
+        return Ok(Ok(name.into()));
     }
     let folder = paths::cache()?.join("cargo-tools");
-    let program = folder.join("bin").join(tool);
+    let program = folder.join("bin").join(name);
     if program.exists() {
         return Ok(Ok(program));
     }
     let chosen = std::env::var(VARIABLE).unwrap_or_default();
-    if chosen == "off" || (tool != "cargo-deny" && chosen != "all") {
-        return Ok(Err(format!("{tool} is not installed: {VARIABLE}=all compiles it")));
+    if chosen == "off" || (!tool.is_usual && chosen != "all") {
+        return Ok(Err(format!("{name} is not installed: {VARIABLE}=all compiles it")));
     }
-    println!("compiling {tool} into {} (once, some minutes; {VARIABLE}=off skips it)", folder.display());
+    println!("compiling {name} into {} (once, some minutes; {VARIABLE}=off skips it)", folder.display());
     Ok(match install(tool, &folder) {
         Ok(()) => Ok(program),
-        Err(error) => Err(format!("{tool} is not installed, and cargo could not install it: {error:#}")),
+        Err(error) => Err(format!("{name} is not installed, and cargo could not install it: {error:#}")),
     })
 }
 
-fn install(tool: &str, folder: &Path) -> Result<()> {
+fn install(tool: &Tool, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let mut cargo = Command::new("cargo");
-    // Not in this checkout's target folder, which has its own settings; both tools share their common dependencies.
+    // Not in this checkout's target folder, which has its own settings; the tools share their common dependencies.
     let build = folder.join("target");
-    cargo.args(["install", "--locked", "--root"]).arg(folder).arg("--target-dir").arg(&build).arg(tool);
+    cargo.args(["install", "--locked", "--root"]).arg(folder).arg("--target-dir").arg(&build);
+    cargo.args(tool.options).arg(tool.name);
     command::run(cargo.current_dir(folder))
 }

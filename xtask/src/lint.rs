@@ -24,6 +24,7 @@ pub fn source(checks: &mut Checks) {
     checks.run("licences, bans, sources (cargo deny)", || deny(&["bans", "licenses", "sources"]));
     checks.run("advisories (cargo deny)", || deny(&["advisories"]));
     checks.run("advisories (cargo audit)", audit);
+    checks.run("documentation as a site (mdbook build)", site);
 }
 
 /// The unit, the user and the folders.
@@ -47,7 +48,7 @@ fn plain(mut command: Command) -> Result<Verdict> {
 }
 
 fn deny(what: &[&str]) -> Result<Verdict> {
-    let program = match cargo_tools::find("cargo-deny")? {
+    let program = match cargo_tools::find(&cargo_tools::DENY)? {
         Ok(program) => program,
         Err(why) => return Ok(Verdict::skipped(&why)),
     };
@@ -58,13 +59,27 @@ fn deny(what: &[&str]) -> Result<Verdict> {
 
 /// The fuzz targets have a separate lock file, which cargo-deny does not read.
 fn audit() -> Result<Verdict> {
-    let program = match cargo_tools::find("cargo-audit")? {
+    let program = match cargo_tools::find(&cargo_tools::AUDIT)? {
         Ok(program) => program,
         Err(why) => return Ok(Verdict::skipped(&why)),
     };
     let mut audit = Command::new(program);
     audit.args(["audit", "--deny", "warnings", "--file"]).arg(paths::root().join("fuzz/Cargo.lock"));
     advisories(audit.current_dir(paths::root()))
+}
+
+/// The pages as a site, in the folder that `docs/book.toml` names. A warning is a failure: mdBook reports pages that it
+/// cannot find or parse so, and ends with success.
+fn site() -> Result<Verdict> {
+    let program = match cargo_tools::find(&cargo_tools::MDBOOK)? {
+        Ok(program) => program,
+        Err(why) => return Ok(Verdict::skipped(&why)),
+    };
+    let (status, said) =
+        command::run_watched(Command::new(program).args(["build", "docs"]).current_dir(paths::root()))?;
+    let has_warned = said.contains("WARN") || said.contains("ERROR");
+    let start = paths::target().join("book/index.html");
+    Ok(Verdict::of(status.success() && !has_warned && start.is_file()))
 }
 
 /// The exit status is the verdict, unless the database of advisories is not available.

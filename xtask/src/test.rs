@@ -93,23 +93,30 @@ fn build(checks: &mut Checks) -> Option<TestPrograms> {
     made
 }
 
-/// The scenarios, which wait for timers and processes half of their time, in parallel with all other tests.
+/// Runs the tests in two rows: one waits for timers and processes half of its time.
 fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
-    let others = |checks: &mut Checks| {
-        if args.wants(Part::Unit) {
-            suite.unit(checks);
-        }
-        if args.wants(Part::Python) {
-            suite.python(checks);
-        }
-        if args.wants(Part::Scenarios) {
-            suite.simulation(checks);
+    let (unit, python) = (args.wants(Part::Unit), args.wants(Part::Python));
+    let has_scenarios = args.wants(Part::Scenarios);
+    let waiting = |row: &mut Checks| {
+        if has_scenarios {
+            suite.scenarios(row);
+        } else if unit {
+            suite.unit_that_wait(row);
         }
     };
-    let scenarios = |checks: &mut Checks| {
-        if args.wants(Part::Scenarios) {
-            suite.scenarios(checks);
+    let others = |row: &mut Checks| {
+        match (unit, has_scenarios) {
+            (true, true) => suite.unit(row),
+            (true, false) => suite.unit_that_compute(row),
+            (false, _) => {}
+        }
+        if python {
+            suite.python(row);
+        }
+        if has_scenarios {
+            suite.simulation(row);
         }
     };
-    checks.beside(("scenarios", scenarios), ("others", others));
+    let name = if has_scenarios { "scenarios" } else { "agent" };
+    checks.beside((name, waiting), ("others", others));
 }

@@ -143,7 +143,7 @@ impl Direct {
         run_id: &str,
         ranks: &[u32],
         directory: &Path,
-        say: &dyn Fn(String),
+        report_line: &dyn Fn(String),
     ) -> Result<Option<Pulled>, PeerError> {
         let name = self.bucket.url();
         let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).reported(name))?;
@@ -153,7 +153,7 @@ impl Direct {
                 Ok(pulled) => return Ok(Some(pulled)),
                 Err(error @ PeerError::Local(_)) => return Err(error),
                 Err(error) => {
-                    say(format!("step {} cannot be had: {error}; an older one is tried", state.key.step));
+                    report_line(format!("step {} cannot be read: {error}; trying an older one", state.key.step));
                     last = Some(error);
                 }
             }

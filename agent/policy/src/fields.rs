@@ -17,6 +17,9 @@ const fn field(path: &'static str, kind: &'static str, unit: &'static str, means
     Field { path, kind, unit, means }
 }
 
+/// Names of fields before 0.1.0, each with its present one: a policy that reads them still works, with a warning.
+pub(crate) const FORMER_FIELDS: [(&str, &str); 2] = [("sick", "unhealthy"), ("heard_by", "answered_by")];
+
 /// All fields, in the order of the documentation.
 pub const FIELDS: &[Field] = &[
     field("verdict.incident", "int", "", "the number of the failure in its job, from 1"),

@@ -18,7 +18,8 @@ pub use fields::{FIELDS, Field};
 pub use language::{Branch, Fault, Limits, Place};
 
 use case_value::value_of;
-use language::{Module, Run, Value, parse};
+use fields::FORMER_FIELDS;
+use language::{Module, Run, Value, fields_read, parse};
 use words::Words;
 
 /// The built-in policy as a file, with comments, as a template.
@@ -35,6 +36,7 @@ const ROOM_FOR_THE_CASE: u64 = 64 << 20;
 pub struct Policy {
     name: String,
     module: Module,
+    warnings: Vec<Problem>,
 }
 
 /// An error in a policy.
@@ -90,7 +92,11 @@ impl Policy {
             _ => None,
         });
         match takes {
-            Some((1, _)) => Ok(Policy { name: name.to_owned(), module }),
+            Some((1, _)) => {
+                let former = fields_read(text).map_err(problem)?.into_iter().filter_map(former_name);
+                let warnings = former.map(problem).collect();
+                Ok(Policy { name: name.to_owned(), module, warnings })
+            }
             Some((count, place)) => Err(problem(Fault::at(
                 place,
                 format!("decide takes one argument, the case, and not {count}"),
@@ -105,6 +111,11 @@ impl Policy {
     /// The name of the policy.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What still works and will not in a later version, such as former names of fields.
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
     }
 
     /// Decides a case. Ends within [`LIMITS`], and as soon as `out_of_time` returns true.
@@ -149,6 +160,12 @@ impl Policy {
             branches: run.branches,
         })
     }
+}
+
+/// A warning if a field is read by its former name.
+fn former_name((name, place): (String, Place)) -> Option<Fault> {
+    let (former, now) = FORMER_FIELDS.iter().find(|(former, _)| *former == name)?;
+    Some(Fault::at(place, format!("`{former}` is now called `{now}`: the former name works until 0.2.0")))
 }
 
 /// Limited only by steps and memory, so that the same case is decided the same on every host.

@@ -369,7 +369,7 @@ impl Crowd {
                     self.at(at, Event::Stored(number));
                 }
                 Act::Seen(_, ranks) => ranks.iter().for_each(|seen| self.hangs.seen_elsewhere(now, seen)),
-                Act::Finished(..) | Act::Local(_) | Act::Close(_) | Act::Say(_) | Act::Meet { .. } => {}
+                Act::Finished(..) | Act::Local(_) | Act::Close(_) | Act::Print(_) | Act::Meet { .. } => {}
                 Act::Campaign | Act::StepDown(_) => unreachable!("the store does not fail here"),
             }
         }
@@ -445,7 +445,7 @@ impl Crowd {
         if let Up::Beat { sent } = up {
             self.down(at, host, Down::Beat { sent, at: Mono(at) });
         }
-        self.lead.said(Mono(at), connection, up);
+        self.lead.receive(Mono(at), connection, up);
     }
 
     /// Sends a message of a follower.

@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_visible_devices_are_those_of_the_user_or_all() {
-        let dev = tempfile::tempdir().expect("a directory");
+        let dev = testing::tempdir().expect("a directory");
         for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
             std::fs::write(dev.path().join(name), "").expect("a file");
         }

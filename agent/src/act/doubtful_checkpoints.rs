@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn corruption_is_marked_next_to_the_checkpoints_and_slowness_is_not() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         let (home, job) = (dir.path().join("steps"), JobId("demo".into()));
         mark(&home, &job, "demo@7", &finding(FindingKind::SlowRank, false)).unwrap();
         mark(&home, &job, "demo@7", &finding(FindingKind::SilentCorruption, true)).unwrap();

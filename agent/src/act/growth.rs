@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_thread_sees_a_file_grow() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = testing::tempdir().expect("a folder");
         let path = dir.path().join("stdout.log");
         let growths = Growths::start();
         growths.watch(&path);

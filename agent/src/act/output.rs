@@ -119,11 +119,11 @@ impl Terminal {
     }
 
     /// Prints a line of the launcher. Only the thread waits if the terminal is stuck.
-    pub fn say(&self, line: String) {
+    pub fn print(&self, line: String) {
         let at = time();
         let shown =
             if self.timestamps { format!("mainstay: {at} {line}") } else { format!("mainstay: {line}") };
-        self.order(Order::Say { shown, kept: format!("{at} {line}") });
+        self.order(Order::Line { shown, kept: format!("{at} {line}") });
     }
 
     /// Prints a line for scripts.

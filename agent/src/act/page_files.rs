@@ -86,7 +86,7 @@ mod tests {
         if !nix::unistd::geteuid().is_root() {
             return eprintln!("skipped: only root can make directories of another user");
         }
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let made_beforehand = root.path().join("mainstay-1000");
         fs::create_dir(&made_beforehand).expect("made");
         std::os::unix::fs::chown(&made_beforehand, Some(61_001), None).expect("given away");
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_others_may_write_to_and_a_link_are_refused() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let path = root.path().join("a/b");
         private_directory(&path).expect("made");
         private_directory(&path).expect("ours already");
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_page_is_allocated_in_full_and_goes_with_its_attempt() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let spec = PageSpec {
             job: "j",
             rank: 3,

@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn processes_with_this_gpu_open_hold_it_unless_they_may_stay() {
-        let proc = tempfile::tempdir().expect("a directory");
+        let proc = testing::tempdir().expect("a directory");
         let address = PciAddress::parse("0000:01:00").expect("an address");
         process(proc.path(), 7, "python", &["/dev/null", "/dev/nvidia1", "/dev/nvidiactl"]);
         process(proc.path(), 8, "nvidia-persiste", &["/dev/nvidia3"]);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_error_has_the_output_of_the_program() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = testing::tempdir().expect("a directory");
         // Written by a child: a program that one of our own processes has open for writing cannot be executed.
         let script = |name: &str, text: &str| {
             let path = directory.path().join(name);

@@ -81,7 +81,7 @@ impl RoundServer {
     }
 
     /// Sends a call to a process, if it is connected.
-    pub fn say(&self, pid: Pid, call: &Call) {
+    pub fn send(&self, pid: Pid, call: &Call) {
         if let Some(mouth) = self.mouths.borrow().get(&pid) {
             // The process sees that a connection has ended.
             let _ = mouth.send(call.line());
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn words_come_with_the_process_that_sent_them_and_calls_reach_it() {
         local(async {
-            let root = tempfile::tempdir().expect("a directory");
+            let root = testing::tempdir().expect("a directory");
             let mut round_server = RoundServer::open(root.path()).expect("a socket");
             let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
             rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
@@ -184,8 +184,8 @@ mod tests {
             assert_eq!(round_server.next().await, (us, Word::Hello { epoch: 2 }));
             rank.write_all(b"\"ready\",\"epoch\":2}\n").await.expect("said");
             assert_eq!(round_server.next().await, (us, Word::Ready { epoch: 2 }));
-            round_server.say(Pid(1), &Call::Finished { epoch: 1 });
-            round_server.say(us, &Call::Leave { epoch: 2 });
+            round_server.send(Pid(1), &Call::Finished { epoch: 1 });
+            round_server.send(us, &Call::Leave { epoch: 2 });
             let mut received = [0; 64];
             let length = rank.read(&mut received).await.expect("read");
             assert_eq!(&received[..length], Call::Leave { epoch: 2 }.line().as_bytes());
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn nonsense_ends_its_connection_and_the_process_may_reconnect() {
         local(async {
-            let root = tempfile::tempdir().expect("a directory");
+            let root = testing::tempdir().expect("a directory");
             let mut round_server = RoundServer::open(root.path()).expect("a socket");
             let path = root.path().join(SOCKET);
             let mut bad = UnixStream::connect(&path).await.expect("connected");

@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn what_this_host_wrote_is_taken_back_and_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let (ours, theirs) =
             (SegmentFiles::new(directory.path(), "node-1"), SegmentFiles::new(directory.path(), "node-2"));
         ours.exclude("7", "7", "gpu.0000:3b:00: gone").unwrap();
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_a_user_puts_there_is_neither_written_through_nor_waited_for() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let files = SegmentFiles::new(directory.path(), "node-1");
         let secret = directory.path().join("secret");
         fs::write(&secret, "mainstay on node-1: keep").unwrap();
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_hard_link_to_anothers_file_is_not_written_through_and_a_giant_name_is_an_error() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let files = SegmentFiles::new(directory.path(), "node-1");
         let secret = directory.path().join("secret");
         fs::write(&secret, "mainstay on node-1: keep").unwrap();
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn names_that_are_exchanged_all_the_time_lead_to_no_other_file() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let files = SegmentFiles::new(directory.path(), "node-1");
         let secret = directory.path().join("secret");
         fs::write(&secret, "mainstay on node-1: keep").unwrap();
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn without_descriptors_it_is_an_error_and_nothing_is_left_or_taken_back() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let files = SegmentFiles::new(directory.path(), "node-1");
         files.exclude("7", "7", "gone").unwrap();
         testing::without_descriptors(|| {

@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn one_gpu_gets_one_error_more_and_the_others_none() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = testing::tempdir().expect("a directory");
         let library = directory.path().join("libfake.so");
         assert!(!is_played(&library) && !is_played(Path::new("")));
         let gpus = json!([{"uuid": "GPU-a"}, {"uuid": "GPU-b", "values": {"ecc_volatile": 2, "power": 5}}]);

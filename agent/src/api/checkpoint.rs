@@ -272,7 +272,7 @@ impl CheckpointService for Checkpoints {
             let owners: BTreeSet<Option<u32>> =
                 found.iter().map(|state| owner::owner(&state.key.run)).collect();
             if owners.len() > 1 {
-                return Err(format!("{} users have a run named {run}: say whose is meant", owners.len()));
+                return Err(format!("{} users have a run named {run}: specify the user", owners.len()));
             }
             let runs: BTreeSet<&str> = found.iter().map(|state| owner::name(state.key.run_id())).collect();
             if runs.len() > 1 {

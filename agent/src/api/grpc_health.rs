@@ -97,7 +97,7 @@ impl ReadSide {
         }
     }
 
-    /// A degraded node is still in use. Without a writer of the board the status is unknown.
+    /// A degraded node is still in use. Without a writer of the snapshots the status is unknown.
     fn serving(&self, state: HealthState) -> ServingStatus {
         match state {
             _ if self.snapshots_gone.is_cancelled() => ServingStatus::Unknown,

@@ -12,7 +12,7 @@ use mainstay_tier::{handed_over, lent_files};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::listen::UnixSocket;
-use crate::os::handover::{Said, receive};
+use crate::os::handover::{Contents, receive};
 
 /// How long a caller may take.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -65,8 +65,8 @@ fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
     stream.set_write_timeout(Some(WITHIN))?;
     let (names, directories) = receive(stream)?;
     let names = match serde_json::from_slice(&names)? {
-        Said::Directories(names) => names,
-        Said::Files { token, first } => {
+        Contents::Directories(names) => names,
+        Contents::Files { token, first } => {
             return match lent_files::lend(uid, &token, first, directories) {
                 Ok(()) => Ok(()),
                 Err(error) => stream.write_all(error.to_string().as_bytes()),

@@ -1,4 +1,4 @@
-//! The Prometheus metrics. Values are read from the board at each scrape, so a job that is gone leaves no series.
+//! The Prometheus metrics. Values are read from the newest snapshot at each scrape, so a job that is gone leaves no series.
 //! Names and meanings are in `docs/reference/metrics.md`; a test compares them.
 
 use mainstay_core::base::time::Stamp;

@@ -139,7 +139,7 @@ struct ReadSide {
     /// The state of checkpoints; none if this agent has no peers.
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
-    /// Cancelled when nothing writes to the board any more.
+    /// Cancelled when nothing publishes snapshots any longer.
     snapshots_gone: CancellationToken,
     stop: CancellationToken,
 }

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use super::{Clock, preflight};
 use crate::state::StateReader;
 
-/// How long to wait for rooms that have not looked since the agent's start. The client gives up after 60 s.
+/// How long to wait for sensors that have not looked since the agent's start. The client gives up after 60 s.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The exit status of a script that finds the node unfit; the client only logs it.
@@ -29,7 +29,7 @@ pub struct NodeHealthService {
 }
 
 impl NodeHealthService {
-    /// A service over what is published on the board. `fail_on_unknown`: an unknown state keeps the node out too.
+    /// A service over the published snapshots. `fail_on_unknown`: an unknown state keeps the node out too.
     pub fn new(snapshots: StateReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
         NodeHealthService { snapshots, clock, fail_on_unknown }
     }
@@ -53,7 +53,7 @@ impl HealthCheckService for NodeHealthService {
     }
 }
 
-/// The node as the board has it.
+/// The node of the newest snapshot.
 pub fn health(snapshots: &StateReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
     let patience = Span(u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX));
     let (checks, silent) = preflight::watched(snapshots, clock().mono, patience);

@@ -37,7 +37,7 @@ impl Operators {
         Operators { inputs, roles, clock }
     }
 
-    async fn say(&self, uid: u32, component: String, word: OperatorAction) -> Result<(), Status> {
+    async fn record(&self, uid: u32, component: String, word: OperatorAction) -> Result<(), Status> {
         let (answer, answered) = oneshot::channel();
         let gone = || Status::unavailable("the agent is stopping");
         self.inputs.send(Input::Operator { uid, component, word, answer }).await.map_err(|_| gone())?;
@@ -53,7 +53,7 @@ impl OperatorService for Operators {
     ) -> Result<Response<AcknowledgeResponse>, Status> {
         let uid = self.roles.operator(&request, "Acknowledge")?.user.uid;
         let AcknowledgeRequest { component, reason } = request.into_inner();
-        self.say(uid, component, OperatorAction::Acknowledge { reason: given(reason)? }).await?;
+        self.record(uid, component, OperatorAction::Acknowledge { reason: given(reason)? }).await?;
         Ok(Response::new(AcknowledgeResponse {}))
     }
 
@@ -65,11 +65,11 @@ impl OperatorService for Operators {
         let SilenceComponentRequest { component, reason, duration } = request.into_inner();
         let asked = duration.and_then(|duration| Duration::try_from(duration).ok());
         let asked = asked.filter(|asked| !asked.is_zero() && *asked <= LONGEST).ok_or_else(|| {
-            Status::invalid_argument("duration: say for how long, more than nothing and at most 30 days")
+            Status::invalid_argument("duration: give a duration of more than zero and at most 30 days")
         })?;
         let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);
         let until = Wall((self.clock)().wall.0.saturating_add(nanos));
-        self.say(uid, component, OperatorAction::Silence { reason: given(reason)?, until }).await?;
+        self.record(uid, component, OperatorAction::Silence { reason: given(reason)?, until }).await?;
         Ok(Response::new(SilenceComponentResponse { until: Some(convert::timestamp(until)) }))
     }
 
@@ -78,7 +78,7 @@ impl OperatorService for Operators {
         request: Request<UnsilenceComponentRequest>,
     ) -> Result<Response<UnsilenceComponentResponse>, Status> {
         let uid = self.roles.operator(&request, "UnsilenceComponent")?.user.uid;
-        self.say(uid, request.into_inner().component, OperatorAction::Unsilence).await?;
+        self.record(uid, request.into_inner().component, OperatorAction::Unsilence).await?;
         Ok(Response::new(UnsilenceComponentResponse {}))
     }
 
@@ -102,7 +102,7 @@ impl OperatorService for Operators {
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: say why, for those who look after you"));
+        return Err(Status::invalid_argument("reason: give the reason, for those who are on call after you"));
     }
     if reason.len() > LONGEST_REASON {
         return Err(Status::invalid_argument(format!("reason: at most {LONGEST_REASON} bytes")));

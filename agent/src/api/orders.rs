@@ -55,7 +55,7 @@ fn caller<T>(request: &Request<T>) -> Result<u32, Status> {
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: say why, for those who look after you"));
+        return Err(Status::invalid_argument("reason: give the reason, for those who are on call after you"));
     }
     Ok(reason)
 }

@@ -1,4 +1,4 @@
-//! Job speed: steps per second over the last minute, from what the board shows.
+//! Job speed: steps per second over the last minute, from the snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ struct Samples {
     seen: VecDeque<(Mono, u64)>,
 }
 
-/// Watches the board for as long as it has a writer.
+/// Watches the snapshots for as long as they have a writer.
 pub(super) async fn follow(read: ReadSide) {
     let mut snapshots = read.snapshots.clone();
     read.pace.observe((read.clock)().mono, &snapshots.view());

@@ -1,5 +1,5 @@
-//! `RunPreflight`: the checks before a start, from what the rooms that watch the host have read. Reads no device;
-//! it only waits for rooms that have not looked yet. Active probes, if requested, run in child processes after
+//! `RunPreflight`: the checks before a start, from what the sensors that watch the host have read. Reads no device;
+//! it only waits for sensors that have not looked yet. Active probes, if requested, run in child processes after
 //! that, one request at a time.
 
 use std::sync::Arc;
@@ -110,7 +110,7 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
     }
     let now = (read.clock)().mono;
     let (checks, silent) = watched(&read.snapshots, now, wanted.deadline);
-    let silent: Vec<Group> = silent.iter().map(|room| Group::of(room)).collect();
+    let silent: Vec<Group> = silent.iter().map(|sensor| Group::of(sensor)).collect();
     let mut checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
     for check in &checks {
         if let Err(left) = report(&caller, check).await {
@@ -173,7 +173,7 @@ fn gpus(snapshots: &StateReader) -> Gpus {
     }
 }
 
-/// Waits until every room has looked. False if the board has no writer any more.
+/// Waits until every sensor has looked. False if nothing publishes snapshots any longer.
 pub(super) async fn all_have_looked(snapshots: &StateReader) -> bool {
     let mut snapshots = snapshots.clone();
     while !snapshots.roster().is_complete() {
@@ -184,19 +184,20 @@ pub(super) async fn all_have_looked(snapshots: &StateReader) -> bool {
     !snapshots.is_gone()
 }
 
-/// The components as checks, including rooms that did not answer, and the names of those rooms.
+/// The components as checks, including sensors that did not answer, and the names of those sensors.
 pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
-    let rooms = snapshots.roster().rooms();
-    let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));
+    let sensors = snapshots.roster().sensors();
+    let sensor_of =
+        |component: &str| sensors.iter().find(|(_, sensor)| sensor.components.contains(component));
     let view = snapshots.view();
     let mut checks: Vec<Check> = view
         .components
         .values()
         .map(|component| {
             let mut check = Check::of_component(component);
-            if let Some((name, room)) = room_of(&component.name) {
-                check.took = room.took;
-                if let Some(hanging) = hangs(room, now) {
+            if let Some((name, sensor)) = sensor_of(&component.name) {
+                check.took = sensor.took;
+                if let Some(hanging) = hangs(sensor, now) {
                     check.verdict = CheckVerdict::Unknown;
                     check.reason = format!(
                         "the look at it ({name}) has not returned for {hanging}; before, it was: {}",
@@ -208,8 +209,8 @@ pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Ve
         })
         .collect();
     let mut silent = Vec::new();
-    for (name, room) in &rooms {
-        if room.took.is_none() {
+    for (name, sensor) in &sensors {
+        if sensor.took.is_none() {
             silent.push(name.clone());
             checks.push(Check::unanswered(name, Group::of(name), deadline));
         }
@@ -217,8 +218,8 @@ pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Ve
     (checks, silent)
 }
 
-/// For how long a room's look has not returned, if that is too long.
-fn hangs(room: &Looking, now: Mono) -> Option<Span> {
-    let since = now.since(room.began?);
+/// For how long a sensor's look has not returned, if that is too long.
+fn hangs(sensor: &Looking, now: Mono) -> Option<Span> {
+    let since = now.since(sensor.began?);
     (since > HANGS_AFTER).then_some(since)
 }

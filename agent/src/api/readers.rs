@@ -120,13 +120,13 @@ mod tests {
         entry(seq, Some("x"), Fact::JobStarted(JobSpec { uid, ..JobSpec::default() }))
     }
 
-    fn said(seq: u64) -> Entry {
+    fn notice(seq: u64) -> Entry {
         entry(seq, Some("x"), Fact::PagesUnavailable { reason: "full".to_owned() })
     }
 
     #[test]
     fn a_user_who_takes_the_name_of_an_ended_job_reads_nothing_of_the_job_before() {
-        let all = [started(1, 7), said(2), started(3, 8), said(4)];
+        let all = [started(1, 7), notice(2), started(3, 8), notice(4)];
         let mut view = NodeView::default();
         all.iter().for_each(|entry| view.apply(entry));
         let read = |uid, from: usize| {
@@ -147,9 +147,9 @@ mod tests {
         let view = NodeView::default();
         let mut owners = Owners::default();
         assert!(owners.may_read(Reader::User(7), &started(1, 7), &view));
-        assert!(owners.may_read(Reader::User(7), &said(2), &view));
+        assert!(owners.may_read(Reader::User(7), &notice(2), &view));
         owners.after_a_gap();
-        assert!(!owners.may_read(Reader::User(7), &said(9), &view));
+        assert!(!owners.may_read(Reader::User(7), &notice(9), &view));
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         let view = NodeView::default();
         let of_the_host = entry(1, None, Fact::AgentStopped);
         assert!(Owners::default().may_read(Reader::Stranger, &of_the_host, &view));
-        assert!(!Owners::default().may_read(Reader::Stranger, &said(2), &view));
-        assert!(Owners::default().may_read(Reader::All, &said(2), &view));
+        assert!(!Owners::default().may_read(Reader::Stranger, &notice(2), &view));
+        assert!(Owners::default().may_read(Reader::All, &notice(2), &view));
     }
 }

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_new_directory_with_an_old_name_is_not_resumed_into_unless_the_user_says_so() {
-        let state = tempfile::tempdir().expect("a directory");
+        let state = testing::tempdir().expect("a directory");
         let homes = Homes::open(state.path());
         let (old, new) = (home(1000, "b1:2:3:4"), home(1000, "b1:2:7:9"));
         let newest = || Some(400);

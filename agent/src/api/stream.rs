@@ -39,7 +39,7 @@ impl End {
         End::Failed(Status::unavailable("the server is stopping"))
     }
 
-    /// The task that owns the board has ended: nothing will change any more.
+    /// The task that publishes snapshots has ended: nothing will change any more.
     pub(super) fn snapshots_gone() -> End {
         End::Failed(Status::unavailable(
             "no further events are recorded here: the job is over, or the server's log says what happened",

@@ -98,7 +98,8 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let reader = snapshots.reader();
     let roster = snapshots.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
-    let rooms = sensors::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
+    let sensors =
+        sensors::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {
@@ -127,7 +128,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         api::serve(listeners, reader, about(Mode::Agent), Arc::new(clock::now), routes, stop.clone()).await;
     notify(&[NotifyState::Stopping]);
     stop.cancel();
-    drop((rooms, following, probing));
+    drop((sensors, following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the API")
 }

@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_wrong_is_named_with_its_line() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let path = directory.path().join("ours.toml");
         std::fs::write(&path, "[[xid]]\nids = [79]\nstate = \"ILL\"\n").unwrap();
         let refused = format!("{:#}", load(std::slice::from_ref(&path)).unwrap_err());

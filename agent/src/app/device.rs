@@ -15,8 +15,8 @@ use crate::os::clock;
 use crate::source::device::{DeviceSource, ProbePlan, Waited};
 use crate::state::Roster;
 
-/// The room's name on the roster.
-const ROOM: &str = "devices";
+/// The sensor's name on the roster.
+const SENSOR: &str = "devices";
 
 /// After an event the GPUs are read at once, but not more often than this.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ impl Probing {
 }
 
 /// The state of the thread.
-struct Room {
+struct Sensor {
     source: DeviceSource,
     stop: PipeReader,
     interval: Duration,
@@ -73,24 +73,24 @@ pub fn probe(
 ) -> std::io::Result<Probing> {
     let (stop, stop_writer) = std::io::pipe()?;
     let (ordered, resets) = orders::channel();
-    roster.starts(ROOM, clock::mono());
+    roster.starts(SENSOR, clock::mono());
     let ask = move || {
-        let mut room =
-            Room { source: DeviceSource::new(plan), stop, interval, inputs, roster, reset, resets };
-        while room.look().is_some() {}
+        let mut sensor =
+            Sensor { source: DeviceSource::new(plan), stop, interval, inputs, roster, reset, resets };
+        while sensor.look().is_some() {}
     };
     std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
     Ok(Probing { stop: stop_writer, resets: ordered })
 }
 
-impl Room {
+impl Sensor {
     /// Takes one sample and waits for the next. None at the end.
     fn look(&mut self) -> Option<()> {
         let (at, began) = (clock::mono(), Instant::now());
-        self.roster.starts(ROOM, at);
+        self.roster.starts(SENSOR, at);
         let report = self.source.sample(at);
         self.report(Input::Devices { began: at, report: report.clone() })?;
-        self.report(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
+        self.report(Input::Looked { sensor: SENSOR.to_owned(), components: Vec::new() })?;
         if let Ok(order) = self.resets.try_recv() {
             let outcome = self.reset(&order, &report);
             // The GPU's new state is reported before the result of its reset: the next look is at once.

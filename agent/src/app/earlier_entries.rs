@@ -29,7 +29,7 @@ pub(super) struct Recalled {
     pub(super) position: u64,
     /// How far systemd's journal was read.
     pub(super) journal_position: u64,
-    /// What the rooms that watch the host observed, in any boot, in journal order.
+    /// What the sensors that watch the host observed, in any boot, in journal order.
     pub(super) observed: Vec<(Stamp, BootId, Observation)>,
     /// How jobs failed, in any boot.
     pub(super) repeats: Repeats,
@@ -130,7 +130,7 @@ impl Recalled {
         here.filter_map(|(at, _, seen)| Some((reset::own_try(seen)?, at.mono))).collect()
     }
 
-    /// A value with only the observations of rooms.
+    /// A value with only the observations of sensors.
     pub(super) fn of_rooms(observed: Vec<(Stamp, BootId, Observation)>) -> Recalled {
         Recalled { observed, ..Recalled::default() }
     }

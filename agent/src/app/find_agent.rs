@@ -14,7 +14,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The sockets on which the agent may be: the one that the user named, else the default ones. Prints a warning if
 /// no agent answers on the named one, because the user relies on it.
-pub(super) async fn sockets(named: Option<&Path>, say: &dyn Fn(String)) -> Vec<PathBuf> {
+pub(super) async fn sockets(named: Option<&Path>, print: &dyn Fn(String)) -> Vec<PathBuf> {
     let Some(socket) = named else {
         return default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment);
     };
@@ -25,7 +25,7 @@ pub(super) async fn sockets(named: Option<&Path>, say: &dyn Fn(String)) -> Vec<P
     };
     if let Some(error) = error {
         let socket = socket.display();
-        say(format!("agent: {socket}: {error}; the job runs without an agent until one answers there"));
+        print(format!("agent: {socket}: {error}; the job runs without an agent until one answers there"));
     }
     vec![socket.to_owned()]
 }

@@ -20,7 +20,7 @@ use tonic::service::Routes;
 
 use self::closing::{ended_before, last_words, show_the_rest, write_summary};
 use self::prepare::{
-    come_together, launch, rank_spec, say_if_files_are_few, start_guardian, start_pool_owner,
+    come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
 };
 use self::signals::signals;
 use crate::act::output::{LineStyle, Terminal};
@@ -107,18 +107,18 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let voice =
         LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
-    let say = |text: String| terminal.say(text);
+    let print = |text: String| terminal.print(text);
     let sockets = if plan.look_for_agent {
-        find_agent::sockets(plan.agent_socket.as_deref(), &say).await
+        find_agent::sockets(plan.agent_socket.as_deref(), &print).await
     } else {
         Vec::new()
     };
-    plan.from_environment.iter().for_each(|reported| terminal.say(reported.clone()));
+    plan.from_environment.iter().for_each(|reported| terminal.print(reported.clone()));
     let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
     let bound = tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &say) => bound?,
+        bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &print) => bound?,
     };
     let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
     // Its port is sent to the other hosts before their addresses are known.
@@ -128,17 +128,18 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (rank_spec, together) = match plan.hosts {
         None => (rank_spec, None),
         Some(hosts) => {
-            say_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &say);
+            warn_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &print);
             match come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal)
                 .await?
             {
                 (_, JoinOutcome::Over { exit, why }) => {
-                    terminal.say(format!("the job ended before this host had a place in it: {why}"));
+                    terminal.print(format!("the job ended before this host had a place in it: {why}"));
                     terminal.flush(Duration::from_millis(500));
                     return Ok(exit);
                 }
                 (_, JoinOutcome::Stopped(signal)) => {
-                    terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
+                    terminal
+                        .print(format!("signal {signal} before all hosts had joined: nothing was started"));
                     terminal.flush(Duration::from_millis(500));
                     return Ok(128 + signal);
                 }
@@ -162,7 +163,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let replicas = match (listening, known, &pool_owner) {
         (Some(listening), Some(known), Some(pool_owner)) => {
             Replicas::start(listening, known, pool_owner, &rank_spec, waits)
-                .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
+                .map_err(|error| terminal.print(format!("no copies of checkpoints on other hosts: {error}")))
                 .ok()
         }
         _ => None,
@@ -177,7 +178,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
     let guardian = start_guardian(&rank_spec.mark(), cgroup.as_ref(), rank_spec.checkpoint_pool.as_deref());
     let ranks = plan.settings.local_world_size;
-    terminal.say(format!(
+    terminal.print(format!(
         "job {}: {}; run id {}; logs in {}",
         launch_paths.job,
         if waits {
@@ -189,7 +190,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         launch_paths.run_dir.display()
     ));
     if let Err(reason) = &launch_paths.runtime_dir {
-        terminal.say(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
+        terminal.print(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
     }
 
     let stop = CancellationToken::new();
@@ -205,17 +206,17 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         if waits {
             return Ok(String::new());
         }
-        resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &say).await
+        resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &print).await
     };
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
         restored = restoring => match restored {
             Ok(protected) if waits => drop(protected),
-            Ok(protected) => terminal.say(protected),
+            Ok(protected) => terminal.print(protected),
             Err(NotToStart::Refused(words)) => anyhow::bail!(words),
             Err(NotToStart::Lost(words)) => {
-                terminal.say(words);
+                terminal.print(words);
                 terminal.flush(Duration::from_millis(500));
                 return Ok(NOT_STARTED);
             }
@@ -278,7 +279,7 @@ fn serve(
     let unix = match UnixSocket::bind(&socket, 0o600) {
         Ok(unix) => unix,
         Err(error) => {
-            terminal.say(format!("{error}; `mainstay status` will not find this job"));
+            terminal.print(format!("{error}; `mainstay status` will not find this job"));
             return None;
         }
     };

@@ -20,8 +20,8 @@ use crate::source::kernel_log::{Source, SourceError};
 use crate::state::Roster;
 use crate::store::value_file::Kept;
 
-/// The room's name on the roster.
-const ROOM: &str = "kernel log";
+/// The sensor's name on the roster.
+const SENSOR: &str = "kernel log";
 
 /// How long to wait before a log that cannot be read is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ pub fn follow(
     roster: Roster,
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
-    roster.starts(ROOM, clock::mono());
+    roster.starts(SENSOR, clock::mono());
     let KernelLogConfig { path, limits } = config.clone();
     let follower = Follower { path, limits, boot, cursor, kept, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
@@ -174,7 +174,7 @@ impl Follower {
         if std::mem::replace(&mut self.abreast, true) {
             return Ok(());
         }
-        let looked = Input::Looked { room: ROOM.to_owned(), components: Vec::new() };
+        let looked = Input::Looked { sensor: SENSOR.to_owned(), components: Vec::new() };
         self.inputs.blocking_send(looked).map_err(|_| Gone)
     }
 

@@ -19,7 +19,7 @@ use crate::state::StateReader;
 /// How often to look for new jobs while the node is unfit: that scans all processes.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Minimum time between two looks at the board.
+/// Minimum time between two looks at the snapshots.
 const REST: Duration = Duration::from_millis(200);
 
 /// Starts what is configured, until `stop` is cancelled. The socket answers when this returns: launchers look for
@@ -95,7 +95,7 @@ async fn keep_files(
                 }
             }
         }
-        // The board is published at every look of a room; that is more often than needed.
+        // The snapshot is published at every look of a sensor; that is more often than needed.
         tokio::time::sleep(REST).await;
         if tokio::time::timeout(LOOK_EVERY, snapshots.changed()).await == Ok(false) {
             return;

@@ -1,4 +1,4 @@
-//! The agent's rooms without an agent, for one check: in a child process that can be abandoned if a file system or
+//! The agent's sensors without an agent, for one check: in a child process that can be abandoned if a file system or
 //! a driver hangs. It answers on a socket in the caller's directory and performs no actions.
 
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (reader, roster) = (snapshots.reader(), snapshots.roster().clone());
-    let rooms = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
+    let sensors = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let look = GpuLook {
@@ -71,7 +71,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     )
     .await;
     stop.cancel();
-    drop((rooms, following, probing));
+    drop((sensors, following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the checks")
 }

@@ -41,7 +41,7 @@ pub(super) async fn bind(
     log_dir: &Path,
     checkpoint_dir: &Path,
     sockets: &[PathBuf],
-    say: &dyn Fn(String),
+    print: &dyn Fn(String),
 ) -> anyhow::Result<Bound> {
     let (of, logs, place) = (settings.clone(), log_dir.to_owned(), checkpoint_dir.to_owned());
     let outputs = tokio::task::spawn_blocking(move || lineage::outputs(&of, &logs, &place)).await?;
@@ -64,7 +64,7 @@ pub(super) async fn bind(
         anyhow::Ok((outputs, said))
     });
     let (outputs, said) = chosen.await??;
-    said.into_iter().for_each(say);
+    said.into_iter().for_each(print);
     Ok(Bound { outputs, is_named })
 }
 
@@ -113,15 +113,15 @@ pub(super) async fn restore(
     (pool, kept_by_hosts): (Option<&Path>, Option<&str>),
     is_named: bool,
     sealing: Option<&Sealing>,
-    say: &(dyn Fn(String) + Sync),
+    print: &(dyn Fn(String) + Sync),
 ) -> Result<String, NotToStart> {
     hand_over(sockets, directories(outputs, pool)).await;
     let Some(own) = outputs.iter().find(|output| output.kind.is_empty()) else { return Ok(String::new()) };
     let restored =
-        checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), say).await;
+        checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), print).await;
     let (resumed, kept_by) = restored.map_err(NotToStart::Refused)?;
     let watched = match sealing {
-        Some(sealing) => sealing.go_back(false, say).await?,
+        Some(sealing) => sealing.go_back(false, print).await?,
         None => Vec::new(),
     };
     let found = watched.iter().map(|watched| (&watched.output, watched.resumed));
@@ -129,7 +129,7 @@ pub(super) async fn restore(
         if resumed == Resumed::Nothing && is_named {
             let steps = checkpoint::known(sockets, Some(output.name()), false).await.unwrap_or_default();
             let steps: Vec<Known> = steps.into_iter().map(known_of).collect();
-            lineage::others(output, &steps).into_iter().for_each(say);
+            lineage::others(output, &steps).into_iter().for_each(print);
         }
     }
     let saved = (own.directory.as_path(), pool.is_some());

@@ -1,4 +1,4 @@
-//! The agent's rooms, each of which watches a part of the host on its own thread: one function for each room.
+//! The agent's sensors, each of which watches a part of the host on its own thread: one function for each sensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,13 +43,13 @@ const REPLICAS_DIFFER: &str = "replicas_differ";
 const COPIES_BEHIND: &str = "copies_behind";
 const COPIES_CAUGHT_UP: &str = "copies_caught_up";
 
-/// Observations of the rooms in the journal from before this start, in any boot, oldest first.
+/// Observations of the sensors in the journal from before this start, in any boot, oldest first.
 pub type Observed = [Seen];
 
 /// One observation with its time and boot.
 pub type Seen = (Stamp, BootId, Observation);
 
-/// Where rooms report to.
+/// Where sensors report to.
 pub struct SensorStarter<'a> {
     config: &'a Config,
     observed: &'a Observed,
@@ -58,7 +58,7 @@ pub struct SensorStarter<'a> {
     watching: Vec<Watching>,
 }
 
-/// Starts all configured rooms; they end when the returned value is dropped.
+/// Starts all configured sensors; they end when the returned value is dropped.
 ///
 /// # Errors
 /// The kernel cannot create a thread.
@@ -70,17 +70,17 @@ pub fn start(
     replicas: Option<Arc<Service>>,
 ) -> anyhow::Result<Vec<Watching>> {
     let roster = snapshots.roster();
-    let mut rooms = SensorStarter { config, observed, inputs, roster, watching: Vec::new() };
-    rooms.host(snapshots)?;
-    rooms.system()?;
-    rooms.tpu()?;
-    rooms.cloud()?;
-    rooms.nccl(snapshots)?;
-    rooms.fabric()?;
-    rooms.dcgm()?;
-    rooms.dcgm_exporter()?;
-    rooms.replicas(replicas, snapshots)?;
-    Ok(rooms.watching)
+    let mut sensors = SensorStarter { config, observed, inputs, roster, watching: Vec::new() };
+    sensors.host(snapshots)?;
+    sensors.system()?;
+    sensors.tpu()?;
+    sensors.cloud()?;
+    sensors.nccl(snapshots)?;
+    sensors.fabric()?;
+    sensors.dcgm()?;
+    sensors.dcgm_exporter()?;
+    sensors.replicas(replicas, snapshots)?;
+    Ok(sensors.watching)
 }
 
 /// The observation for a step in which ranks saved different bytes of the same content.
@@ -239,7 +239,7 @@ impl SensorStarter<'_> {
         self.watch("tpu", *interval, move |at| judge.step(at, &source.sample()))
     }
 
-    /// Announcements of the cloud for this machine; machines outside a cloud have no such room.
+    /// Announcements of the cloud for this machine; machines outside a cloud have no such sensor.
     fn cloud(&mut self) -> anyhow::Result<()> {
         let provider = match self.config.cloud.provider {
             CloudProvider::None => None,
@@ -349,10 +349,10 @@ impl SensorStarter<'_> {
         interval: Period,
         mut look: impl FnMut(Mono) -> SensorReport + Send + 'static,
     ) -> anyhow::Result<()> {
-        let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
+        let (inputs, roster, sensor) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
         roster.starts(name, clock::mono());
         roster.expect(name, clock::mono(), interval.0);
-        let started = room.clone();
+        let started = sensor.clone();
         let look = move |at| {
             roster.starts(&started, at);
             look(at)
@@ -363,7 +363,8 @@ impl SensorStarter<'_> {
                 judged.components.iter().map(|component| component.name.clone()).collect();
             let unwatched: Vec<String> = shown.difference(&components).cloned().collect();
             shown.clone_from(&components);
-            let looked = Input::Looked { room: room.clone(), components: components.into_iter().collect() };
+            let looked =
+                Input::Looked { sensor: sensor.clone(), components: components.into_iter().collect() };
             let mut reported = vec![Input::Sensed(judged), looked];
             if !unwatched.is_empty() {
                 reported.push(Input::Unwatched(unwatched));

@@ -1,4 +1,4 @@
-//! One thread for each room that watches a part of the host: a reading may take long if a file system or a driver
+//! One thread for each sensor that watches a part of the host: a reading may take long if a file system or a driver
 //! hangs, and nothing else may wait for it.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};

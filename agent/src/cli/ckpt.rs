@@ -160,11 +160,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Rm(args) => {
             let client = connect(&args.ask).await?;
             let copies = client.remove_checkpoint(args.run, args.step).await?;
-            said(args.ask.json, &json!({"copies": copies}), &format!("{copies} copies deleted"))
+            print_result(args.ask.json, &json!({"copies": copies}), &format!("{copies} copies deleted"))
         }
         Command::Gc(ask) => {
             let replicas = connect(&ask).await?.collect_checkpoints().await?;
-            said(ask.json, &json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
+            print_result(ask.json, &json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
         }
     }
 }
@@ -174,7 +174,7 @@ async fn aside(work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static)
     tokio::task::spawn_blocking(work).await?
 }
 
-fn said(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
+fn print_result(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
     output::print(&if as_json { format!("{value}\n") } else { format!("{text}\n") })?;
     Ok(ExitCode::from(exit::OK))
 }
@@ -261,7 +261,7 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
                     continue;
                 }
                 let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
-                said(
+                print_result(
                     args.ask.json,
                     &show::result_json(&result, &directory),
                     &show::result(&result, &directory),
@@ -291,7 +291,7 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
             && step.least_copies > answer.redundancy
         {
             let value = json!({"step": step.step, "copies": step.least_copies});
-            return said(
+            return print_result(
                 args.ask.json,
                 &value,
                 &format!("step {} is there until {} hosts are lost", step.step, step.least_copies),

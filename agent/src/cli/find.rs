@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_search_reports_where_it_looked_and_what_it_found() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         let uid = nix::unistd::geteuid().as_raw();
         let agent = dir.path().join("agent.sock");
         let found = search(std::slice::from_ref(&agent), &dir.path().join("runs"), uid);

@@ -126,10 +126,11 @@ fn check(file: &Path) -> anyhow::Result<u8> {
     }
     if status == exit::OK {
         let (count, limit) = (usual.len(), mainstay_policy::LIMITS.steps);
-        text = format!(
+        text = policy.warnings().iter().map(|warning| format!("{warning}\n")).collect();
+        text.push_str(&format!(
             "{}: sound; {count} usual failures decided in at most {most} of {limit} steps\n",
             policy.name()
-        );
+        ));
     }
     output::print(&text)?;
     Ok(status)

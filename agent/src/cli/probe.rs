@@ -57,7 +57,7 @@ enum Library {
         /// Where it is mounted
         point: PathBuf,
     },
-    /// The agent's rooms for one check: answers on a socket in the directory until standard input ends
+    /// The agent's sensors for one check: answers on a socket in the directory until standard input ends
     Look {
         /// Where the socket is made
         #[arg(long, value_name = "DIR")]

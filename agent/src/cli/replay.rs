@@ -82,7 +82,7 @@ pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
             bail!("{}: a bundle of form {later}; this version reads form {}", path.display(), bundle::FORM)
         }
         None => bail!(
-            "{}: no bundle: its first line does not say so; `mainstay bundle` makes one",
+            "{}: not a bundle, by its first line; `mainstay bundle` makes one",
             path.display()
         ),
     }

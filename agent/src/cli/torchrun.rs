@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn gpus_are_counted_by_their_device_files_unless_the_user_has_chosen() {
-        let devices = tempfile::tempdir().expect("a directory");
+        let devices = testing::tempdir().expect("a directory");
         assert!(ranks_per_node("gpu", devices.path(), None).is_err_and(|error| error.contains("no GPU")));
         for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"] {
             std::fs::write(devices.path().join(name), "").expect("a file");

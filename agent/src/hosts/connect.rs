@@ -31,7 +31,7 @@ pub enum FromLeader {
         to: mpsc::Sender<Up>,
     },
     /// A message.
-    Said {
+    Received {
         /// When it was received.
         at: Mono,
         /// What.
@@ -119,7 +119,7 @@ async fn one(
         loop {
             let down = timeout(SILENT_FOR, receive::<Down>(&mut from)).await;
             let down = down.map_err(|_| StreamError::Silent(SILENT_FOR))??;
-            let said = FromLeader::Said { at: clock::mono(), down };
+            let said = FromLeader::Received { at: clock::mono(), down };
             if events.send(said).await.is_err() {
                 return Ok::<bool, StreamError>(true);
             }

@@ -40,7 +40,7 @@ pub enum FromHost {
         to: mpsc::Sender<Down>,
     },
     /// A message.
-    Said {
+    Received {
         /// Of which connection.
         connection: u64,
         /// When it arrived.
@@ -183,7 +183,7 @@ async fn serve(
                     return Err::<(), _>(StreamError::Message("its messages are not read".to_owned()));
                 }
             }
-            if events.send(FromHost::Said { connection, at, up }).await.is_err() {
+            if events.send(FromHost::Received { connection, at, up }).await.is_err() {
                 return Ok(());
             }
         }

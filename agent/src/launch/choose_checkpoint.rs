@@ -45,17 +45,17 @@ impl Launcher {
     pub(super) fn checkpoints_news(&mut self, news: FromReplicas) {
         let now = clock::mono();
         match news {
-            FromReplicas::Said(line) => self.terminal.say(line),
+            FromReplicas::Line(line) => self.terminal.print(line),
             // A spare reports itself what it has.
             FromReplicas::Copies(_) if self.waiting().is_some() => {}
             FromReplicas::Copies(CopyNews::First(step)) => {
                 let reported = format!("checkpoint: each shard of step {step} has a copy on another host");
-                self.terminal.say(reported);
+                self.terminal.print(reported);
             }
             FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
             FromReplicas::Copies(CopyNews::Behind(why)) => {
                 self.record_copies(now, copied_step::behind(&why));
-                self.terminal.say(why);
+                self.terminal.print(why);
             }
             FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
             FromReplicas::Brought(attempt, step, brought) => {
@@ -64,7 +64,7 @@ impl Launcher {
                         let here = roots.len().saturating_sub(fetched);
                         let kib = bytes.div_ceil(1024);
                         let StepKey { step: number, attempt: of, world, .. } = &step;
-                        self.terminal.say(match *world == self.rank_spec.seat.world_size {
+                        self.terminal.print(match *world == self.rank_spec.seat.world_size {
                             true => format!(
                                 "checkpoint: all ranks go on from step {number} of attempt {of}: of this host's shards {here} \
                                  were here, {fetched} came from other hosts ({kib} KiB)"

@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_directory_keeps_its_run_when_it_is_renamed_and_one_with_its_old_name_gets_another() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (logs, out, moved) =
             (root.path().join("logs"), root.path().join("out"), root.path().join("moved"));
         let first = at(&logs, &out, "", "train");
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_same_names_in_two_directories_are_two_runs() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (a, b) = (root.path().join("a/out"), root.path().join("b/out"));
         for kind in ["", "auto"] {
             let name = if kind.is_empty() { "train" } else { "train:out" };
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_run_is_resumed_on_purpose_by_its_name_if_it_is_one_and_by_its_id() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (logs, out) = (root.path().join("logs"), root.path().join("out"));
         let chosen = |asked: &str, runs: Result<&[Known], &str>| {
             let mut output = at(&logs, &out, "auto", "train:out");

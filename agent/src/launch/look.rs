@@ -53,7 +53,7 @@ impl Launcher {
             // At the latest here: events may arrive without a pause.
             self.snapshots.show_due();
             let said = self.pool_owner.as_ref().map(PoolOwner::said).unwrap_or_default();
-            said.into_iter().for_each(|line| self.terminal.say(line));
+            said.into_iter().for_each(|line| self.terminal.print(line));
             self.compare_what_was_saved();
             self.look_what_is_ready();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
@@ -158,7 +158,7 @@ impl Launcher {
         }
     }
 
-    /// Has the keeper preserve the step that can be resumed from.
+    /// Has the pool owner preserve the step that can be resumed from.
     fn vouch(&self) {
         let vouched = self.brain.job().and_then(Job::vouched);
         if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {

@@ -138,17 +138,17 @@ impl Meeting {
         join: &Join,
         port: u16,
         directory: &Path,
-        say: &impl Fn(String),
+        print: &impl Fn(String),
     ) -> anyhow::Result<Meeting> {
         let until = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
-        let (server, managed) = store_access::run_here(plan, join, directory, say).await?;
+        let (server, managed) = store_access::run_here(plan, join, directory, print).await?;
         let client = Client::new(store_access::settings(plan, join, server.as_ref()))?;
         let options = GroupOptions { member_ttl: plan.lease, ..GroupOptions::default() };
         let group = Group::new(client, store_access::job_id(&join.run_id)?, options);
         let me = member(join, port);
-        let joining = retry(plan, until, say, || join_group(&group, &me));
+        let joining = retry(plan, until, print, || join_group(&group, &me));
         let membership = Arc::new(joining.await?);
-        let secret = retry(plan, until, say, || group.secret()).await?;
+        let secret = retry(plan, until, print, || group.secret()).await?;
         let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
         let encryption =
             plan.encrypt.then(|| Tls::of_secret(format!("{secret}\0{}", join.run_id).as_bytes()));
@@ -381,7 +381,7 @@ async fn join_group(group: &Group, me: &Member) -> Result<Membership, CoordError
 async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     plan: &HostsPlan,
     until: Instant,
-    say: &impl Fn(String),
+    print: &impl Fn(String),
     ask: impl Fn() -> F,
 ) -> anyhow::Result<T> {
     let mut reported_at = None::<Instant>;
@@ -405,7 +405,7 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
         }
         if reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
             reported_at = Some(Instant::now());
-            say(format!("no answer at {} yet: still trying", plan.endpoint()));
+            print(format!("no answer at {} yet: still trying", plan.endpoint()));
             tracing::debug!(%error, "the coordination store does not answer");
         }
         tokio::time::sleep(PAUSE).await;

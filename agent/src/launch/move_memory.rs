@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 pub(super) struct Moving {
     attempt: Attempt,
     seat: Seat,
-    /// The new keeper, and messages for people about the old one.
+    /// The new pool owner, and messages for people about the old one.
     task: JoinHandle<(Result<PoolOwner, PoolError>, Vec<String>)>,
 }
 

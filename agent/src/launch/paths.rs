@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_run_id_that_was_used_gets_a_number_and_living_runs_keep_their_pages() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
         let first = make(&logs, &tmpfs, "run").expect("places");
         let second = make(&logs, &tmpfs, "run").expect("places");
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn launchers_that_start_at_once_leave_each_other_their_pages() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
         let begin = || {
             let paths: Vec<LaunchPaths> =
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn launchers_of_one_job_with_log_directories_of_their_own_have_pages_of_their_own() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let tmpfs = root.path().join("shm");
         let of = |logs: &str| make(&root.path().join(logs), &tmpfs, "run").expect("places");
         let (first, second) = (of("a"), of("b"));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_run_id_must_be_a_file_name() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         for id in ["", "..", "a/b", ".hidden", "-x", "ä", &"x".repeat(65)] {
             let error = make(root.path(), root.path(), id).expect_err(id);
             assert!(matches!(error, PlaceError::RunId(_)), "{error}");

@@ -27,7 +27,7 @@ impl Launcher {
         if let Some(line) = notice::line(&body)
             && !self.was_shown(&body)
         {
-            self.terminal.say(line);
+            self.terminal.print(line);
         }
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);

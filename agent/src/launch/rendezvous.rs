@@ -148,7 +148,7 @@ pub async fn gather(
     names: (String, String),
     directory: &Path,
     signals: &mut mpsc::Receiver<i32>,
-    say: &impl Fn(String),
+    print: &impl Fn(String),
 ) -> anyhow::Result<JoinOutcome> {
     let timeout = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
     let bound = Bound::new().await.context("listening for the other hosts")?;
@@ -159,7 +159,7 @@ pub async fn gather(
     }
     join.listens = format!("{}:{port}", store_access::bracketed(&join.address));
     let mut meeting = tokio::select! {
-        meeting = Meeting::open(&plan, &join, port, directory, say) => meeting?,
+        meeting = Meeting::open(&plan, &join, port, directory, print) => meeting?,
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),
     };
     let mut listener = bound.listen(meeting.token.clone());
@@ -167,9 +167,11 @@ pub async fn gather(
     loop {
         let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
         let outcome = match (elected.take(), meeting.leader().cloned()) {
-            (Some(elected), _) => gathering.lead(elected, &mut meeting, &mut listener, signals, say).await?,
+            (Some(elected), _) => {
+                gathering.lead(elected, &mut meeting, &mut listener, signals, print).await?
+            }
             (None, Some(leader)) if !meeting.is_me(&leader) => {
-                gathering.follow(leader, &mut meeting, &mut listener, signals, say).await?
+                gathering.follow(leader, &mut meeting, &mut listener, signals, print).await?
             }
             (None, _) => gathering.stand(&mut meeting, &mut elected, signals).await?,
         };
@@ -266,12 +268,12 @@ impl Gathering<'_> {
         meeting: &mut Meeting,
         listener: &mut Listener,
         signals: &mut mpsc::Receiver<i32>,
-        say: &impl Fn(String),
+        print: &impl Fn(String),
     ) -> anyhow::Result<Outcome> {
         let Gathering { plan, join: mine, timeout, .. } = *self;
         let (least, most) = plan.hosts;
         let office = elected.office;
-        say(format!("this host leads the job (epoch {})", office.epoch));
+        print(format!("this host leads the job (epoch {})", office.epoch));
         let me = Member { leads: true, ..Member::of(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
@@ -299,7 +301,7 @@ impl Gathering<'_> {
                 && lacking.to_string() != reported
             {
                 reported = lacking.to_string();
-                say(reported.clone());
+                print(reported.clone());
                 for of in &waiting {
                     let _ = of.to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
                 }
@@ -310,7 +312,7 @@ impl Gathering<'_> {
             tokio::select! {
                 event = listener.events.recv() => {
                     let Some(event) = event else { bail!("the listening socket is gone") };
-                    arrivals::take(plan, mine, &me, event, &mut waiting, say);
+                    arrivals::take(plan, mine, &me, event, &mut waiting, print);
                 }
                 news = meeting.next() => match news {
                     FromStore::Written(FIRST_RECORD) => {
@@ -319,7 +321,7 @@ impl Gathering<'_> {
                         }
                     }
                     FromStore::Deposed(_) => {
-                        say("the coordination store lost this leader; the hosts come together again".to_owned());
+                        print("the coordination store lost this leader; the hosts come together again".to_owned());
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
@@ -363,14 +365,14 @@ impl Gathering<'_> {
         meeting: &mut Meeting,
         listener: &mut Listener,
         signals: &mut mpsc::Receiver<i32>,
-        say: &impl Fn(String),
+        print: &impl Fn(String),
     ) -> anyhow::Result<Outcome> {
         let (join_sender, join_receiver) = watch::channel(self.join.clone());
         let (sender, mut events) = mpsc::channel(1024);
         let keep = connect::keep(leader.addresses.clone(), meeting.token.clone(), join_receiver, sender);
         let task = Aborting(streams().spawn(keep));
         let at = format!("{} at {}", leader.host, leader.addresses.join(", "));
-        say(format!("joining the job; its leader is {at}"));
+        print(format!("joining the job; its leader is {at}"));
         let mut to = None;
         let mut clock = Mapping::default();
         let (mut trouble, mut reported_at) = (String::new(), None::<Instant>);
@@ -385,14 +387,14 @@ impl Gathering<'_> {
                             return Ok(Outcome::Again);
                         }
                         if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-                            say(format!("cannot reach the leader {at}: {why}; still trying"));
+                            print(format!("cannot reach the leader {at}: {why}; still trying"));
                             (trouble, reported_at) = (why, Some(Instant::now()));
                         }
                     }
-                    Some(FromLeader::Said { at: received, down }) => match down {
-                        Down::Waiting { reported, spare: None } => say(reported),
+                    Some(FromLeader::Received { at: received, down }) => match down {
+                        Down::Waiting { reported, spare: None } => print(reported),
                         Down::Waiting { reported, spare: Some(spare) } => {
-                            say(reported);
+                            print(reported);
                             let Spare { seat, job, launch } = *spare;
                             let (waits, epoch) = (true, leader.epoch);
                             return Ok(Outcome::Seated(Box::new(Welcomed {
@@ -414,7 +416,7 @@ impl Gathering<'_> {
                     // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Trouble(why) => say(why),
+                    FromStore::Trouble(why) => print(why),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Elected(_)

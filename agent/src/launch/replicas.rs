@@ -120,7 +120,7 @@ pub struct Replicas {
 /// The results of work outside the loop.
 #[derive(Debug)]
 pub(super) enum FromReplicas {
-    Said(String),
+    Line(String),
     Copies(CopyNews),
     Holding(Attempt, Vec<Copy>),
     Brought(Attempt, StepKey, Result<Brought, String>),
@@ -215,7 +215,7 @@ impl Replicas {
         self.view = Some(pool_owner.view());
         if let Err(error) = self.keep_what_is_copied() {
             let reported = format!("checkpoint: steps do not wait in memory for their copies: {error}");
-            let _ = self.sender.send(FromReplicas::Said(reported));
+            let _ = self.sender.send(FromReplicas::Line(reported));
         }
     }
 
@@ -260,12 +260,12 @@ impl Replicas {
         let (service, place) = (Arc::clone(&self.service), self.place.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
-            let say = |reported: String| {
-                let _ = sender.send(FromReplicas::Said(format!("checkpoint: {reported}")));
+            let print = |reported: String| {
+                let _ = sender.send(FromReplicas::Line(format!("checkpoint: {reported}")));
             };
             let brought = service.bring(&step, &place, &ranks, &|at| {
                 if !at.reported.is_empty() {
-                    say(at.reported);
+                    print(at.reported);
                 }
             });
             let brought = brought.map_err(|error| error.to_string());

@@ -51,7 +51,7 @@ impl Launcher {
     pub(super) fn moved(&mut self, moved: Moved) {
         self.moving = None;
         let Moved { attempt, seat, pool_owner, said } = moved;
-        said.into_iter().for_each(|line| self.terminal.say(line));
+        said.into_iter().for_each(|line| self.terminal.print(line));
         match pool_owner {
             Ok(pool_owner) => {
                 if let Some(replicas) = &mut self.replicas {
@@ -60,7 +60,7 @@ impl Launcher {
                 self.pool_owner = Some(pool_owner);
             }
             Err(error) => {
-                self.terminal.say(format!(
+                self.terminal.print(format!(
                     "memory for checkpoints is no longer available: {error}; ranks write them to the disk themselves"
                 ));
                 (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
@@ -85,7 +85,7 @@ impl Launcher {
             return;
         }
         self.terminal
-            .say("ranks that wait in their processes get new ones: their numbers may change".to_owned());
+            .print("ranks that wait in their processes get new ones: their numbers may change".to_owned());
         for rank in waiting {
             self.end_rank(rank).await;
         }

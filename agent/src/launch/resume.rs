@@ -22,21 +22,21 @@ impl Launcher {
         };
         let (reported, lines) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
-            let say = move |line: String| {
+            let print = move |line: String| {
                 let _ = reported.send(line);
             };
-            sealing.go_back(true, &say).await.map(drop).map_err(NotToStart::words)
+            sealing.go_back(true, &print).await.map(drop).map_err(NotToStart::words)
         });
         self.starting = Some(Starting { attempt, in_process, port, task, lines });
     }
 
     pub(super) async fn stage(&mut self, stage: Stage, ended: &mpsc::UnboundedSender<Ended>) {
         match stage {
-            Stage::Said(line) => self.terminal.say(line),
+            Stage::Line(line) => self.terminal.print(line),
             Stage::Done(done) => {
                 let Some(mut starting) = self.starting.take() else { return };
                 while let Ok(line) = starting.lines.try_recv() {
-                    self.terminal.say(line);
+                    self.terminal.print(line);
                 }
                 let port = done.and_then(|()| starting.port.clone());
                 self.start_at_once(starting.attempt, port, starting.in_process, ended).await;

@@ -52,7 +52,7 @@ impl Launcher {
         self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note, data });
         if !fit {
             self.terminal
-                .say(format!("{rank} cannot go on in its process after this error and gets a new one"));
+                .print(format!("{rank} cannot go on in its process after this error and gets a new one"));
             let mut force = Stop::gather(clock::mono(), self.settings.grace);
             self.ranks.iter().filter(|process| process.rank == rank).for_each(|process| force.kill(process));
         }
@@ -150,7 +150,7 @@ impl Launcher {
             let environment =
                 self.rank_spec.round_environment(attempt, process.local_rank, &process.files, port);
             if let Some(round_server) = &self.round_server {
-                round_server.say(process.pid, &Call::Go { epoch: attempt.0, environment });
+                round_server.send(process.pid, &Call::Go { epoch: attempt.0, environment });
             }
         }
     }
@@ -189,7 +189,7 @@ impl Launcher {
     fn call(&self, ranks: &[Rank], call: &Call) {
         let Some(round_server) = &self.round_server else { return };
         for process in self.ranks.iter().filter(|process| ranks.contains(&process.rank)) {
-            round_server.say(process.pid, call);
+            round_server.send(process.pid, call);
         }
     }
 }

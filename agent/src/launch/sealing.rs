@@ -56,24 +56,24 @@ impl Sealing {
     pub async fn go_back(
         &self,
         again: bool,
-        say: &(dyn Fn(String) + Sync),
+        print: &(dyn Fn(String) + Sync),
     ) -> Result<Vec<WentBack>, NotToStart> {
         let mut all = Vec::new();
         for output in &self.outputs {
             let place = output.directory.display();
             let answer =
-                checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, say).await;
+                checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, print).await;
             let (resumed, kept_by) = match answer {
                 Answer::Done(resumed, kept_by) => {
                     if resumed == Resumed::Nothing {
-                        say_what_is_not_sealed(output, say).await;
+                        print_unsealed(output, print).await;
                     }
                     (resumed, Some(kept_by))
                 }
                 Answer::Lost(words) => return Err(NotToStart::Lost(words)),
                 Answer::Refused(words) => return Err(NotToStart::Refused(words)),
                 Answer::NoAgent => {
-                    self.go_back_alone(output, again, say).await.map_err(NotToStart::Lost)?;
+                    self.go_back_alone(output, again, print).await.map_err(NotToStart::Lost)?;
                     (Resumed::Unknown, None)
                 }
             };
@@ -87,7 +87,7 @@ impl Sealing {
         &self,
         output: &Output,
         again: bool,
-        say: &(dyn Fn(String) + Sync),
+        print: &(dyn Fn(String) + Sync),
     ) -> Result<(), String> {
         let (reported, mut reports) = mpsc::unbounded_channel();
         let (sealing, of) = (self.clone(), output.clone());
@@ -104,22 +104,22 @@ impl Sealing {
         });
         // The channel closes when the work ends and drops its sender.
         while let Some(line) = reports.recv().await {
-            say(line);
+            print(line);
         }
         match work.await {
             Ok(Ok(restored)) => {
                 match restored.decision.step {
-                    Some(key) => say(format!("{place}: step {} is whole", key.step)),
+                    Some(key) => print(format!("{place}: step {} is whole", key.step)),
                     None => {
-                        say(format!("{place}: no whole step is known"));
-                        say_what_is_not_sealed(output, say).await;
+                        print(format!("{place}: no whole step is known"));
+                        print_unsealed(output, print).await;
                     }
                 }
                 Ok(())
             }
             Ok(Err(FilesError::Lost(words))) => Err(words),
             Ok(Err(error)) => {
-                say(format!("{place}: not sealed: {error}; the trainer finds what lies there"));
+                print(format!("{place}: not sealed: {error}; the trainer finds what lies there"));
                 Ok(())
             }
             Err(error) => Err(format!("{place}: {error}")),
@@ -241,7 +241,7 @@ pub(super) struct Starting {
 
 /// Progress of such a start.
 pub(super) enum Stage {
-    Said(String),
+    Line(String),
     Done(Result<(), String>),
 }
 
@@ -256,7 +256,7 @@ pub(super) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
     let Some(starting) = starting else { return std::future::pending().await };
     tokio::select! {
         biased;
-        Some(line) = starting.lines.recv() => Stage::Said(line),
+        Some(line) = starting.lines.recv() => Stage::Line(line),
         done = &mut starting.task => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
     }
 }
@@ -276,12 +276,12 @@ fn unknown_checkpoints(output: &Output) -> Vec<String> {
 }
 
 /// Reports each directory in which nothing is sealed: a user who sees such files there would assume that they are protected.
-async fn say_what_is_not_sealed(output: &Output, say: &(dyn Fn(String) + Sync)) {
+async fn print_unsealed(output: &Output, print: &(dyn Fn(String) + Sync)) {
     let of = output.clone();
     // The file system may be slow or not answer.
     let unknown = tokio::task::spawn_blocking(move || unknown_checkpoints(&of)).await.unwrap_or_default();
     if let Some(words) = not_sealed(&unknown) {
-        say(format!("{}: {words}", output.directory.display()));
+        print(format!("{}: {words}", output.directory.display()));
     }
 }
 

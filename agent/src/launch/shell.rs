@@ -313,7 +313,7 @@ impl Launcher {
         self.sample();
         self.snapshots.sync();
         if self.snapshots.unwritten() > 0 {
-            self.terminal.say(format!(
+            self.terminal.print(format!(
                 "{} entries are not in the journal: its file system in {} does not answer",
                 self.snapshots.unwritten(),
                 self.rank_spec.run_dir.display()
@@ -329,7 +329,7 @@ impl Launcher {
         if let Some(pool_owner) = self.pool_owner.take() {
             // The guardian stays until this is done: if this launcher is killed meanwhile, the guardian completes it.
             let said = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
-            said.into_iter().for_each(|line| self.terminal.say(line));
+            said.into_iter().for_each(|line| self.terminal.print(line));
         }
         // Last: until then messages to the leader are delivered.
         self.leave_meeting(exit, &summary.reason).await;

@@ -49,7 +49,7 @@ impl Launcher {
         self.pages.clear();
         self.spoken.forget_files();
         if let Some(aside) = self.rank_spec.choose_logs(attempt) {
-            self.terminal.say(format!(
+            self.terminal.print(format!(
                 "the log directory {} does not answer: the ranks of attempt {} write to {}",
                 self.rank_spec.run_dir.display(),
                 attempt.0,

@@ -144,7 +144,7 @@ impl Launcher {
         if let Some(note) = note {
             self.spoken.note(which, &note);
             if let Some(file) = note.file.as_ref().filter(|_| !self.spoken.has_printed(which, &files)) {
-                self.terminal.say(format!("{which} printed no traceback; it is in {file}"));
+                self.terminal.print(format!("{which} printed no traceback; it is in {file}"));
             }
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
@@ -216,7 +216,7 @@ impl Launcher {
         let of_launch = mark.clone();
         let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&of_launch)).unwrap_or_default();
         for pid in marked.into_iter().filter(|pid| !spared.contains(pid)) {
-            self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));
+            self.terminal.print(format!("process {} was left behind by the ranks and is killed", pid.0));
             let of_launch = mark.clone();
             let _ = PROC.ask(PROC_WITHIN, move || processes::kill_marked(pid, &of_launch));
         }
@@ -287,7 +287,7 @@ impl Launcher {
             if hopeless {
                 self.give_up(rank, pid);
             } else {
-                self.terminal.say(format!("{rank} (pid {}) did not end in time and is killed", pid.0));
+                self.terminal.print(format!("{rank} (pid {}) did not end in time and is killed", pid.0));
             }
         }
     }
@@ -295,7 +295,7 @@ impl Launcher {
     /// Counts a rank that SIGKILL does not end as ended, so that a decision can be made. Its process is handled with what
     /// ranks leave behind: the host is not ready while it exists.
     pub(super) fn give_up(&mut self, rank: Rank, pid: Pid) {
-        self.terminal.say(format!(
+        self.terminal.print(format!(
             "{rank} (pid {}) does not die of SIGKILL; it is {}",
             pid.0,
             processes::waits_in(pid)

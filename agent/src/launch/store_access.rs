@@ -17,16 +17,16 @@ pub(super) async fn run_here(
     plan: &HostsPlan,
     join: &Join,
     directory: &Path,
-    say: &impl Fn(String),
+    print: &impl Fn(String),
 ) -> anyhow::Result<(Option<Server>, Option<Managed>)> {
     match plan.store {
         StoreKind::Etcd { .. } => Ok((None, None)),
-        StoreKind::Builtin => Ok((builtin(plan, join, say).await?, None)),
-        StoreKind::Managed => Ok((None, managed(plan, join, directory, say).await?)),
+        StoreKind::Builtin => Ok((builtin(plan, join, print).await?, None)),
+        StoreKind::Managed => Ok((None, managed(plan, join, directory, print).await?)),
     }
 }
 
-async fn builtin(plan: &HostsPlan, join: &Join, say: &impl Fn(String)) -> anyhow::Result<Option<Server>> {
+async fn builtin(plan: &HostsPlan, join: &Join, print: &impl Fn(String)) -> anyhow::Result<Option<Server>> {
     let Some(endpoint) = plan.endpoints.first().filter(|endpoint| is_here(plan, endpoint)) else {
         return Ok(None);
     };
@@ -43,7 +43,7 @@ async fn builtin(plan: &HostsPlan, join: &Join, say: &impl Fn(String)) -> anyhow
     };
     match started {
         Ok(server) => {
-            say(format!(
+            print(format!(
                 "this host coordinates the job at port {}; if it is lost, the job is: the other hosts then exit with \
                  status 75. Three or five endpoints, or --rdzv-backend etcd, survive the loss of a host",
                 endpoint.port
@@ -67,7 +67,7 @@ async fn managed(
     plan: &HostsPlan,
     join: &Join,
     directory: &Path,
-    say: &impl Fn(String),
+    print: &impl Fn(String),
 ) -> anyhow::Result<Option<Managed>> {
     let mut taken = None;
     for (index, _) in plan.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.is_here()) {
@@ -81,7 +81,7 @@ async fn managed(
         };
         match Managed::start(options).await {
             Ok(managed) => {
-                say(format!(
+                print(format!(
                     "coordination: etcd runs on this host for the job, as {} of {}; the job survives the loss of {}",
                     index + 1,
                     plan.endpoints.len(),
@@ -94,7 +94,7 @@ async fn managed(
         }
     }
     if let Some(error) = taken {
-        say(format!(
+        print(format!(
             "coordination: no etcd is run by this launcher, since another program has its ports ({error})"
         ));
     }

@@ -47,7 +47,7 @@ impl Launcher {
             FromStore::Leader(_) => leading.look_who_leads(),
             // Its key is removed next, and then the store reports it.
             FromStore::LeaderMissed => {}
-            FromStore::Trouble(why) => self.terminal.say(why),
+            FromStore::Trouble(why) => self.terminal.print(why),
             FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
         }
         self.lead(now);
@@ -98,7 +98,7 @@ impl Launcher {
         leading.lead.replaces(Predecessor::new(follow.leader().launcher.clone(), &entries, reader.newest()));
         let host = adopted.lost.as_ref().map(|seated| seated.member.host.clone()).unwrap_or_default();
         self.terminal
-            .say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
+            .print(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
         leading.lead.begin_with(now.mono, out);
         leading.lead.report_to_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
         leading.lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());

@@ -49,7 +49,12 @@ impl Advisor for Broken {
 /// Reads a policy and returns its error, if any. The job starts all the same: the built-in policy decides.
 pub fn read(file: &Path) -> (Arc<dyn Advisor>, Option<Trouble>) {
     match parse(file) {
-        Ok(policy) => (Arc::new(Timed(policy)), None),
+        Ok(policy) => {
+            for warning in policy.warnings() {
+                tracing::warn!("{warning}");
+            }
+            (Arc::new(Timed(policy)), None)
+        }
         Err(words) => {
             tracing::warn!(file = %file.display(), %words, "the policy cannot be used; the built-in one decides");
             let broken = Broken { name: name(file), words: words.clone() };

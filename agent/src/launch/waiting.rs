@@ -34,7 +34,7 @@ impl Launcher {
         let ready = following.ready.get_or_insert_default();
         let Some(is_news) = ready.take(&now) else { return };
         if is_news {
-            self.terminal.say(now.reported());
+            self.terminal.print(now.reported());
         }
         self.publish_body(clock::mono(), Body::Fact(now.fact()));
     }
@@ -44,7 +44,7 @@ impl Launcher {
         let Brain::Following(following) = &mut self.brain else { return };
         let seat = following.follow.seat();
         let last = seat.first_rank + self.settings.local_world_size.saturating_sub(1);
-        self.terminal.say(format!(
+        self.terminal.print(format!(
             "this host takes part from now on: it is node rank {} of {}, with ranks {} to {last} of {}",
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
@@ -58,7 +58,7 @@ impl Launcher {
         let waits = self.waiting().is_some();
         if waits {
             self.terminal
-                .say(format!("signal {signal} while this host waited as a spare: it leaves the job"));
+                .print(format!("signal {signal} while this host waited as a spare: it leaves the job"));
             if let Brain::Following(following) = &mut self.brain {
                 following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
             }

@@ -101,20 +101,20 @@ pub async fn restore(
     place: Place<'_>,
     pool: Option<&Path>,
     watches_trainer: bool,
-    say: &(dyn Fn(String) + Sync),
+    print: &(dyn Fn(String) + Sync),
 ) -> Result<(Resumed, Option<String>), String> {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, place, pool, false, say).await {
+        match ask(socket, place, pool, false, print).await {
             Ok(Some(result)) => {
                 if is_news(&result, watches_trainer) {
-                    say(reported(&result));
+                    print(reported(&result));
                 }
                 return Ok((resumed(&result), Some(result.kept_by)));
             }
             Ok(None) => return Ok((Resumed::Unknown, None)),
             Err(status) if status.code() == Code::AlreadyExists => return Err(status.message().to_owned()),
             Err(status) if status.code() == Code::Aborted => {
-                say(format!(
+                print(format!(
                     "no checkpoint was restored from peers: {}; the ranks load what is on this host",
                     status.message()
                 ));
@@ -151,16 +151,16 @@ pub async fn restore_files(
     sockets: &[PathBuf],
     files: Place<'_>,
     again: bool,
-    say: &(dyn Fn(String) + Sync),
+    print: &(dyn Fn(String) + Sync),
 ) -> Answer {
     let place = files.directory.display();
     let directory = files.directory.to_owned();
     let open = sockets.to_vec();
     let _ = tokio::task::spawn_blocking(move || offer_directory(&open, &directory, again)).await;
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, files, None, again, say).await {
+        match ask(socket, files, None, again, print).await {
             Ok(result) => {
-                say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), reported)));
+                print(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), reported)));
                 let found = result.as_ref().map_or(Resumed::Unknown, resumed);
                 return Answer::Done(found, result.map(|result| result.kept_by).unwrap_or_default());
             }
@@ -174,7 +174,10 @@ pub async fn restore_files(
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
             }
             Err(status) => {
-                say(format!("{place}: not restored: {}; the trainer finds what is there", status.message()));
+                print(format!(
+                    "{place}: not restored: {}; the trainer finds what is there",
+                    status.message()
+                ));
                 return Answer::Done(Resumed::Unknown, String::new());
             }
         }
@@ -207,13 +210,13 @@ async fn ask(
     place: Place<'_>,
     pool: Option<&Path>,
     again: bool,
-    say: &(dyn Fn(String) + Sync),
+    print: &(dyn Fn(String) + Sync),
 ) -> Result<Option<RestoreResult>, Status> {
     let files = match place.kind {
         "" => LentFiles::new(place.directory),
         _ => LentFiles::of_trainer(place.directory),
     };
-    let asking = Asking { socket, place, pool, again, files: &files, say };
+    let asking = Asking { socket, place, pool, again, files: &files, print };
     let Some(mut result) = asking.ask(String::new()).await? else { return Ok(None) };
     let Some(asked) = result.put_back.take() else { return Ok(Some(result)) };
     let token = asked.token.clone();
@@ -223,7 +226,7 @@ async fn ask(
         let place = place.directory.display();
         Status::data_loss(format!("{place}: the checkpoint to go on from cannot be put back: {error}"))
     })?;
-    lines.into_iter().for_each(|line| say(format!("checkpoint: {line}")));
+    lines.into_iter().for_each(|line| print(format!("checkpoint: {line}")));
     asking.ask(token).await
 }
 
@@ -234,13 +237,13 @@ struct Asking<'a> {
     pool: Option<&'a Path>,
     again: bool,
     files: &'a LentFiles,
-    say: &'a (dyn Fn(String) + Sync),
+    print: &'a (dyn Fn(String) + Sync),
 }
 
 impl Asking<'_> {
     /// `put_back_token`: the agent's request with this token was carried out.
     async fn ask(&self, put_back_token: String) -> Result<Option<RestoreResult>, Status> {
-        let Asking { socket, place, pool, again, files, say } = *self;
+        let Asking { socket, place, pool, again, files, print } = *self;
         let late = |_| Status::deadline_exceeded("the agent does not answer");
         let channel =
             tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
@@ -271,14 +274,16 @@ impl Asking<'_> {
                 Some(Message::Progress(at)) if at.files_wanted > 0 => {
                     // The agent waits for them, and reports that none arrived.
                     if let Err(error) = files.lend(socket, at).await {
-                        say(format!("checkpoint: no files can be lent to the agent: {error}"));
+                        print(format!("checkpoint: no files can be lent to the agent: {error}"));
                     }
                 }
-                Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
+                Some(Message::Progress(at)) if !at.told.is_empty() => {
+                    print(format!("checkpoint: {}", at.told))
+                }
                 Some(Message::Progress(at)) => {
                     if at.bytes > 0 && last_report.elapsed() >= REPORT_EVERY {
                         last_report = Instant::now();
-                        say(progress(&at));
+                        print(progress(&at));
                     }
                 }
                 None => return Ok(None),

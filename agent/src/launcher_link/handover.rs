@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::trust::is_trusted;
-use crate::os::handover::{self, MOST, Said};
+use crate::os::handover::{self, Contents, MOST};
 
 /// How long the agent may take.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     if names.is_empty() {
         return Ok(String::new());
     }
-    let said = Said::Directories(names.into_iter().cloned().collect());
+    let said = Contents::Directories(names.into_iter().cloned().collect());
     let answer = handover::send(&stream, &serde_json::to_vec(&said)?, &directories)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
@@ -59,7 +59,7 @@ pub(super) fn may_act_as_this_user(socket: &Path) -> io::Result<bool> {
 /// # Errors
 /// No agent accepts them, or it refused.
 pub(super) fn lend(socket: &Path, token: &str, first: usize, files: &[OwnedFd]) -> io::Result<()> {
-    let said = Said::Files { token: token.to_owned(), first };
+    let said = Contents::Files { token: token.to_owned(), first };
     // The agent reads one message per connection.
     let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, files)?;
     if answer.is_empty() {

@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_a_killed_process_of_this_host_lent_is_removed_and_nothing_else() {
-        let home = tempfile::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         let of_trainer = LentFiles::of_trainer(home.path());
         let (prefix, own) = (of_trainer.0.prefix.clone(), std::process::id());
         // No process has this number: it is larger than the kernel's maximum.

@@ -1,4 +1,4 @@
-//! Reports of the rooms about the host, of the GPU driver, and of the kernel log, and the actions of operators.
+//! Reports of the sensors about the host, of the GPU driver, and of the kernel log, and the actions of operators.
 
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent};

@@ -45,14 +45,14 @@ pub enum Input {
     Detached(Session),
     /// A launcher's process ended.
     LauncherEnded(JobId, Pid),
-    /// A room that watches a part of the host has looked at it.
+    /// A sensor that watches a part of the host has looked at it.
     Sensed(SensorReport),
-    /// A room no longer watches these components.
+    /// A sensor no longer watches these components.
     Unwatched(Vec<String>),
-    /// A room has looked, and its observations were sent before.
+    /// A sensor has looked, and its observations were sent before.
     Looked {
         /// Its name on the roster.
-        room: String,
+        sensor: String,
         /// The components that it reported.
         components: Vec<String>,
     },

@@ -20,7 +20,7 @@ pub const LONGEST: usize = 64 << 10;
 /// What the descriptors of one message are.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Said {
+pub enum Contents {
     /// Directories with checkpoints, by name.
     Directories(Vec<PathBuf>),
     /// Files for shards that are to be restored.
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_directory_arrives_unchanged() {
-        let place = tempfile::tempdir().expect("a directory");
+        let place = testing::tempdir().expect("a directory");
         let opened = File::open(place.path()).expect("a directory");
         let inode = opened.metadata().expect("a stat").ino();
         let (one, other) = UnixStream::pair().expect("sockets");

@@ -23,7 +23,7 @@ static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
 /// Raises the limit of open files and connections of this process to what its administrator permits, and returns
 /// it; none for no limit. The usual limit is 1024, so that programs with `select` keep working: ranks and their
-/// children keep that, see [`as_before`].
+/// children keep that (`as_before`).
 pub fn open_more_files() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current == before.maximum {

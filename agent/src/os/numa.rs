@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn without_gpus_the_ranks_are_spread_over_the_nodes() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let host = host(root.path());
         let first = |rank, ranks| host.cpus(Binding::Node, rank, ranks, &[]).expect("CPUs")[0];
         assert_eq!((0..8).map(|rank| first(rank, 8)).collect::<Vec<_>>(), [0, 0, 4, 4, 8, 8, 12, 12]);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_rank_is_near_the_gpu_at_its_place() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let host = with_gpus(root.path());
         let node = |rank, visible: &[&str]| host.cpus(Binding::Node, rank, 2, &gpus(visible));
         assert_eq!(node(0, &["0", "2"]).expect("CPUs")[0], 4);
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn exclusive_cores_are_disjoint_and_complete() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let host = host(root.path());
         let of = |rank| host.cpus(Binding::Exclusive, rank, 12, &[]).expect("CPUs");
         assert_eq!((of(0), of(1), of(2)), (vec![0, 1, 16, 17], vec![2, 18], vec![3, 19]));
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn core_complexes_take_turns() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let host = host(root.path());
         let of = |rank| host.cpus(Binding::CoreComplex, rank, 12, &[]).expect("CPUs");
         assert_eq!((of(0), of(1), of(2)), (vec![0, 1, 16, 17], vec![2, 3, 18, 19], vec![0, 1, 16, 17]));
@@ -348,11 +348,11 @@ mod tests {
 
     #[test]
     fn only_cpus_that_may_be_used_are_given() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let host = Topology { allowed: (2..6).collect(), ..host(root.path()) };
         let of = |rank| host.cpus(Binding::Node, rank, 2, &[]).expect("CPUs");
         assert_eq!((of(0), of(1)), (vec![2, 3], vec![4, 5]));
-        let bare = tempfile::tempdir().expect("a directory");
+        let bare = testing::tempdir().expect("a directory");
         let without = Topology { sys: bare.path().to_owned(), ..host.clone() };
         assert_eq!(without.cpus(Binding::Node, 1, 2, &[]), Ok(vec![2, 3, 4, 5]), "a kernel without NUMA");
     }

@@ -164,14 +164,14 @@ macro_rules! call {
             unsafe { function($($argument),*) }
         }) {
             Ok(0) => Ok(()),
-            Ok(code) => Err(format!("{}: {}", $name, said($library, code))),
+            Ok(code) => Err(format!("{}: {}", $name, error_text($library, code))),
             Err(_) => Err(format!("the library lacks {}", $name)),
         }
     }};
 }
 
 /// DCGM's text for an error.
-fn said(library: &Library, code: c_int) -> String {
+fn error_text(library: &Library, code: c_int) -> String {
     // SAFETY: as above.
     let Ok(function) =
         (unsafe { library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"errorString") })
@@ -244,7 +244,7 @@ impl Connection {
         if known.is_empty() || known.iter().any(Policy::is_set) {
             return Ok(());
         }
-        let mut ours = Policy::telling();
+        let mut ours = Policy::notifying();
         let ours: *mut Policy = &raw mut ours;
         call!(
             &self.library,

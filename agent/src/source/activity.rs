@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_rdma_devices_carry_is_counted_in_bytes() {
-        let host = tempfile::tempdir().unwrap();
+        let host = testing::tempdir().unwrap();
         let write = |file: &str, text: &str| {
             let file = host.path().join(file);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_process_that_has_an_accelerator_open_or_cannot_be_read_holds_one() {
-        let process = tempfile::tempdir().unwrap();
+        let process = testing::tempdir().unwrap();
         assert!(holds_device(process.path()), "nothing can be read");
         let descriptors = process.path().join("fd");
         fs::create_dir(&descriptors).unwrap();

@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn each_kill_is_reported_once_and_earlier_kills_never() {
-        let proc = tempfile::tempdir().unwrap();
+        let proc = testing::tempdir().unwrap();
         let says = |text: &str| fs::write(proc.path().join("vmstat"), text).unwrap();
         says("nr_free_pages 7\noom_kill 3\n");
         let mut kills = OomKills::of(proc.path().to_owned(), Path::new("/nowhere"));
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn kills_of_other_programs_do_not_count_where_our_own_group_counts() {
-        let root = tempfile::tempdir().unwrap();
+        let root = testing::tempdir().unwrap();
         let (proc, sys) = (root.path().join("proc"), root.path().join("sys"));
         let group = sys.join("fs/cgroup/jobs/ours");
         fs::create_dir_all(proc.join("self")).unwrap();

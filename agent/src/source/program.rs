@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_change_of_script_import_or_option_is_seen_and_nothing_else() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = testing::tempdir().expect("a folder");
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
         std::fs::create_dir(dir.path().join("model")).expect("a folder");
         write("train.py", "import model.net");
@@ -145,8 +145,8 @@ mod tests {
     }
 
     /// A folder with a package `train` and a configuration.
-    fn project() -> tempfile::TempDir {
-        let dir = tempfile::tempdir().expect("a folder");
+    fn project() -> testing::TempDir {
+        let dir = testing::tempdir().expect("a folder");
         for folder in ["train", "conf"] {
             std::fs::create_dir(dir.path().join(folder)).expect("a folder");
         }

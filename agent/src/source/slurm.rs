@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn segments_are_named_as_the_launcher_looks_for_them() {
-        let proc = tempfile::tempdir().unwrap();
+        let proc = testing::tempdir().unwrap();
         for (pid, environment) in [
             ("10", "PATH=/bin\0SLURM_JOB_ID=77\0"),
             ("11", "SLURM_JOB_ID=77\0"),

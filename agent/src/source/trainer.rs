@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn behind_a_script_it_is_the_program_that_has_the_file_for_stacks() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let file = place.path().join("stacks.txt");
         let (script, program) = Script::start(&with_handler("exec 9>>stacks.txt"), place.path());
         assert_eq!(of(script.pid(), Some(&file)), program);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_program_with_its_own_handler_gets_no_request() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let file = place.path().join("stacks.txt");
         let (script, program) = Script::start(&with_handler("exec 9>>other.txt"), place.path());
         assert!(!writes_stacks(program, &file));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn without_the_client_it_is_the_program_that_runs_python() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         // Copied by a separate process: a file that one of ours has open for writing cannot be executed.
         let script = "cp /bin/sh python3.11; ./python3.11 -c 'while :; do sleep 0.05; done' & echo $!; wait";
         let (script, program) = Script::start(script, place.path());

@@ -23,7 +23,7 @@ impl StateReader {
         self.published.has_changed().is_err()
     }
 
-    /// Which rooms watch the host, and their progress.
+    /// Which sensors watch the host, and their progress.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
@@ -33,13 +33,13 @@ impl StateReader {
         self.published.borrow().view.clone()
     }
 
-    /// Waits until something is published that this reader has not seen yet. False once the board is gone: nothing
+    /// Waits until something is published that this reader has not seen yet. False once the writer is gone: nothing
     /// will be published any more.
     pub async fn changed(&mut self) -> bool {
         self.published.changed().await.is_ok()
     }
 
-    /// Waits until there is an entry with a number above `cursor`. False once the board is gone.
+    /// Waits until there is an entry with a number above `cursor`. False once the writer is gone.
     pub async fn newer_than(&mut self, cursor: u64) -> bool {
         self.published.wait_for(|published| published.newest > cursor).await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! Which rooms watch the host and whether they have looked. This distinguishes a part of the host that no room has
+//! Which sensors watch the host and whether they have looked. This distinguishes a part of the host that no sensor has
 //! looked at yet from one that does not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,13 +8,13 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::health::Component;
 use mainstay_core::model::staleness;
 
-/// The rooms by name. Clones share the roster.
+/// The sensors by name. Clones share the roster.
 #[derive(Clone, Debug, Default)]
 pub struct Roster {
-    rooms: Arc<Mutex<BTreeMap<String, Looking>>>,
+    sensors: Arc<Mutex<BTreeMap<String, Looking>>>,
 }
 
-/// The progress of a room.
+/// The progress of a sensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looking {
     /// When its current look started.
@@ -30,22 +30,22 @@ pub struct Looking {
 }
 
 impl Roster {
-    /// A room starts a look.
-    pub fn starts(&self, room: &str, at: Mono) {
-        self.lock().entry(room.to_owned()).or_default().began = Some(at);
+    /// A sensor starts a look.
+    pub fn starts(&self, sensor: &str, at: Mono) {
+        self.lock().entry(sensor.to_owned()).or_default().began = Some(at);
     }
 
-    /// A room that looks every `interval` is supervised from now on.
-    pub fn expect(&self, room: &str, at: Mono, interval: Span) {
-        let mut rooms = self.lock();
-        let looking = rooms.entry(room.to_owned()).or_default();
+    /// A sensor that looks every `interval` is supervised from now on.
+    pub fn expect(&self, sensor: &str, at: Mono, interval: Span) {
+        let mut sensors = self.lock();
+        let looking = sensors.entry(sensor.to_owned()).or_default();
         (looking.received, looking.allowed) = (at, Some(staleness::allowed(interval)));
     }
 
-    /// A room has looked, and reported these components, always all of them. True the first time.
-    pub fn has_looked(&self, room: &str, at: Mono, components: Vec<String>) -> bool {
-        let mut rooms = self.lock();
-        let looking = rooms.entry(room.to_owned()).or_default();
+    /// A sensor has looked, and reported these components, always all of them. True the first time.
+    pub fn has_looked(&self, sensor: &str, at: Mono, components: Vec<String>) -> bool {
+        let mut sensors = self.lock();
+        let looking = sensors.entry(sensor.to_owned()).or_default();
         let first = looking.took.is_none();
         looking.took = Some(looking.began.take().map_or(Span(0), |began| at.since(began)));
         looking.received = at;
@@ -53,31 +53,32 @@ impl Roster {
         first
     }
 
-    /// The components whose rooms have gone silent and that may not be shown with their last state at `now`.
+    /// The components whose sensors have gone silent and that may not be shown with their last state at `now`.
     /// Returns them as they may be shown.
     pub fn stale(&self, now: Mono, shown: &BTreeMap<String, Component>) -> Vec<Component> {
-        let rooms = self.lock();
-        let watched = rooms.iter().filter_map(|(room, looking)| Some((room, looking, looking.allowed?)));
-        let stale = watched.flat_map(|(room, looking, allowed)| {
+        let sensors = self.lock();
+        let watched =
+            sensors.iter().filter_map(|(sensor, looking)| Some((sensor, looking, looking.allowed?)));
+        let stale = watched.flat_map(|(sensor, looking, allowed)| {
             let components = looking.components.iter().filter_map(|name| shown.get(name));
-            components.filter_map(move |of| staleness::stale(of, room, looking.received, allowed, now))
+            components.filter_map(move |of| staleness::stale(of, sensor, looking.received, allowed, now))
         });
         stale.collect()
     }
 
-    /// The current state of all rooms.
-    pub fn rooms(&self) -> BTreeMap<String, Looking> {
+    /// The current state of all sensors.
+    pub fn sensors(&self) -> BTreeMap<String, Looking> {
         self.lock().clone()
     }
 
-    /// Whether every room has looked at least once.
+    /// Whether every sensor has looked at least once.
     pub fn is_complete(&self) -> bool {
         self.lock().values().all(|looking| looking.took.is_some())
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Looking>> {
         // Nothing in here can be left inconsistent.
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,7 +96,7 @@ mod tests {
         assert!(roster.has_looked("host", Mono(14), vec!["host.cpu".to_owned()]));
         assert!(roster.is_complete());
         roster.starts("host", Mono(20));
-        let looking = roster.rooms().remove("host").unwrap();
+        let looking = roster.sensors().remove("host").unwrap();
         assert_eq!((looking.began, looking.took), (Some(Mono(20)), Some(Span(4))));
         assert!(looking.components.contains("host.cpu"));
     }
@@ -104,9 +105,9 @@ mod tests {
     fn the_components_of_a_room_that_hangs_are_stale_and_no_others() {
         let roster = Roster::default();
         let at = |seconds: u64| Mono(seconds * 1_000_000_000);
-        for room in ["hangs", "lives"] {
-            roster.expect(room, at(0), Span::seconds(5));
-            roster.has_looked(room, at(1), vec![format!("{room}.x")]);
+        for sensor in ["hangs", "lives"] {
+            roster.expect(sensor, at(0), Span::seconds(5));
+            roster.has_looked(sensor, at(1), vec![format!("{sensor}.x")]);
         }
         let healthy =
             |name: &str| Component { name: name.into(), state: HealthState::Healthy, ..Component::default() };

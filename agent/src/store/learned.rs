@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn what_one_run_keeps_the_next_one_finds_and_the_oldest_jobs_are_forgotten() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let memory = Memory::of(place.path(), "abc");
         assert_eq!(memory.read(), None);
         memory.write(Learned { rest: Span(7), ..Learned::default() }).unwrap();
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_ignored_and_replaced() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let memory = Memory::of(place.path(), "abc");
         fs::create_dir_all(&memory.directory).unwrap();
         fs::write(&memory.file, vec![b'x'; LONGEST + 10]).unwrap();

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_accompanying_value_is_kept_after_the_journal_is_on_the_disk() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let mut journal = Journal::open(directory.path(), Limits::default(), BootId("b".into())).unwrap();
         let (kept, seen) = channel();
         let mut forcing = Forcing::start(move |number: u32| kept.send(number).unwrap()).unwrap();

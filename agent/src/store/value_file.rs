@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_cursor_of_an_earlier_version_is_understood() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let path = directory.path().join("kernel-log.cursor");
         let kmsg = LogCursor { boot: BootId("b".into()), log: "kmsg".into(), next: 7, journal: None };
         let journal = LogCursor { log: "journald".into(), journal: Some("s=1;i=2".into()), ..kmsg.clone() };
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_there_after_a_restart_until_it_is_deleted() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let path = directory.path().join("value.json");
         let mut kept: Kept<u32> = Kept::open(&path);
         assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A host with one GPU.
 struct Host(TempDir);
 
 impl Host {
     fn new() -> Host {
-        let host = Host(tempfile::tempdir().unwrap());
+        let host = Host(testing::tempdir().unwrap());
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, host.path(fake_devices::LIBRARY)).unwrap();
         let values = json!({"temperature": 40, "power": 91_000, "memory_used": 2_147_483_648_u64});
@@ -96,7 +96,7 @@ fn a_host_without_a_driver_runs_no_check_and_reports_no_success() {
     {
         return testing::skip("this host has an NVIDIA driver");
     }
-    let report = tempfile::tempdir().unwrap();
+    let report = testing::tempdir().unwrap();
     let done = Command::new(env!("CARGO_BIN_EXE_mainstay"))
         .args(["doctor", "--gpu", "--parts", "nvml,commands,deep,weight", "--out"])
         .arg(report.path())
@@ -111,7 +111,7 @@ fn a_host_without_a_driver_runs_no_check_and_reports_no_success() {
 
 #[test]
 fn a_part_that_does_not_exist_is_refused_with_the_names_of_those_that_do() {
-    let report = tempfile::tempdir().unwrap();
+    let report = testing::tempdir().unwrap();
     let done = Command::new(env!("CARGO_BIN_EXE_mainstay"))
         .args(["doctor", "--gpu", "--parts", "nvlm", "--out"])
         .arg(report.path())

@@ -21,7 +21,7 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn a_directory_of_logs_is_judged_with_root_and_victims() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     fs::write(
         dir.path().join("rank0.log"),
@@ -49,7 +49,7 @@ fn a_directory_of_logs_is_judged_with_root_and_victims() {
 
 #[test]
 fn labelled_cases_are_scored_and_lines_of_joined_texts_found_again() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let file = dir.path().join("cases.jsonl");
     let case = serde_json::json!({
         "id": "a", "log": "fine\nNVRM: Xid (PCI:0000:01:00): 79, GPU has\nfallen off the bus.",
@@ -88,7 +88,7 @@ fn notes(output: &Output) -> String {
 
 #[test]
 fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     let empty = mainstay(&["--logs", logs, "--json"]);
     assert!(notes(&empty).contains("no file in this directory"), "{}", notes(&empty));
@@ -108,7 +108,7 @@ fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
 #[test]
 fn links_to_files_are_followed_each_file_is_read_once_and_circles_end() {
     let (dir, elsewhere) =
-        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        (testing::tempdir().expect("a directory"), testing::tempdir().expect("a directory"));
     fs::write(elsewhere.path().join("0.log"), ECC).expect("written");
     let link = |target: &std::path::Path, name: &str| {
         std::os::unix::fs::symlink(target, dir.path().join(name)).expect("a link");
@@ -124,7 +124,7 @@ fn links_to_files_are_followed_each_file_is_read_once_and_circles_end() {
 
 #[test]
 fn a_bundle_comes_through_a_pipe_and_a_compressed_one_is_named() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let bundle = dir.path().join("bundle");
     let replay = |what: &str, piped: bool| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
@@ -150,7 +150,7 @@ fn flight_record(name: &str) -> Vec<u8> {
 
 #[test]
 fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     fs::write(dir.path().join("rank0.log"), "step 1\nstep 2\n").expect("written");
     // Two as pickles and two as JSON, with torch's names and others; one torn, one hostile, one that names no rank.
@@ -193,7 +193,7 @@ fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
 
 #[test]
 fn a_cause_in_the_logs_is_shown_with_the_flight_records() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = testing::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     for rank in 0..4 {
         let name = format!("nccl_trace_rank_{rank}");

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// XID 79 as the kernel writes it.
 const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
@@ -22,7 +22,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let host = Host { directory: tempfile::tempdir().unwrap() };
+        let host = Host { directory: testing::tempdir().unwrap() };
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, host.library()).unwrap();
         host.driver(&json!({}));

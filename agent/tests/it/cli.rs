@@ -71,7 +71,7 @@ fn progress(step: u64) -> Fact {
 
 #[tokio::test]
 async fn without_a_server_the_message_names_the_searched_places_and_what_to_start() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let missing = dir.path().join("missing.sock");
     for command in ["status", "events"] {
         let output = run(mainstay(dir.path()).arg(command).env("MAINSTAY_SOCKET", &missing)).await;
@@ -89,7 +89,7 @@ async fn without_a_server_the_message_names_the_searched_places_and_what_to_star
 
 #[tokio::test]
 async fn a_launcher_warns_if_no_agent_answers_on_the_named_socket() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let missing = dir.path().join("missing.sock");
     let launch = async |options: &[&str]| {
         let mut command = mainstay(dir.path());
@@ -108,7 +108,7 @@ async fn a_launcher_warns_if_no_agent_answers_on_the_named_socket() {
 
 #[tokio::test]
 async fn the_exit_status_of_status_is_the_worst_state() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let socket = server.socket.clone();
     let status = async || run(mainstay(dir.path()).args(["status", "--socket"]).arg(&socket)).await;
@@ -132,7 +132,7 @@ async fn the_exit_status_of_status_is_the_worst_state() {
 
 #[tokio::test]
 async fn status_of_one_job_is_the_jobs() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.disk", HealthState::Unhealthy);
     server.job("good");
@@ -153,7 +153,7 @@ async fn status_of_one_job_is_the_jobs() {
 
 #[tokio::test]
 async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.record(20, Some("exp-9"), verdict());
     server.job("exp-2");
@@ -185,7 +185,7 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
 
 #[tokio::test]
 async fn servers_are_found_and_dead_sockets_are_marked() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let runs = dir.path().join("runs");
     for run in ["alive", "dead", "silent"] {
         std::fs::create_dir_all(runs.join(run)).unwrap();
@@ -207,7 +207,7 @@ async fn servers_are_found_and_dead_sockets_are_marked() {
 
 #[tokio::test]
 async fn events_are_printed_filtered_and_counted() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     server.record(20, Some("demo"), verdict());
@@ -283,7 +283,7 @@ impl Follower {
 
 #[tokio::test]
 async fn a_follower_goes_on_over_a_restart_of_the_server() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     let mut follower = Follower::start(dir.path(), &server.socket);
@@ -308,7 +308,7 @@ async fn a_follower_goes_on_over_a_restart_of_the_server() {
 
 #[tokio::test]
 async fn usage_errors_are_64_and_help_has_examples() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     for args in [&["no-such-command"][..], &["status", "--no-such-option"], &["events", "--since", "x"], &[]]
     {
         let output = run(mainstay(dir.path()).args(args)).await;
@@ -324,7 +324,7 @@ async fn usage_errors_are_64_and_help_has_examples() {
 
 #[tokio::test]
 async fn version_and_completions_are_printed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let output = run(mainstay(dir.path()).args(["version", "--json"])).await;
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));

@@ -13,14 +13,14 @@ use mainstay_agent::source::cloud::{CloudSource, Provider};
 use mainstay_core::host::cloud::{CloudSample, Notice, NoticeKind};
 use metadata::{Metadata, Mood};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const EVENT: &str = "instance/maintenance-event";
 const UPCOMING: &str = "instance/upcoming-maintenance";
 
 /// A machine with this product name in its firmware.
 fn machine(product: &str) -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let dmi = directory.path().join("sys/class/dmi/id");
     fs::create_dir_all(&dmi).unwrap();
     fs::write(dmi.join("product_name"), format!("{product}\n")).unwrap();

@@ -20,7 +20,7 @@ fn environment(variables: &[(&str, &str)], uid: u32) -> Environment {
 
 /// Loads a file with this text.
 fn load(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Config, String> {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("agent.toml");
     std::fs::write(&path, text).unwrap();
     let flags: Vec<(String, String)> =
@@ -220,7 +220,7 @@ fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused(
 
 #[test]
 fn the_file_may_be_named_by_the_environment_and_must_exist_if_it_is_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("other.toml");
     std::fs::write(&path, "log = \"debug\"").unwrap();
     let mut named = environment(&[("MAINSTAY_AGENT_CONFIG", path.to_str().unwrap())], 0);

@@ -10,7 +10,7 @@ use mainstay_core::host::preflight::deep::{DeepLimits, Probe};
 use mainstay_core::host::preflight::{Check, CheckVerdict};
 use mainstay_core::model::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use testing::TempDir;
 
 const GPU: &str = "0000:3b:00.0";
 
@@ -22,7 +22,7 @@ struct Host {
 
 impl Host {
     fn new(habits: Value) -> Host {
-        let host = Host { directory: tempfile::tempdir().unwrap(), deadline: Duration::from_secs(60) };
+        let host = Host { directory: testing::tempdir().unwrap(), deadline: Duration::from_secs(60) };
         let built = std::env::current_exe().unwrap().with_file_name(fake_cuda::LIBRARY);
         std::fs::copy(built, host.library()).unwrap();
         let mut script = json!({ "gpus": [GPU] });

@@ -13,7 +13,7 @@ use mainstay_agent::source::dcgm::{DcgmPlan, DcgmSource, scrape};
 use mainstay_core::hardware::dcgm::{DcgmReport, ExporterReport, Violation};
 use serde_json::{Value, json};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A scripted host engine.
 struct Engine {
@@ -27,7 +27,7 @@ impl Engine {
     }
 
     fn with(script: &Value, address: Option<&str>, deadline: Duration) -> Engine {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let built = std::env::current_exe().unwrap().with_file_name(fake_dcgm::LIBRARY);
         let library = directory.path().join(fake_dcgm::LIBRARY);
         fs::copy(built, &library).unwrap();
@@ -201,7 +201,7 @@ fn an_exporters_page_is_read_and_another_page_is_an_error() {
 
 #[test]
 fn dcgm_findings_are_on_the_component_that_nvml_has_for_the_gpu() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name);
     let built = std::env::current_exe().unwrap();
     for library in [fake_dcgm::LIBRARY, fake_devices::LIBRARY] {

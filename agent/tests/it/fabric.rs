@@ -11,14 +11,14 @@ use mainstay_agent::source::fabric::FabricSource;
 use mainstay_core::host::fabric::{FabricSample, LinkKind, LinkReading};
 use mainstay_core::host::os::Reading;
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A fake sysfs with the kernel's layout: devices below their PCI bridges, classes and the bus as links to them.
 struct Sys(TempDir);
 
 impl Sys {
     fn new() -> Sys {
-        let sys = Sys(tempfile::tempdir().unwrap());
+        let sys = Sys(testing::tempdir().unwrap());
         fs::create_dir_all(sys.path().join("class/net")).unwrap();
         fs::create_dir_all(sys.path().join("bus/pci/devices")).unwrap();
         sys

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::json;
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 struct Host {
     directory: TempDir,
@@ -17,7 +17,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("drill-").tempdir_in(testing::memory()).unwrap();
+        let directory = testing::TempDir::named("drill-", testing::memory()).unwrap();
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, directory.path().join(fake_devices::LIBRARY)).unwrap();
         let gpu =

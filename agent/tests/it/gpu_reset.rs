@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const GPU: &str = "gpu.0000:01:00";
 
@@ -22,7 +22,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("reset-").tempdir_in(testing::memory()).unwrap();
+        let directory = testing::TempDir::named("reset-", testing::memory()).unwrap();
         let host = Host { directory };
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, host.at(fake_devices::LIBRARY)).unwrap();

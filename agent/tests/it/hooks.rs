@@ -64,7 +64,7 @@ fn dead_letter(directory: &Path) -> Value {
 
 #[test]
 fn a_command_receives_only_the_entries_that_it_asks_for() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let reported = fifo(directory.path());
     let command = format!("{{ echo $MAINSTAY_EVENT $MAINSTAY_JOB_ID; cat; }} > {}", reported.display());
     let hooks = Hooks::start(&HookPlan { commands: vec![command], ..plan(directory.path()) }).unwrap();
@@ -83,7 +83,7 @@ fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
         ("exit 3", Duration::from_secs(20), "exit status: 3"),
         ("sleep 1000 & wait", Duration::from_millis(50), "took longer than 0.05 s"),
     ] {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let commands = vec![command.to_owned()];
         let hooks = Hooks::start(&HookPlan { commands, deadline, ..plan(directory.path()) }).unwrap();
         hooks.report(&ended());
@@ -96,7 +96,7 @@ fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
 
 #[test]
 fn a_webhook_is_retried_until_it_answers() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/events", listener.local_addr().unwrap());
     let plan = HookPlan { webhooks: vec![address], tries: 3, ..plan(directory.path()) };
@@ -146,7 +146,7 @@ fn secure_server(directory: &Path, name: &str) -> (TcpListener, Arc<ServerConfig
 
 #[test]
 fn a_tls_webhook_receives_entries_if_the_server_is_authenticated() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let (listener, config, authority) = secure_server(directory.path(), "localhost");
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
     let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
@@ -163,7 +163,7 @@ fn a_tls_webhook_receives_entries_if_the_server_is_authenticated() {
 
 #[test]
 fn a_server_that_fails_authentication_receives_nothing() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     // Its certificate is valid, but for another name.
     let (listener, config, authority) = secure_server(directory.path(), "pager.example");
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
@@ -179,7 +179,7 @@ fn a_server_that_fails_authentication_receives_nothing() {
 
 #[test]
 fn a_ca_file_without_certificates_is_an_error_at_the_start() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let file = directory.path().join("authorities.pem");
     fs::write(&file, "no certificate\n").unwrap();
     for authorities in [file, directory.path().join("missing.pem")] {

@@ -13,11 +13,11 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::host::os::{Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
 
 /// A fake /proc, /sys and /etc.
-struct Tree(tempfile::TempDir);
+struct Tree(testing::TempDir);
 
 impl Tree {
     fn new(files: &[(&str, &str)]) -> Tree {
-        let tree = Tree(tempfile::tempdir().unwrap());
+        let tree = Tree(testing::tempdir().unwrap());
         files.iter().for_each(|(path, text)| tree.write(path, text));
         tree
     }

@@ -12,14 +12,14 @@ use mainstay_core::base::id::Pid;
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::host::os::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A fake /proc and /sys, and possible mounts.
 struct Tree(TempDir);
 
 impl Tree {
     fn new() -> Tree {
-        let tree = Tree(tempfile::tempdir().unwrap());
+        let tree = Tree(testing::tempdir().unwrap());
         tree.write("proc/loadavg", "2.50 1.00 0.50 3/120 4711\n");
         tree.write("proc/sys/kernel/pid_max", "4194304\n");
         tree.write("proc/sys/kernel/threads-max", "32768\n");
@@ -162,7 +162,7 @@ fn processes_are_looked_through_seldom_and_less_on_an_idle_host() {
 
 #[test]
 fn an_empty_tree_names_what_is_missing() {
-    let tree = Tree(tempfile::tempdir().unwrap());
+    let tree = Tree(testing::tempdir().unwrap());
     let sample = tree.sample();
     assert!(sample.tables.files.why_absent().unwrap().contains("file-nr"));
     assert!(sample.tables.tasks.why_absent().unwrap().contains("loadavg"));

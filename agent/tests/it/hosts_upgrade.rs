@@ -84,8 +84,8 @@ async fn answer(leader: &Leader, token: Token, version: &str, protocol: u32) -> 
         match events.recv().await.expect("news") {
             // The connection ends when this is dropped.
             FromLeader::Connected { to } => open = Some(to),
-            FromLeader::Said { down: Down::Beat { .. } | Down::Waiting { .. }, .. } => {}
-            FromLeader::Said { down, .. } => return down,
+            FromLeader::Received { down: Down::Beat { .. } | Down::Waiting { .. }, .. } => {}
+            FromLeader::Received { down, .. } => return down,
             FromLeader::Lost { why, .. } => panic!("{why}, after {open:?}"),
         }
     }
@@ -93,7 +93,7 @@ async fn answer(leader: &Leader, token: Token, version: &str, protocol: u32) -> 
 
 #[tokio::test]
 async fn a_launcher_of_another_protocol_is_refused_by_name_and_one_of_the_same_takes_part() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let leading = Leading::start(directory.path());
     let group = leading.group();
     let leader = leader(&group).await;

@@ -46,7 +46,7 @@ const SMALL: Limits = Limits { segment_bytes: 4096, total_bytes: 16384 };
 
 #[test]
 fn numbers_continue_over_restarts() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     for begin in [1, 4, 7] {
         let mut journal = open(dir.path(), Limits::default());
         assert_eq!(journal.next_seq(), begin);
@@ -64,7 +64,7 @@ fn numbers_continue_over_restarts() {
 
 #[test]
 fn a_second_writer_is_refused_and_the_error_names_the_holder() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let first = open(dir.path(), Limits::default());
     let refused = Journal::open(dir.path(), Limits::default(), BootId::default()).unwrap_err();
     assert!(
@@ -77,7 +77,7 @@ fn a_second_writer_is_refused_and_the_error_names_the_holder() {
 
 #[test]
 fn the_oldest_segments_are_deleted_and_readers_see_a_gap() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut journal = open(dir.path(), SMALL);
     for number in 1..=1000 {
         append(&mut journal, number);
@@ -99,7 +99,7 @@ fn the_oldest_segments_are_deleted_and_readers_see_a_gap() {
 
 #[test]
 fn every_cursor_and_limit_gives_what_follows() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     // One segment much larger than the distance below which lines are read one by one.
     let mut journal = open(dir.path(), Limits::default());
     for number in 1..=3000 {
@@ -117,7 +117,7 @@ fn every_cursor_and_limit_gives_what_follows() {
 
 #[test]
 fn a_directory_without_a_journal_reads_as_empty() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let reader = JournalReader::new(&dir.path().join("not yet"));
     assert_eq!(all(&reader), []);
     assert_eq!((reader.oldest().unwrap(), reader.newest().unwrap()), (None, None));
@@ -125,7 +125,7 @@ fn a_directory_without_a_journal_reads_as_empty() {
 
 #[test]
 fn damage_costs_the_damaged_line_and_nothing_else() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut journal = open(dir.path(), Limits::default());
     (1..=5).for_each(|number| drop(append(&mut journal, number)));
     drop(journal);
@@ -150,7 +150,7 @@ fn damage_costs_the_damaged_line_and_nothing_else() {
 
 #[test]
 fn fields_of_newer_versions_are_ignored() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("00000000000000000001.jsonl");
     std::fs::write(
         &path,
@@ -167,14 +167,14 @@ fn fields_of_newer_versions_are_ignored() {
 
 #[test]
 fn a_journal_cut_at_any_byte_is_continued() {
-    let whole = tempfile::tempdir().unwrap();
+    let whole = testing::tempdir().unwrap();
     let mut journal = open(whole.path(), Limits::default());
     let written: Vec<Entry> = (1..=4).map(|number| append(&mut journal, number)).collect();
     let bytes = std::fs::read(&segments(whole.path())[0]).unwrap();
     let ends: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] == b'\n').map(|at| at + 1).collect();
 
     for cut in ends[1]..=bytes.len() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         std::fs::write(dir.path().join("00000000000000000001.jsonl"), &bytes[..cut]).unwrap();
         let mut journal = open(dir.path(), Limits::default());
         let left = ends.iter().filter(|end| **end <= cut).count();
@@ -186,7 +186,7 @@ fn a_journal_cut_at_any_byte_is_continued() {
 
 #[test]
 fn a_segment_that_was_started_and_never_written_keeps_the_number() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     std::fs::write(dir.path().join("00000000000000000042.jsonl"), "").unwrap();
     std::fs::write(dir.path().join("notes.txt"), "not ours").unwrap();
     let mut journal = open(dir.path(), Limits::default());
@@ -197,7 +197,7 @@ fn a_segment_that_was_started_and_never_written_keeps_the_number() {
 
 #[test]
 fn an_entry_kept_for_later_leaves_no_double_number() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut journal = open(dir.path(), Limits::default());
     let mut kept = append(&mut journal, 1);
     assert!(matches!(journal.append_entry(&kept), Err(JournalError::Order { seq: 1, next: 2 })));
@@ -209,7 +209,7 @@ fn an_entry_kept_for_later_leaves_no_double_number() {
 
 #[test]
 fn readers_follow_a_writer_that_rotates_and_deletes() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let reader = JournalReader::new(dir.path());
     const LAST: u64 = 5000;
     let path = dir.path().to_owned();
@@ -237,7 +237,7 @@ fn readers_follow_a_writer_that_rotates_and_deletes() {
 
 #[test]
 fn errors_name_the_place_and_the_way_out() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let error = Journal::open(&file.join("journal"), Limits::default(), BootId::default()).unwrap_err();

@@ -50,7 +50,7 @@ fn writer_without_end() {
 
 #[test]
 fn killed_at_any_instant_nothing_is_lost_or_torn() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut acknowledged: u64 = 0;
     for round in 0..20_u64 {
         let mut child = run_as_writer("writer_without_end", dir.path());
@@ -135,7 +135,7 @@ fn writer_on_a_full_disk() {
 
 #[test]
 fn a_line_that_the_disk_wrote_in_part_is_removed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let output = run_as_writer("writer_on_a_full_disk", dir.path()).wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert!(String::from_utf8_lossy(&output.stdout).contains("refused 22"));

@@ -18,7 +18,7 @@ use mainstay_core::model::kernel::LogCursor;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);
 
@@ -44,7 +44,7 @@ impl Journal {
     }
 
     fn with_program(script: &str, entries: &str) -> Journal {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         fs::write(directory.path().join("entries"), entries).unwrap();
         let journal = Journal { directory };
         testing::executable(&journal.program(), script);

@@ -13,7 +13,7 @@ use mainstay_agent::source::journald::Journald;
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::kernel::LogCursor;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);
 
@@ -35,7 +35,7 @@ impl Journal {
             testing::skip("there is no systemd-journal-remote (apt-get install systemd-journal-remote)");
             return None;
         };
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         fs::create_dir(directory.path().join("journal")).unwrap();
         let journal = Journal { directory, remote, written: 0 };
         let script = format!("#!/bin/sh\nexec journalctl --directory={} \"$@\"\n", journal.files().display());

@@ -14,7 +14,7 @@ use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::kernel::LogCursor;
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const NOTHING: [u32; 0] = [];
 
@@ -33,7 +33,7 @@ struct Log {
 
 impl Log {
     fn new() -> Log {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let path = directory.path().join("kmsg");
         fs::write(&path, "").unwrap();
         Log { directory, path }
@@ -110,7 +110,7 @@ fn another_file_in_its_place_is_read_from_its_start() {
 
 #[test]
 fn a_pipe_outlives_its_writers() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let path = directory.path().join("pipe");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut log = KernelLog::open(&path, boot(), None).unwrap();
@@ -124,7 +124,7 @@ fn a_pipe_outlives_its_writers() {
 
 #[test]
 fn waiting_ends_with_the_stop() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let path = directory.path().join("pipe");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let log = KernelLog::open(&path, boot(), None).unwrap();

@@ -165,7 +165,7 @@ impl Drop for Job {
 
 #[test]
 fn the_whole_agent_asks_while_a_job_runs_and_shows_nccl_only_when_something_is_wrong() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     let ras = Ras::start(&[Answerer::Json(json(false))]);
     let settings: [(&str, &Path); 2] =
         [("NCCL_ADDRESS", Path::new(&ras.address)), ("NCCL_INTERVAL", Path::new("5s"))];

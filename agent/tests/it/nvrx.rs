@@ -14,7 +14,7 @@ use mainstay_proto::nvhcd::health_check_service_client::HealthCheckServiceClient
 use mainstay_proto::nvhcd::{HealthCheckRequest, HealthCheckResponse};
 use serde_json::Value;
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
 
@@ -29,7 +29,7 @@ struct Host {
 
 impl Host {
     fn with_log(lines: &str) -> Host {
-        let host = Host { directory: tempfile::tempdir().unwrap() };
+        let host = Host { directory: testing::tempdir().unwrap() };
         fs::write(host.at("kmsg"), lines).unwrap();
         fs::create_dir(host.at("segments")).unwrap();
         host

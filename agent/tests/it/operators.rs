@@ -14,13 +14,13 @@ use support::Agent;
 const GPU: &str = "gpu.0000:01:00";
 
 struct Host {
-    directory: tempfile::TempDir,
+    directory: testing::TempDir,
     log: PathBuf,
 }
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let log = directory.path().join("kmsg");
         fs::write(&log, "").unwrap();
         Host { directory, log }

@@ -10,17 +10,18 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A host with one GPU, its agent, and room for a job.
 struct Host {
-    directory: TempDir,
+    /// Dropped before its directory.
     agent: Agent,
+    directory: TempDir,
 }
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("ready-").tempdir_in(testing::memory()).unwrap();
+        let directory = testing::TempDir::named("ready-", testing::memory()).unwrap();
         let at = directory.path();
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         let library = at.join(fake_devices::LIBRARY);

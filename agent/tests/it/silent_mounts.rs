@@ -7,7 +7,7 @@ use crate::two_users::{B, host_with};
 
 #[test]
 fn the_loop_goes_on_while_the_directory_of_segment_health_does_not_answer() {
-    let place = tempfile::tempdir().unwrap();
+    let place = testing::tempdir().unwrap();
     let Some(_mount) = SilentMount::over(place.path()) else {
         return testing::skip("no FUSE mount can be made here (root and /dev/fuse)");
     };

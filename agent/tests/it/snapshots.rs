@@ -1,4 +1,4 @@
-//! The board: the view is restored from the journal, readers follow it, and a failing disk stops nothing.
+//! Snapshots: the view is restored from the journal, readers follow it, and a failing disk stops nothing.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::path::Path;
@@ -51,7 +51,7 @@ fn component(state: HealthState, read_at: u64) -> Component {
 
 #[test]
 fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
     record(&mut snapshots, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7 });
@@ -72,7 +72,7 @@ fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
 
 #[test]
 fn what_is_held_is_shown_together_when_it_is_due_and_a_snapshot_does_not_change() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
     let reader = snapshots.reader();
@@ -98,7 +98,7 @@ fn what_is_held_is_shown_together_when_it_is_due_and_a_snapshot_does_not_change(
 
 #[test]
 fn an_unchanged_component_keeps_its_start_time_within_one_boot() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let in_boot = |boot: &str| {
         let journal = Journal::open(dir.path(), Limits::default(), BootId(boot.into())).unwrap();
         StateWriter::open(journal).unwrap()
@@ -125,7 +125,7 @@ fn an_unchanged_component_keeps_its_start_time_within_one_boot() {
 
 #[test]
 fn samples_and_components_show_when_published() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
     let reader = snapshots.reader();
@@ -143,7 +143,7 @@ fn samples_and_components_show_when_published() {
 
 #[test]
 fn jobs_that_are_over_leave_the_view_oldest_first() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("long"));
     let count = FINISHED_JOBS + 5;
@@ -166,7 +166,7 @@ fn jobs_that_are_over_leave_the_view_oldest_first() {
 
 #[test]
 fn a_lost_job_that_attaches_again_is_not_over() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
     record(&mut snapshots, &job("a"), Fact::LauncherLost { pid: Pid(1) });
@@ -181,7 +181,7 @@ fn a_lost_job_that_attaches_again_is_not_over() {
 
 #[tokio::test]
 async fn readers_wait_for_entries_and_notice_when_the_board_is_gone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     let mut reader = snapshots.reader();
     let follower = tokio::spawn(async move {
@@ -203,7 +203,7 @@ async fn readers_wait_for_entries_and_notice_when_the_board_is_gone() {
     while reader.newest() < 20 {
         assert!(reader.changed().await);
     }
-    // The follower is at the end before the board is gone.
+    // The follower is at the end before the writer is gone.
     let last = tokio::spawn(async move { idle.changed().await });
     drop(snapshots);
     assert!(!last.await.unwrap());
@@ -227,7 +227,7 @@ impl Away<'_> {
 
 #[test]
 fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
-    let outer = tempfile::tempdir().unwrap();
+    let outer = testing::tempdir().unwrap();
     let dir = outer.path().join("journal");
     let mut snapshots = open(&dir);
     let reader = snapshots.reader();
@@ -256,7 +256,7 @@ fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
 
 #[test]
 fn what_waits_for_the_disk_is_bounded() {
-    let outer = tempfile::tempdir().unwrap();
+    let outer = testing::tempdir().unwrap();
     let dir = outer.path().join("journal");
     let mut snapshots = open(&dir);
     let away = Away::take(&dir);
@@ -274,7 +274,7 @@ fn what_waits_for_the_disk_is_bounded() {
 
 #[test]
 fn entries_that_are_gathered_are_in_the_journal_when_they_are_shown() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     let reader = snapshots.reader();
     snapshots.hold();
@@ -294,7 +294,7 @@ fn entries_that_are_gathered_are_in_the_journal_when_they_are_shown() {
 
 #[test]
 fn a_burst_of_gathered_entries_loses_none() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     snapshots.hold();
     let count = 3 * UNWRITTEN_ENTRIES as u64;

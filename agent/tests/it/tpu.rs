@@ -21,14 +21,14 @@ use mainstay_proto::libtpu::tpu::monitoring::runtime::gauge::Value;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
 use prost::Message;
 use support::Agent;
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A host with TPUs, as files.
 struct Host(TempDir);
 
 impl Host {
     fn new() -> Host {
-        let host = Host(tempfile::tempdir().unwrap());
+        let host = Host(testing::tempdir().unwrap());
         fs::create_dir_all(host.path("sys/bus/pci/devices")).unwrap();
         fs::create_dir_all(host.path("proc")).unwrap();
         fs::create_dir_all(host.path("logs")).unwrap();

@@ -31,10 +31,11 @@ const ROLE: &str = "MAINSTAY_TEST_CLIENT";
 const SOCKET: &str = "MAINSTAY_TEST_SOCKET";
 
 pub(crate) struct Host {
-    directory: tempfile::TempDir,
+    /// Dropped before its directory.
+    agent: Agent,
     /// The turns of the agent's loop, as systemd would receive them.
     ticks: Receiver<()>,
-    agent: Agent,
+    directory: testing::TempDir,
 }
 
 fn host() -> Option<Host> {
@@ -47,7 +48,7 @@ pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
         testing::skip("only root can start two users");
         return None;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = testing::tempdir().unwrap();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
     let reported = directory.path().join("notify");
     let notices = UnixDatagram::bind(&reported).unwrap();
@@ -128,7 +129,7 @@ impl Host {
 
     /// A job of this user, in a new directory, with the agent.
     fn run_a_job(&self, uid: u32, options: &[&str], script: &str) -> Output {
-        let home = tempfile::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         std::os::unix::fs::chown(home.path(), Some(uid), Some(GROUP)).unwrap();
         let place = |name: &str| home.path().join(name).display().to_string();
         let (logs, pages) = (place("logs"), place("pages"));

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn only_a_users_own_directory_that_is_open_for_reading_is_kept() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let file = at.path().join("file");
         fs::write(&file, "words").unwrap();
         let place = File::options().read(true).custom_flags(nix::libc::O_PATH).open(at.path()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn only_handed_over_directories_are_read_and_nothing_is_written() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let (out, secret) = (at.path().join("out"), at.path().join("secret"));
         for (directory, words) in [(&out, "own"), (&secret, "secret")] {
             fs::create_dir_all(directory.join("sub")).unwrap();
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_name_exchanged_after_the_handover_does_not_redirect_reads() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let (out, way, secret) = (at.path().join("out"), at.path().join("way"), at.path().join("secret"));
         for (directory, words) in [(&out, "own"), (&secret, "secret")] {
             fs::create_dir(directory).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_user_who_hands_over_very_many_loses_the_oldest_and_uses_no_more_descriptors() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
         let name = |index: usize| at.path().join(index.to_string());
         (0..4 * EACH).for_each(|index| fs::create_dir(name(index)).unwrap());
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn reading_without_free_descriptors_is_an_error_and_works_again_afterwards() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         fs::write(at.path().join("file"), "own").unwrap();
         keep(own(), at.path(), open(at.path())).unwrap();
         let read = || Beneath::open(at.path()).and_then(|at| at.read(Path::new("file")));

@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_restore_gets_its_files_after_all_were_lent() {
         let _turn = lock(&TURN);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let (wanted, other) = (Wanted::new(own(), 3).unwrap(), Wanted::new(own(), 1).unwrap());
         let token = wanted.token().to_owned();
         let waits = std::thread::spawn(move || wanted.wait(Duration::from_secs(60)).unwrap());
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn files_that_no_restore_waits_for_are_not_kept() {
         let _turn = lock(&TURN);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let wanted = Wanted::new(own(), 2).unwrap();
         let token = wanted.token().to_owned();
         let lent =
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn an_incompletely_written_file_is_used_again() {
         let _turn = lock(&TURN);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let wanted = Wanted::new(own(), 1).unwrap();
         lend(own(), wanted.token(), 0, files(at.path(), 1)).unwrap();
         let lot = wanted.wait(Duration::ZERO).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn only_a_users_own_files_that_are_open_for_writing_are_taken() {
         let _turn = lock(&TURN);
-        let at = tempfile::tempdir().unwrap();
+        let at = testing::tempdir().unwrap();
         let path = at.path().join("file");
         fs::write(&path, "words").unwrap();
         let wanted = Wanted::new(own(), 1).unwrap();

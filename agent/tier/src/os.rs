@@ -291,8 +291,8 @@ mod tests {
 
     use super::*;
 
-    fn mapped(bytes: usize) -> (tempfile::TempDir, File, MappedFile) {
-        let dir = tempfile::tempdir().unwrap();
+    fn mapped(bytes: usize) -> (testing::TempDir, File, MappedFile) {
+        let dir = testing::tempdir().unwrap();
         let path = dir.path().join("file");
         let mut file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
         file.write_all(&vec![7; bytes]).unwrap();

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use mainstay_heartbeat::{Claim, ExitKind};
 use support::TestPage;
-use tempfile::TempDir;
+use testing::TempDir;
 
 const CLIENT: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -1,6 +1,6 @@
 //! The heartbeat page: one small shared file per rank, through which training reports its progress.
 //!
-//! The launcher or agent makes a page with [`format()`] and publishes it as a file on tmpfs. The client in the rank
+//! The launcher makes a page with [`format()`] and publishes it as a file on tmpfs. The client in the rank
 //! maps it and writes through a [`Writer`]; readers map it read-only and read through a [`Page`]. There is no other
 //! channel: no socket, no reply, nothing that either side could wait for.
 //!

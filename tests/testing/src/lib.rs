@@ -6,6 +6,7 @@
 //! - [`free_port`]: a port that no other test gets and no outgoing connection uses.
 //! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses written data, for root.
 //! - [`without_descriptors`]: work in a thread that cannot open anything.
+//! - [`TempDir`]: a directory that is removed also while a thread still writes in it.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
 //! It has no conditions (each test decides what it needs), and no code of Mainstay.
@@ -16,6 +17,7 @@ pub mod lossy_disk;
 mod ports;
 pub mod silent;
 mod skip;
+mod temporary;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,7 @@ use std::process::{Command, Stdio};
 pub use descriptors::without_descriptors;
 pub use ports::free_port;
 pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
+pub use temporary::{TempDir, tempdir};
 
 /// Names the folder of [`memory`].
 pub const MEMORY: &str = "MAINSTAY_TEST_SHM";

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Runs some parts with small sizes and returns the report.
 fn accept(python: &Path, parts: &str) -> Value {
-    let report = tempfile::tempdir().expect("a folder for the report");
+    let report = testing::tempdir().expect("a folder for the report");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/acceptance/accept.py");
     let done = Command::new(python)
         .arg(program)

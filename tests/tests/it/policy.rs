@@ -12,7 +12,7 @@ use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay};
 
 /// The job's first failure under this policy: a rank exits with 9, and with 0 after a restart.
 fn under(text: &str, options: &str) -> End {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = testing::tempdir().expect("a folder");
     let file: PathBuf = folder.path().join("mine.star");
     std::fs::write(&file, text).expect("the policy is written");
     let stage = Stage::new();
@@ -70,7 +70,7 @@ fn no_policy_restarts_beyond_the_budget() {
 
 #[test]
 fn trouble_with_a_policy_is_on_the_screen_and_counted_while_the_job_runs() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = testing::tempdir().expect("a folder");
     let file = folder.path().join("mine.star");
     std::fs::write(&file, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
     let stage = Stage::new();
@@ -107,7 +107,7 @@ fn hands_back(words: &str) -> String {
 
 #[test]
 fn the_hosts_policy_holds_for_jobs_that_bring_none() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = testing::tempdir().expect("a folder");
     let (hosts, own, config) =
         (folder.path().join("hosts.star"), folder.path().join("own.star"), folder.path().join("agent.toml"));
     std::fs::write(&hosts, hands_back("as the site wants it")).expect("the policy is written");

@@ -72,7 +72,7 @@ fn a_trainer_without_a_line_of_ours_finds_its_files_on_a_host_that_lost_them() {
 
 #[test]
 fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
-    let bucket = tempfile::TempDir::new().unwrap();
+    let bucket = testing::TempDir::new().unwrap();
     let url = format!("file://{}", bucket.path().display());
     let durable = format!("DURABLE={url}");
     let hosts = Hosts::new(9, 1, &[&durable, "REDUNDANCY=0"]);
@@ -101,7 +101,7 @@ fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
     let _again = hosts.agent(0);
     processes::wait_until("the step in the storage", || list().status.code() == Some(0));
     // Restored from nothing but the bucket: a plain archive.
-    let out = tempfile::TempDir::new().unwrap();
+    let out = testing::TempDir::new().unwrap();
     let mut pull = Command::new(mainstay());
     pull.args(["ckpt", "pull", "run-u:checkpoints"]).arg(out.path()).args(["--from", &url]);
     assert!(pull.output().unwrap().status.success());

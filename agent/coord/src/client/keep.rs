@@ -253,13 +253,14 @@ impl Keeper {
     async fn open(&self, index: usize) -> Result<(Stream, i64), String> {
         let connections = &self.client.connections;
         let patience = self.client.settings().timeout;
-        let channel = connections.channel(index, patience).await.map_err(|why| said(unconnected(why)))?;
+        let channel =
+            connections.channel(index, patience).await.map_err(|why| failure_text(unconnected(why)))?;
         let (questions, asked) = mpsc::channel(1);
         let first = pb::LeaseKeepAliveRequest { id: self.id };
         questions.try_send(first).map_err(|_| "the stream ended".to_owned())?;
         let mut request = match connections.signed(&channel, ReceiverStream::new(asked)).await {
             Ok(request) => request,
-            Err(status) => return Err(said(self.client.classified(index, status).await)),
+            Err(status) => return Err(failure_text(self.client.classified(index, status).await)),
         };
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let answers = match LeaseClient::new(channel).lease_keep_alive(request).await {
@@ -269,7 +270,7 @@ impl Keeper {
                 if matches!(failure, Failure::TokenExpired(_)) {
                     connections.forget_user_token().await;
                 }
-                return Err(said(failure));
+                return Err(failure_text(failure));
             }
         };
         let mut open = Stream { index, questions, answers };
@@ -303,7 +304,7 @@ impl Stream {
     }
 }
 
-pub(crate) fn said(failure: Failure) -> String {
+pub(crate) fn failure_text(failure: Failure) -> String {
     match failure {
         Failure::Unsent(why)
         | Failure::Unanswered(why)

@@ -247,7 +247,7 @@ impl Watcher {
                 endpoint: connections.name(index),
                 why,
             }),
-            other => Ended::Broken(said(other)),
+            other => Ended::Broken(failure_text(other)),
         };
         let channel = connections.channel(index, patience).await.map_err(|why| judge(unconnected(why)))?;
         let (requests, asked) = mpsc::channel(2);
@@ -320,7 +320,7 @@ impl Watcher {
                 endpoint: self.client.connections.name(index),
                 why,
             }),
-            failure => Ended::Broken(said(failure)),
+            failure => Ended::Broken(failure_text(failure)),
         }
     }
 

@@ -49,9 +49,9 @@ fn written(directory: &Path) -> (Vec<u8>, Steps) {
 
 #[test]
 fn a_log_cut_at_any_byte_has_all_acknowledged_records_and_nothing_torn() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let (bytes, steps) = written(folder.path());
-    let cut = tempfile::tempdir().unwrap();
+    let cut = testing::tempdir().unwrap();
     for length in 0..=bytes.len() {
         fs::write(cut.path().join(FILE), &bytes[..length]).unwrap();
         let (log, store) = open(cut.path());
@@ -75,7 +75,7 @@ fn a_log_cut_at_any_byte_has_all_acknowledged_records_and_nothing_torn() {
 
 #[test]
 fn the_log_continues_after_a_cut() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let (bytes, _) = written(folder.path());
     fs::write(folder.path().join(FILE), &bytes[..bytes.len() - 3]).unwrap();
     let (mut log, mut store) = open(folder.path());
@@ -88,7 +88,7 @@ fn the_log_continues_after_a_cut() {
 
 #[test]
 fn a_kill_while_the_snapshot_is_written_leaves_the_old_log() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let (bytes, steps) = written(folder.path());
     fs::write(folder.path().join(FILE), &bytes).unwrap();
     fs::write(folder.path().join(format!("{FILE}.new")), &bytes[..40]).unwrap();
@@ -98,7 +98,7 @@ fn a_kill_while_the_snapshot_is_written_leaves_the_old_log() {
 
 #[test]
 fn a_grown_log_is_rewritten_from_a_snapshot() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let (mut log, mut store) = open(folder.path());
     let value = vec![1; 1 << 20];
     let mut rewritten = 0;
@@ -120,7 +120,7 @@ fn a_grown_log_is_rewritten_from_a_snapshot() {
 
 #[test]
 fn a_foreign_file_is_not_used_as_a_log() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     fs::write(folder.path().join(FILE), "something else entirely").unwrap();
     let error = Log::open(folder.path(), 7, Limits::default(), 0).unwrap_err().to_string();
     assert!(error.contains("it is not a log of a coordination store") && error.contains(FILE), "{error}");
@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn any_damage_is_detected(at in any::<proptest::sample::Index>(), bit in 0_u8..8) {
         static WRITTEN: LazyLock<(Vec<u8>, Steps)> =
-            LazyLock::new(|| written(tempfile::tempdir().unwrap().path()));
+            LazyLock::new(|| written(testing::tempdir().unwrap().path()));
         let (mut bytes, steps) = WRITTEN.clone();
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;

@@ -51,7 +51,7 @@ async fn three_hosts_serve_despite_the_loss_of_one_and_leave_no_processes() {
     if !has_etcd() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let endpoints = [pair(), pair(), pair()];
     let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
     let mut hosts = Vec::new();
@@ -103,7 +103,7 @@ async fn a_host_that_returns_without_its_data_rejoins() {
     if !has_etcd() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let endpoints = [pair(), pair(), pair()];
     let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
     let lease = async || loop {
@@ -150,7 +150,7 @@ async fn a_host_that_returns_without_its_data_rejoins_while_the_others_are_stall
     if !has_etcd() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let endpoints = [pair(), pair(), pair()];
     let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
     let mut hosts = Vec::new();
@@ -190,7 +190,7 @@ async fn a_host_that_returns_without_its_data_rejoins_while_the_others_are_stall
 
 #[tokio::test]
 async fn an_unusable_configuration_is_reported_at_once() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let three = [pair(), pair(), pair()];
     let start = async |options| Managed::start(options).await.unwrap_err().to_string();
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mainstay_coord::{Client, Credentials, Settings, TlsFiles, WatchEvent};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use crate::stores::{Kind, Store, Ways, endpoint, has_etcd};
 
@@ -135,7 +135,7 @@ async fn tls_with_client_certificates(kind: Kind) {
 
 #[test]
 fn an_invalid_certificate_file_is_reported_before_any_request() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = testing::tempdir().unwrap();
     let path = folder.path().join("ca.pem");
     let with = |tls: TlsFiles| {
         let endpoints = vec!["https://127.0.0.1:1".parse().unwrap()];
@@ -157,7 +157,7 @@ struct Authority {
 
 impl Authority {
     fn new(name: &str) -> Authority {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = testing::tempdir().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, name);

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_coord::{Client, Endpoint, Server, ServerOptions, ServerTls, Settings};
-use tempfile::TempDir;
+use testing::TempDir;
 use testing::free_port;
 
 /// The role of a child process of this test binary.
@@ -48,7 +48,7 @@ impl Store {
     }
 
     pub async fn start(kind: Kind, ways: Ways) -> Store {
-        let data = tempfile::tempdir().unwrap();
+        let data = testing::tempdir().unwrap();
         let mut store = Store { kind, port: free_port(), peer_port: free_port(), data, ways, child: None };
         store.resume().await;
         store

@@ -108,6 +108,16 @@ pub fn holders<C: Borrow<Copy>>(copies: &[C]) -> BTreeSet<&str> {
     on_hosts.map(|copy| &*copy.holder).collect()
 }
 
+/// The copies that a restore can use: also replicas that their holder found at its start and has not verified yet, which
+/// takes minutes for large ones. A restore verifies all bytes that it uses, and a step that is missing only because an
+/// agent was restarted would send the job back to an older one. A rank's own shard that is not verified was found
+/// damaged.
+pub fn restorable(mut copies: Vec<Copy>) -> Vec<Copy> {
+    copies.retain(|copy| copy.verified || !copy.own);
+    copies.iter_mut().for_each(|copy| copy.verified = true);
+    copies
+}
+
 /// All steps of `run` (of all runs if `None`) in `copies`, newest first.
 ///
 /// Shards of different attempts, launches or world sizes never form one step. If a rank sealed the same step of an

@@ -1,11 +1,11 @@
 //! Measures what replication costs training and limits it to the allowed share.
 //!
 //! If replication runs most of the time, whole cycles from save to save are compared ([`cycles`]). Otherwise, steps
-//! during which this host replicates are compared with steps during which it does not. The price is the additional step
+//! during which this host replicates are compared with steps during which it does not. The cost is the additional step
 //! time per second of replication. It counts only as far as it exceeds the noise, so that a host with varying steps and
 //! replicas that cost nothing delays no replica.
 //!
-//! A budget grows with each step and is spent at that price. On average, training loses no more than the allowed share,
+//! A budget grows with each step and is spent at that cost. On average, training loses no more than the allowed share,
 //! and transfers still run at full speed. A newer step replaces a replica that waits. All ranks of a job wait for each
 //! other, so the steps of this host also show the cost of replication on other hosts.
 
@@ -20,7 +20,7 @@ use crate::base::time::{Mono, Span};
 const QUIET: usize = 128;
 const BESIDE: usize = 256;
 
-/// A price needs this many steps without and with replication.
+/// A cost needs this many steps without and with replication.
 const ENOUGH: usize = 8;
 
 /// After this many steps with replication and too few without, replication pauses until there are enough to compare...
@@ -45,7 +45,7 @@ const SAVED_UP_S: f64 = 60.0;
 /// steps are reported once a second.
 const STILL: Span = Span::seconds(3);
 
-/// Maximum wait of a replica, however high the price: an old replica is better than none, and the measurement may be
+/// Maximum wait of a replica, however high the cost: an old replica is better than none, and the measurement may be
 /// wrong.
 const MOST_HELD: Span = Span::seconds(600);
 
@@ -69,7 +69,7 @@ pub enum Hold {
     Measurement,
 }
 
-/// The price of replication, and the rest of the budget.
+/// The cost of replication, and the rest of the budget.
 #[derive(Clone, Debug)]
 pub struct ReplicationCost {
     /// The share of training time that replication may cost; 0: no limit.
@@ -125,7 +125,7 @@ impl ReplicationCost {
             push(&mut kind.quiet, (step.end, took), QUIET);
         } else if let Some(usual) = kind.usual() {
             let longer = (took - usual).clamp(SHORTEST * usual, LONGEST * usual);
-            // A step that is long by chance overlaps more replication: that must not look like a price.
+            // A step that is long by chance overlaps more replication: that must not look like a cost.
             let active = usual * (replicating.as_seconds() / took).min(1.0);
             push(&mut kind.beside, (step.end, longer, active), BESIDE);
         } else {
@@ -166,19 +166,19 @@ impl ReplicationCost {
 
     /// The best estimate of the cost of a second of replication, in seconds of training, if known. May be negative.
     pub fn per_second(&self) -> Option<f64> {
-        self.cycles.measured().or_else(|| self.measured()).map(|(price, _)| price)
+        self.cycles.measured().or_else(|| self.measured()).map(|(cost, _)| cost)
     }
 
-    /// The price as far as it exceeds the noise, from 0 to 1.
+    /// The cost as far as it exceeds the noise, from 0 to 1.
     fn believed(&self) -> f64 {
-        // A price beyond three standard errors counts in full. Otherwise one standard error is subtracted.
-        let certain = |(price, error): (f64, f64)| if price > 3.0 * error { price } else { price - error };
+        // A cost beyond three standard errors counts in full. Otherwise one standard error is subtracted.
+        let certain = |(cost, error): (f64, f64)| if cost > 3.0 * error { cost } else { cost - error };
         let by_cycles = self.cycles.measured().map(certain);
-        let by_steps = || self.measured().map(|(price, error)| price - 2.0 * error);
+        let by_steps = || self.measured().map(|(cost, error)| cost - 2.0 * error);
         by_cycles.or_else(by_steps).unwrap_or(0.0).clamp(0.0, 1.0)
     }
 
-    /// The price and its standard error: least squares through zero over steps of both kinds.
+    /// The cost and its standard error: least squares through zero over steps of both kinds.
     fn measured(&self) -> Option<(f64, f64)> {
         let (mut products, mut squares, mut noise) = (0.0, 0.0, 0.0);
         for kind in self.kinds.iter().filter(|kind| kind.is_enough()) {

@@ -229,7 +229,7 @@ mod tests {
         Component { name: NAME.into(), state, fault_at: Some(stamp(fault_at).mono), ..Component::default() }
     }
 
-    fn said(acknowledgements: &mut OperatorState, at: u64, word: &OperatorAction, component: &Component) {
+    fn act(acknowledgements: &mut OperatorState, at: u64, word: &OperatorAction, component: &Component) {
         acknowledgements.take_in(stamp(at), &boot(), &word.observation(1000, component));
     }
 
@@ -241,7 +241,7 @@ mod tests {
     fn an_acknowledged_fault_does_not_count_until_it_recurs() {
         let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
-        said(&mut acknowledgements, 20, &acknowledge(), &component);
+        act(&mut acknowledgements, 20, &acknowledge(), &component);
         assert!(!acknowledgements.counts(NAME));
         let known = acknowledgements.acknowledgement(NAME).unwrap();
         assert_eq!(
@@ -260,7 +260,7 @@ mod tests {
             [(HealthState::Unhealthy, Weight::Warning), (HealthState::Healthy, Weight::Info)]
         {
             let mut acknowledgements = OperatorState::default();
-            said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
+            act(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
             assert_eq!(acknowledgements.component_reported(&ill(HealthState::Degraded, 10)), None);
             assert_eq!(acknowledgements.component_reported(&ill(state, 10)).unwrap().weight, weight);
         }
@@ -271,20 +271,20 @@ mod tests {
         let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
         let silence = OperatorAction::Silence { reason: "bench".into(), until: stamp(100).wall };
-        said(&mut acknowledgements, 20, &silence, &component);
+        act(&mut acknowledgements, 20, &silence, &component);
         assert!(!acknowledgements.counts(NAME));
         assert_eq!(acknowledgements.run_out(stamp(99).wall), []);
         assert_eq!(acknowledgements.run_out(stamp(100).wall).len(), 1);
         assert!(acknowledgements.counts(NAME));
-        said(&mut acknowledgements, 120, &silence, &component);
-        said(&mut acknowledgements, 121, &OperatorAction::Unsilence, &component);
+        act(&mut acknowledgements, 120, &silence, &component);
+        act(&mut acknowledgements, 121, &OperatorAction::Unsilence, &component);
         assert!(acknowledgements.counts(NAME) && acknowledgements.silence(NAME).is_none());
     }
 
     #[test]
     fn acknowledgements_do_not_apply_to_another_boot() {
         let mut acknowledgements = OperatorState::default();
-        said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
+        act(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
         acknowledgements.only_of(&boot());
         assert!(!acknowledgements.counts(NAME));
         acknowledgements.only_of(&BootId("next".into()));

@@ -338,7 +338,7 @@ impl Present {
                 }
                 None => {
                     *reported += 1;
-                    let finding = self.say(*reported, attempt, step, &anomaly);
+                    let finding = self.finding_of(*reported, attempt, step, &anomaly);
                     self.anomaly.insert((anomaly.what, anomaly.place), finding.clone());
                     finding
                 }
@@ -402,7 +402,7 @@ impl Present {
         }
     }
 
-    fn say(&self, number: u64, attempt: Attempt, step: u64, anomaly: &Anomaly) -> Finding {
+    fn finding_of(&self, number: u64, attempt: Attempt, step: u64, anomaly: &Anomaly) -> Finding {
         let ranks: Vec<Rank> =
             anomaly.ranks.iter().filter_map(|index| self.ranks.get(*index as usize)).copied().collect();
         let named = match ranks.as_slice() {

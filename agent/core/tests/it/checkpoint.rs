@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_core::checkpoint::decision::{Decisions, Word};
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, restorable, steps};
 use mainstay_core::checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_core::checkpoint::plan::plan;
 use mainstay_core::checkpoint::prepared_memory::expected;
@@ -28,6 +28,17 @@ fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
 
 fn rules(copies: usize) -> Rules {
     Rules { copies, ..Rules::default() }
+}
+
+#[test]
+fn a_restore_also_uses_replicas_that_are_not_verified_yet_but_no_damaged_shard_of_its_owner() {
+    let of = key(10, 0, 2);
+    let unverified = |holder: &str, own: bool, rank: u32| Copy { verified: false, ..copy(holder, own, &of, rank) };
+    let replicas = vec![unverified("a", false, 0), unverified("b", false, 1)];
+    assert!(newest_whole(&replicas, "job").is_none());
+    assert_eq!(newest_whole(&restorable(replicas), "job").unwrap().key, of);
+    let damaged = vec![unverified("a", true, 0), copy("b", false, &of, 1)];
+    assert!(newest_whole(&restorable(damaged), "job").is_none());
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn starts(follow: &mut Follow) {
         resume: None,
         before: None,
     };
-    follow.said(Mono(2), Down::Command { number: 1, epoch: 1, command: start });
+    follow.receive(Mono(2), Down::Command { number: 1, epoch: 1, command: start });
     acts(follow);
 }
 
@@ -72,7 +72,7 @@ fn cut_off(acts: &[follow::Act]) -> bool {
 #[test]
 fn a_follower_without_ranks_takes_the_seat_that_the_leader_assigns() {
     let mut follow = follower();
-    follow.said(Mono(2), welcome(seat(1, 2)));
+    follow.receive(Mono(2), welcome(seat(1, 2)));
     assert!(!cut_off(&acts(&mut follow)) && follow.is_connected());
 }
 
@@ -81,7 +81,7 @@ fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
     for down in [welcome(seat(1, 2)), Down::Waiting { reported: "wait".to_owned(), spare: None }] {
         let mut follow = follower();
         starts(&mut follow);
-        follow.said(Mono(3), down.clone());
+        follow.receive(Mono(3), down.clone());
         assert!(cut_off(&acts(&mut follow)), "another host may have its ranks: {down:?}");
         let mut ended = follower();
         starts(&mut ended);
@@ -95,14 +95,14 @@ fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
 #[test]
 fn a_follower_without_a_seat_does_not_campaign_until_it_has_one_again() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { reported: "wait".to_owned(), spare: None });
+    follow.receive(Mono(2), Down::Waiting { reported: "wait".to_owned(), spare: None });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
     follow.disconnected(Mono(3), "the cable", false);
     let reported = acts(&mut follow);
     assert!(reported.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{reported:?}");
     assert!(!follow.takes_over(Mono(4), Some(&record_with_its_seat())));
     follow.connected();
-    follow.said(Mono(4), welcome(seat(1, 2)));
+    follow.receive(Mono(4), welcome(seat(1, 2)));
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
     follow.disconnected(Mono(5), "the cable", false);
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
@@ -222,7 +222,7 @@ fn a_launcher_that_joins_is_welcomed_once_its_seat_is_stored() {
     let mut both = |waiting: &mut Waiting, of: &dyn Fn(u32) -> Report| {
         waiting.lead.report_of_mine(at, of(0));
         number += 1;
-        waiting.lead.said(at, 1, Up::Report { number, at, report: of(1) });
+        waiting.lead.receive(at, 1, Up::Report { number, at, report: of(1) });
         waiting.acts(at)
     };
     let attempt = Attempt(0);
@@ -296,12 +296,12 @@ fn a_spare_receives_what_it_needs_to_prepare_and_all_learn_that_it_keeps_copies(
 fn a_spare_that_prepares_follows_without_a_seat_until_it_is_welcomed() {
     let mut follow = follower().waiting();
     assert!(follow.waits_for_a_seat() && !follow.takes_over(Mono(4), Some(&record_with_its_seat())));
-    follow.said(Mono(2), Down::Meet { hosts: vec!["a:1".to_owned()], spares: Vec::new() });
+    follow.receive(Mono(2), Down::Meet { hosts: vec!["a:1".to_owned()], spares: Vec::new() });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Meet { .. })));
     follow.disconnected(Mono(3), "the cable", false);
     assert!(acts(&mut follow).iter().all(|act| !matches!(act, follow::Act::Campaign)));
     follow.connected();
-    follow.said(Mono(4), welcome(seat(1, 3)));
+    follow.receive(Mono(4), welcome(seat(1, 3)));
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
     assert_eq!(follow.seat(), &seat(1, 3));
 }

@@ -22,7 +22,7 @@ use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::{Sealed, look_directory};
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3Builder;
-use tempfile::TempDir;
+use testing::TempDir;
 use twox_hash::XxHash3_128;
 
 const PROGRAM: &str = "MAINSTAY_TEST_S3";

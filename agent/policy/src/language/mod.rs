@@ -78,3 +78,14 @@ pub(crate) fn parse(text: &str) -> Result<Module, Fault> {
     }
     parser::parse(text)
 }
+
+/// The names of the fields that a file reads, with their places: those after a dot.
+pub(crate) fn fields_read(text: &str) -> Result<Vec<(String, Place)>, Fault> {
+    let tokens = lexer::tokens(text)?;
+    let after_dot = tokens.windows(2).filter(|pair| pair[0].0 == lexer::Token::Sign("."));
+    let named = after_dot.filter_map(|pair| match &pair[1] {
+        (lexer::Token::Name(name), place) => Some((name.clone(), *place)),
+        _ => None,
+    });
+    Ok(named.collect())
+}

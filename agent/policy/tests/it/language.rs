@@ -52,6 +52,29 @@ fn expressions_have_their_meaning_in_starlark() {
 }
 
 #[test]
+fn a_field_that_was_renamed_is_found_by_its_former_name_with_a_warning() {
+    let text = "def decide(case):\n    if case.host.sick and case.seen.heard_by == 3:\n        return decision('stop', 0, 'both')\n";
+    let policy = Policy::parse("mine.star", text).expect("it is sound");
+    let warnings: Vec<String> = policy.warnings().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "mine.star:2:18: `sick` is now called `unhealthy`: the former name works until 0.2.0",
+            "mine.star:2:37: `heard_by` is now called `answered_by`: the former name works until 0.2.0",
+        ]
+    );
+    for (component, hosts) in [("sick", "heard_by"), ("unhealthy", "answered_by")] {
+        let table = format!("{KILL}{component} = [{{ name = 'gpu.0' }}]\nseen = {{ {hosts} = 3 }}\n");
+        let incidents = incidents::read(&table).expect("a table");
+        let decided =
+            policy.decide(&incidents[0].settings, incidents[0].case(), &|| false).expect("a decision");
+        assert_eq!(decided.advice.expect("advice").why, "both", "{table}");
+    }
+    let now = text.replace("sick", "unhealthy").replace("heard_by", "answered_by");
+    assert_eq!(Policy::parse("mine.star", &now).expect("it is sound").warnings(), []);
+}
+
+#[test]
 fn statements_loops_and_functions_work() {
     let text = "
 LIMIT = 3

@@ -31,7 +31,7 @@ const CHUNK: usize = 64 * 1024;
 pub(super) enum Order {
     Follow(FollowedFile),
     /// A line of the launcher: as it is shown on standard error, and as it is kept.
-    Say {
+    Line {
         shown: String,
         kept: String,
     },
@@ -110,7 +110,7 @@ impl Screen {
                 Some((_, follower)) => follower.is_last_look = false,
                 None => self.files.push((shown, Follower::default())),
             },
-            Order::Say { shown, kept } => {
+            Order::Line { shown, kept } => {
                 if let Some(log) = &self.log {
                     append(&self.disk, log, kept.into_bytes());
                 }

@@ -143,8 +143,8 @@ mod tests {
         PythonProgram::of(&command, None)
     }
 
-    fn script() -> (tempfile::TempDir, String) {
-        let directory = tempfile::tempdir().expect("a directory");
+    fn script() -> (testing::TempDir, String) {
+        let directory = testing::tempdir().expect("a directory");
         let path = directory.path().join("train.py");
         std::fs::write(&path, "").expect("a file");
         let path = path.display().to_string();

@@ -20,7 +20,7 @@ const CLOSING_WITHIN: Duration = Duration::from_millis(500);
 
 /// A signal arrived before there were ranks: none of the job runs, so there is nothing to wait for.
 pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
-    terminal.say(format!("ended by signal {signal} before the ranks were started"));
+    terminal.print(format!("ended by signal {signal} before the ranks were started"));
     terminal.flush(Duration::from_millis(500));
     128 + signal
 }
@@ -33,9 +33,9 @@ pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: 
     let showing = tokio::task::spawn_blocking(move || {
         let left = terminal.finish(UNREAD_FOR, &stop);
         if let Some(notice) = left.notice(&run_dir) {
-            terminal.say(notice);
+            terminal.print(notice);
         }
-        terminal.say(closing);
+        terminal.print(closing);
         terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
     });
     tokio::pin!(showing);
@@ -62,7 +62,7 @@ pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Termin
         written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
     });
     if let Err(error) = written {
-        terminal.say(format!("writing {}: {error}", path.display()));
+        terminal.print(format!("writing {}: {error}", path.display()));
     }
 }
 

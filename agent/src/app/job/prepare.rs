@@ -31,10 +31,10 @@ pub(super) fn launch(run: &str) -> String {
 }
 
 /// Each of the other hosts has a connection to the leading launcher, and any launcher may become the leader.
-pub(super) fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn(String)) {
+pub(super) fn warn_if_files_are_few(limit: Option<u64>, hosts: u32, print: &impl Fn(String)) {
     let needed = u64::from(hosts) + FILES_APART_FROM_HOSTS;
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
-        say(format!(
+        print(format!(
             "{limit} files can be open here, and a launcher that leads {hosts} hosts needs {needed}: raise the hard \
              limit (ulimit -Hn, LimitNOFILE=)"
         ));
@@ -91,7 +91,7 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
     })
 }
 
-/// Waits for the other hosts, and assigns the crew its place among them.
+/// Waits for the other hosts, and assigns this host its place among them.
 pub(super) async fn come_together(
     hosts: HostsPlan,
     mut rank_spec: RankSpec,
@@ -124,21 +124,21 @@ pub(super) async fn come_together(
     };
     rank_spec.launcher = Some(rank_spec.launch.clone());
     if settings.checkpoint_dir.is_none() && replicas_port.is_none() {
-        terminal.say(
+        terminal.print(
             "without memory for checkpoints, mainstay.checkpoint needs a directory that all hosts share: name one with \
              --checkpoint-dir. Without it, no step is whole on any host, and ranks start from their own checkpoints or from step 0"
                 .to_owned(),
         );
     }
-    let say = |text: String| terminal.say(text);
+    let print = |text: String| terminal.print(text);
     let names = (rank_spec.job.clone(), rank_spec.launch.clone());
-    let together = rendezvous::gather(hosts, join, names, &rank_spec.run_dir, signals, &say).await?;
+    let together = rendezvous::gather(hosts, join, names, &rank_spec.run_dir, signals, &print).await?;
     if let Some(seat) = together.seat() {
         rank_spec.seat = seat.clone();
     }
     if let Some(seat) = together.seat().filter(|_| !together.waits()) {
         let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
-        terminal.say(format!(
+        terminal.print(format!(
             "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
@@ -163,8 +163,9 @@ pub(super) async fn start_pool_owner(
     // If the pages have no place, perhaps because others could write there, nothing that a job resumes from is
     // placed there.
     if rank_spec.page_dir.is_none() {
-        terminal
-            .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
+        terminal.print(
+            "no memory for checkpoints without it; ranks write them to the disk themselves".to_owned(),
+        );
         return None;
     }
     let root = runtime_root.join("pools");
@@ -197,8 +198,9 @@ pub(super) async fn start_pool_owner(
     match started {
         Ok(pool_owner) => Some(pool_owner),
         Err(error) => {
-            terminal
-                .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
+            terminal.print(format!(
+                "no memory for checkpoints: {error}; ranks write them to the disk themselves"
+            ));
             None
         }
     }

@@ -87,7 +87,7 @@ fn unknown(name: &str, group: Group, reason: String) -> Check {
     Check::new(name, group, CheckVerdict::Unknown, reason)
 }
 
-/// Starts the rooms in a child process and asks it.
+/// Starts the sensors in a child process and asks it.
 async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
     let mut look = match Look::start(args.config.as_deref()) {
         Ok(look) => look,
@@ -103,7 +103,7 @@ async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
     }
 }
 
-/// The rooms in a child process. They end with this value; a child that hangs in the kernel is abandoned.
+/// The sensors in a child process. They end with this value; a child that hangs in the kernel is abandoned.
 struct Look {
     child: Child,
     directory: PathBuf,

@@ -72,20 +72,20 @@ pub(super) fn pull(
     let storage = Direct::open(url)?;
     let run = stored_name(&storage, run)?;
     let Some(pulled) = storage.pull(&run, ranks, directory, &say)? else {
-        said(as_json, &json!({"step": null}), "no complete step of this run exists")?;
+        print_result(as_json, &json!({"step": null}), "no complete step of this run exists")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": pulled.step, "shards_fetched": pulled.shards, "bytes_fetched": pulled.bytes});
     let text = format!("step {}: {} shard(s), {}", pulled.step, pulled.shards, size(pulled.bytes));
-    said(as_json, &value, &text)
+    print_result(as_json, &value, &text)
 }
 
 pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
     let Some((step, sent)) = Direct::open(url)?.push(run, directory)? else {
-        said(as_json, &json!({"step": null}), "the directory has no whole step of this run")?;
+        print_result(as_json, &json!({"step": null}), "the directory has no whole step of this run")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": step, "bytes_sent": sent.bytes, "bytes_there": sent.there});
     let text = format!("step {step}: {} sent, {} lay there", size(sent.bytes), size(sent.there));
-    said(as_json, &value, &text)
+    print_result(as_json, &value, &text)
 }

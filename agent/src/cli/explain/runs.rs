@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_newest_run_is_the_one_that_was_started_last_whatever_was_written_last() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         run(dir.path(), "new", 2000, ELSEWHERE, failed());
         run(dir.path(), "old", 1000, ELSEWHERE, failed());
         let (name, notes) = chosen(dir.path());
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn runs_of_this_directory_come_before_newer_ones_of_others() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         run(dir.path(), "mine", 1000, HERE, failed());
         run(dir.path(), "other", 2000, ELSEWHERE, failed());
         assert_eq!(chosen(dir.path()).0, "mine");
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_older_run_is_never_explained_silently_in_place_of_one_that_ended_well() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         run(dir.path(), "broken", 1000, HERE, failed());
         run(dir.path(), "well", 2000, HERE, ended(0));
         let (name, notes) = chosen(dir.path());
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_running_run_is_chosen_and_without_failures_the_newest_one() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = testing::tempdir().unwrap();
         assert!(choose(dir.path(), Path::new(HERE)).unwrap().is_none());
         run(dir.path(), "well", 1000, HERE, ended(0));
         assert_eq!(chosen(dir.path()), ("well".to_owned(), Vec::new()));

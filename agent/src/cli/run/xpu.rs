@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn render_nodes_of_intel_are_xpus() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = testing::tempdir().expect("a directory");
         let (dri, drm) = (root.path().join("dri"), root.path().join("drm"));
         std::fs::create_dir_all(&dri).expect("a directory");
         for (name, vendor) in

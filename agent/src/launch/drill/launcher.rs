@@ -46,7 +46,7 @@ impl Launcher {
             (Fault::Signal { signal, .. }, ..) => save::signal(process, signal),
             (Fault::DiskFull, ..) => fill_disk(process),
             (Fault::Ecc, ..) => self.damage_memory_of_gpu(process),
-            (_, Some(call), Some(round_server)) => round_server.say(process.pid, &call),
+            (_, Some(call), Some(round_server)) => round_server.send(process.pid, &call),
             _ => {}
         }
     }

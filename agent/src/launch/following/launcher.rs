@@ -36,7 +36,7 @@ impl Launcher {
                     let entry = self.record(at, Some(seq), body);
                     self.send_entry(entry);
                 }
-                Act::Say(line) => self.terminal.say(line),
+                Act::Print(line) => self.terminal.print(line),
                 Act::Campaign => following.meeting.campaign(),
                 Act::StandDown => following.meeting.stand_down(),
                 Act::RemoveLeader => {
@@ -110,7 +110,7 @@ impl Launcher {
                 following.to = None;
                 following.follow.disconnected(clock::mono(), &why, refused);
             }
-            FromLeader::Said { at, down } => following.follow.said(at, down),
+            FromLeader::Received { at, down } => following.follow.receive(at, down),
         }
         self.follow();
     }
@@ -128,13 +128,13 @@ impl Launcher {
                 if (following.follow.waits_for_a_seat() || !following.follow.is_connected())
                     && !following.follow.is_cut_off() =>
             {
-                self.terminal.say(format!("the job has ended: {}", ended.why));
+                self.terminal.print(format!("the job has ended: {}", ended.why));
                 if following.follow.waits_for_a_seat() {
                     following.cut_off = Some(ended.why.clone());
                 }
                 self.exit = Some(exit_of(&ended));
             }
-            FromStore::Trouble(why) => self.terminal.say(why),
+            FromStore::Trouble(why) => self.terminal.print(why),
             FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
             }
         }
@@ -179,7 +179,7 @@ impl Launcher {
             ),
         };
         following.cut_off = Some(why.clone());
-        self.terminal.say(format!("the ranks of this host are stopped: {why}{do_now}"));
+        self.terminal.print(format!("the ranks of this host are stopped: {why}{do_now}"));
         self.stop_and_hand_back();
     }
 

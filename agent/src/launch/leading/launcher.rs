@@ -47,7 +47,7 @@ impl Launcher {
                     office.write(number, &record);
                 }
             }
-            Act::Say(line) => self.terminal.say(line),
+            Act::Print(line) => self.terminal.print(line),
             Act::Campaign => {
                 leading.office = None;
                 leading.meeting.campaign();
@@ -107,7 +107,7 @@ impl Launcher {
                 leading.ways.remove(&connection);
                 leading.lead.gone(now, connection, why);
             }
-            FromHost::Said { connection, at, up } => leading.lead.said(at, connection, up),
+            FromHost::Received { connection, at, up } => leading.lead.receive(at, connection, up),
         }
         self.lead(now);
     }
@@ -142,7 +142,7 @@ impl Launcher {
         leading.meeting.stand_down();
         let why = match why {
             SteppedDown::Ended { exit } => {
-                self.terminal.say("another launcher has led the job to its end".to_owned());
+                self.terminal.print("another launcher has led the job to its end".to_owned());
                 self.exit = Some(exit);
                 return;
             }
@@ -153,8 +153,8 @@ impl Launcher {
                 format!("neither {endpoint} nor any other host has answered for {lease:?}")
             }
         };
-        self.terminal.say(why);
-        self.terminal.say("the ranks of this host are stopped: this launcher leads no more".to_owned());
+        self.terminal.print(why);
+        self.terminal.print("the ranks of this host are stopped: this launcher leads no more".to_owned());
         self.stop_and_hand_back();
     }
 

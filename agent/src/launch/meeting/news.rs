@@ -77,9 +77,9 @@ impl StoreListener {
             _ => return,
         }
         let Some(leader) = &self.leader else { return };
-        let say = self.electors.has_vote(&self.me, &leader.launch);
-        self.has_vote.send_if_modified(|before| std::mem::replace(before, say) != say);
-        if say && self.electors.miss(&missed(leader)) {
+        let print = self.electors.has_vote(&self.me, &leader.launch);
+        self.has_vote.send_if_modified(|before| std::mem::replace(before, print) != print);
+        if print && self.electors.miss(&missed(leader)) {
             let _ = self.news.send(FromStore::LeaderMissed);
         }
     }

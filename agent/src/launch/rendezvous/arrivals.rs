@@ -27,7 +27,7 @@ pub fn take(
     me: &Member,
     event: FromHost,
     waiting: &mut Vec<Waiting>,
-    say: &impl Fn(String),
+    print: &impl Fn(String),
 ) {
     match event {
         FromHost::Joined { connection, join, peer, to } => {
@@ -39,25 +39,25 @@ pub fn take(
                 round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string())
             });
             if let Some(why) = why {
-                say(format!("host {} ({peer}) cannot take part: {why}", join.host));
+                print(format!("host {} ({peer}) cannot take part: {why}", join.host));
                 let _ = to.try_send(Down::Refused { why });
                 return;
             }
-            say(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
+            print(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
             for difference in differences(mine, &join) {
                 let reported = format!("host {} ({peer}): {difference}", join.host);
                 let _ = to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
-                say(reported);
+                print(reported);
             }
             waiting.push(Waiting { join, member, connection, to });
         }
         FromHost::Gone { connection, why } => {
             if let Some(at) = waiting.iter().position(|of| of.connection == connection) {
                 let gone = waiting.remove(at);
-                say(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
+                print(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
             }
         }
-        FromHost::Said { .. } => {}
+        FromHost::Received { .. } => {}
     }
 }
 

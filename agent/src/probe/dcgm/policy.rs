@@ -48,7 +48,7 @@ impl Policy {
     }
 
     /// A policy that only reports and takes no action.
-    pub(super) fn telling() -> Policy {
+    pub(super) fn notifying() -> Policy {
         let mut policy = Policy { conditions: OURS, ..Policy::none() };
         for (place, parameter) in policy.parameters.iter_mut().enumerate() {
             parameter.value = i64::from(OURS >> place & 1);

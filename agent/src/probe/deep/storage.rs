@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_measured_and_left_as_it_was() {
-        for directory in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        for directory in [testing::tempdir().unwrap(), testing::TempDir::new_in("/dev/shm").unwrap()] {
             let Probed::Done(measured) = probe(directory.path(), 5 << 20) else { panic!("not done") };
             assert_eq!(measured.len(), 4);
             assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);

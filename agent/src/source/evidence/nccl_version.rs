@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(found, Path::new("/usr/lib/libnccl.so.2.26.2"));
         assert_eq!(version_of(&found).as_deref(), Some("2.26.2"));
         assert_eq!(library("7f00-7f01 r-xp 00000000 00:00 0\n"), None);
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let library = place.path().join("nvidia/nccl/lib/libnccl.so.2");
         fs::create_dir_all(place.path().join("nvidia_nccl_cu12-2.29.7.dist-info")).unwrap();
         assert_eq!(version_of(&library).as_deref(), Some("2.29.7"));

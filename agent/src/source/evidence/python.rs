@@ -200,7 +200,7 @@ mod tests {
     /// Starts a process and, next to it as the rank's interpreter, a fake py-spy. `native` is what it does when native
     /// frames are requested.
     fn asked(frames: Frames, native: &str) -> Stack {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let program = place.path().join("py-spy");
         let text = format!(
             "#!/bin/sh\ncase \"$2\" in --native) {native};; --nonblocking) echo 'Process 7'; echo 'Thread 7 (idle): \"MainThread\"'; \

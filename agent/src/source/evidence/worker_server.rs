@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_rank_with_a_server_returns_its_stacks_and_its_record() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let socket = place.path().join("worker.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let server = std::thread::spawn(move || serve(&listener, 2));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn no_answer_and_a_socket_of_another_process_give_no_evidence() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let silent = place.path().join("silent.sock");
         let _listener = UnixListener::bind(&silent).unwrap();
         let file = place.path().join("file");
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_two_ranks_name_belongs_to_no_rank() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let socket = place.path().join("worker.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
         let (mut one, first) = rank(&socket);

@@ -38,7 +38,7 @@ async fn next_event(stream: &mut Streaming<WatchEventsResponse>) -> Event {
 
 #[tokio::test]
 async fn a_stream_resumes_over_a_restart_without_loss_and_without_duplicates() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     let mut seen = Vec::new();
@@ -71,7 +71,7 @@ async fn a_stream_resumes_over_a_restart_without_loss_and_without_duplicates() {
 
 #[tokio::test]
 async fn events_before_the_stop_are_sent_before_the_end() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let mut client = EventServiceClient::new(server.unix().await);
     let mut stream = client.watch_events(watch_from(0)).await.unwrap().into_inner();
@@ -89,7 +89,7 @@ async fn events_before_the_stop_are_sent_before_the_end() {
 
 #[tokio::test]
 async fn a_watch_without_a_cursor_sends_only_new_events() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     let mut client = EventServiceClient::new(server.tcp().await);
@@ -103,7 +103,7 @@ async fn a_watch_without_a_cursor_sends_only_new_events() {
 
 #[tokio::test]
 async fn events_that_are_no_longer_kept_are_reported_as_a_gap() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let limits = Limits { segment_bytes: 4096, total_bytes: 8192 };
     let mut server = Server::start_with(dir.path(), limits, Routes::default()).await;
     for step in 0..200 {
@@ -128,7 +128,7 @@ async fn events_that_are_no_longer_kept_are_reported_as_a_gap() {
 
 #[tokio::test]
 async fn a_cursor_of_another_journal_is_refused_instead_of_waited_for() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.fact(20, "demo", progress(1));
     let mut client = EventServiceClient::new(server.unix().await);
@@ -141,7 +141,7 @@ async fn a_cursor_of_another_journal_is_refused_instead_of_waited_for() {
 
 #[tokio::test]
 async fn pages_of_a_list_follow_each_other() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     for step in 0..25 {
         server.fact(20, "demo", progress(step));
@@ -165,7 +165,7 @@ async fn pages_of_a_list_follow_each_other() {
 
 #[tokio::test]
 async fn a_page_of_long_events_stays_below_what_callers_take() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     for _ in 0..12 {
         server.fact(20, "demo", Fact::AgentLost { reason: "x".repeat(500_000) });
@@ -187,7 +187,7 @@ async fn a_page_of_long_events_stays_below_what_callers_take() {
 
 #[tokio::test]
 async fn filters_restrict_and_do_not_stop_the_cursor() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.fact(20, "a", progress(1));
     server.fact(20, "b", progress(2));
@@ -225,7 +225,7 @@ async fn filters_restrict_and_do_not_stop_the_cursor() {
 #[tokio::test]
 async fn many_watchers_each_see_every_event() {
     const WATCHERS: usize = 100;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let channel = server.unix().await;
     let mut watchers = tokio::task::JoinSet::new();
@@ -282,7 +282,7 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
 
 #[tokio::test]
 async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.record(20, Some("demo"), verdict(1, "rank 3 raised ValueError: first"));
     server.record(21, Some("other"), verdict(1, "of another job"));

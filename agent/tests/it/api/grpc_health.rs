@@ -23,7 +23,7 @@ async fn check(client: &mut HealthClient<Channel>, service: &str) -> Result<Serv
 
 #[tokio::test]
 async fn the_server_serves_whatever_the_health_of_the_node() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let mut client = HealthClient::new(server.unix().await);
     assert_eq!(check(&mut client, "").await, Ok(ServingStatus::Serving));
@@ -38,7 +38,7 @@ async fn the_server_serves_whatever_the_health_of_the_node() {
 
 #[tokio::test]
 async fn each_component_is_a_service_and_an_unknown_one_is_not_found() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.cpu", HealthState::Healthy);
     server.health("host.memory", HealthState::Degraded);
@@ -62,7 +62,7 @@ async fn each_component_is_a_service_and_an_unknown_one_is_not_found() {
 
 #[tokio::test]
 async fn a_watch_of_an_unknown_service_goes_on_until_the_service_appears() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let mut client = HealthClient::new(server.unix().await);
     let mut watch = client.watch(request("host.disk")).await.unwrap().into_inner();
@@ -86,7 +86,7 @@ async fn a_watch_of_an_unknown_service_goes_on_until_the_service_appears() {
 
 #[tokio::test]
 async fn a_watch_goes_on_when_nothing_watches_the_node_any_more() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.disk", HealthState::Healthy);
     let mut client = HealthClient::new(server.unix().await);

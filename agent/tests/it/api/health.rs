@@ -32,7 +32,7 @@ fn beat(second: u64, step: u64) -> BeatView {
 
 #[tokio::test]
 async fn the_node_has_its_state_with_reason_and_evidence() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.cpu", HealthState::Healthy);
     server.health("host.memory", HealthState::Degraded);
@@ -58,7 +58,7 @@ async fn the_node_has_its_state_with_reason_and_evidence() {
 
 #[tokio::test]
 async fn a_reading_of_an_earlier_boot_has_no_age() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.cpu", HealthState::Healthy);
     // The clock of this boot is before the reading.
@@ -72,7 +72,7 @@ async fn a_reading_of_an_earlier_boot_has_no_age() {
 
 #[tokio::test]
 async fn jobs_contain_their_ranks() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     server.job("other");
@@ -107,7 +107,7 @@ async fn jobs_contain_their_ranks() {
 
 #[tokio::test]
 async fn a_watch_sends_the_state_at_once_and_then_the_newest_after_each_change() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     let mut client = HealthServiceClient::new(server.tcp().await);
@@ -135,7 +135,7 @@ async fn a_watch_sends_the_state_at_once_and_then_the_newest_after_each_change()
 
 #[tokio::test]
 async fn the_pace_of_a_job_comes_from_its_steps() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let mut client = HealthServiceClient::new(server.unix().await);
     let request = WatchNodeRequest { min_interval: Some(prost_types::Duration { seconds: 0, nanos: 1 }) };

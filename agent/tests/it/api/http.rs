@@ -27,7 +27,7 @@ pub async fn get(server: &Server, path: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn healthz_is_about_the_process_and_readyz_about_the_node() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     assert_eq!(get(&server, "/healthz").await, (200, "ok\n".to_owned()));
     assert_eq!(get(&server, "/readyz").await, (200, "UNKNOWN\nno component was read yet\n".to_owned()));
@@ -45,7 +45,7 @@ async fn healthz_is_about_the_process_and_readyz_about_the_node() {
 
 #[tokio::test]
 async fn the_unix_socket_answers_http_too() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
     let stream = UnixStream::connect(&server.socket).await.unwrap();
     let answer = raw(stream, &request("GET", "/healthz")).await;
@@ -55,7 +55,7 @@ async fn the_unix_socket_answers_http_too() {
 
 #[tokio::test]
 async fn the_http_port_offers_http_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
     let (status, text) = get(&server, "/mainstay.v1.HealthService/GetNode").await;
     assert_eq!(status, 404);
@@ -65,7 +65,7 @@ async fn the_http_port_offers_http_alone() {
 
 #[tokio::test]
 async fn garbage_is_refused_and_does_no_harm() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
     let long_path = request("GET", &format!("/{}", "x".repeat(200_000)));
     let many_headers = format!("GET /healthz HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(5000)).into_bytes();

@@ -220,7 +220,7 @@ async fn settle(server: &Server, step: u64) {
 
 #[tokio::test]
 async fn a_scrape_has_node_job_ranks_and_process() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let (server, page) = scraped(dir.path()).await;
     let job = ("job", "de\"mo\n");
     assert_eq!(page.value("mainstay_node_state", &[("state", "DEGRADED")]), Some(1.0));
@@ -263,7 +263,7 @@ async fn a_scrape_has_node_job_ranks_and_process() {
 
 #[tokio::test]
 async fn a_hang_is_visible_until_it_passes() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let (mut server, _) = scraped(dir.path()).await;
     let hang = Hang {
         kind: HangKind::Stopped,
@@ -290,7 +290,7 @@ async fn a_hang_is_visible_until_it_passes() {
 
 #[tokio::test]
 async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let (mut server, _) = scraped(dir.path()).await;
     server.fact(100, "de\"mo\n", Fact::JobEnded { exit: 0, reason: "done".into() });
     let page = parse(&get(&server, "/metrics").await.1);
@@ -301,7 +301,7 @@ async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
 
 #[tokio::test]
 async fn what_is_scraped_is_what_is_declared() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let (server, page) = scraped(dir.path()).await;
     let scraped: BTreeSet<&str> = page.samples.iter().map(|of| of.name.as_str()).collect();
     let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();

@@ -1,4 +1,4 @@
-//! The API from the caller's side: a real server on real sockets, real clients, a real board.
+//! The API from the caller's side: a real server on real sockets, real clients, real snapshots.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 mod checkpoints;

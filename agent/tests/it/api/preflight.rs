@@ -35,7 +35,7 @@ fn within(limit: Duration) -> RunPreflightRequest {
 
 #[tokio::test]
 async fn a_room_that_does_not_look_is_unknown_and_the_others_count() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.memory", HealthState::Healthy);
     server.snapshots.roster().starts("devices", Mono(1));
@@ -52,7 +52,7 @@ async fn a_room_that_does_not_look_is_unknown_and_the_others_count() {
 
 #[tokio::test]
 async fn the_checks_are_sent_as_soon_as_all_rooms_have_looked() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.snapshots.roster().starts("host", Mono(1));
     let mut client = HealthServiceClient::new(server.unix().await);
@@ -69,7 +69,7 @@ async fn the_checks_are_sent_as_soon_as_all_rooms_have_looked() {
 
 #[tokio::test]
 async fn a_look_that_never_returned_makes_unknown_what_it_saw_before() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.disk", HealthState::Healthy);
     server.snapshots.roster().has_looked("host", Mono(0), vec!["host.disk".to_owned()]);
@@ -113,7 +113,7 @@ fn probes_of(program: &Path, directory: &Path) -> DeepChecks {
 
 #[tokio::test]
 async fn active_probes_are_reported_after_the_monitored_checks() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::with_probes(dir.path(), probes(dir.path())).await;
     server.health("host.disk", HealthState::Healthy);
     let (checks, summary) = ask(&server, deep(&[CheckGroup::Storage])).await;
@@ -130,7 +130,7 @@ async fn active_probes_are_reported_after_the_monitored_checks() {
 
 #[tokio::test]
 async fn gpus_are_probed_by_what_was_read_of_them_last() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let mut server = Server::with_probes(dir.path(), probes(dir.path())).await;
     let (checks, _) = ask(&server, deep(&[CheckGroup::Gpu])).await;
     let of = |checks: &[PreflightCheck]| {
@@ -144,7 +144,7 @@ async fn gpus_are_probed_by_what_was_read_of_them_last() {
 
 #[tokio::test]
 async fn a_probe_that_does_not_answer_in_time_is_unknown() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let server = Server::with_probes(dir.path(), probes(dir.path())).await;
     let request = RunPreflightRequest {
         deadline: Some(Duration::from_millis(10).try_into().unwrap()),
@@ -158,7 +158,7 @@ async fn a_probe_that_does_not_answer_in_time_is_unknown() {
 
 #[tokio::test]
 async fn active_probes_are_for_the_unix_socket_and_one_request_at_a_time() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let hangs = dir.path().join("hangs");
     testing::executable(&hangs, "#!/bin/sh\nexec sleep 600\n");
     let server = Server::with_probes(dir.path(), probes_of(&hangs, dir.path())).await;

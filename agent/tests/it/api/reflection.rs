@@ -12,7 +12,7 @@ const SERVICES: [&str; 3] =
 
 #[tokio::test]
 async fn services_are_listed_in_both_versions() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
 
     let mut client = v1::server_reflection_client::ServerReflectionClient::new(server.unix().await);

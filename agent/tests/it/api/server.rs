@@ -1,4 +1,4 @@
-//! A server under test: a board in a temporary directory, served on a Unix socket, gRPC over TCP and HTTP.
+//! A server under test: snapshots in a temporary directory, served on a Unix socket, gRPC over TCP and HTTP.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ impl Server {
         self.serving.await.unwrap().unwrap();
     }
 
-    /// Ends the task that owns the board; the API continues.
+    /// Ends the task that publishes snapshots; the API continues.
     pub fn lose_board(self) -> JoinHandle<Result<(), ServeError>> {
         drop(self.snapshots);
         self.serving

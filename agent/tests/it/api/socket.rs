@@ -14,7 +14,7 @@ use super::server::{Server, unix};
 
 #[test]
 fn the_mode_is_as_asked() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     for mode in [0o600, 0o660] {
         let path = dir.path().join(format!("{mode:o}.sock"));
         let socket = UnixSocket::bind(&path, mode).unwrap();
@@ -27,7 +27,7 @@ fn the_mode_is_as_asked() {
 
 #[test]
 fn the_socket_of_a_dead_process_is_replaced() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("a.sock");
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
@@ -37,7 +37,7 @@ fn the_socket_of_a_dead_process_is_replaced() {
 
 #[test]
 fn a_live_socket_is_left_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let ours = dir.path().join("ours.sock");
     let _first = UnixSocket::bind(&ours, 0o600).unwrap();
     let foreign = dir.path().join("foreign.sock");
@@ -52,7 +52,7 @@ fn a_live_socket_is_left_alone() {
 
 #[test]
 fn what_is_not_a_socket_is_left_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("precious");
     std::fs::write(&path, "data").unwrap();
     let error = UnixSocket::bind(&path, 0o600).unwrap_err();
@@ -62,7 +62,7 @@ fn what_is_not_a_socket_is_left_alone() {
 
 #[test]
 fn a_missing_directory_and_a_long_path_are_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let missing = dir.path().join("missing");
     let error = UnixSocket::bind(&missing.join("a.sock"), 0o600).unwrap_err().to_string();
     assert!(error.contains(&missing.display().to_string()), "{error}");
@@ -73,7 +73,7 @@ fn a_missing_directory_and_a_long_path_are_named() {
 
 #[test]
 fn a_file_that_took_the_sockets_place_is_not_removed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let path = dir.path().join("a.sock");
     let socket = UnixSocket::bind(&path, 0o600).unwrap();
     let moved = dir.path().join("other");
@@ -93,7 +93,7 @@ async fn an_address_that_is_taken_is_named() {
 
 #[tokio::test]
 async fn a_stop_removes_the_socket_and_it_can_be_served_again() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     for _ in 0..2 {
         let server = Server::start(dir.path()).await;
         let path = server.socket.clone();
@@ -131,7 +131,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for WhoCalls {
 #[tokio::test]
 async fn services_of_others_see_who_calls_and_only_the_unix_socket_has_them() {
     use tower::ServiceExt;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = testing::tempdir().unwrap();
     let local = Routes::new(WhoCalls);
     let server = Server::start_with(dir.path(), Limits::default(), local).await;
     let request = || {

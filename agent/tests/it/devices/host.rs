@@ -11,7 +11,7 @@ use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, GpuR
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use testing::TempDir;
 
 pub const FIRST: &str = "gpu.0000:01:00";
 pub const SECOND: &str = "gpu.0000:02:00";
@@ -41,7 +41,7 @@ impl Host {
     }
 
     pub fn with_deadline(count: usize, deadline: Duration) -> Host {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         let library = directory.path().join(fake_devices::LIBRARY);
         fs::copy(built, &library).unwrap();

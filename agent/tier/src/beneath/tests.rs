@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{CWD, RenameFlags};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use super::Beneath;
 

@@ -12,7 +12,7 @@ use rustix::fs::FileType;
 use super::FilesError;
 use super::compare::is_alike;
 use super::delegated::{Started, Unfit};
-use super::host::{self, Place, say};
+use super::host::{self, Place, report_line};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;
@@ -47,7 +47,7 @@ impl Inner {
         self.seal_what_is_complete(&mut state);
         self.compare_copied(&mut state);
         for (step, lost) in state.catalog.lost().iter().filter(|(_, lost)| !lost.is_gone && !lost.is_again) {
-            say(
+            report_line(
                 report,
                 *step,
                 format!("step {step} is not offered from {}: {}", directory.display(), lost.why),
@@ -107,7 +107,7 @@ impl Inner {
             "{} is gone, or is another directory than the one in which steps up to {newest} were sealed",
             directory.display()
         );
-        say(report, newest, format!("{what}; it is waited for, {} s at most", AWAY.as_secs()));
+        report_line(report, newest, format!("{what}; it is waited for, {} s at most", AWAY.as_secs()));
         let began = Instant::now();
         while self.is_away() {
             if began.elapsed() < AWAY {

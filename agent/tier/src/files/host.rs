@@ -180,7 +180,7 @@ pub(super) fn is_same(
 }
 
 /// Reports one line to the caller of a restore.
-pub(super) fn say(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
+pub(super) fn report_line(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
     report(Progress {
         step,
         shards: (0, 0),

@@ -25,7 +25,7 @@ use rustix::fs::FileType;
 use super::FilesError;
 use super::catalog::Note;
 use super::delegated::{Left, PutBack, Started, Unfit};
-use super::host::{Place, say};
+use super::host::{Place, report_line};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{Mark, Member};
 use super::unpack::{Way, unpack};
@@ -76,7 +76,7 @@ impl Inner {
         write_texts(place, &changes.texts)?;
         self.empty_spool(&changes);
         for (step, words) in set_aside(place, &changes.unfit)? {
-            say(report, step, words);
+            report_line(report, step, words);
         }
         self.offer(state);
         Ok(Started::Done(restored))
@@ -340,8 +340,8 @@ mod tests {
     use crate::seal::sums;
 
     /// A directory with step 10, and next to it its archive.
-    fn saved() -> (tempfile::TempDir, PathBuf, PutBack) {
-        let at = tempfile::tempdir().unwrap();
+    fn saved() -> (testing::TempDir, PathBuf, PutBack) {
+        let at = testing::tempdir().unwrap();
         let out = at.path().join("out");
         fs::create_dir_all(out.join("checkpoint-10")).unwrap();
         fs::write(out.join("checkpoint-10/weights"), "the state").unwrap();

@@ -170,7 +170,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use mainstay_checkpoint::Identity;
-    use tempfile::TempDir;
+    use testing::TempDir;
 
     use super::*;
     use crate::files::Content;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
 
 use super::error::PeerError;
 use super::local_shards::Watched;
@@ -33,7 +33,7 @@ impl Service {
                 .filter(|copy| copy.holder == self.name() && copy.medium != Medium::Durable)
                 .collect()
         };
-        let mut copies = mine(self.copies());
+        let mut copies = mine(restorable(self.copies()));
         let newest: Vec<StepKey> =
             steps(&copies, Some(run)).into_iter().take(MAX_REPORTED).map(|step| step.key).collect();
         copies.retain(|copy| newest.contains(&copy.shard.of));

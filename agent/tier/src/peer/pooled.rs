@@ -59,7 +59,7 @@ impl Pooled {
         with_page(&pool, &self.home, |page| page.is_still(&self.slot)) == Some(true)
     }
 
-    /// Asks the keeper not to use the slot for a while. The keeper may ignore this: a save does not wait for a copy to a peer.
+    /// Asks the pool owner not to use the slot for a while. The pool owner may ignore this: a save does not wait for a copy to a peer.
     pub(crate) fn pin(&self) {
         let Ok(_as_user) = As::user(self.user) else { return };
         let opened =

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::decision::Decision;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
 use mainstay_core::checkpoint::plan::{Transfer, plan};
 
 use super::client::Target;
@@ -141,7 +141,7 @@ impl Service {
 impl Shared {
     /// Reports newer steps than the decided one that are lost because too many pieces are missing.
     fn report_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
-        for state in steps(&self.copies(), Some(run)) {
+        for state in steps(&restorable(self.copies()), Some(run)) {
             let key = &state.key;
             if decided.is_some_and(|decided| decided.step >= key.step) {
                 continue;

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The digits are a hash of job and run. Of what a peer sends, only numbers become part of a path. A replica exists
-//! when its manifest does, which appears last and atomically. Replicas found at a start are verified before they are offered.
+//! when its manifest does, which appears last and atomically. Replicas found at a start are verified in
+//! the background. Until then only a restore uses them, which verifies the bytes itself.
 
 mod error;
 pub mod place;

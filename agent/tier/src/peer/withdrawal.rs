@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn only_the_agent_that_made_a_lock_has_its_secret_also_after_a_restart() {
-        let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (home, other) = (testing::tempdir().unwrap(), testing::tempdir().unwrap());
         let key = WithdrawalKey::at(home.path()).unwrap();
         let lock = key.lock("root");
         assert!(lock.is_opened_by(&WithdrawalKey::at(home.path()).unwrap().secret("root")));
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_lock_survives_headers_and_file_names() {
-        let home = tempfile::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         let lock = WithdrawalKey::at(home.path()).unwrap().lock("root");
         assert_eq!(WithdrawalLock::from_words(lock.words()), Some(lock));
         assert_eq!(WithdrawalLock::of_file_name(&lock.file_name(7)), Some((7, lock)));
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_truncated_key_is_created_again() {
-        let home = tempfile::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         fs::write(home.path().join(FILE), [1; 5]).unwrap();
         let made = WithdrawalKey::at(home.path()).unwrap();
         assert_eq!(WithdrawalKey::at(home.path()).unwrap().secret("root"), made.secret("root"));

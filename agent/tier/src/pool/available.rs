@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_group_leaves_its_limit_minus_what_cannot_be_dropped() {
-        let group = tempfile::tempdir().unwrap();
+        let group = testing::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
         assert_eq!(in_group(group.path()), None);
         put("memory.max", "1000\n");

@@ -1,5 +1,5 @@
 //! Memory for checkpoints that outlives a rank: files on a tmpfs, fully allocated before a rank copies into them, owned by the
-//! launcher's keeper. A rank takes a free slot, copies, marks it as filled and continues training. The keeper computes the
+//! launcher's keeper. A rank takes a free slot, copies, marks it as filled and continues training. The pool owner computes the
 //! checksums, writes to disk in the background and frees slots, but never the newest whole step.
 //!
 //! ```text
@@ -33,7 +33,7 @@ use twox_hash::XxHash3_64;
 
 use crate::disk::Keep;
 
-/// Settings of a keeper.
+/// Settings of a pool owner.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Directory of the pools, on a tmpfs.
@@ -58,7 +58,7 @@ pub struct Settings {
     pub rate: Option<u64>,
 }
 
-/// Why there is no keeper, or a pool cannot be recovered.
+/// Why there is no pool owner, or a pool cannot be recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// An I/O error of a file of the pool.

@@ -1,4 +1,4 @@
-//! The keeper: the thread in the launcher that owns the memory of a job's ranks.
+//! The pool owner: the thread in the launcher that owns the memory of a job's ranks.
 
 mod contents;
 mod place;
@@ -30,7 +30,7 @@ use crate::pool::memory::{self, Memory};
 use crate::pool::writer::Batch;
 use crate::pool::{PoolError, Settings, directory_of, recover, reported};
 
-/// Interval of the keeper's checks without a ring.
+/// Interval of the pool owner's checks without a ring.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The same without a socket to ring.
@@ -68,7 +68,7 @@ pub struct Whole {
     pub chunks: Vec<Vec<u64>>,
 }
 
-/// The keeper of one job.
+/// The pool owner of one job.
 #[derive(Debug)]
 pub struct PoolOwner {
     shared: Arc<Shared>,
@@ -125,10 +125,10 @@ struct Sealed {
 }
 
 impl PoolOwner {
-    /// Starts a keeper: first writes to disk what an earlier launcher of the same checkpoints left.
+    /// Starts a pool owner: first writes to disk what an earlier launcher of the same checkpoints left.
     ///
     /// # Errors
-    /// [`PoolError`]; the job can run without a keeper.
+    /// [`PoolError`]; the job can run without a pool owner.
     pub fn start(settings: Settings) -> Result<PoolOwner, PoolError> {
         let mut directory = directory_of(&settings.root, &settings.directory);
         if settings.ranks != (0..settings.world_size) {
@@ -261,7 +261,7 @@ impl PoolOwner {
         Status { memory: age(inner.memory), disk: age(inner.disk) }
     }
 
-    /// Ends the keeper after all ranks have ended: writes the newest whole step to disk and frees the memory. A step that cannot be written
+    /// Ends the pool owner after all ranks have ended: writes the newest whole step to disk and frees the memory. A step that cannot be written
     /// stays in memory for the next launcher; the messages report it.
     #[must_use]
     pub fn finish(mut self) -> Vec<String> {
@@ -283,7 +283,7 @@ impl PoolOwner {
     /// the same place for the new ones. Other files in that place stay.
     ///
     /// # Errors
-    /// [`PoolError`]; the job can run without a keeper.
+    /// [`PoolError`]; the job can run without a pool owner.
     pub fn move_to(
         mut self,
         world_size: u32,
@@ -318,7 +318,7 @@ impl PoolOwner {
             if thread.join().is_err() {
                 tracing::error!("a thread that keeps checkpoints ended by a panic");
             }
-            // The first thread is the keeper: when it is done, there is nothing more to write.
+            // The first thread is the pool owner: when it is done, there is nothing more to write.
             self.shared.stop();
         }
     }
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn the_writer_is_never_notified_between_its_check_and_its_wait() {
-        let place = tempfile::tempdir().unwrap();
+        let place = testing::tempdir().unwrap();
         let pool_owner = PoolOwner::start(Settings {
             root: place.path().join("pools"),
             directory: place.path().join("checkpoints"),

@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn only_a_job_that_saved_for_its_number_of_ranks_keeps_that_number() {
-        let pool = tempfile::tempdir().expect("a directory");
+        let pool = testing::tempdir().expect("a directory");
         assert!(!is_kept(pool.path()), "nothing was saved");
         for (word, kept) in [("", false), ("same", true), ("any", false)] {
             fs::write(pool.path().join(FILE), word).expect("written");

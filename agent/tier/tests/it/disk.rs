@@ -15,7 +15,7 @@ const VOLUME: StdVolume = StdVolume;
 
 #[test]
 fn a_step_is_offered_once_every_shard_is_on_disk() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     let write = |rank| {
         let (manifest, bytes) = manifest("job", 0, 10, rank, 2, b"state");
         disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap();
@@ -33,7 +33,7 @@ fn a_step_is_offered_once_every_shard_is_on_disk() {
 
 #[test]
 fn a_changed_bit_withdraws_a_step_and_the_older_one_is_offered() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     write_step(home.path(), 0, 10, 2, b"old");
     write_step(home.path(), 0, 20, 2, b"new");
     let file = disk::shard_directory(home.path(), 20, 1).join("state.safetensors");
@@ -46,7 +46,7 @@ fn a_changed_bit_withdraws_a_step_and_the_older_one_is_offered() {
 
 #[test]
 fn a_step_saved_again_replaces_the_shard_whole() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     for (attempt, state) in [(0, b"one"), (1, b"two"), (2, b"six")] {
         write_step(home.path(), attempt, 10, 1, state);
         let (_, shards) = disk::offered(&VOLUME, home.path()).expect("whole");
@@ -58,7 +58,7 @@ fn a_step_saved_again_replaces_the_shard_whole() {
 
 #[test]
 fn bytes_that_changed_since_they_were_sealed_are_not_written() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     let (manifest, mut bytes) = manifest("job", 0, 10, 0, 1, b"state");
     *bytes.last_mut().unwrap() ^= 1;
     let error =
@@ -69,7 +69,7 @@ fn bytes_that_changed_since_they_were_sealed_are_not_written() {
 
 #[test]
 fn older_steps_are_removed_but_never_the_newest_whole_one() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     for step in [10, 20, 30] {
         write_step(home.path(), 0, step, 2, b"state");
     }
@@ -96,7 +96,7 @@ fn older_steps_are_removed_but_never_the_newest_whole_one() {
 
 #[test]
 fn launches_of_one_job_and_attempt_are_distinguished() {
-    let home = tempfile::tempdir().unwrap();
+    let home = testing::tempdir().unwrap();
     let of_launch = |step, rank, launch: &str| {
         let (manifest, bytes) = manifest("job", 0, step, rank, 2, b"state");
         let manifest = Manifest { run: launch.to_owned(), ..manifest };

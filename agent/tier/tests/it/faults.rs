@@ -108,7 +108,7 @@ fn after_any_failure_of_a_write_the_previous_step_stays_and_the_next_try_succeed
     for errno in [EIO, ENOSPC, EROFS] {
         for for_good in [false, true] {
             for at in 0.. {
-                let home = tempfile::tempdir().unwrap();
+                let home = testing::tempdir().unwrap();
                 write_step(home.path(), 0, 10, 1, b"before");
                 let volume = Failing { left: AtomicI64::new(at), errno, for_good };
                 let (manifest, bytes) = manifest("job", 0, 20, 0, 1, b"after");
@@ -152,7 +152,7 @@ impl Mounted {
         mount(&["-t", "tmpfs", "-o", "size=1m", "none"], at).then(|| Mounted(at.to_owned()))
     }
 
-    /// A file system can become read-only only when no file of it is open for writing: the keeper may still have one.
+    /// A file system can become read-only only when no file of it is open for writing: the pool owner may still have one.
     fn remount(&self, how: &str) {
         until(|| mount(&["-o", &format!("remount,{how}")], &self.0), |remounted| *remounted);
     }
@@ -182,7 +182,7 @@ fn pool_owner(pools: &Path, checkpoints: &Path) -> PoolOwner {
         memory: None,
         rate: None,
     };
-    PoolOwner::start(settings).expect("a keeper")
+    PoolOwner::start(settings).expect("a pool owner")
 }
 
 fn offered(checkpoints: &Path) -> Option<u64> {
@@ -191,7 +191,7 @@ fn offered(checkpoints: &Path) -> Option<u64> {
 
 #[test]
 fn a_full_or_read_only_disk_loses_no_step_that_is_in_memory() {
-    let (home, pools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (home, pools) = (testing::tempdir().unwrap(), testing::tempdir().unwrap());
     let Some(disk) = Mounted::new(&home.path().join("disk")) else {
         return testing::skip("this process may mount no file system");
     };

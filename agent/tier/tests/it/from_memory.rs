@@ -19,7 +19,7 @@ use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::peer::{User, Watched};
 use mainstay_tier::pool::{self, PoolOwner};
 use support::{Host, RUN, hosts, until};
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A launcher's keeper on a host.
 struct Launcher {

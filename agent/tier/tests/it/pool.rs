@@ -1,4 +1,4 @@
-//! The keeper and its memory, with simulated ranks that use the same control page as real ones.
+//! The pool owner and its memory, with simulated ranks that use the same control page as real ones.
 
 #![allow(
     clippy::expect_used,
@@ -19,16 +19,16 @@ use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::pool::{self, PoolOwner, Settings};
 
 struct Stage {
-    _home: tempfile::TempDir,
-    pools: tempfile::TempDir,
+    _home: testing::TempDir,
+    pools: testing::TempDir,
     checkpoints: PathBuf,
 }
 
 impl Stage {
     fn new() -> Stage {
-        let home = tempfile::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         let shm = testing::memory();
-        let pools = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
+        let pools = if shm.is_dir() { testing::TempDir::new_in(shm) } else { testing::tempdir() };
         Stage { checkpoints: home.path().join("steps"), _home: home, pools: pools.unwrap() }
     }
 
@@ -48,7 +48,7 @@ impl Stage {
     }
 
     fn pool_owner(&self, world_size: u32, slots: usize) -> PoolOwner {
-        PoolOwner::start(self.settings(world_size, slots)).expect("a keeper")
+        PoolOwner::start(self.settings(world_size, slots)).expect("a pool owner")
     }
 
     fn offered(&self) -> Option<u64> {
@@ -133,7 +133,7 @@ fn a_launcher_that_was_killed_loses_nothing() {
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
     until(|| rank.sealed(), |steps| steps.contains(&1));
-    // As after a kill: no clean end, and one slot is filled that no keeper has seen. The keeper itself lives
+    // As after a kill: no clean end, and one slot is filled that no pool owner has seen. The pool owner itself lives
     // until the test ends, so that its threads write nothing after the directory is removed.
     let pool = pool_owner.directory().to_owned();
     let copy = stage.pools.path().join("copy");

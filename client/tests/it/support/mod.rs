@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_heartbeat::{PAGE_BYTES, Page, PageSpec, format};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// A fresh page of rank 3 in its own directory, on tmpfs where there is one.
 pub struct TestPage {

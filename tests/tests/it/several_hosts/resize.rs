@@ -427,18 +427,49 @@ fn a_state_that_all_ranks_share_is_loaded_by_fewer_and_by_more() {
     }
 }
 
-/// All ranks have the same state, and no directory is shared.
+/// All ranks have the same state, and no directory is shared. The ranks take each step together, as ranks with a
+/// collective do: no step of ranks that drift apart would ever be whole.
 const REPLICATED: &str = r#"
+import socket
 import mainstay
+store = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+def meet():
+    if os.environ["WORLD_SIZE"] == "1":
+        return None
+    if RANK == 0:
+        with socket.create_server(store) as server:
+            return server.accept()[0]
+    while True:
+        try:
+            return socket.create_connection(store)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+def together(ends):
+    """Whether the other rank goes on too."""
+    if peer is None:
+        return not ends
+    try:
+        peer.send(b"e" if ends else b"s")
+        answer = peer.recv(1)
+    except OSError:
+        answer = b""
+    if not answer:
+        # The other host is lost: wait for the end of this attempt.
+        wait_for("never")
+    return not ends and answer == b"s"
+
 saved = mainstay.checkpoint.load(replicated=True)
 begin = 0 if saved is None else saved["step"] + 1
 mark(f"from.{ATTEMPT}.{RANK}", begin)
+peer = meet()
 for step in range(begin, 1_000_000):
     mainstay.step(step)
     assert mainstay.checkpoint.save(step, {"step": step})
     if step == begin + 3:
         mark(f"steps.{ATTEMPT}.{RANK}")
-    if mainstay.save_requested() or os.path.exists(f"{MARKS}/enough"):
+    if not together(ends=mainstay.save_requested() or os.path.exists(f"{MARKS}/enough")):
         break
     time.sleep(0.05)
 "#;

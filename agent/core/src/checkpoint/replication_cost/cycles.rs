@@ -1,4 +1,4 @@
-//! Measures the price of replication that runs most of the time: compares cycles from one save to the next, with and
+//! Measures the cost of replication that runs most of the time: compares cycles from one save to the next, with and
 //! without replication.
 //!
 //! Steps soon after a save take longer by themselves, because the save is checked and written, and replication runs at
@@ -21,7 +21,7 @@ const WITH: f64 = 0.3;
 /// Maximum distance of two cycles that are compared.
 const APART: usize = 4;
 
-/// A price needs this many comparisons.
+/// A cost needs this many comparisons.
 const ENOUGH: usize = 6;
 
 /// One replica in this many is left out, while there are too few comparisons and after that: at least 95 % of the saves
@@ -125,7 +125,7 @@ impl Cycles {
         self.left_out > 0 && now.since(last) < apart.plus(apart).plus(REPORTED_LATE)
     }
 
-    /// Cycles from one measurement to the next. Varies, so that other work every N saves does not look like a price.
+    /// Cycles from one measurement to the next. Varies, so that other work every N saves does not look like a cost.
     fn every(&self) -> u64 {
         let every = if self.comparisons().len() < 2 * ENOUGH { LEFT_OUT_FIRST } else { LEFT_OUT };
         let newest = self.before.back().map_or(0, |cycle| cycle.end.0);
@@ -147,10 +147,10 @@ impl Cycles {
             return None;
         }
         let count = all.len() as f64;
-        let price = median(all.clone());
-        let deviation = 1.4826 * median(all.into_iter().map(|one| (one - price).abs()).collect());
+        let cost = median(all.clone());
+        let deviation = 1.4826 * median(all.into_iter().map(|one| (one - cost).abs()).collect());
         // The standard error of a median.
-        Some((price, 1.2533 * deviation / count.sqrt()))
+        Some((cost, 1.2533 * deviation / count.sqrt()))
     }
 
     /// Compares each cycle of the rarer kind with the nearest ones of the other kind before and after it.

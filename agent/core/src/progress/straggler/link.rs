@@ -103,14 +103,14 @@ impl Links {
                     && let Some((name, communicator)) = self.communicators.iter().nth(index as usize)
                 {
                     let number = next + findings.len() as u64;
-                    findings.push(self.say(number, name, communicator, found));
+                    findings.push(self.finding_of(number, name, communicator, found));
                 }
             }
         }
         findings
     }
 
-    fn say(&self, number: u64, name: &str, of: &Communicator, found: &super::found::Found) -> Finding {
+    fn finding_of(&self, number: u64, name: &str, of: &Communicator, found: &super::found::Found) -> Finding {
         let percent = (f64::from(found.ratio) - 1.0) * 100.0;
         let mut arriving: Vec<f32> =
             self.steps.values().filter_map(|seen| seen.get(name)).map(|(arriving, _)| *arriving).collect();

@@ -83,8 +83,10 @@ impl OpenFindings {
     ) -> Option<Finding> {
         match change {
             Change::Found(found) => {
-                let mut reported =
-                    ReportedFinding { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
+                let mut reported = ReportedFinding {
+                    bare: finding_of(number, attempt, found, peers, names),
+                    hints: Vec::new(),
+                };
                 reported.quote(hints);
                 let finding = reported.finding();
                 self.by_place.insert(found.slow, reported);
@@ -121,7 +123,7 @@ impl OpenFindings {
 }
 
 /// The finding with number `number`.
-fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
+fn finding_of(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
     let (ranks, host, device, stage) = place(found, peers, names);
     Finding {
         finding: number,

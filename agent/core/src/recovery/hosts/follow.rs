@@ -41,7 +41,7 @@ pub enum Act {
         body: Body,
     },
     /// Show the user a line.
-    Say(String),
+    Print(String),
     /// Stand for election.
     Campaign,
     /// Do not stand for election any more.
@@ -255,7 +255,7 @@ impl Follow {
             // A spare has no ranks.
             let ranks = if self.waits { "" } else { "; the ranks go on" };
             let said = format!("no connection to the leader on host {host}: {why}{ranks}");
-            self.acts.push_back(Act::Say(said));
+            self.acts.push_back(Act::Print(said));
         }
         if !self.cut_off {
             self.campaign();
@@ -266,7 +266,7 @@ impl Follow {
     }
 
     /// A message of the leader, received at this time.
-    pub fn said(&mut self, received: Mono, down: Down) {
+    pub fn receive(&mut self, received: Mono, down: Down) {
         self.leader_reported(received, &down);
         match down {
             Down::Welcome { epoch, .. } | Down::Command { epoch, .. } if !self.standing().obeys(epoch) => {
@@ -292,7 +292,7 @@ impl Follow {
             }
             Down::Refused { why } => self.cut_off(CutOff::Refused(why)),
             Down::Waiting { reported, .. } => {
-                self.acts.push_back(Act::Say(reported));
+                self.acts.push_back(Act::Print(reported));
                 self.wait_for_a_seat();
             }
             Down::Meet { hosts, spares } => self.acts.push_back(Act::Meet { hosts, spares }),

@@ -51,7 +51,7 @@ pub enum Act {
     /// stored yet.
     Store(u64, Box<Record>),
     /// Show the user a line.
-    Say(String),
+    Print(String),
     /// Stand for election again: the store no longer knows this leader.
     Campaign,
     /// It no longer leads: the ranks of its host are stopped.
@@ -319,7 +319,7 @@ impl Lead {
     }
 
     /// A message from a follower.
-    pub fn said(&mut self, now: Mono, connection: Connection, up: Up) {
+    pub fn receive(&mut self, now: Mono, connection: Connection, up: Up) {
         let Some(seat) = self.seats.get(&connection).copied() else { return };
         let Some(link) = self.links.get_mut(seat) else { return };
         match up {

@@ -58,7 +58,7 @@ impl World {
                 self.launchers[me].client.campaigns = false;
                 self.stop_and_hand_back(me);
             }
-            lead::Act::Say(_) | lead::Act::Finished(..) | lead::Act::Seen(..) | lead::Act::Meet { .. } => {}
+            lead::Act::Print(_) | lead::Act::Finished(..) | lead::Act::Seen(..) | lead::Act::Meet { .. } => {}
         }
     }
 
@@ -128,7 +128,7 @@ impl World {
                 }
             }
             follow::Act::TookSeat => self.ask(me, Ask::Say { seated: true, misses: None }),
-            follow::Act::Say(_) | follow::Act::Meet { .. } => {}
+            follow::Act::Print(_) | follow::Act::Meet { .. } => {}
         }
     }
 

@@ -47,7 +47,7 @@ fn orphan(runs: bool) -> Follow {
             resume: None,
             before: None,
         };
-        follow.said(Mono(2), Down::Command { number: 1, epoch: 1, command });
+        follow.receive(Mono(2), Down::Command { number: 1, epoch: 1, command });
     }
     follow.disconnected(Mono(3), "the leader has gone", true);
     let acts: Vec<_> = acts(&mut follow);
@@ -152,7 +152,7 @@ fn the_newest_host_is_elected_and_yields_to_one_with_a_record() {
 #[test]
 fn without_a_leader_the_wait_for_a_seat_is_limited() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { reported: String::new(), spare: None });
+    follow.receive(Mono(2), Down::Waiting { reported: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
     follow.look(Mono(3).after(LEASE_SPAN), None, false);
     let acts = acts(&mut follow);
@@ -177,16 +177,16 @@ fn the_answer_to_a_new_leader_survives_the_loss_of_the_connection() {
     let welcomed = |follow: &mut Follow| {
         follow.connected();
         let (job, launch) = (String::new(), String::new());
-        follow.said(Mono(3), Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2 });
+        follow.receive(Mono(3), Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2 });
     };
     welcomed(&mut follow);
     let command = Command::Stop { attempt, why: StopWhy::Fault, save_after: None };
-    follow.said(Mono(4), Down::Command { number: 1, epoch: 2, command });
+    follow.receive(Mono(4), Down::Command { number: 1, epoch: 2, command });
     follow.disconnected(Mono(5), "it was reset", false);
     let ended = Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() };
     follow.report(Mono(6), Report::Fact { fact: ended.clone() });
     welcomed(&mut follow);
-    follow.said(Mono(8), Down::Beat { sent: Mono(7), at: Mono(7) });
+    follow.receive(Mono(8), Down::Beat { sent: Mono(7), at: Mono(7) });
     let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
     let answers = |act: &follow::Act| matches!(act, follow::Act::Send(Up::Report { report: Report::Fact { fact }, .. }) if *fact == ended);
     assert!(acts.iter().any(answers), "{acts:?}");

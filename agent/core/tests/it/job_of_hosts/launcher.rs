@@ -243,7 +243,7 @@ impl World {
             // Answered by the task of the connection.
             (_, Up::Beat { sent }) => self.send_down(connection, Wire::Message(Down::Beat { sent, at: now })),
             (Brain::Leads(lead), Up::Join(join)) => lead.joined(now, connection, &join),
-            (Brain::Leads(lead), up) => lead.said(now, connection, up),
+            (Brain::Leads(lead), up) => lead.receive(now, connection, up),
             _ => {}
         }
         self.settle(me);
@@ -277,7 +277,7 @@ impl World {
     pub fn heard_from_leader(&mut self, me: usize, down: Down) {
         let received = self.clock(me);
         match &mut self.launchers[me].brain {
-            Brain::Follows(follow) => follow.said(received, down),
+            Brain::Follows(follow) => follow.receive(received, down),
             Brain::Waits(Some(key)) => match down {
                 Down::Welcome { seat, epoch, .. } => {
                     let key = key.clone();

@@ -23,7 +23,7 @@ use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{self, Sealed, Service, User, Watched, look_directory};
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
-use tempfile::TempDir;
+use testing::TempDir;
 use twox_hash::XxHash3_128;
 
 use faulty::{Fault, Faulty};

@@ -51,7 +51,7 @@ impl Opened {
         }
     }
 
-    /// Asks the keeper to keep it in its slot for the next seconds.
+    /// Asks the pool owner to keep it in its slot for the next seconds.
     pub fn pin(&self) {
         self.pooled.iter().for_each(Pooled::pin);
     }

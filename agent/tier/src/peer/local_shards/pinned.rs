@@ -116,3 +116,67 @@ fn ranks_of_steps<'s>(shards: impl Iterator<Item = &'s Arc<Sealed>>) -> BTreeMap
     }
     steps
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use mainstay_checkpoint::{Identity, MANIFEST_NAME, Manifest, SealedFile};
+
+    use super::*;
+    use crate::peer::User;
+
+    /// A step with the shard of one rank, as the rank's launcher seals it on disk.
+    fn seal(directory: &Path, step: u64) {
+        let identity = Identity { job: "job".into(), attempt: 0, step, rank: 0, world_size: 1 };
+        let content = b"weights".as_slice();
+        let manifest = Manifest {
+            identity,
+            run: "run".to_owned(),
+            created_unix_s: 1_700_000_000,
+            serialisation: "safetensors".to_owned(),
+            software: BTreeMap::new(),
+            file: SealedFile {
+                name: "state".to_owned(),
+                size: 7,
+                xxh3_128: twox_hash::XxHash3_128::oneshot(content),
+            },
+            chunks: None,
+            shared_content: None,
+        };
+        let home = directory.join(format!("step-{step:012}/rank-00000"));
+        fs::create_dir_all(&home).unwrap();
+        fs::write(home.join("state"), content).unwrap();
+        fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
+    }
+
+    #[test]
+    fn a_step_that_is_being_sent_keeps_its_files_from_the_time_they_are_on_disk() {
+        let directory = testing::tempdir().unwrap();
+        let own = LocalShards::default();
+        own.watch(Watched {
+            run: "run".to_owned(),
+            directory: directory.path().to_owned(),
+            user: User::own(),
+            pool: None,
+        });
+        [10, 20].into_iter().for_each(|step| seal(directory.path(), step));
+        own.look();
+        let shards: Vec<_> = own.list().into_iter().map(|(shard, ..)| shard).collect();
+        let of = |step: u64| shards.iter().find(|shard| shard.of.step == step).unwrap().clone();
+        let (sent, other) = (of(10), of(20));
+        fs::remove_dir_all(directory.path().join("step-000000000010")).unwrap();
+        own.look();
+        // As if it had been sent from memory all the time.
+        own.set_sending(Some(sent.of.clone()));
+        seal(directory.path(), 10);
+        own.look();
+        // A newer step has replaced it.
+        fs::remove_dir_all(directory.path()).unwrap();
+        own.look();
+        assert!(own.is_held(&sent.root), "its owner still has it");
+        assert!(!own.is_held(&other.root));
+        assert_eq!(own.open_pinned(&sent.root).map(|(sealed, _)| sealed.shard.of.step), Some(10));
+    }
+}

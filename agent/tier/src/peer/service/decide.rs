@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use mainstay_core::checkpoint::decision::{Decision, Word};
-use mainstay_core::checkpoint::inventory::{StepKey, StepState, newest_whole, steps};
+use mainstay_core::checkpoint::inventory::{StepKey, StepState, newest_whole, restorable, steps};
 
 use super::Shared;
 use crate::peer::error::PeerError;
@@ -24,7 +24,7 @@ impl Shared {
         self.own.look();
         self.refresh();
         self.refresh_durable(run);
-        let newest = newest_whole(&self.copies(), run).map(|step| step.key);
+        let newest = newest_whole(&restorable(self.copies()), run).map(|step| step.key);
         // A peer that knows a newer decision raises the number; after this many tries something is wrong.
         for _ in 0..8 {
             let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
@@ -56,9 +56,9 @@ impl Shared {
         refused.max_by_key(|newer| newer.fence)
     }
 
-    /// The known state of a step.
+    /// The known state of a step, with all copies that a restore can use.
     pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
         self.refresh_durable(key.run_id());
-        steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)
+        steps(&restorable(self.copies()), Some(key.run_id())).into_iter().find(|step| step.key == *key)
     }
 }

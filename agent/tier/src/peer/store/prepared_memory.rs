@@ -143,7 +143,7 @@ mod tests {
     use std::io::Read;
     use std::path::Path;
 
-    use tempfile::TempDir;
+    use testing::TempDir;
 
     use super::*;
 

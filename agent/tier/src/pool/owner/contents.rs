@@ -17,7 +17,7 @@ impl Inner {
         self.ranks.iter().filter_map(|memory| memory.control().ok())
     }
 
-    pub(super) fn say(&mut self, words: String) {
+    pub(super) fn add_notice(&mut self, words: String) {
         if self.last_said != words {
             tracing::debug!("{words}");
             self.last_said.clone_from(&words);

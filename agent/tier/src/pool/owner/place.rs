@@ -81,7 +81,7 @@ pub(super) fn open_bell(directory: &Path) -> Option<UnixDatagram> {
 }
 
 pub(super) fn ring(directory: &Path) {
-    // A keeper that does not receive it checks by itself a little later.
+    // A pool owner that does not receive it checks by itself a little later.
     if let Ok(socket) = UnixDatagram::unbound() {
         let _ = socket.set_nonblocking(true);
         let _ = socket.send_to(b"!", directory.join(BELL_NAME));

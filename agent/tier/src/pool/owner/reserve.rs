@@ -33,7 +33,7 @@ impl Shared {
         let slots = match self.slots_for(place, bytes) {
             Ok(slots) => slots,
             Err(why) => {
-                self.inner().say(why);
+                self.inner().add_notice(why);
                 return Answer::NoRoom;
             }
         };
@@ -42,7 +42,7 @@ impl Shared {
         }
         for index in 0..slots {
             if let Err(error) = self.grow(place, index, bytes) {
-                self.inner().say(format!(
+                self.inner().add_notice(format!(
                     "no memory for checkpoints of rank {place}: {error}; they are written to the disk in training"
                 ));
                 return if error.kind() == io::ErrorKind::StorageFull {
@@ -127,7 +127,7 @@ impl Shared {
         };
         for (place, index) in damaged {
             if let Err(error) = self.renew_one(place, index) {
-                self.inner().say(format!("a slot of rank {place} cannot be created again: {error}"));
+                self.inner().add_notice(format!("a slot of rank {place} cannot be created again: {error}"));
             }
         }
     }

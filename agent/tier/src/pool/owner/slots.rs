@@ -46,7 +46,7 @@ impl Inner {
                 }
             }
         }
-        said.into_iter().for_each(|words| self.say(words));
+        said.into_iter().for_each(|words| self.add_notice(words));
         tasks
     }
 
@@ -69,7 +69,7 @@ impl Inner {
             Err(error) => {
                 _ = control.advance(slot, State::Damaged);
                 let step = slot.step;
-                self.say(format!(
+                self.add_notice(format!(
                     "step {step} of rank {rank} is not sealed: {error}; older steps are untouched"
                 ));
             }
@@ -181,7 +181,7 @@ impl Inner {
             Some((_, WriteError::GivenUp)) => {}
             Some((held, WriteError::Changed { chunk })) => {
                 self.withdraw(held);
-                self.say(format!(
+                self.add_notice(format!(
                     "step {} of rank {} is withdrawn: chunk {chunk} of it changed in memory after it was sealed. Something \
                      writes where it must not, or the memory is faulty; older steps are untouched",
                     held.at.1, held.rank
@@ -192,7 +192,7 @@ impl Inner {
                 let reported = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
                 self.trouble = Some((error.to_string(), Instant::now()));
                 if !reported {
-                    self.say(format!("{words}; it stays in memory, and the next one is tried"));
+                    self.add_notice(format!("{words}; it stays in memory, and the next one is tried"));
                 }
             }
         }

@@ -13,7 +13,7 @@ use mainstay_core::checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::{Progress, Service, Settings};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use crate::peers::support;
 

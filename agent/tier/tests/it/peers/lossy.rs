@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mainstay_tier::peer::Sealed;
 use mainstay_tier::peer::store::{Offer, Store, StoreError, Upload};
-use tempfile::TempDir;
+use testing::TempDir;
 use testing::lossy_disk::LossyDisk;
 
 use super::support::{bytes, identity, manifest};

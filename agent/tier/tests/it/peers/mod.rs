@@ -39,7 +39,7 @@ use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};
 use mainstay_tier::peer::{Sealed, Service};
 use support::{Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, pass, seal, shard, until};
-use tempfile::TempDir;
+use testing::TempDir;
 
 /// Flips a bit of the byte at `at` in a file.
 fn flip(path: &std::path::Path, at: u64) {

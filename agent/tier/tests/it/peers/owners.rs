@@ -5,7 +5,7 @@ use std::fs;
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::owner::{owned, owner};
 use mainstay_tier::peer::{Sealed, User, Watched};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use super::support::{RUN, bytes, hosts, identity, seal, until};
 

@@ -111,7 +111,8 @@ fn lie_about(hosts: &mut [Host], step: u64, piece: u32) -> String {
     fs::write(&beside, manifest.encode()).unwrap();
     hosts[liar].start();
     super::until("the liar to believe itself", || {
-        hosts[liar].service().copies().iter().any(|copy| copy.holder == hosts[liar].name && copy.verified)
+        let copies = hosts[liar].service().copies();
+        copies.iter().any(|copy| copy.holder == hosts[liar].name && copy.shard.of.step == step && copy.verified)
     });
     hosts[liar].name.clone()
 }

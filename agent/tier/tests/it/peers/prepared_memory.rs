@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use mainstay_tier::peer::Watched;
-use tempfile::TempDir;
+use testing::TempDir;
 
 use super::flip;
 use super::support::{Host, bytes, hosts, in_memory, shard, until};

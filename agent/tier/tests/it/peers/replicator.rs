@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use mainstay_tier::files::{Files, Plan};
 use mainstay_tier::peer::Service;
-use tempfile::TempDir;
+use testing::TempDir;
 
-use super::support::{Host, bytes, hosts, until};
+use super::support::{Host, bytes, end_watches, hosts, until};
 
 const JOB: &str = "llama-7b";
 
 /// A node of the job: its volume, its agent and its trainer.
 struct Node {
-    host: Host,
-    service: Option<Arc<Service>>,
     files: Option<Files>,
+    service: Option<Arc<Service>>,
+    host: Host,
     notes: TempDir,
     volume: TempDir,
     rank: usize,
@@ -31,6 +31,12 @@ fn nodes(count: usize) -> Vec<Node> {
         node
     });
     nodes.collect()
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        end_watches(&mut self.files, self.service.as_ref());
+    }
 }
 
 impl Node {
@@ -125,7 +131,7 @@ impl Node {
 
     /// The node is lost with all its data; another one takes its place.
     fn replace(&mut self) {
-        self.files = None;
+        end_watches(&mut self.files, self.service.as_ref());
         self.service = None;
         (self.volume, self.notes) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         self.host.store = TempDir::new().unwrap();

@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_tier::files::Files;
 use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Service, Settings, User, Watched};
-use tempfile::TempDir;
+use testing::TempDir;
 use twox_hash::XxHash3_128;
 
 pub const RUN: &str = "run";
@@ -40,10 +41,11 @@ pub fn pass() -> Pass {
 
 /// One host: a checkpoint directory, a store and a service.
 pub struct Host {
+    /// The first to be dropped, before the directories that it uses.
+    pub service: Option<Service>,
     pub name: String,
     pub directory: TempDir,
     pub store: TempDir,
-    pub service: Option<Service>,
     pub settings: Settings,
     pub pass: Pass,
 }
@@ -248,6 +250,16 @@ pub fn manifest(identity: &Identity, content: &[u8]) -> Manifest {
         },
         chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
         shared_content: None,
+    }
+}
+
+/// Ends the watches of a host, and waits for their threads, which hold the service: they write notes until they end, and
+/// would create the directory of notes again after its removal.
+pub fn end_watches(files: &mut Option<Files>, service: Option<&Arc<Service>>) {
+    *files = None;
+    let started = Instant::now();
+    while service.is_some_and(|service| Arc::strong_count(service) > 1) && started.elapsed() < LONGEST {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -15,7 +15,7 @@ use mainstay_tier::peer::wire::{Patience, Wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use super::support::{Proxy, address, bytes, hosts_with, pass, token, until};
 

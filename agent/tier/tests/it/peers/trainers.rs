@@ -10,17 +10,17 @@ use mainstay_core::checkpoint::cache::worth_bringing;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted, WantedCache};
 use mainstay_tier::peer::{Sealed, Service, User};
-use tempfile::TempDir;
+use testing::TempDir;
 
-use super::support::{Host, bytes, hosts, until};
+use super::support::{Host, bytes, end_watches, hosts, until};
 
 const RUN: &str = "llama";
 
 /// One host with a trainer's directory and its watch.
 struct Trainer {
-    host: Host,
-    service: Option<Arc<Service>>,
     files: Option<Files>,
+    service: Option<Arc<Service>>,
+    host: Host,
     notes: TempDir,
     directory: TempDir,
 }
@@ -34,6 +34,12 @@ fn trainers(count: usize, kind: Kind) -> Vec<Trainer> {
         trainer
     });
     trainers.collect()
+}
+
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        end_watches(&mut self.files, self.service.as_ref());
+    }
 }
 
 impl Trainer {
@@ -89,7 +95,7 @@ impl Trainer {
 
     /// Everything on this host is lost, and another one with its name takes its place.
     fn replace(&mut self, kind: Kind) -> Arc<FileWatch> {
-        self.files = None;
+        end_watches(&mut self.files, self.service.as_ref());
         self.service = None;
         self.directory = TempDir::new().unwrap();
         self.notes = TempDir::new().unwrap();

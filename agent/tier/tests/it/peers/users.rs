@@ -14,9 +14,9 @@ use mainstay_tier::files::{Files, Plan, Wanted};
 use mainstay_tier::peer::{User, Watched};
 use nix::libc;
 use rustix::fs::{CWD, RenameFlags};
-use tempfile::TempDir;
+use testing::TempDir;
 
-use super::support::{RUN, bytes, hosts, identity, seal, until};
+use super::support::{RUN, bytes, end_watches, hosts, identity, seal, until};
 
 const A: User = User { uid: 61_001, gid: 61_001 };
 const B: User = User { uid: 61_002, gid: 61_002 };
@@ -272,7 +272,8 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
         "nothing of another was renamed or written"
     );
     assert!(content(&homes.of_a).iter().all(|(_, uid, _)| *uid == A.uid));
-    drop((watch, homes.all));
+    drop(watch);
+    end_watches(&mut Some(files), Some(&service));
 }
 
 /// A mount that never answers. It is removed when this is dropped, which releases all processes that wait for it.

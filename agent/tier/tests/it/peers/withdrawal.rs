@@ -4,7 +4,7 @@ use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::store::{Offer, Store, Withdrawn};
 use mainstay_tier::peer::wire::{Frame, Patience, Wire};
 use mainstay_tier::peer::{Sealed, WithdrawalKey};
-use tempfile::TempDir;
+use testing::TempDir;
 
 use super::support::{Host, bytes, hosts, identity, manifest, pass, until};
 

@@ -44,7 +44,7 @@ impl Follow {
             }
             OnLeader::Follow => {
                 let said = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
-                self.acts.push_back(Act::Say(said));
+                self.acts.push_back(Act::Print(said));
                 (self.open, self.gone, self.since) = (false, Some(now), newest);
                 (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
                 (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
@@ -83,7 +83,7 @@ impl Follow {
         self.acts.push_back(Act::StandDown);
         let said = "this host was elected, but has no record of the job in which it has a place; it waits for another \
                     host to lead";
-        self.acts.push_back(Act::Say(said.to_owned()));
+        self.acts.push_back(Act::Print(said.to_owned()));
     }
 
     /// To be called as time passes. A follower that is cut off from the leader ends: others may have its ranks by

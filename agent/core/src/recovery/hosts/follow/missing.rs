@@ -43,7 +43,7 @@ impl Follow {
                     let said = format!(
                         "nothing from the leader on host {host} for {silence}, and this host cannot reach it; the ranks go on"
                     );
-                    self.acts.push_back(Act::Say(said));
+                    self.acts.push_back(Act::Print(said));
                 }
                 self.campaign();
             }

@@ -35,7 +35,7 @@ impl Lead {
     /// A launcher has connected and wants to take part.
     pub fn joined(&mut self, at: Mono, connection: Connection, join: &Join) {
         if let Some(why) = refusal(self.office.hosts, join) {
-            self.acts.push_back(Act::Say(format!("host {} cannot take part: {why}", join.host)));
+            self.acts.push_back(Act::Print(format!("host {} cannot take part: {why}", join.host)));
             return self.refuse(connection, why);
         }
         if self.lost.contains(&join.launcher) {
@@ -60,7 +60,7 @@ impl Lead {
         }
         self.spares.push((member, connection));
         self.seat_spares(at);
-        self.acts.push_back(Act::Say(said));
+        self.acts.push_back(Act::Print(said));
     }
 
     fn refuse(&mut self, connection: Connection, why: String) {

@@ -127,7 +127,7 @@ impl Lead {
         self.acts.push_back(Act::Campaign);
         let said = "the coordination store does not know this leader any more; training goes on, and nothing is \
                     decided until it does";
-        self.acts.push_back(Act::Say(said.to_owned()));
+        self.acts.push_back(Act::Print(said.to_owned()));
     }
 
     /// This launcher was elected again. `last`: the epoch of the record in the store.
@@ -137,7 +137,7 @@ impl Lead {
             return self.step_down(SteppedDown::LedMeanwhile);
         }
         // The store was wiped, or unavailable for longer than the lease: its contents are written again.
-        self.acts.push_back(Act::Say(format!("this host leads again (epoch {epoch})")));
+        self.acts.push_back(Act::Print(format!("this host leads again (epoch {epoch})")));
         (self.office.epoch, self.in_office) = (epoch, true);
         self.write_record();
         let newest = self.office.newest_record;

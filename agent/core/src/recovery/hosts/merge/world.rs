@@ -113,7 +113,7 @@ impl Merge {
             return;
         }
         if self.keeps_world {
-            return self.say_who_waits(at, next);
+            return self.report_waiting(at, next);
         }
         let Some(Arranged { seats, .. }) = self.larger() else { return };
         self.grow_asked = Some(at);
@@ -126,7 +126,7 @@ impl Merge {
     }
 
     /// Reports once why hosts that could take part do not.
-    fn say_who_waits(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+    fn report_waiting(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let waiting: Vec<&str> = self.waiting.iter().map(|member| member.host.as_str()).collect();
         if !self.limits.vary() || waiting.is_empty() || self.reported_waiting == waiting.len() {
             return;
