@@ -153,7 +153,10 @@ impl Direct {
                 Ok(pulled) => return Ok(Some(pulled)),
                 Err(error @ PeerError::Local(_)) => return Err(error),
                 Err(error) => {
-                    report_line(format!("step {} cannot be read: {error}; trying an older one", state.key.step));
+                    report_line(format!(
+                        "step {} cannot be read: {error}; trying an older one",
+                        state.key.step
+                    ));
                     last = Some(error);
                 }
             }

@@ -126,8 +126,8 @@ impl Terminal {
         self.order(Order::Line { shown, kept: format!("{at} {line}") });
     }
 
-    /// Prints a line for scripts.
-    pub fn print(&self, line: String) {
+    /// Prints a line for scripts, without prefix and time.
+    pub fn print_plain(&self, line: String) {
         self.order(Order::Print(line));
     }
 

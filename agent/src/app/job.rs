@@ -248,7 +248,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
 
     write_summary(&launch_paths.run_dir, &summary, &terminal);
     if plan.print_summary {
-        terminal.print(serde_json::to_string(&summary)?);
+        terminal.print_plain(serde_json::to_string(&summary)?);
     }
     show_the_rest(terminal, last_words(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
         .await;

@@ -81,10 +81,7 @@ pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
         Some(later) => {
             bail!("{}: a bundle of form {later}; this version reads form {}", path.display(), bundle::FORM)
         }
-        None => bail!(
-            "{}: not a bundle, by its first line; `mainstay bundle` makes one",
-            path.display()
-        ),
+        None => bail!("{}: not a bundle, by its first line; `mainstay bundle` makes one", path.display()),
     }
     // Entries of kinds that only a later version knows are skipped, as in a journal.
     Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())

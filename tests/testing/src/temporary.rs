@@ -10,8 +10,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A directory of a test; it is removed when it is dropped.
 ///
-/// `tempfile::TempDir` gives up if a file appears during the removal: threads of a stopped service, which nobody joins,
-/// complete the write that they have begun. This one repeats the removal until nothing is left.
+/// `tempfile::TempDir` gives up if a file appears during the removal: threads of a stopped service that are
+/// not joined complete their last write. This one repeats the removal until nothing is left.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 

@@ -71,7 +71,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Examples, fuzz targets and the floors of the house.
+    /// Examples, fuzz targets and the rules of the sources.
     fn sources(&self, checks: &mut Checks) {
         checks.run("examples in documentation (cargo test --doc)", || {
             let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);

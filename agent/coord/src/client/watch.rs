@@ -11,7 +11,7 @@ use tonic::Streaming;
 
 use super::Client;
 use super::ask::{Failure, unconnected};
-use super::keep::said;
+use super::keep::failure_text;
 use super::kv::{KeyValue, Listing, prefix_end};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;

@@ -33,7 +33,8 @@ fn rules(copies: usize) -> Rules {
 #[test]
 fn a_restore_also_uses_replicas_that_are_not_verified_yet_but_no_damaged_shard_of_its_owner() {
     let of = key(10, 0, 2);
-    let unverified = |holder: &str, own: bool, rank: u32| Copy { verified: false, ..copy(holder, own, &of, rank) };
+    let unverified =
+        |holder: &str, own: bool, rank: u32| Copy { verified: false, ..copy(holder, own, &of, rank) };
     let replicas = vec![unverified("a", false, 0), unverified("b", false, 1)];
     assert!(newest_whole(&replicas, "job").is_none());
     assert_eq!(newest_whole(&restorable(replicas), "job").unwrap().key, of);

@@ -87,7 +87,7 @@ fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
         starts(&mut ended);
         let over = Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: Vec::new() };
         ended.report(Mono(3), Report::Fact { fact: over });
-        ended.said(Mono(4), down);
+        ended.receive(Mono(4), down);
         assert!(!cut_off(&acts(&mut ended)), "its ranks have ended");
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::files::{reported, weighed};
 use super::show::size;
-use super::{one_of, said};
+use super::{one_of, print_result};
 use crate::cli::output::clean;
 use crate::cli::{exit, output};
 

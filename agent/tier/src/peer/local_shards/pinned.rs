@@ -122,7 +122,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use mainstay_checkpoint::{Identity, MANIFEST_NAME, Manifest, SealedFile};
+    use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 
     use super::*;
     use crate::peer::User;
@@ -142,7 +142,7 @@ mod tests {
                 size: 7,
                 xxh3_128: twox_hash::XxHash3_128::oneshot(content),
             },
-            chunks: None,
+            chunks: Some(Chunks { bytes: 4096, sums: vec![chunk_sum(content)] }),
             shared_content: None,
         };
         let home = directory.join(format!("step-{step:012}/rank-00000"));

@@ -112,7 +112,9 @@ fn lie_about(hosts: &mut [Host], step: u64, piece: u32) -> String {
     hosts[liar].start();
     super::until("the liar to believe itself", || {
         let copies = hosts[liar].service().copies();
-        copies.iter().any(|copy| copy.holder == hosts[liar].name && copy.shard.of.step == step && copy.verified)
+        copies
+            .iter()
+            .any(|copy| copy.holder == hosts[liar].name && copy.shard.of.step == step && copy.verified)
     });
     hosts[liar].name.clone()
 }
