@@ -10,7 +10,9 @@ mod failures;
 mod known_copies;
 mod lag;
 mod loops;
+mod members;
 mod refusals;
+mod removal;
 mod repair;
 mod settings;
 
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::divergence::ReplicaDivergence;
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_core::checkpoint::inventory::Copy;
 use mainstay_core::checkpoint::lag::CopyLags;
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::replication_cost::StepTime;
@@ -38,9 +40,8 @@ pub use self::settings::Settings;
 use super::client::Asking;
 use super::credentials::Pass;
 use super::durable::{Durable, Figures};
-use super::error::PeerError;
 use super::local_shards::{LocalShards, Opened, Watched};
-use super::message::{Inventory, Withdrawal};
+use super::message::Inventory;
 use super::pace::Limit;
 use super::store::{Store, StoreError};
 use super::throttle::{ReplicationOverhead, ReplicationThrottle};
@@ -295,32 +296,6 @@ impl Service {
         to_peer.into_iter().chain(to_durable).collect()
     }
 
-    /// Sets the peers, which may include this host. Spares stay, and so does the state of known peers.
-    pub fn meet(&self, peers: &[String]) {
-        let spares = self.shared.spares().clone();
-        self.meet_with_spares(peers, spares.into_iter().collect());
-    }
-
-    /// Same as [`Service::meet`], and sets the spares. A peer in both lists is not a spare.
-    pub fn meet_with_spares(&self, peers: &[String], mut spares: Vec<String>) {
-        spares.retain(|name| !peers.contains(name));
-        let mut known = self.shared.peers();
-        let before: Vec<String> = known.keys().cloned().collect();
-        known.retain(|name, _| peers.contains(name) || spares.contains(name));
-        for peer in peers.iter().chain(&spares).filter(|peer| *peer != self.name()) {
-            known.entry(peer.clone()).or_default();
-        }
-        let are_others = !known.keys().eq(&before);
-        drop(known);
-        *self.shared.spares() = spares.into_iter().collect();
-        self.shared.meets.store(true, Ordering::Relaxed);
-        if are_others {
-            self.nudge();
-        } else {
-            self.shared.wake();
-        }
-    }
-
     /// All peers, by name.
     pub fn peers(&self) -> BTreeMap<String, Peer> {
         self.shared.peers().clone()
@@ -380,62 +355,6 @@ impl Service {
     /// Lists a run in durable storage now.
     pub fn refresh_durable(&self, run: &str) {
         self.shared.refresh_durable(run);
-    }
-
-    /// Deletes all copies of a step, on this host, on peers and in durable storage. Returns their number.
-    ///
-    /// # Errors
-    /// A copy exists and cannot be deleted.
-    pub fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
-        let shared = &self.shared;
-        let copies = shared.copies();
-        let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.of == *key);
-        let is_theirs =
-            |copy: &&Copy| copy.own && copy.medium != Medium::Durable && copy.holder != shared.name();
-        let elsewhere = copies.iter().filter(|copy| copy.shard.of == *key).find(is_theirs);
-        if let Some(copy) = elsewhere.filter(|_| shared.pass.tls().is_none()) {
-            return Err(PeerError::Local(format!(
-                "ranks on {} wrote step {}, and agents without TLS do not delete what ranks of another host wrote: run \
-                 `mainstay ckpt rm` on that host",
-                copy.holder, key.step
-            )));
-        }
-        let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
-        let _deleting = shared.deleting.lock().unwrap_or_else(PoisonError::into_inner);
-        // Copies that are being made, or that are on an unreachable host, are deleted later.
-        shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
-        let mut count = 0;
-        for root in shards.keys() {
-            let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
-            count += usize::from(own) + usize::from(shared.store.remove(root));
-        }
-        if let Some(durable) = shared.durable() {
-            count += durable.remove(key)?;
-        }
-        let what = Withdrawal {
-            everything: true,
-            ..Withdrawal::of(shards.into_values(), shared.store.withdrawal_key())
-        };
-        let mut stays = None;
-        for peer in shared.alive() {
-            let dropped = shared.asking().forget(&peer, &what)?;
-            count += dropped.count;
-            stays = stays.or((dropped.refused > 0).then_some(peer));
-        }
-        shared.refresh();
-        match stays {
-            None => Ok(count),
-            Some(peer) => Err(PeerError::Local(format!(
-                "{count} copies of step {} were deleted, and those at {peer} stay: another host has put them there, and agents without \
-                 TLS delete a replica only for that host. Run `mainstay ckpt rm` on it, or give the agents certificates (`checkpoint.tls_certificate`)",
-                key.step
-            ))),
-        }
-    }
-
-    /// Deletes replicas on this host that no rule keeps. Returns their number.
-    pub fn collect(&self) -> usize {
-        self.shared.collect()
     }
 }
 
