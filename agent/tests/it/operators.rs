@@ -118,7 +118,7 @@ fn invalid_requests_are_refused() {
         assert!(!output.status.success() && reported.contains(words), "{arguments:?}: {reported}");
     };
     refused(&["ack", "gpu.9", "--reason", "x"], "no component \"gpu.9\" here");
-    refused(&["ack", "host.kernel_log", "--reason", " "], "say why");
+    refused(&["ack", "host.kernel_log", "--reason", " "], "give the reason");
     refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "90d"], "at most 30 days");
     refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "soon"], "soon");
 }
