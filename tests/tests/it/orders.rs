@@ -135,7 +135,7 @@ fn an_order_without_a_reason_is_refused() {
     job.mark("up.0.0");
     let refused = order(&job, &["job", "stop", "--reason", " "]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(said(&refused).contains("say why"), "{}", said(&refused));
+    assert!(said(&refused).contains("give the reason"), "{}", said(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     job.end().assert_status(143);
 }

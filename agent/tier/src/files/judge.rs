@@ -79,9 +79,20 @@ impl Inner {
 
     pub(super) fn lose(&self, state: &mut State, step: u64, why: String, is_again: bool, is_gone: bool) {
         let words = why.clone();
-        if state.catalog.lose(step, why, is_again, is_gone) && !is_gone {
-            let Settings { run, directory, .. } = &self.settings;
-            tracing::warn!(run, step, directory = %directory.display(), "a sealed step is no longer offered here: {words}");
+        let sealed = state.catalog.sealed(step);
+        let is_overwritten = is_again && sealed.is_some_and(|pack| self.is_in_place(&pack.content));
+        if !state.catalog.lose(step, why, is_again, is_gone) || is_gone {
+            return;
+        }
+        let Settings { run, directory, .. } = &self.settings;
+        let place = directory.display();
+        if !is_overwritten {
+            tracing::warn!(run, step, directory = %place, "a sealed step is no longer offered here: {words}");
+        } else if !std::mem::replace(&mut state.overwriting_reported, true) {
+            tracing::warn!(
+                "{place}: each save overwrites the one before, so a failure during a save leaves no whole step there: write \
+                 each step to a file of its own, or keep copies on peers (`checkpoint.peers` of the agent)"
+            );
         }
     }
 

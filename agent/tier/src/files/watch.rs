@@ -92,6 +92,8 @@ pub(super) struct State {
     pub(super) grown: Vec<u64>,
     /// The directory in which sealed steps were last seen.
     pub(super) home: Option<(u64, u64)>,
+    /// Whether it was reported that each save overwrites the files of the one before.
+    pub(super) overwriting_reported: bool,
     /// Work that was left to the user's process and is not reported as done.
     pub(super) left: Option<Left>,
     /// The last error.
@@ -123,6 +125,7 @@ impl FileWatch {
             unsound: BTreeMap::new(),
             grown: Vec::new(),
             home: None,
+            overwriting_reported: false,
             left: None,
             problem: None,
         };
