@@ -2,6 +2,7 @@
 //! is elected here. What a leader writes for its successor goes through its [`Office`].
 
 mod news;
+mod office;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::{
-    Client, CoordError, Ended, Group, GroupOptions, Leader, Leadership, Managed, ManagedState, Member,
-    MemberState, Membership, Server, StoredRecord,
+    Client, CoordError, Ended, Group, GroupOptions, Leader, Managed, ManagedState, Member, MemberState,
+    Membership, Server, StoredRecord,
 };
 use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::electors::Electors;
@@ -19,7 +20,6 @@ use mainstay_core::recovery::hosts::wire::Join;
 use mainstay_tier::peer::credentials::Pass;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -27,6 +27,8 @@ use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
 use news::{Says, StoreListener, missed, report, watch_group};
+pub use office::Office;
+use office::{Wanted, hold};
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -65,35 +67,6 @@ pub struct Elected {
     pub record: Option<Record>,
     /// The epoch of the previous leader, if the store has it.
     pub last: Option<u64>,
-}
-
-/// The leader's write access to the store.
-#[derive(Debug)]
-pub struct Office {
-    /// The epoch of this leadership.
-    pub epoch: u64,
-    wanted: mpsc::UnboundedSender<Wanted>,
-}
-
-#[derive(Debug)]
-enum Wanted {
-    /// Its number, the protocol version needed to read it, and its content.
-    Record(u64, u32, Value),
-    /// A record that could not be written before.
-    Again,
-    End {
-        why: String,
-        exit: i32,
-        done: oneshot::Sender<()>,
-    },
-}
-
-impl Office {
-    /// Has the record stored; [`FromStore::Written`] reports when it is. A newer record replaces one that is not stored yet.
-    pub fn write(&self, number: u64, record: &Record) {
-        // The receiver ends with the leadership, which is reported separately.
-        let _ = self.wanted.send(Wanted::Record(number, record.needs(), json!(record)));
-    }
 }
 
 /// This launcher's part in the group of the job.
@@ -409,63 +382,6 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
             tracing::debug!(%error, "the coordination store does not answer");
         }
         tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// Holds the office: writes the leader's records and reports when the office is over.
-async fn hold(
-    leadership: Leadership,
-    mut wanted: mpsc::UnboundedReceiver<Wanted>,
-    news: mpsc::UnboundedSender<FromStore>,
-) {
-    let deposed = FromStore::Deposed(leadership.epoch());
-    let mut unwritten: Option<(u64, u32, Value)> = None;
-    loop {
-        let order = tokio::select! {
-            () = leadership.lost() => {
-                let _ = news.send(deposed);
-                return;
-            }
-            order = wanted.recv() => order,
-            () = tokio::time::sleep(PAUSE), if unwritten.is_some() => Some(Wanted::Again),
-        };
-        match order {
-            None => {
-                let _ = leadership.resign().await;
-                return;
-            }
-            Some(Wanted::End { why, exit, done }) => {
-                if let Err(error) = leadership.end(&why, json!({ "exit": exit })).await {
-                    tracing::debug!(%error, "the keys of the job stay until their leases end");
-                }
-                let _ = done.send(());
-                return;
-            }
-            Some(Wanted::Again) => {}
-            Some(Wanted::Record(number, needs, record)) => unwritten = Some((number, needs, record)),
-        }
-        let Some((number, needs, record)) = unwritten.clone() else { continue };
-        match leadership.write_record_for(needs, record).await {
-            Ok(_) => {
-                unwritten = None;
-                if news.send(FromStore::Written(number)).is_err() {
-                    return;
-                }
-            }
-            Err(CoordError::Superseded { .. }) => {
-                let _ = news.send(deposed);
-                return;
-            }
-            Err(error) if error.is_unreachable() || error.is_unsure() => {
-                tracing::debug!(%error, "the job's record is not written yet");
-            }
-            Err(error) => {
-                let reported =
-                    format!("the job's record cannot be written, so nothing is restarted: {error}");
-                let _ = news.send(FromStore::Trouble(reported));
-                tokio::time::sleep(REPORT_EVERY).await;
-            }
-        }
     }
 }
 
