@@ -95,6 +95,8 @@ pub(crate) struct Shared {
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
+    /// Shards that could not be opened to be sent, and when: tried again after a pause.
+    unopened: Mutex<BTreeMap<String, Instant>>,
     /// Roots of shards that were offered and are obsolete.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     /// Held while copies of withdrawn shards are deleted at peers: each deletion is counted once.
@@ -197,6 +199,7 @@ impl Service {
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
+            unopened: Mutex::default(),
             withdrawn: Mutex::default(),
             deleting: Mutex::default(),
             refusals: Refusals::default(),

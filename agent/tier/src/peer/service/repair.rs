@@ -1,10 +1,11 @@
 //! Sends shards with too few copies, and deletes copies that no rule keeps.
 
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Copy, Shard, StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::placement::cut_for;
 use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
@@ -42,7 +43,10 @@ impl Shared {
         let spares = self.spare_hosts();
         let launch = self.keeps_from().as_ref().map(|(launch, _)| launch.clone());
         launch.filter(|_| !spares.is_empty()).and_then(|launch| {
-            let next = to_spare(self.name(), &launch, &self.copies(), &spares)?;
+            let mut copies = self.copies();
+            copies
+                .retain(|copy| !copy.own || copy.holder != self.name() || !self.is_paused(&copy.shard.root));
+            let next = to_spare(self.name(), &launch, &copies, &spares)?;
             self.all_were_asked_about(&next.shard.root).then_some(next)
         })
     }
@@ -58,6 +62,7 @@ impl Shared {
         // An owner that saves as fast as it sends has often overwritten a step in its memory when that is complete here. A copy back would
         // compete with the newer step that is being received.
         needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
+        needed.retain(|repair| !self.is_paused(&repair.shard.root));
         self.put_in_order(&mut needed, &copies);
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
@@ -117,9 +122,13 @@ impl Shared {
 
     pub(super) fn repair(&self, repair: &Repair) {
         let Repair { shard, to, .. } = repair;
-        let Some((opened, lock)) = self.open_to_send(shard) else {
-            // It was deleted meanwhile, or cannot be read: the next check shows which.
-            self.distrust(self.name(), &shard.root);
+        // It may have moved from memory to disk since the last look.
+        let again = || {
+            self.own.look();
+            self.open_to_send(shard)
+        };
+        let Some((opened, lock)) = self.open_to_send(shard).or_else(again) else {
+            self.was_not_opened(&shard.root);
             return;
         };
         let going = || opened.pin();
@@ -167,6 +176,25 @@ impl Shared {
             }
             Err(error) => self.failed(shard, to, &error),
         }
+    }
+
+    /// A shard could not be opened to be sent. One of this host's ranks is tried again later: a busy host may not have
+    /// listed its new place yet, and its seal was not compared, so it is not damaged. A replica has one place only. A
+    /// shard that is no longer listed was deleted.
+    fn was_not_opened(&self, root: &str) {
+        let is_it = |(shard, ..): &(Shard, Medium, bool)| shard.root == root;
+        if self.own.list().iter().any(is_it) {
+            let mut unopened = self.unopened.lock().unwrap_or_else(PoisonError::into_inner);
+            unopened.retain(|_, since| since.elapsed() < BACK_OFF.0);
+            unopened.insert(root.to_owned(), Instant::now());
+        } else if self.store.list().iter().any(is_it) {
+            self.distrust(self.name(), root);
+        }
+    }
+
+    fn is_paused(&self, root: &str) -> bool {
+        let unopened = self.unopened.lock().unwrap_or_else(PoisonError::into_inner);
+        unopened.get(root).is_some_and(|since| since.elapsed() < BACK_OFF.0)
     }
 
     /// Opens a shard on this host, with the lock of all its replicas: this agent can withdraw shards of its own ranks; a replica can be

@@ -134,6 +134,30 @@ fn a_step_with_a_missing_shard_is_not_restored_and_epochs_are_not_mixed() {
 }
 
 #[test]
+fn a_shard_that_cannot_be_opened_for_a_moment_is_not_damaged_and_is_sent_later() {
+    let hosts = hosts(2, |_, _| {});
+    let [owner, holder] = &hosts[..] else { unreachable!("two hosts") };
+    owner.wait_for_peers(1);
+    // As seen by a host so busy that it has not listed the shard's new place yet: the seal is there, the bytes are not.
+    seal(owner.directory.path(), &identity(0, 10, 0, 1), &bytes(10, 0));
+    let file = shard(owner.directory.path(), 10, 0).join("state.safetensors");
+    let aside = owner.directory.path().join("aside");
+    fs::rename(&file, &aside).unwrap();
+    owner.service().watch(owner.place());
+    let is_listed = || owner.service().copies().iter().any(|copy| copy.shard.of.step == 10);
+    until("the shard in the list", is_listed);
+    let asked = Instant::now();
+    until("a few attempts to send it", || {
+        owner.service().nudge();
+        !is_listed() || asked.elapsed() > Duration::from_millis(500)
+    });
+    fs::rename(&aside, &file).unwrap();
+    owner.wait_for_copies(10, 2);
+    assert_eq!(owner.service().counts().damaged, 0);
+    assert_eq!(holder.replicas().len(), 1);
+}
+
+#[test]
 fn no_whole_step_anywhere_is_no_error() {
     let hosts = hosts(2, |_, _| {});
     assert_eq!(hosts[0].restore().unwrap().0, None);
