@@ -16,7 +16,7 @@ pub fn allowed(interval: Span) -> Span {
 /// it is shown unchanged. A state worse than unknown stays: a missing report does not improve it.
 pub fn stale(
     component: &Component,
-    room: &str,
+    sensor: &str,
     received: Mono,
     allowed: Span,
     now: Mono,
@@ -27,7 +27,7 @@ pub fn stale(
     }
     let seconds = silent.0 / 1_000_000_000;
     let before = component.reason.split_once(MARK).map_or(component.reason.as_str(), |(_, before)| before);
-    let reason = format!("not read for {seconds} s (the watch over {room} hangs){MARK}{before}");
+    let reason = format!("not read for {seconds} s (the watch over {sensor} hangs){MARK}{before}");
     if component.state == HealthState::Healthy {
         return Some(Component { state: HealthState::Unknown, reason, since: now, ..component.clone() });
     }
