@@ -62,7 +62,7 @@ fn read(path: &Path) -> Result<String, String> {
 
 fn signatures_of(path: &Path) -> Result<Value, String> {
     toml::from_str(&read(path)?)
-        .map_err(|error| format!("reading the catalogue file {}: {error}", path.display()))
+        .map_err(|error| format!("reading the catalog file {}: {error}", path.display()))
 }
 
 /// The texts of known class in the catalog: the example and the meaning of each signature and XID that counts as

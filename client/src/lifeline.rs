@@ -37,7 +37,7 @@ pub(crate) unsafe fn hold(page: *mut u8) -> Option<usize> {
     }
     let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
     let attributes = attributes.as_mut_ptr();
-    // SAFETY: the attributes are initialised by the first call before the others use them; `mutex` points to room for one,
+    // SAFETY: the attributes are initialized by the first call before the others use them; `mutex` points to room for one,
     // in memory that stays mapped, and nothing else refers to it by the caller's promise.
     let taken = unsafe {
         libc::pthread_mutexattr_init(attributes) == 0

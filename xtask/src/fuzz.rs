@@ -1,4 +1,4 @@
-//! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogues and test data.
+//! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogs and test data.
 //!
 //! They are a separate workspace; here it is built without the instrumentation that finds new inputs, into the
 //! folder of the other builds. Fuzzing itself: docs/internals/fuzzing.md.

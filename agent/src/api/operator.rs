@@ -102,7 +102,7 @@ impl OperatorService for Operators {
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: give the reason, for those who are on call after you"));
+        return Err(Status::invalid_argument("reason: a reason is required; the journal records it"));
     }
     if reason.len() > LONGEST_REASON {
         return Err(Status::invalid_argument(format!("reason: at most {LONGEST_REASON} bytes")));

@@ -55,7 +55,7 @@ fn caller<T>(request: &Request<T>) -> Result<u32, Status> {
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: give the reason, for those who are on call after you"));
+        return Err(Status::invalid_argument("reason: a reason is required; the journal records it"));
     }
     Ok(reason)
 }

@@ -1,4 +1,4 @@
-//! The catalogues: the built-in ones, and the overrides of a site.
+//! The catalogs: the built-in ones, and the overrides of a site.
 
 use std::path::PathBuf;
 
@@ -14,16 +14,16 @@ use mainstay_core::hardware::dcgm::DcgmCatalog;
 pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     files.iter().try_fold(compiled_in()?, |catalog, path| {
         let name = path.display().to_string();
-        let wrong = || format!("the catalogue {name} (key `catalog.files`)");
+        let wrong = || format!("the catalog {name} (key `catalog.files`)");
         let text = std::fs::read_to_string(path).with_context(wrong)?;
         let file: OverrideFile = toml::from_str(&text).with_context(wrong)?;
         catalog.overridden(&name, file).with_context(wrong)
     })
 }
 
-/// The built-in catalogue.
+/// The built-in catalog.
 fn compiled_in() -> anyhow::Result<Catalog> {
-    const DAMAGED: &str = "the catalogue that is compiled in is damaged";
+    const DAMAGED: &str = "the catalog that is compiled in is damaged";
     let catalog = Catalog::new(
         toml::from_str(include_str!("../../catalog/hardware/xid.toml")).context(DAMAGED)?,
         toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).context(DAMAGED)?,
@@ -38,7 +38,7 @@ fn compiled_in() -> anyhow::Result<Catalog> {
 /// # Errors
 /// The built-in file is wrong; a test here reads the same file.
 pub fn dcgm() -> anyhow::Result<DcgmCatalog> {
-    const DAMAGED: &str = "the catalogue of DCGM's errors that is compiled in is damaged";
+    const DAMAGED: &str = "the catalog of DCGM's errors that is compiled in is damaged";
     let file = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).context(DAMAGED)?;
     DcgmCatalog::new(file).map_err(|code| anyhow::anyhow!("{DAMAGED}: {code} has two entries"))
 }

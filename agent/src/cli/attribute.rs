@@ -28,7 +28,7 @@ mod show;
 /// Bytes that are read at a time. Memory use stays small however long the logs are.
 const PIECE: usize = 1 << 20;
 
-/// Find whose fault a failure was, from logs alone
+/// Find the fault domain of a failure from logs alone
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay attribute --logs logs/                     all files of a directory
@@ -61,7 +61,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let catalog =
-        Catalog::built_in().map_err(|error| anyhow::anyhow!("the catalogue of signatures: {error}"))?;
+        Catalog::built_in().map_err(|error| anyhow::anyhow!("the catalog of signatures: {error}"))?;
     let text = match &args.eval {
         Some(file) => evaluate(catalog, file, args.json)?,
         None => judge(catalog, args)?,

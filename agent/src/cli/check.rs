@@ -66,7 +66,7 @@ pub(super) struct Args {
     /// The verdicts for which the exit status is not 0: fail, unknown, warn
     #[arg(long, value_name = "VERDICT", value_delimiter = ',', default_value = "fail,warn,unknown")]
     fail_on: Vec<FailOn>,
-    /// Whatever is not in order ends with 2
+    /// Exit with 2 for each of fail, warn and unknown
     #[arg(long, conflicts_with = "fail_on")]
     strict: bool,
     /// Look at the host without asking an agent

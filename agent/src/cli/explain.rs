@@ -58,7 +58,7 @@ pub(super) struct Args {
     /// Ask the server on this socket: for components and events the agent, for a job also its launcher
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     socket: Option<PathBuf>,
-    /// The agent's configuration file, which may name catalogues
+    /// The agent's configuration file, which may name catalogs
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -156,7 +156,7 @@ async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serd
     Ok(None)
 }
 
-/// The catalogue from the agent's configuration.
+/// The catalog from the agent's configuration.
 fn catalog(args: &Args) -> anyhow::Result<Catalog> {
     let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)

@@ -56,7 +56,7 @@ pub(super) struct Inject {
     /// Once the rank has completed this step; at once without it
     #[arg(long, value_name = "STEP")]
     at_step: Option<u64>,
-    /// How much of each moment a slow rank loses
+    /// Percentage of time that a slow rank loses
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=95))]
     by: Option<u32>,
     #[command(flatten)]

@@ -54,7 +54,7 @@ pub mod exit {
     pub const NOT_BEGUN: u8 = 70;
 }
 
-/// Keeps training jobs running: watches a host and its ranks, says whose fault a failure is, restarts.
+/// Keeps training jobs running: monitors a host and its ranks, diagnoses failures, and restarts jobs.
 #[derive(Debug, Parser)]
 #[command(name = "mainstay", version, max_term_width = 110, disable_help_subcommand = true)]
 struct Cli {
@@ -75,7 +75,7 @@ enum Command {
     Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
-    /// Find whose fault a failure was, from logs alone
+    /// Find the fault domain of a failure from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
     Ack(operator::Ack),

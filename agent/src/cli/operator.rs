@@ -79,7 +79,7 @@ pub(super) async fn silence(args: Silence) -> anyhow::Result<ExitCode> {
 
 pub(super) async fn unsilence(args: Unsilence) -> anyhow::Result<ExitCode> {
     let said = async { order::agent(args.place.socket).await?.unsilence(&args.component).await };
-    done(said.await, &format!("{}: to be heard of again\n", args.component))
+    done(said.await, &format!("{}: no longer silenced\n", args.component))
 }
 
 fn period(text: &str) -> Result<Period, String> {

@@ -1,4 +1,4 @@
-//! Terminal output: colours if enabled, and no control characters from foreign text.
+//! Terminal output: colors if enabled, and no control characters from foreign text.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
@@ -37,21 +37,21 @@ pub(super) fn is_closed(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Colours, or none.
+/// Colors, or none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paint {
     on: bool,
 }
 
 impl Paint {
-    /// Colours on a terminal, unless NO_COLOR is set to anything or the terminal is dumb.
+    /// Colors on a terminal, unless NO_COLOR is set to anything or the terminal is dumb.
     pub(super) fn for_stdout() -> Paint {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let dumb = set("TERM").is_some_and(|term| term == "dumb");
         Paint { on: io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb }
     }
 
-    /// No colours.
+    /// No colors.
     #[cfg(test)]
     pub(super) fn plain() -> Paint {
         Paint { on: false }

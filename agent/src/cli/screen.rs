@@ -203,7 +203,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
             &format!(
                 "  last failure: {} {}",
                 clean(&verdict.headline),
-                paint.dim(&format!("({sure}; whose fault: {domain})"))
+                paint.dim(&format!("({sure}; fault domain: {domain})"))
             ),
         );
     }
@@ -407,7 +407,7 @@ node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
 
 job demo  RECOVERING  restart 1 of 3, step 412, for 3 min 5 s
   python train.py
-  last failure: rank 1 was killed by SIGKILL (60 % sure; whose fault: UNKNOWN)
+  last failure: rank 1 was killed by SIGKILL (60 % sure; fault domain: UNKNOWN)
   decision:     RESTART_IN_JOB: 1 of 3 restarts used
   RANK  LOCAL   PID  PHASE             STEP  SECTION                HEARTBEAT    LOSS
      0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457

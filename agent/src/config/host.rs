@@ -89,9 +89,9 @@ settings! {
 }
 
 settings! {
-    /// The catalogue of messages of the kernel and the drivers.
+    /// The catalog of messages of the kernel and the drivers.
     pub struct CatalogConfig {
-        /// Files whose entries replace entries of the built-in catalogue with the same id, or are added to it; later files take
+        /// Files whose entries replace entries of the built-in catalog with the same id, or are added to it; later files take
         /// precedence. `mainstay explain` shows which file an entry came from.
         files: Vec<PathBuf> = Vec::new(),
     }

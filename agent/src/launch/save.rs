@@ -51,7 +51,7 @@ pub(super) fn request_save_after(ranks: &[RankProcess], step: u64) {
     for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
         let Some((path, file)) = &rank.page else { continue };
         if let Err(error) = write_save_due(step, |at, bytes| file.write_all_at(bytes, at)) {
-            tracing::warn!(path = %path.display(), %error, "cannot tell a rank that a save is due");
+            tracing::warn!(path = %path.display(), %error, "cannot notify a rank that a save is due");
         }
     }
     tracing::debug!(step, "a save is due");

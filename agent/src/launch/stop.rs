@@ -237,7 +237,7 @@ impl Launcher {
         }
         let by = ExitStatus::Signal(signal).to_string();
         if let Some(attempt) = self.give_up_start() {
-            let error = format!("{by} came before the ranks were started");
+            let error = format!("{by} arrived before the ranks were started");
             self.fact(Fact::StartFailed { attempt, error });
         }
         self.fact(Fact::StopRequested { by, exit: 128 + signal });

@@ -45,7 +45,7 @@ impl Launcher {
         let seat = following.follow.seat();
         let last = seat.first_rank + self.settings.local_world_size.saturating_sub(1);
         self.terminal.print(format!(
-            "this host takes part from now on: it is node rank {} of {}, with ranks {} to {last} of {}",
+            "this host joined the job: it is node rank {} of {}, with ranks {} to {last} of {}",
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
         if let Some(ready) = &mut following.ready {

@@ -47,10 +47,10 @@ pub fn since_boot() -> Mono {
     })
 }
 
-/// The kernel's state of clock synchronisation.
+/// The kernel's state of clock synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The clock is being synchronised.
+    /// The clock is being synchronized.
     pub synchronised: bool,
     /// Its maximum error, by the kernel's estimate.
     pub max_error: Span,

@@ -64,7 +64,7 @@ impl Lines {
     }
 }
 
-/// The initialised library. It stays so until this process ends.
+/// The initialized library. It stays so until this process ends.
 struct Library {
     nvml: Nvml,
     newer: calls::Newer,
@@ -112,7 +112,7 @@ impl Probe {
         };
         let count = match calls::count(library.nvml()) {
             Ok(count) => count,
-            // Other code has shut it down: initialise it again, once.
+            // Other code has shut it down: initialize it again, once.
             Err(NvmlError::Uninitialized) if !is_new => {
                 self.library = None;
                 return self.sample(request);

@@ -103,7 +103,7 @@ impl Host {
         Client { child, said: said.unwrap_or_default() }
     }
 
-    /// The agent's behaviour for the watchdog and for a user.
+    /// The agent's behavior for the watchdog and for a user.
     pub(crate) fn seen_by(&self, uid: u32) -> Seen {
         while self.ticks.try_recv().is_ok() {}
         let mut waits: Vec<Duration> = (0..3)

@@ -279,7 +279,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         (
             c"beat",
             beat_entry,
-            c"beat($module)\n--\n\nSay that this rank lives, without a step. Never raises, never blocks.",
+            c"beat($module)\n--\n\nReports that this rank is alive although no step is complete. Never raises, never blocks.",
         ),
         (
             c"active",
@@ -301,7 +301,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         (
             c"pause",
             pause_entry,
-            c"pause($module)\n--\n\nNothing is taken for a hang until `resume`. Never raises.",
+            c"pause($module)\n--\n\nSuspends hang detection until `resume`. Never raises.",
         ),
         (
             c"resume",

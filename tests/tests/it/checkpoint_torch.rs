@@ -15,7 +15,7 @@ use std::fs;
 use hosts::{Hosts, ckpt, json};
 use mainstay_tests::{Stage, has_torch, processes};
 
-/// Saves after steps 4, 9, 14, ... and at the end prints the parameters and the optimiser state, bit for bit. With
+/// Saves after steps 4, 9, 14, ... and at the end prints the parameters and the optimizer state, bit for bit. With
 /// `TROUBLE=kill` rank 1 dies in step 23 of the first attempt; with `TROUBLE=wait` all ranks stop there forever.
 const TRAINER: &str = r#"
 import hashlib, os, signal, time

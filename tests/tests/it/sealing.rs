@@ -111,7 +111,7 @@ fi
 goes_on_from 10
 "#;
     let job = watched(&stage, script).start();
-    job.wait_until_said("it is waited for");
+    job.wait_until_said("waiting for it");
     let out = stage.work().join("out");
     fs::rename(stage.work().join("out.away"), out).unwrap();
     job.end().assert_status(0);

@@ -5,7 +5,7 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Job, Stage, has_torch, journal};
 
-/// Two ranks, gloo, a small model with an optimiser that has state; all of it in the checkpoint.
+/// Two ranks, gloo, a small model with an optimizer that has state; all of it in the checkpoint.
 const TRAINER: &str = r#"
 import hashlib, torch, torch.distributed as dist
 import mainstay

@@ -153,7 +153,7 @@ fn test_name(line: &str) -> Option<&str> {
     name.split('(').next()
 }
 
-/// The same of a file whose comments start with `#`: policies and catalogues.
+/// The same of a file whose comments start with `#`: policies and catalogs.
 pub fn in_strings(path: &Path, source: &str) -> Vec<String> {
     let is_comment = |line: &&str| line.trim_start().starts_with('#');
     let without: Vec<&str> = source.lines().map(|line| if is_comment(&line) { "" } else { line }).collect();

@@ -60,7 +60,7 @@ pub fn measure(progress: &Progress, bed: &Bed, faults: usize, report: &mut Repor
 }
 
 /// Measures the first SIGKILL of separate jobs: it includes what a launcher does once, such as reading its
-/// catalogue.
+/// catalog.
 pub fn measure_first(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     for (first, name) in [(First::Settled, "first"), (First::Early, "early")] {
         let mut by_launcher = Vec::new();

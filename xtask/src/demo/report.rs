@@ -49,7 +49,7 @@ fn timeline(reported: &RunSummary, incident: &Incident, fault: u64) -> Vec<(u64,
     let kill = format!("SIGKILL to rank {} at step {}", reported.kill.rank, reported.followed.killed_at_step);
     let mut rows = vec![(fault, "fault", kill)];
     let mut add = |at: Option<u64>, what, detail: String| rows.extend(at.map(|at| (at, what, detail)));
-    add(incident.detected, "detected", "the kernel's word on the process, not a time-out".into());
+    add(incident.detected, "detected", "reported by the kernel, not by a timeout".into());
     let (at, headline) = split(incident.verdict.clone());
     add(at, "cause", headline);
     let (at, why) = split(incident.decision.clone());

@@ -68,7 +68,7 @@ impl CopyLag {
             Some((of, _)) => format!("no step after {}", of.step),
             None => "no step".to_owned(),
         };
-        format!("checkpoint: {which} has its copies on peers yet, for {} s ({why})", self.seconds())
+        format!("checkpoint: {which} has been copied to peers for {} s ({why})", self.seconds())
     }
 }
 

@@ -70,7 +70,7 @@ pub fn complete(
         evidence.observations.push(Observation {
             // The family of its lines in the kernel log, so that one kill counts once.
             family: "host".to_owned(),
-            text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
+            text: "the kernel's OOM killer was active when the rank was killed".to_owned(),
             class: Class::HostResource,
             weight: OUT_OF_MEMORY,
             also: Vec::new(),

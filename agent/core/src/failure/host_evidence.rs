@@ -43,7 +43,7 @@ pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterat
     let records = host_evidence.failed_before.iter().map(|before| Observation {
         family: "history".to_owned(),
         text: format!(
-            "{} had {} faults of its own in {:.0} h before this one: {:.0} % likely to fail more than five times as often as its like",
+            "{} had {} faults in the {:.0} h before this one: {:.0} % probability that it fails more than five times as often as its peers",
             before.component,
             before.incidents,
             before.hours,

@@ -305,7 +305,7 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
         }
         Cause::ExitCode { code } => format!("exited with code {code}"),
         Cause::Signal { signal } => ended_by(*signal),
-        Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
+        Cause::OutOfMemory => "was killed while the kernel's OOM killer was active".to_owned(),
         Cause::HostLost { host } => format!("was lost with host {host}"),
         Cause::StartFailed => "could not be started".to_owned(),
         Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),

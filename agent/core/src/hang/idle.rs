@@ -361,7 +361,7 @@ impl Idle {
         }
         let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
         let why = format!(
-            "no process of {} has done anything, and before that the job was at work for {} only; without heartbeats this looks \
+            "no process of {} has done anything, and before that the job was active for {} only; without heartbeats this looks \
              the same as a program that waits",
             self.named(&living),
             self.at_work
@@ -410,7 +410,7 @@ impl Idle {
         let evidence = vec![
             reported,
             format!(
-                "before, the job was at work for {}, and its longest rest was {}: so {limit} is waited",
+                "before, the job was active for {}, and its longest idle period was {}: the limit is {limit}",
                 self.at_work, self.longest
             ),
             "the job sends no heartbeats: this is based on the activity of its processes, which is weaker evidence"

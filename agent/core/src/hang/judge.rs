@@ -323,18 +323,18 @@ fn waiting(suspicion: &Suspicion, silence: Span) -> String {
     } else {
         format!("all wait for {}", listed(ranks))
     };
-    format!("nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}")
+    format!("no progress for {silence}, {who}; it counts as a hang after {limit}, because {why}")
 }
 
 fn stopped(Suspicion { ranks, limit, .. }: &Suspicion, silence: Span) -> String {
     let (who, has) = (listed(ranks), if ranks.len() == 1 { "has" } else { "have" });
     format!(
-        "{who} {has} been stopped by a signal for {silence} (state T); after {limit} that is taken for a hang, unless SIGCONT comes"
+        "{who} {has} been stopped by a signal for {silence} (state T); it counts as a hang after {limit}, unless SIGCONT arrives"
     )
 }
 
 fn doubted(Suspicion { why, .. }: &Suspicion, silence: Span) -> String {
-    format!("it may hang: for {silence} {why}, and nothing is done")
+    format!("possible hang: for {silence} {why}; no action is taken")
 }
 
 #[cfg(test)]

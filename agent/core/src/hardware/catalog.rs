@@ -134,7 +134,7 @@ fn first() -> u64 {
     1
 }
 
-/// All catalogues.
+/// All catalogs.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     xids: BTreeMap<u32, CodeMeaning>,
@@ -144,7 +144,7 @@ pub struct Catalog {
     registers: Vec<RegisterRule>,
 }
 
-/// A catalogue that cannot be used.
+/// A catalog that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogError {
     /// A code has two meanings.

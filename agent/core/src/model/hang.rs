@@ -42,7 +42,7 @@ impl HangKind {
             HangKind::FinishedEarly => "has finished while the others wait for it",
             HangKind::DataInput => "waits for data",
             HangKind::BlockedIo => "waits for a device or a file system",
-            HangKind::UserCode => "does not come out of its own code",
+            HangKind::UserCode => "is stuck in the program's code",
             HangKind::Mismatch => "entered a collective that does not fit those of the others",
             HangKind::Network => "waits in a collective that all have entered",
             HangKind::SilentHost => "no longer reports",
@@ -100,7 +100,7 @@ impl Hang {
             [] if self.kind == HangKind::Network => {
                 format!("all ranks hang in a collective{after}: all have entered it and none has left")
             }
-            [] => format!("all ranks hang{after}{at}: nothing moves, and nothing tells them apart"),
+            [] => format!("all ranks hang{after}{at}: no rank makes progress, and no difference between them is visible"),
             [rank] => format!("{rank} hangs{after}{at}: it {}", self.kind.of_a_rank()),
             ranks => format!("{} hang{after}{at}: each {}", listed(ranks), self.kind.of_a_rank()),
         }

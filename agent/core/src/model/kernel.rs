@@ -1,7 +1,7 @@
 //! Typed kernel log lines: XIDs of GPUs, SXIDs of switches, and reports about the host.
 //!
 //! These are facts of the journal: fields and variants are added, never renamed or removed. Their meaning is in the
-//! catalogue.
+//! catalog.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ pub struct NvlinkError {
 pub struct LinkRegisters {
     /// The link.
     pub link: u32,
-    /// Its registers in the order of the line, at most seven. Their meaning is in the catalogue.
+    /// Its registers in the order of the line, at most seven. Their meaning is in the catalog.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registers: Vec<u32>,
 }
@@ -177,7 +177,7 @@ macro_rules! kernel_classes {
             /// All classes.
             pub const ALL: &'static [KernelClass] = &[$( KernelClass::$class, )*];
 
-            /// Its name in the journal and in the catalogue.
+            /// Its name in the journal and in the catalog.
             pub fn name(self) -> &'static str {
                 match self { $( KernelClass::$class => $name, )* }
             }
@@ -188,7 +188,7 @@ macro_rules! kernel_classes {
 kernel_classes! {
     /// A GPU has fallen off the bus, reported with or without an XID 79.
     GpuOffBus = "gpu_off_bus",
-    /// A GPU could not be initialised, reported without an XID.
+    /// A GPU could not be initialized, reported without an XID.
     GpuInitFailed = "gpu_init_failed",
     /// The GPU driver itself has failed.
     GpuDriverFatal = "gpu_driver_fatal",

@@ -1,4 +1,4 @@
-//! Each entry of the catalogue must match its own example.
+//! Each entry of the catalog must match its own example.
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
 

@@ -1,7 +1,7 @@
 //! Labelled log lines as training software prints them. They were written from knowledge of these programs to widen
-//! the catalogue. They also prevent regressions: a change that loses many of them is no improvement.
+//! the catalog. They also prevent regressions: a change that loses many of them is no improvement.
 //!
-//! The catalogue's words are learned from these lines, so the share of right answers here does not apply to other
+//! The catalog's words are learned from these lines, so the share of right answers here does not apply to other
 //! lines. `words.rs` in `agent/core/src/failure/attribution` measures that with held-out lines.
 
 #![allow(

@@ -1,4 +1,4 @@
-//! The compiled-in catalogues: each entry's example is its test.
+//! The compiled-in catalogs: each entry's example is its test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;

@@ -233,9 +233,9 @@ fn came_again(line: &str, waits: &[u64]) -> Host {
 
 #[test]
 fn an_unknown_xid_is_an_event_and_needs_support_if_it_keeps_recurring() {
-    // A code of a newer driver, and one that NVIDIA's catalogue calls unused.
+    // A code of a newer driver, and one that NVIDIA's catalog calls unused.
     for (line, name) in [
-        ("901, something new", "XID 901: a code that the catalogue does not know"),
+        ("901, something new", "XID 901: a code that the catalog does not know"),
         ("59, pid=7, name=python, 0000", "XID 59: a code that NVIDIA calls unused"),
     ] {
         let mut once = came_again(line, &[]);

@@ -20,7 +20,7 @@ fn a_rank_that_falls_behind_is_the_culprit_within_two_seconds() {
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(3)][..]));
     assert_eq!(hang.victims.len(), RANKS - 1);
     assert_eq!(hang.step, Some(99));
-    assert_eq!(hang.headline(), "rank 3 hangs after step 99: it does not come out of its own code");
+    assert_eq!(hang.headline(), "rank 3 hangs after step 99: it is stuck in the program's code");
 }
 
 #[test]

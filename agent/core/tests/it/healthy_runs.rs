@@ -43,7 +43,7 @@ fn runs() -> BTreeMap<String, String> {
 
 /// Attributes a log and the description of the exit.
 fn judged(log: &str, exit_info: &str) -> Attribution {
-    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let catalog = Catalog::built_in().expect("the catalog is compiled in");
     let mut findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
     if !exit_info.is_empty() {
         findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, exit_info.as_bytes()));

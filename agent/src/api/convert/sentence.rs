@@ -109,7 +109,7 @@ fn fact_sentence(fact: &Fact) -> String {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
         Fact::HostEvidenceReported { host_evidence, .. } => format!(
-            "the host testifies: {} of its kernel, {} not fit for training{}",
+            "host evidence: {} of the kernel log, {} not fit for training{}",
             counted(host_evidence.kernel_lines.len() as u64, "line", "lines"),
             counted(host_evidence.unhealthy.len() as u64, "component", "components"),
             match host_evidence.findings.len() as u64 {

@@ -77,7 +77,7 @@ mod tests {
     use mainstay_core::failure::attribution::{Evidence, attribute, explain};
 
     fn report_of(log: &str) -> String {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let findings = vec![Scan::of_text(catalog, "rank3.log", Some(3), Kind::Log, log.as_bytes())];
         let evidence = Evidence { findings, ..Evidence::default() };
         report(&explain::report(&evidence, &attribute(catalog, &evidence)))

@@ -187,7 +187,7 @@ impl Meaning {
         let mut lines = vec![String::new(), format!("What it means: {}: {}", self.what, self.name)];
         lines.push(format!("  {}", self.meaning));
         if let Some(blame) = self.blame {
-            lines.push(format!("  whose fault: {}", to_blame(blame)));
+            lines.push(format!("  fault domain: {}", to_blame(blame)));
         }
         if !self.source.is_empty() {
             lines.push(format!("  by {}", self.source));
@@ -195,7 +195,7 @@ impl Meaning {
         if let Some(differs) = &self.differs {
             lines.push(format!("  other sources: {differs}"));
         }
-        lines.push(format!("  this entry of the catalogue: {}", self.origin()));
+        lines.push(format!("  this entry of the catalog: {}", self.origin()));
         lines
     }
 
@@ -279,7 +279,7 @@ mod tests {
             "gpu.0000:3b:00 is DEGRADED",
             line,
             "What it means: XID 63",
-            "whose fault: the GPU",
+            "fault domain: the GPU",
             "other sources: ",
             "compiled in",
             "RESET_DEVICE",
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(value["meanings"][0]["what"], "XID 63");
     }
 
-    /// Every entry of the catalogues, by its example line: what was observed, what it means, what to do, where that
+    /// Every entry of the catalogs, by its example line: what was observed, what it means, what to do, where that
     /// is documented.
     #[test]
     fn every_event_of_the_catalogue_is_explained() {

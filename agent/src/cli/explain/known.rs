@@ -52,7 +52,7 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("host.processes", "Stuck processes, zombies, and the number of processes.", SYSTEM),
     known("host.tasks", "The number of tasks and its limit.", SYSTEM),
     known("host.files", "The number of open files and its limit.", SYSTEM),
-    known("host.clock", "Whether the clock is correct and synchronised.", SYSTEM),
+    known("host.clock", "Whether the clock is correct and synchronized.", SYSTEM),
     known("host.boot", "How often the host was booted.", SYSTEM),
     known("host.mounts", "Whether network file systems answer.", SYSTEM),
     known("host.services", "systemd services that training needs.", SYSTEM),

@@ -15,7 +15,7 @@ const WINDOW: Duration = Duration::from_millis(300);
 pub(super) fn probe() -> Probed {
     let cpus = affinity::allowed();
     if cpus.is_empty() {
-        return Probed::Untried("the kernel does not tell which CPUs there are".to_owned());
+        return Probed::Untried("the kernel does not report its CPUs".to_owned());
     }
     let count = cpus.len();
     let workers: Vec<_> = cpus.into_iter().map(|cpu| (cpu, std::thread::spawn(move || work(cpu)))).collect();

@@ -16,7 +16,7 @@ const WINDOW: Duration = Duration::from_millis(300);
 pub(super) fn probe() -> Probed {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(CPUS);
     let Some(available) = available() else {
-        return Probed::Untried("/proc/meminfo does not tell how much memory is available".to_owned());
+        return Probed::Untried("/proc/meminfo does not report the available memory".to_owned());
     };
     let size = (available / 4 / 2 / cpus as u64).min(BLOCK) / 8 * 8;
     if size < 1 << 20 {

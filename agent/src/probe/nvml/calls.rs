@@ -35,16 +35,16 @@ fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> Answer<F> {
     symbol.as_ref().copied().map_err(|_| NvmlError::FunctionNotFound)
 }
 
-/// The initialised library. It stays so until this process ends.
+/// The initialized library. It stays so until this process ends.
 pub(super) enum Nvml {
-    /// As the wrapper initialises it.
+    /// As the wrapper initializes it.
     Usual(nvml_wrapper::Nvml),
     /// A library with only an older function for that.
     Old(NvmlLib),
 }
 
 impl Nvml {
-    /// Loads the library at `path` and initialises it, with the first that it has of three functions.
+    /// Loads the library at `path` and initializes it, with the first that it has of three functions.
     pub(super) fn begin(path: &OsStr) -> Answer<Nvml> {
         match nvml_wrapper::Nvml::builder().lib_path(path).init() {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {

@@ -163,7 +163,7 @@ impl Ras {
         match self.answer.and_then(|answer| answer.recv_timeout(left(deadline)).ok()) {
             Some(Asked::Reported(report)) => of_report(&report, subjects),
             Some(Asked::Failed(why)) => {
-                let findings = vec![format!("NCCL's RAS service tells nothing: {why}")];
+                let findings = vec![format!("NCCL's RAS service gives no answer: {why}")];
                 CollectiveReport { findings, ..CollectiveReport::default() }
             }
             // If nothing listens, no NCCL is in use.

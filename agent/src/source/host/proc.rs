@@ -58,7 +58,7 @@ pub(super) fn cpu_times(proc: &Path) -> Reading<CpuTimes> {
             let total = numbers[..8].iter().fold(0_u64, |sum, ticks| sum.saturating_add(*ticks));
             Reading::Value(CpuTimes { total, stolen: numbers[7] })
         }
-        _ => Reading::NotAvailable(format!("{} tells no stolen time", path.display())),
+        _ => Reading::NotAvailable(format!("{} has no stolen time", path.display())),
     }
 }
 

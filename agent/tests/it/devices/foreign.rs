@@ -1,4 +1,4 @@
-//! Libraries that are not NVIDIA's newest: few functions, old functions, odd answers, odd behaviour.
+//! Libraries that are not NVIDIA's newest: few functions, old functions, odd answers, odd behavior.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -331,7 +331,7 @@ fn a_library_that_loses_its_initialisation_is_initialised_again() {
     assert_eq!(host.gpus().len(), 2);
     host.expect(FIRST, Healthy, Nothing);
     host.expect("gpu.driver", Healthy, Nothing);
-    // One that cannot be initialised again is unknown, and its GPUs are not healthy.
+    // One that cannot be initialized again is unknown, and its GPUs are not healthy.
     host.set("/codes", json!({"nvmlInit_v2": 1, "nvmlInitWithFlags": 1}));
     host.set("/begins", json!(2));
     host.look();

@@ -59,7 +59,7 @@ fn each_way_of_being_unreadable_has_its_own_message() {
         let mut host = Host::with_gpus(1);
         host.gpus();
         host.set("/codes", json!({"nvmlDeviceGetCount_v2": code}));
-        // The library is initialised again after a failure: then the initialisation fails.
+        // The library is initialized again after a failure: then the initialization fails.
         for _ in 0..2 {
             let report = host.look().0;
             let DeviceReport::Answered(ProbeAnswer::Trouble { trouble: reported, .. }) = report else {

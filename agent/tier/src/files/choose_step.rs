@@ -107,7 +107,7 @@ impl Inner {
             "{} is gone, or is another directory than the one in which steps up to {newest} were sealed",
             directory.display()
         );
-        report_line(report, newest, format!("{what}; it is waited for, {} s at most", AWAY.as_secs()));
+        report_line(report, newest, format!("{what}; waiting for it, {} s at most", AWAY.as_secs()));
         let began = Instant::now();
         while self.is_away() {
             if began.elapsed() < AWAY {
@@ -157,7 +157,7 @@ impl Inner {
                 Ok(false) => return,
                 Err(error) => {
                     let directory = self.settings.directory.display();
-                    tracing::warn!(%directory, %error, "a watched directory before a start");
+                    tracing::warn!("checkpoints in {directory}, before a start: {error}");
                     return;
                 }
             }

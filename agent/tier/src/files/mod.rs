@@ -2,10 +2,11 @@
 //! ([`cache`]). They are sealed in place and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (lists files), `compare` and `judge` (compare steps with their seals), `take` (seals steps), `pack` (files as an
-//! archive, and its seal), `unpack` (back into a directory), `catalog` (notes kept over restarts), `copies` (of files that are
-//! overwritten), `host` (shared parts), `left` and `put_back` (changes in a directory before its trainer resumes, and who makes them),
-//! `back` (which step a job goes back to), `all` (everything that an agent manages).
+//! From the bottom: `tree` (lists files), `compare` and `judge` (compare steps with their seals), `seal_in_place` (seals steps),
+//! `unsealed` (steps that change too often), `pack` (files as an archive, and its seal), `unpack` (back into a directory), `catalog`
+//! (notes kept over restarts), `copies` (of files that are overwritten), `host` (shared parts), `delegated` and `put_back` (changes in a
+//! directory before its trainer resumes, and who makes them), `choose_step` (which step a job goes back to), `all` (everything that an
+//! agent manages).
 
 mod all;
 pub mod cache;
@@ -22,6 +23,7 @@ pub mod replicator;
 mod seal_in_place;
 pub(crate) mod tree;
 mod unpack;
+mod unsealed;
 pub mod watch;
 
 use std::io;

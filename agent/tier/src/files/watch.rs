@@ -1,5 +1,5 @@
 //! A directory into which a trainer writes checkpoints in its own format. A step that is complete by its framework's mark and sound by its
-//! formats is sealed, offered to peers and durable storage, and restored on a host that has lost it (`back`). A step that differs from
+//! formats is sealed, offered to peers and durable storage, and restored on a host that has lost it (`choose_step`). A step that differs from
 //! its seal (`compare`) is no longer offered. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;
@@ -21,6 +21,7 @@ use super::copies::Copies;
 use super::delegated::{Left, Started};
 use super::host::{self, AGAIN, Acting, Bell, Place};
 use super::tree::{self, Mark, Member};
+use super::unsealed::Unsealed;
 use crate::beneath::Beneath;
 use crate::os::lower_priority;
 use crate::peer::user::User;
@@ -94,6 +95,8 @@ pub(super) struct State {
     pub(super) home: Option<(u64, u64)>,
     /// Whether it was reported that each save overwrites the files of the one before.
     pub(super) overwriting_reported: bool,
+    /// Checks in which the complete step had changed.
+    unsealed: Unsealed,
     /// Work that was left to the user's process and is not reported as done.
     pub(super) left: Option<Left>,
     /// The last error.
@@ -126,6 +129,7 @@ impl FileWatch {
             grown: Vec::new(),
             home: None,
             overwriting_reported: false,
+            unsealed: Unsealed::default(),
             left: None,
             problem: None,
         };
@@ -162,7 +166,7 @@ impl FileWatch {
         !state.catalog.packs().is_empty() || !state.catalog.lost().is_empty()
     }
 
-    /// The last error, until the next success.
+    /// The last error, or why nothing is sealed, until the next success.
     pub fn problem(&self) -> Option<String> {
         self.inner.state().problem.clone()
     }
@@ -220,10 +224,14 @@ impl Inner {
         loop {
             let mut state = self.state();
             let looked = self.look(&mut state, self.settings.interval);
-            let problem = looked.err().map(|error| error.to_string());
+            let Settings { directory, interval, .. } = &self.settings;
+            let problem = match looked {
+                Ok(_) => state.unsealed.problem(*interval),
+                Err(error) => Some(error.to_string()),
+            };
             if let Some(problem) = problem.as_ref().filter(|problem| state.problem.as_ref() != Some(problem))
             {
-                tracing::warn!(directory = %self.settings.directory.display(), problem, "a watched directory");
+                tracing::warn!("checkpoints in {}: {problem}", directory.display());
             }
             state.problem = problem;
             drop(state);
@@ -259,7 +267,10 @@ impl Inner {
         }
         state.unsound.retain(|step, _| files.contains_key(step));
         let Settings { rules, expect, quiet, .. } = &self.settings;
-        let due = complete(rules, &look, *expect, *quiet).into_iter().find(|of| {
+        let mut changed = None;
+        let all_complete = complete(rules, &look, *expect, *quiet);
+        let has_complete = !all_complete.is_empty();
+        let due = all_complete.into_iter().find(|of| {
             let files = files.get(&of.step);
             let may_be = match (state.catalog.packs().get(&of.step), state.catalog.lost().get(&of.step)) {
                 (Some(_), _) => state.grown.contains(&of.step),
@@ -269,6 +280,9 @@ impl Inner {
             let is_unsound = state.unsound.get(&of.step).is_some_and(|(were, _)| Some(were) == files);
             let is_same = settled.is_zero() || host::is_same(&state.before, of.step, files, settled);
             let is_put_back = state.left.as_ref().is_some_and(|left| left.is_of(of.step));
+            if may_be && !is_same && changed.is_none() {
+                changed = of.names.first().cloned();
+            }
             may_be && is_same && !is_unsound && !is_put_back
         });
         let newest = state.catalog.packs().keys().next_back().copied();
@@ -277,6 +291,12 @@ impl Inner {
             Some(due) => self.seal(state, due, &look, files.get(&due.step), &place),
             None => Ok(false),
         };
+        match (&changed, &due) {
+            (Some(name), None) => state.unsealed.changed(name),
+            // Nothing is complete while a trainer writes, also one that writes again and again.
+            (None, None) if !has_complete => {}
+            _ => state.unsealed.settled(),
+        }
         state.before = host::since(std::mem::take(&mut state.before), files);
         self.offer(state);
         sealed

@@ -232,7 +232,7 @@ fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_termina
     assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
 }
 
-/// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state. With more ranks the sums
+/// A rank on each of two hosts, gloo over veth, a model with an optimizer that has state. With more ranks the sums
 /// of DDP depend on its buckets, which it orders again in the second step of each process.
 pub const DDP: &str = r#"
 import hashlib, torch, torch.distributed as dist

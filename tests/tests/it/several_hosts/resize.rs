@@ -307,7 +307,7 @@ fn ranks_that_wait_in_their_processes_get_new_ones_when_their_number_changes() {
     for end in &ends {
         end.assert_status(0).assert_said("ranks that wait in their processes get new ones");
     }
-    ends[0].assert_said("all ranks get new processes, for their numbers may change");
+    ends[0].assert_said("all ranks get new processes because their numbers may change");
     for rank in 0..4 {
         let host = cluster.host_with(&format!("process.1.{rank}"));
         assert_eq!(cluster.read(host, &format!("round.1.{rank}")), "4");

@@ -96,7 +96,7 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
         assert_eq!((end.summary().attempts, losses(end)), (2, 1), "{end}");
     }
     assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
-    ends[1].assert_said("this host takes part from now on: it is node rank 1 of 2");
+    ends[1].assert_said("this host joined the job: it is node rank 1 of 2");
     let from = brought(&ends[1]);
     assert!(
         from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"),

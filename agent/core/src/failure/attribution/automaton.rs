@@ -1,4 +1,4 @@
-//! An Aho-Corasick automaton that finds all words of the catalogue in one pass over a text, ignoring ASCII case. It covers the first
+//! An Aho-Corasick automaton that finds all words of the catalog in one pass over a text, ignoring ASCII case. It covers the first
 //! [`PREFIX`] letters of each word; the rest of a word is compared after a match of the prefix. The full automaton of 5,000 words would
 //! have 75,000 states; with seven letters it has 10,000. The build script (`build.rs`) creates it and the program reads it in place:
 //! start-up costs nothing, and only the pages of the table that texts visit are in memory.

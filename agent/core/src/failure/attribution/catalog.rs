@@ -1,4 +1,4 @@
-//! The catalogue of log signatures: reads, checks and compiles `agent/catalog/signatures/*.toml`.
+//! The catalog of log signatures: reads, checks and compiles `agent/catalog/signatures/*.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -12,11 +12,11 @@ pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
 use super::words::Words;
 
-/// Why a catalogue cannot be used.
+/// Why a catalog cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// A file does not match the schema.
-    #[error("reading the catalogue file {file}: {reason}")]
+    #[error("reading the catalog file {file}: {reason}")]
     Unreadable {
         /// Which file.
         file: String,
@@ -24,7 +24,7 @@ pub enum CatalogError {
         reason: String,
     },
     /// Two signatures have the same id.
-    #[error("the catalogue has two signatures with the id {0}; ids are unique")]
+    #[error("the catalog has two signatures with the id {0}; ids are unique")]
     Twice(String),
     /// A word to search for is too short.
     #[error("signature {id}: {word:?} in `any` is too short; four letters are the least")]
@@ -42,8 +42,8 @@ pub enum CatalogError {
         /// The error of the regex engine.
         reason: String,
     },
-    /// The tables that were built with the program do not match its catalogue.
-    #[error("the catalogue's tables are broken: {0}; build the program again")]
+    /// The tables that were built with the program do not match its catalog.
+    #[error("the catalog's tables are broken: {0}; build the program again")]
     Tables(String),
 }
 
@@ -60,7 +60,7 @@ const FEWEST_WORDS: usize = 6;
 /// The index of "xid" among them.
 pub(super) const XID: usize = STRUCTURE.len() - 1;
 
-/// The catalogue, ready to be matched.
+/// The catalog, ready to be matched.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     signatures: Vec<Signature>,
@@ -79,7 +79,7 @@ pub struct Catalog {
     vocabulary: Words<'static>,
 }
 
-/// The files of the catalogue that comes with the program.
+/// The files of the catalog that comes with the program.
 const FILES: [(&str, &str); 22] = [
     ("xid.toml", include_str!("../../../../catalog/signatures/xid.toml")),
     ("gpu.toml", include_str!("../../../../catalog/signatures/gpu.toml")),
@@ -115,20 +115,20 @@ static AUTOMATON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/automaton.bi
 static SHARED: Shared<Catalog> = Shared::new();
 
 impl Catalog {
-    /// The built-in catalogue, read once and kept. For commands that end soon and for tests. Long-running processes use
+    /// The built-in catalog, read once and kept. For commands that end soon and for tests. Long-running processes use
     /// [`Catalog::shared`].
     ///
     /// # Errors
-    /// None in a tested program: a test compiles the catalogue.
+    /// None in a tested program: a test compiles the catalog.
     pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
         static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
         BUILT_IN.get_or_init(Catalog::prepared).as_ref()
     }
 
-    /// The built-in catalogue, shared. Dropping the last reference frees it together with all patterns that were compiled.
+    /// The built-in catalog, shared. Dropping the last reference frees it together with all patterns that were compiled.
     ///
     /// # Errors
-    /// None in a tested program: a test compiles the catalogue.
+    /// None in a tested program: a test compiles the catalog.
     pub fn shared() -> Result<Arc<Catalog>, CatalogError> {
         SHARED.get(Catalog::prepared)
     }
@@ -140,12 +140,12 @@ impl Catalog {
         Catalog::of(files, Some(automaton))
     }
 
-    /// The files of the built-in catalogue, by name and text.
+    /// The files of the built-in catalog, by name and text.
     pub fn files() -> &'static [(&'static str, &'static str)] {
         &FILES
     }
 
-    /// Reads catalogue files, given as name and text.
+    /// Reads catalog files, given as name and text.
     ///
     /// # Errors
     /// If a file does not match the schema, ids are duplicated, or words and patterns cannot be compiled. The message names the file or
@@ -160,13 +160,13 @@ impl Catalog {
         let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?, None)?;
         for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
             let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
-            // Nothing else shares the catalogue yet.
+            // Nothing else shares the catalog yet.
             let _ = ready.set(pattern.transpose()?);
         }
         Ok(catalog)
     }
 
-    /// Does not compile patterns. A test compiles all patterns of the built-in catalogue.
+    /// Does not compile patterns. A test compiles all patterns of the built-in catalog.
     fn of(files: Vec<File>, automaton: Option<Automaton>) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();

@@ -100,7 +100,7 @@ mod tests {
         let (one, two) = (judged(lost), judged(&format!("{lost}{again}")));
         assert_eq!((one.class, two.class), (Class::HardwareGpu, Class::HardwareGpu));
         assert!(one.confidence <= ONE_LINE && two.confidence > 0.9, "{} {}", one.confidence, two.confidence);
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let raised = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
         let found = Scan::of_text(catalog, "last words", Some(0), Kind::Log, raised);
         let of = |ended| {
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_live_failure_is_surer_than_the_same_log_read_afterwards_but_not_by_words_alone() {
         assert!((with_odds(0.5, 3.0) - 0.75).abs() < 1e-9 && with_odds(0.0, 3.0) == 0.0);
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let of = |log: &str, live| {
             let findings = vec![Scan::of_text(catalog, "log", Some(0), Kind::Log, log.as_bytes())];
             attribute(catalog, &Evidence { findings, live, ..Evidence::default() })

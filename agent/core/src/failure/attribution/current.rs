@@ -1,6 +1,6 @@
 //! Filters evidence that cannot be the cause of this failure: lines from before healthy steps, and mere warnings.
 //!
-//! A signature in the catalogue can be exempt: `latent` for faults that show later, `warning` for warnings that count.
+//! A signature in the catalog can be exempt: `latent` for faults that show later, `warning` for warnings that count.
 
 use std::borrow::Cow;
 

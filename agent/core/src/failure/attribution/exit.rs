@@ -100,7 +100,7 @@ impl Status {
             }
             Status::Code(2) => ("exit code 2, usual for a wrong command line", &[(UserConfig, 0.8)], None),
             Status::Code(16) => (
-                "exit code 16: Megatron asks for a rerun on another GPU, to tell a passing fault from a lasting one",
+                "exit code 16: Megatron asks for a rerun on another GPU, to distinguish a transient fault from a permanent one",
                 &[(HardwareGpu, 0.8)],
                 // On the same GPU the rerun repeats the result, without end (Megatron-LM #5281).
                 Some(Restart::RestartExcludeNode),

@@ -244,7 +244,7 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
         Restart::RestartAfterWait => "Restart when the lost resource is available again.",
         // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
         Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
-            "Do not restart on these hosts; one retry on other hosts tells a bug from a broken host."
+            "Do not restart on these hosts; one retry on other hosts distinguishes a bug from a broken host."
         }
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
@@ -289,7 +289,7 @@ mod tests {
     use crate::failure::attribution::scan::{Kind, Scan};
 
     fn next_of(log: &str) -> Vec<String> {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
         next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }), None)
     }
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let reported = |log: &str| {
             let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
             let evidence = Evidence { findings, ..Evidence::default() };

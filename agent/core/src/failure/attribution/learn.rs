@@ -1,5 +1,5 @@
 //! Learns which classes words indicate: a softmax regression over words, their parts and stems, and pairs of neighbours. The build
-//! script (`build.rs`) runs it on the examples of the catalogue, on lines of known class and on the figures of failures in
+//! script (`build.rs`) runs it on the examples of the catalog, on lines of known class and on the figures of failures in
 //! `agent/catalog/failures`. The program contains only the result, in the form that [`super::words`] reads in place.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Normalizes a log line: removes colours, progress bars and prefixes, and reads from them which rank wrote the line and when.
+//! Normalizes a log line: removes colors, progress bars and prefixes, and reads from them which rank wrote the line and when.
 
 use std::borrow::Cow;
 
@@ -46,7 +46,7 @@ fn skip_sequence(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     }
 }
 
-/// Removes terminal sequences, so that a word with colours inside is found. Only control sequences (`ESC [ … letter`): other escapes
+/// Removes terminal sequences, so that a word with colors inside is found. Only control sequences (`ESC [ … letter`): other escapes
 /// stay and do no harm.
 pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
     out.clear();

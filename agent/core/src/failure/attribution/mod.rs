@@ -90,7 +90,7 @@ pub struct Evidence {
 /// An observation outside the logs that supports a class.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// Evidence of one family counts once. May be a family of the catalogue.
+    /// Evidence of one family counts once. May be a family of the catalog.
     pub family: String,
     /// What was observed, in words.
     pub text: String,
@@ -322,7 +322,7 @@ fn ranks_named(evidence: &Evidence) -> BTreeSet<u32> {
 /// Attributes a single log. For the tests of the modules.
 #[cfg(test)]
 fn judged(log: &str) -> Attribution {
-    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let catalog = Catalog::built_in().expect("the catalog is compiled in");
     let findings = vec![scan::Scan::of_text(catalog, "log", None, scan::Kind::Log, log.as_bytes())];
     attribute(catalog, &Evidence { findings, ..Evidence::default() })
 }

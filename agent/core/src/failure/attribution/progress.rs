@@ -2,7 +2,7 @@
 //! Supported formats: nanoGPT, Megatron, Hugging Face Trainer, tqdm, Lightning, torchtitan, MaxText, DeepSpeed, fairseq, Keras,
 //! PyTorch's examples, and `step 10 loss 2.3` in general.
 //!
-//! Called for every line of a log: makes one pass and allocates only for lines with terminal colours.
+//! Called for every line of a log: makes one pass and allocates only for lines with terminal colors.
 
 mod bar;
 mod words;

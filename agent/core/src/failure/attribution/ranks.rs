@@ -36,7 +36,7 @@ mod tests {
     use crate::failure::attribution::{Attribution, attribute};
 
     fn judged(log: &str) -> Attribution {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
         attribute(catalog, &Evidence { findings, ..Evidence::default() })
     }

@@ -77,7 +77,7 @@ const BORNE_OUT: &str = include_str!(concat!(env!("OUT_DIR"), "/borne_out.txt"))
 const LINES: &str = include_str!("../../../../catalog/signatures/lines.tsv");
 
 /// Judges each case as if its source had never been seen: a signature counts only if a case of another source, a failure in the
-/// catalogue or a collected line matches it too. Signatures are written by hand; one that only this source matches may have been
+/// catalog or a collected line matches it too. Signatures are written by hand; one that only this source matches may have been
 /// written after it.
 pub fn without_memory(catalog: &Catalog, cases: &[Case]) -> Vec<Answer> {
     let known = sources_of_signatures(catalog, cases);

@@ -1,4 +1,4 @@
-//! The entries of the catalogue files.
+//! The entries of the catalog files.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub enum Determinism {
     Either,
 }
 
-/// One signature of the catalogue.
+/// One signature of the catalog.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Signature {
@@ -152,7 +152,7 @@ pub struct ExceptionRule {
     pub also: BTreeMap<Class, f64>,
 }
 
-/// A file of the catalogue.
+/// A file of the catalog.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {

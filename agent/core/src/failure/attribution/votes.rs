@@ -270,7 +270,7 @@ mod tests {
     use crate::failure::attribution::scan::Scan;
 
     fn class_of(log: &str) -> Class {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
         attribute(catalog, &Evidence { findings, ..Evidence::default() }).class
     }

@@ -56,7 +56,7 @@ pub(super) fn keep_what_is_latent(catalog: &Catalog, findings: &mut Findings) {
 
 /// A process of the job, such as a DataLoader worker, that SIGKILL ended indicates that memory ran out, unless the kernel counted no OOM
 /// kill. In that case another process sent the signal, and neither memory nor the program explains it. Returns whether there was such a
-/// line: one with the phrase that a signature of the catalogue has as `needs_oom_kill`.
+/// line: one with the phrase that a signature of the catalog has as `needs_oom_kill`.
 pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) -> bool {
     let mut found = false;
     for findings in all {

@@ -6,7 +6,7 @@ fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
     let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
     let failed = FailedAttempt { ends, lived: Span::seconds(600), out_of_memory_kills };
     let mut verdict = judge(Incident(1), Attempt(0), &failed.ends, out_of_memory_kills);
-    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let catalog = Catalog::built_in().expect("the catalog is compiled in");
     complete(&mut verdict, catalog, &failed, &HostEvidence::default());
     verdict
 }
@@ -16,7 +16,7 @@ fn a_kernel_line_attributes_an_illegal_access_to_the_hardware() {
     let ends = [raised("builtins.RuntimeError", "CUDA error: unspecified launch failure", 5), stopped()];
     let ends: BTreeMap<Rank, RankEnd> =
         ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
-    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let catalog = Catalog::built_in().expect("the catalog is compiled in");
     let blamed = |lines: &[&str]| {
         let failed =
             FailedAttempt { ends: ends.clone(), lived: Span::seconds(600), ..FailedAttempt::default() };
@@ -181,7 +181,7 @@ fn a_killed_worker_is_out_of_memory_only_where_the_kernel_counted_a_kill() {
 #[test]
 fn the_count_and_the_log_line_of_one_oom_kill_count_once() {
     let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
-    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let catalog = Catalog::built_in().expect("the catalog is compiled in");
     let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
     let reported = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
     let log_odds = |kills| {

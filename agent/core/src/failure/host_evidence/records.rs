@@ -112,15 +112,15 @@ impl Records {
     }
 }
 
-/// Whether the catalogue attributes the XID to the device rather than to a program.
+/// Whether the catalog attributes the XID to the device rather than to a program.
 fn is_of_the_hardware(code: u32) -> bool {
-    /// Cached, so that the catalogue is not read for each XID.
+    /// Cached, so that the catalog is not read for each XID.
     static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
     let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is_of_a_device)).unwrap_or_default();
     CODES.get_or_init(codes).contains(&code)
 }
 
-/// Whether the catalogue attributes the XID to a program, or to the end of one.
+/// Whether the catalog attributes the XID to a program, or to the end of one.
 pub(super) fn is_of_a_program(code: u32) -> bool {
     /// Cached, see above.
     static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();

@@ -1,6 +1,6 @@
 //! Kernel messages about the host: PCIe, memory and CPU errors, kills, hangs, disks, cards, crashes.
 //!
-//! Lines are recognised by how they start, so that a program cannot forge a kernel message through its name. Messages of normal
+//! Lines are recognized by how they start, so that a program cannot forge a kernel message through its name. Messages of normal
 //! operation (a link that comes up, a volume that is mounted) are no reports.
 
 mod amd;

@@ -43,7 +43,7 @@ fn from_kmsg(line: &str) -> Option<Record<'_>> {
     })
 }
 
-/// The line without colours (`dmesg --color`, `journalctl`) and other control characters.
+/// The line without colors (`dmesg --color`, `journalctl`) and other control characters.
 pub fn plain(line: &str) -> Cow<'_, str> {
     if !line.bytes().any(|byte| byte < 0x20 && byte != b'\t') {
         return Cow::Borrowed(line);

@@ -62,7 +62,7 @@ pub fn sxid(message: &str) -> Option<Sxid> {
     })
 }
 
-/// Parses the driver's other messages: a GPU off the bus without an XID, a GPU that cannot be initialised, and the start of the driver.
+/// Parses the driver's other messages: a GPU off the bus without an XID, a GPU that cannot be initialized, and the start of the driver.
 pub fn other(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("NVRM: ")?;
     if text.starts_with("loading NVIDIA ") {

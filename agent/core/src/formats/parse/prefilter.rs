@@ -139,7 +139,7 @@ pub(super) fn may_match_a_pattern(line: &str) -> bool {
     ANY.as_ref().is_none_or(|any| any.is_match(line))
 }
 
-/// Whether words of the line may be interrupted, by a terminal's colours or JSON escapes.
+/// Whether words of the line may be interrupted, by a terminal's colors or JSON escapes.
 pub(super) fn is_wrapped(line: &str) -> bool {
     line.trim_start_matches(['\u{1e}', ' ']).starts_with(['{', 'd', '"'])
         || line.bytes().any(|byte| byte < 0x20 && byte != b'\t' && byte != b'\r')

@@ -70,7 +70,7 @@ fn a_job_that_stops_working_hangs() {
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.len(), hang.victims.len()), (HangKind::AllStill, 0, 4));
     assert!(hang.confidence < 0.5 && hang.evidence[2].contains("no heartbeats"), "{hang:?}");
-    assert_eq!(hang.headline(), "all ranks hang: nothing moves, and nothing tells them apart");
+    assert_eq!(hang.headline(), "all ranks hang: no rank makes progress, and no difference between them is visible");
     assert!(
         job.collected.iter().any(|collected| matches!(collected, Outlook::Waiting(_))),
         "suspected before"
@@ -81,7 +81,7 @@ fn a_job_that_stops_working_hangs() {
 fn a_job_that_sleeps_by_design_is_never_judged() {
     let mut job = Job::of(2);
     job.works(5).rests(3600);
-    assert!(job.hang().is_none(), "it was never at work for long");
+    assert!(job.hang().is_none(), "it was never active for long");
     let mut job = Job::of(2);
     for _ in 0..60 {
         job.works(20).rests(10);
@@ -206,7 +206,7 @@ fn a_job_that_stops_soon_after_its_start_is_doubted_and_never_condemned() {
     assert!(job.hang().is_none());
     let doubt_of_job = doubt(&job).expect("a doubt");
     assert_eq!(doubt_of_job.ranks, [Rank(0), Rank(1)]);
-    assert!(doubt_of_job.why.contains("was at work for 15.00 s only"), "{}", doubt_of_job.why);
+    assert!(doubt_of_job.why.contains("was active for 15.00 s only"), "{}", doubt_of_job.why);
     // A program that never did anything gives nothing to compare with.
     let mut waits = Job::of(2);
     waits.rests(7200);

@@ -1,4 +1,4 @@
-//! A site's overrides of the compiled-in catalogue: an entry replaces the one with the same id or is added.
+//! A site's overrides of the compiled-in catalog: an entry replaces the one with the same id or is added.
 
 use serde::Deserialize;
 
@@ -7,7 +7,7 @@ use crate::base::time::Mono;
 use crate::formats::parse::log::LogReader;
 use crate::model::entry::Fact;
 
-/// A file of overrides: entries of any catalogue file.
+/// A file of overrides: entries of any catalog file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideFile {
@@ -29,7 +29,7 @@ pub struct OverrideFile {
 }
 
 impl Catalog {
-    /// Returns the catalogue with the entries of the file `origin`.
+    /// Returns the catalog with the entries of the file `origin`.
     ///
     /// # Errors
     /// The file contradicts itself, or an example does not parse as its entry's kind.

@@ -46,7 +46,7 @@ pub struct DcgmCatalog {
 }
 
 impl DcgmCatalog {
-    /// The catalogue of a file.
+    /// The catalog of a file.
     ///
     /// # Errors
     /// Returns a code that has two entries.

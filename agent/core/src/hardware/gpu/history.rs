@@ -60,7 +60,7 @@ struct Past {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rung {
-    /// The catalogue's action.
+    /// The catalog's action.
     First,
     Reboot,
     Support,
@@ -74,7 +74,7 @@ enum Remedy {
 }
 
 impl History {
-    /// Records a fault for which the catalogue recommends `base`. Returns the action, given the earlier remedies.
+    /// Records a fault for which the catalog recommends `base`. Returns the action, given the earlier remedies.
     pub(super) fn came(
         &mut self,
         code: u32,

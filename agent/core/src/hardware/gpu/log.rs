@@ -56,7 +56,7 @@ impl DeviceJudge {
         }
     }
 
-    /// The severity of an XID: from its line if the line has it, otherwise from the catalogue.
+    /// The severity of an XID: from its line if the line has it, otherwise from the catalog.
     fn weight_of(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
         let Some(meaning) = self.catalog.xid(xid.code) else {
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
@@ -171,7 +171,7 @@ impl DeviceJudge {
 /// Confidence in a device fault whose severity is unknown.
 const UNSURE: f64 = 0.5;
 
-/// The last XID in NVIDIA's catalogue, which lists the codes missing from ours as "unused".
+/// The last XID in NVIDIA's catalog, which lists the codes missing from ours as "unused".
 const LAST_LISTED: u32 = 173;
 
 /// An NVLink XID whose severity is in its log line, which was not read.
@@ -224,7 +224,7 @@ impl Came {
         let name = if unused {
             "a code that NVIDIA calls unused"
         } else {
-            "a code that the catalogue does not know"
+            "a code that the catalog does not know"
         };
         Came {
             at,

@@ -1,7 +1,7 @@
 //! The judge of the host's operating system: stuck and dead processes, kernel tables, clocks, network mounts, services,
 //! modules, reboots, memory errors and throttled CPUs.
 //!
-//! The states reflect the present, except where the kernel forgets: reboots, and that the clock was once synchronised,
+//! The states reflect the present, except where the kernel forgets: reboots, and that the clock was once synchronized,
 //! are restored from the journal. What a host does not have is not shown.
 
 mod chassis;

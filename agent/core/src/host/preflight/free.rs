@@ -48,7 +48,7 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuA
         }
         (_, Some(used)) if used > allowed.0 && !has_ours => {
             let held = Bytes(used).rounded();
-            GpuAvailability::Held(format!("{held} of its memory are held though no process is to be seen"))
+            GpuAvailability::Held(format!("{held} of its memory is in use but no process is visible"))
         }
         (_, Some(_)) => GpuAvailability::Free,
         (_, None) => GpuAvailability::Unknown("it does not tell how much of its memory is in use".to_owned()),

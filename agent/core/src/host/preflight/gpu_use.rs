@@ -175,7 +175,7 @@ mod tests {
         let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
         let reported = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
         assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [reported]);
-        assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("though no process is to be seen"));
+        assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("but no process is visible"));
         assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
     }
 

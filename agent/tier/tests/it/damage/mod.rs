@@ -106,7 +106,7 @@ fn a_directory_that_disappears_briefly_makes_no_job_start_from_the_beginning() {
             let going =
                 scope.spawn(|| place.go_back_telling(true, &move |line| reported.send(line).unwrap()));
             // It reappears after the wait for it was reported.
-            assert!(reports.recv().unwrap().contains("it is waited for"));
+            assert!(reports.recv().unwrap().contains("waiting for it"));
             fs::rename(&away, place.directory()).unwrap();
             going.join().unwrap()
         });

@@ -1,4 +1,4 @@
-//! Exceptions whose names do not look like exceptions, such as `Stalled: no batch for 60 s`. They are recognised by position: the first
+//! Exceptions whose names do not look like exceptions, such as `Stalled: no batch for 60 s`. They are recognized by position: the first
 //! unindented line below the frames of a traceback.
 
 use super::super::lines;
@@ -66,7 +66,7 @@ mod tests {
     const TRACEBACK: &str = "Traceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in step\n    stall()\n    ^^^^^^^\n";
 
     fn exceptions(text: &str) -> Vec<(String, u64, bool)> {
-        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let in_pieces = |pieces: &mut dyn Iterator<Item = &str>| -> Vec<(String, u64, bool)> {
             let mut scan = Scan::new(catalog, "log", None, Kind::Log);
             pieces.for_each(|piece| scan.feed(piece.as_bytes()));

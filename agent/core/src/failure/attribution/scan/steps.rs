@@ -71,7 +71,7 @@ mod tests {
         let mut text: String = (0..before).map(step).collect();
         text.push_str(ERROR);
         text.extend((before..before + after).map(step));
-        let catalog = Catalog::built_in().expect("the catalogue");
+        let catalog = Catalog::built_in().expect("the catalog");
         let findings = Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes());
         findings.exceptions[0].spot.steps_after
     }
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_last_steps_are_kept_when_a_log_has_more_than_fit() {
         let step = |step: u64| format!("iteration {step:8}/ 900000 | lm loss: 2.0 |\n");
-        let catalog = Catalog::built_in().expect("the catalogue");
+        let catalog = Catalog::built_in().expect("the catalog");
         let mut scan = Scan::new(catalog, "log", None, Kind::Log);
         // Each piece is a block, of which the last lines are recorded.
         for piece in 0..4_000 {

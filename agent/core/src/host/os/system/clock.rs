@@ -1,4 +1,4 @@
-//! The clock: whether it jumps, and whether it is synchronised.
+//! The clock: whether it jumps, and whether it is synchronized.
 
 use super::sample::SystemSample;
 use super::{ClockLimits, lasting};
@@ -17,7 +17,7 @@ pub(super) struct ClockWatch {
     /// How far the wall clock was ahead of the clock since boot, in nanoseconds.
     ahead: Option<i128>,
     jumped: Option<(Mono, i128)>,
-    /// It was synchronised once: a time service runs on this host.
+    /// It was synchronized once: a time service runs on this host.
     is_kept: bool,
     adrift_since: Option<Mono>,
 }
@@ -42,7 +42,7 @@ impl ClockWatch {
             Reading::Value(clock) => {
                 if clock.synchronised && !self.is_kept {
                     self.is_kept = true;
-                    let detail = "the clock is synchronised".to_owned();
+                    let detail = "the clock is synchronized".to_owned();
                     facts.push(observed(SYNCHRONISED, Weight::Info, detail));
                 }
                 let source = clock.source.as_deref().unwrap_or("unknown hardware");
@@ -77,7 +77,7 @@ impl ClockWatch {
         let adrift = !synchronised || max_error > limits.max_error.0;
         if !adrift {
             self.adrift_since = None;
-            findings.summary("the clock is synchronised".to_owned());
+            findings.summary("the clock is synchronized".to_owned());
             return;
         }
         if !self.is_kept {

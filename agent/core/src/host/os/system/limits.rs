@@ -67,9 +67,9 @@ settings! {
         jump_window: Period = Period::seconds(600),
         /// How long after boot the clock may jump, since it is being set.
         boot_grace: Period = Period::seconds(600),
-        /// How long a clock that was once synchronised may be unsynchronised before host.clock is degraded.
+        /// How long a clock that was once synchronized may be unsynchronized before host.clock is degraded.
         unsynchronised_after: Period = Period::seconds(900),
-        /// Maximum error of a synchronised clock, by the kernel's estimate.
+        /// Maximum error of a synchronized clock, by the kernel's estimate.
         max_error: Period = Period::seconds(5),
     }
     sections {}

@@ -16,7 +16,7 @@ pub struct SystemSample {
     /// The clock since boot that also runs during suspend, read at the same moment; `None` if the two could not be read
     /// close together.
     pub since_boot: Option<Mono>,
-    /// The clock's synchronisation.
+    /// The clock's synchronization.
     pub clock: Reading<ClockReading>,
     /// Kernel tables.
     pub tables: Tables,
@@ -114,10 +114,10 @@ pub struct Blocked {
     pub ran: Option<u64>,
 }
 
-/// The clock's synchronisation, by adjtimex(2).
+/// The clock's synchronization, by adjtimex(2).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClockReading {
-    /// A time service keeps it synchronised.
+    /// A time service keeps it synchronized.
     pub synchronised: bool,
     /// Its maximum error.
     pub max_error: Span,

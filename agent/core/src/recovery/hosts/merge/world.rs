@@ -79,7 +79,7 @@ impl Merge {
 
     fn why_world_stays(&self) -> String {
         format!(
-            "the job keeps its {} ranks, for another number cannot load what they saved with mainstay.checkpoint. \
+            "the job keeps its {} ranks, because another number of ranks cannot load what was saved with mainstay.checkpoint. \
              load(replicated=True) and mainstay.dcp can",
             self.world()
         )
@@ -213,13 +213,13 @@ impl Merge {
         if !benched.is_empty() {
             let names: Vec<&str> = benched.iter().map(|member| member.host.as_str()).collect();
             why = format!(
-                "{why}; host {} waits, for the number of ranks has to be a multiple of {}",
+                "{why}; host {} waits because the number of ranks must be a multiple of {}",
                 names.join(" and "),
                 self.limits.multiple
             );
         }
         if in_process {
-            why = format!("{why}; all ranks get new processes, for their numbers may change");
+            why = format!("{why}; all ranks get new processes because their numbers may change");
         }
         let changed = Fact::WorldChanged {
             attempt: self.attempt,
