@@ -35,7 +35,7 @@ pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 use gpus::Gpus;
 use launchers::Launcher;
 use resets::Resets;
-use rulings::Ruled;
+use rulings::AnsweredFailure;
 
 use crate::act::hook::Hooks;
 use crate::os::clock;
@@ -77,7 +77,7 @@ pub struct Node {
     /// Proposals that wait for a reading of the GPUs.
     waiting: Vec<(Session, Verdict)>,
     /// Recent failures that were ruled on, and the evidence that was sent for each.
-    ruled: Vec<Ruled>,
+    ruled: Vec<AnsweredFailure>,
     /// For work that runs next to the loop.
     own_inputs: mpsc::Sender<Input>,
     /// Stores the position in the kernel log once everything read is on the disk.
@@ -149,7 +149,8 @@ impl Node {
         let mut sync = tokio::time::interval(SYNC_EVERY);
         // A late tick is not made up for at once: messages are processed between two ticks.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut waiting, mut said) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(OF_CALLERS_AT_ONCE));
+        let (mut waiting, mut response) =
+            (Vec::with_capacity(AT_ONCE), Vec::with_capacity(OF_CALLERS_AT_ONCE));
         loop {
             tokio::select! {
                 biased;
@@ -167,7 +168,7 @@ impl Node {
                 }
                 // Before messages of callers: no sensor and no new launcher waits behind a flood of entries.
                 count = inputs.recv_many(&mut waiting, AT_ONCE) => self.step_all(&mut waiting, count),
-                count = callers.recv_many(&mut said, OF_CALLERS_AT_ONCE) => self.step_all(&mut said, count),
+                count = callers.recv_many(&mut response, OF_CALLERS_AT_ONCE) => self.step_all(&mut response, count),
             }
         }
         self.record(None, Fact::AgentStopped);

@@ -93,7 +93,7 @@ impl StateWriter {
             snapshots.apply(&entry);
         })?;
         snapshots.view.components.clear();
-        snapshots.view.attention.only_of(&boot);
+        snapshots.view.operator_state.only_of(&boot);
         snapshots.publish();
         Ok(snapshots)
     }
@@ -159,7 +159,7 @@ impl StateWriter {
             self.note(at, None, None, Body::Health(change));
         }
         for component in components {
-            let over = self.view.attention.component_reported(&component);
+            let over = self.view.operator_state.component_reported(&component);
             self.set_component(component);
             if let Some(observation) = over {
                 self.note(at, None, None, Body::Fact(Fact::Observed(observation)));
@@ -177,7 +177,7 @@ impl StateWriter {
 
     /// Ends silences that have expired.
     pub fn end_silences(&mut self, at: Stamp) {
-        for over in self.view.attention.run_out(at.wall) {
+        for over in self.view.operator_state.run_out(at.wall) {
             self.record(at, None, None, Body::Fact(Fact::Observed(over)));
         }
     }

@@ -34,7 +34,7 @@ impl Agent {
         let directory = stage.tmpfs().join("agent");
         let (socket, state) = (directory.join("agent.sock"), stage.work().join("agent-state"));
         std::fs::create_dir_all(&directory).expect("a directory for the socket");
-        let said = File::options().create(true).append(true).open(stage.home().join("agent.err"));
+        let printed = File::options().create(true).append(true).open(stage.home().join("agent.err"));
         let mut command = Command::new(&line[0]);
         bare(&mut command, stage)
             .args(&line[1..])
@@ -45,7 +45,7 @@ impl Agent {
             .arg(&state)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(said.expect("a file for what the agent says"));
+            .stderr(printed.expect("a file for what the agent says"));
         let process = command.spawn().unwrap_or_else(|error| panic!("starting {line:?}: {error}"));
         let handle = waiting::handle(pid_of(&process)).expect("our own child can be watched");
         let agent = Agent { process, handle, socket, journal: state.join("journal") };

@@ -36,7 +36,7 @@ impl End {
 
     /// Fails unless the launcher wrote this on its standard error.
     #[track_caller]
-    pub fn assert_said(&self, what: &str) -> &End {
+    pub fn assert_printed(&self, what: &str) -> &End {
         assert!(self.stderr.contains(what), "not said: {what:?}\n{self}");
         self
     }
@@ -73,8 +73,8 @@ impl std::fmt::Display for End {
         let mut attempt = 0;
         while self.run_dir.join(format!("attempt_{attempt}")).exists() {
             for rank in 0..2 {
-                let said = self.output(attempt, rank, "stderr");
-                writeln!(f, "attempt {attempt}, rank {rank}, stderr:\n{said}")?;
+                let printed = self.output(attempt, rank, "stderr");
+                writeln!(f, "attempt {attempt}, rank {rank}, stderr:\n{printed}")?;
             }
             attempt += 1;
         }

@@ -27,7 +27,7 @@ pub struct Job {
     logs: PathBuf,
     marks: PathBuf,
     socket: PathBuf,
-    said: PathBuf,
+    printed: PathBuf,
 }
 
 /// The start of an attempt.
@@ -44,7 +44,7 @@ impl Job {
         let pid = i32::try_from(launcher.id()).expect("a process id");
         let handle = waiting::handle(pid).expect("our own child can be watched");
         let socket = stage.tmpfs().join(&id).join("api.sock");
-        Job { said: stage.home(), logs: stage.logs(), marks: stage.marks(), id, launcher, handle, socket }
+        Job { printed: stage.home(), logs: stage.logs(), marks: stage.marks(), id, launcher, handle, socket }
     }
 
     /// Its id.
@@ -114,10 +114,10 @@ impl Job {
     }
 
     /// Waits until the launcher has printed this text.
-    pub fn wait_until_said(&self, what: &str) {
-        let path = self.said.join(format!("{}.err", self.id));
-        let look = || fs::read_to_string(&path).ok().filter(|said| said.contains(what));
-        self.wait(&format!("the words {what:?}"), vec![self.said.clone()], look);
+    pub fn wait_until_printed(&self, what: &str) {
+        let path = self.printed.join(format!("{}.err", self.id));
+        let look = || fs::read_to_string(&path).ok().filter(|printed| printed.contains(what));
+        self.wait(&format!("the words {what:?}"), vec![self.printed.clone()], look);
     }
 
     /// Sends a signal to the launcher.
@@ -169,15 +169,15 @@ impl Job {
         let left: Vec<String> = processes::of_job(&self.id).into_iter().map(processes::reported).collect();
         assert!(left.is_empty(), "processes are left after the end: {left:#?}\n{}", self.reported());
         assert_eq!(processes::cgroups_of(&self.id), Vec::<PathBuf>::new(), "{}", self.reported());
-        let said = |name: &str| {
-            let path = self.said.join(format!("{}.{name}", self.id));
+        let printed = |name: &str| {
+            let path = self.printed.join(format!("{}.{name}", self.id));
             String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
         };
         let summary = fs::read(self.run_dir().join("summary.json")).ok();
         End {
             status: status.code().unwrap_or_else(|| -status.signal().unwrap_or(0)),
-            stdout: said("out"),
-            stderr: said("err"),
+            stdout: printed("out"),
+            stderr: printed("err"),
             journal: self.journal(),
             summary: summary.map(|text| serde_json::from_slice(&text).expect("a summary")),
             run_dir: self.run_dir(),
@@ -192,13 +192,13 @@ impl Job {
     }
 
     /// The launcher's output so far.
-    pub fn said(&self) -> String {
-        fs::read_to_string(self.said.join(format!("{}.err", self.id))).unwrap_or_default()
+    pub fn printed(&self) -> String {
+        fs::read_to_string(self.printed.join(format!("{}.err", self.id))).unwrap_or_default()
     }
 
     fn reported(&self) -> String {
-        let said = self.said();
-        format!("launcher said:\n{said}\njournal:\n{}", journal::reported(&self.journal()))
+        let printed = self.printed();
+        format!("launcher said:\n{printed}\njournal:\n{}", journal::reported(&self.journal()))
     }
 }
 

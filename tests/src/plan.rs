@@ -121,8 +121,8 @@ impl<'a> Plan<'a> {
     /// Starts it.
     pub fn start(self) -> Job {
         let stage = self.stage;
-        let said = |name: &str| stage.home().join(format!("{}.{name}", self.id));
-        let file = |name: &str| File::create(said(name)).expect("a file for what the launcher says");
+        let printed = |name: &str| stage.home().join(format!("{}.{name}", self.id));
+        let file = |name: &str| File::create(printed(name)).expect("a file for what the launcher says");
         let mut line = self.before.clone();
         line.push(program::mainstay().display().to_string());
         line.push("run".to_owned());
@@ -181,7 +181,7 @@ pub(crate) fn asked(stage: &Stage, socket: &Path, arguments: &[&str]) -> String 
     let mut command = Command::new(program::mainstay());
     let reported = bare(&mut command, stage).args(arguments).arg("--socket").arg(socket).output();
     let reported = reported.expect("mainstay can be started");
-    let said = String::from_utf8_lossy(&reported.stderr).into_owned();
-    assert!(reported.status.success(), "{arguments:?}: {said}");
+    let printed = String::from_utf8_lossy(&reported.stderr).into_owned();
+    assert!(reported.status.success(), "{arguments:?}: {printed}");
     String::from_utf8_lossy(&reported.stdout).into_owned()
 }

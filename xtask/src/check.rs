@@ -64,12 +64,12 @@ impl Verdict {
     }
 
     /// The result of `cargo test`, which reports skipped tests as passed.
-    pub fn cargo(success: bool, said: &str) -> Self {
-        let (passed, failed) = cargo_counts(said);
-        let skips = Skips::of(said);
+    pub fn cargo(success: bool, printed: &str) -> Self {
+        let (passed, failed) = cargo_counts(printed);
+        let skips = Skips::of(printed);
         match Self::counted(success, passed.saturating_sub(skips.count()), failed) {
             Self::Counted { passed, failed, .. } => {
-                Self::Counted { passed, failed, skips, failures: cargo_failures(said) }
+                Self::Counted { passed, failed, skips, failures: cargo_failures(printed) }
             }
             other => other,
         }
@@ -207,18 +207,18 @@ impl Checks {
 }
 
 /// Passed and failed of all `test result:` lines that cargo test prints, one for each test program.
-pub fn cargo_counts(said: &str) -> (usize, usize) {
-    let lines = said.lines().filter_map(|line| line.trim().strip_prefix("test result:"));
+pub fn cargo_counts(printed: &str) -> (usize, usize) {
+    let lines = printed.lines().filter_map(|line| line.trim().strip_prefix("test result:"));
     lines
         .map(|line| (before(line, "passed"), before(line, "failed")))
         .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
 }
 
 /// The names that each test program lists in front of its result, below a line `failures:`.
-fn cargo_failures(said: &str) -> Vec<String> {
+fn cargo_failures(printed: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_list = false;
-    for line in said.lines() {
+    for line in printed.lines() {
         is_list = (is_list && !line.is_empty()) || line == "failures:";
         let name = line.strip_prefix("    ").filter(|name| is_list && !name.contains(' '));
         names.extend(name.map(str::to_owned));
@@ -227,18 +227,18 @@ fn cargo_failures(said: &str) -> Vec<String> {
 }
 
 /// The names in pytest's short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
-pub fn pytest_failures(said: &str) -> Vec<String> {
+pub fn pytest_failures(printed: &str) -> Vec<String> {
     let is_failure = |line: &&str| line.starts_with("FAILED ") || line.starts_with("ERROR ");
-    said.lines().filter(is_failure).map(str::to_owned).collect()
+    printed.lines().filter(is_failure).map(str::to_owned).collect()
 }
 
 /// Passed and failed of pytest's closing line; an error in a fixture or an import is a failure.
-pub fn pytest_counts(said: &str) -> (usize, usize) {
+pub fn pytest_counts(printed: &str) -> (usize, usize) {
     let is_closing = |line: &&str| {
         line.contains(" in ")
             && (line.contains("passed") || line.contains("failed") || line.contains("error"))
     };
-    let closing = said.lines().rev().find(is_closing).unwrap_or_default();
+    let closing = printed.lines().rev().find(is_closing).unwrap_or_default();
     let errors = before(closing, "error").max(before(closing, "errors"));
     (before(closing, "passed"), before(closing, "failed") + errors)
 }
@@ -256,10 +256,10 @@ mod tests {
 
     #[test]
     fn cargos_lines_are_summed() {
-        let said = "running 3 tests\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
+        let printed = "running 3 tests\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
                     finished in 0.00s\nnoise\ntest result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 \
                     filtered out; finished in 1.00s\n";
-        assert_eq!(cargo_counts(said), (7, 2));
+        assert_eq!(cargo_counts(printed), (7, 2));
     }
 
     #[test]
@@ -284,27 +284,27 @@ mod tests {
 
     #[test]
     fn a_test_that_was_skipped_did_not_pass() {
-        let said = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
-        let verdict = Verdict::cargo(true, said);
+        let printed = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
+        let verdict = Verdict::cargo(true, printed);
         assert_eq!(
             verdict,
-            Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(said), failures: Vec::new() }
+            Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(printed), failures: Vec::new() }
         );
     }
 
     #[test]
     fn the_summary_names_what_failed() {
-        let said = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\n    assertion failed\n\n\nfailures:\n    \
+        let printed = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\n    assertion failed\n\n\nfailures:\n    \
                     a::b\n    c\n\ntest result: FAILED. 3 passed; 2 failed; 0 ignored\n";
         let mut checks = Checks::default();
-        checks.run("unit", || Ok(Verdict::cargo(false, said)));
+        checks.run("unit", || Ok(Verdict::cargo(false, printed)));
         checks.run("tidy", || Ok(Verdict::without(vec!["a file".into()])));
         checks.run("good", || Ok(Verdict::without(Vec::new())));
         let lines = ["  unit", "      a::b", "      c", "  tidy", "      a file"];
         assert_eq!(checks.failures(), lines);
         assert_eq!(checks.sum(), (4, 3, Skips::default()));
-        let said = "=== short test summary info ===\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n";
-        assert_eq!(pytest_failures(said), ["FAILED a.py::b - assert 0"]);
+        let printed = "=== short test summary info ===\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n";
+        assert_eq!(pytest_failures(printed), ["FAILED a.py::b - assert 0"]);
     }
 
     #[test]

@@ -32,12 +32,12 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
         .status()
         .with_context(|| format!("starting {}", words(command)))?;
     if !status.success() {
-        let said = fs::read_to_string(log).unwrap_or_default();
+        let printed = fs::read_to_string(log).unwrap_or_default();
         bail!(
             "{} ended with {status}; all it said is in {}\n{}",
             words(command),
             log.display(),
-            tail(&said, 25)
+            tail(&printed, 25)
         );
     }
     Ok(())
@@ -57,17 +57,17 @@ pub fn run_watched(command: &mut Command) -> Result<(ExitStatus, String)> {
     // The command holds our ends of the pipe until they are replaced, and the pipe would never end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).context("reading what a command says")? > 0 {
         let text = String::from_utf8_lossy(&line);
         output::write(&text);
-        said.push_str(&text);
+        printed.push_str(&text);
         line.clear();
     }
     let status = child.wait().with_context(|| format!("waiting for {}", words(command)))?;
-    Ok((status, said))
+    Ok((status, printed))
 }
 
 /// What a command prints, when it succeeds.
@@ -75,8 +75,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("starting {}", words(command)))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{} ended with {}\n{}", words(command), output.status, tail(&said, 15));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        bail!("{} ended with {}\n{}", words(command), output.status, tail(&printed, 15));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

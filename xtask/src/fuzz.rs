@@ -55,8 +55,8 @@ pub fn seeds() -> Result<Verdict> {
         if ended.status.success() {
             passed += seeds.len();
         } else {
-            let said = String::from_utf8_lossy(&ended.stderr);
-            output::line(&format!("{}: {said}", name.display()));
+            let printed = String::from_utf8_lossy(&ended.stderr);
+            output::line(&format!("{}: {printed}", name.display()));
             failures.push(name.display().to_string());
         }
     }

@@ -75,18 +75,18 @@ fn site() -> Result<Verdict> {
         Ok(program) => program,
         Err(why) => return Ok(Verdict::skipped(&why)),
     };
-    let (status, said) =
+    let (status, printed) =
         command::run_watched(Command::new(program).args(["build", "docs"]).current_dir(paths::root()))?;
-    let has_warned = said.contains("WARN") || said.contains("ERROR");
+    let has_warned = printed.contains("WARN") || printed.contains("ERROR");
     let start = paths::target().join("book/index.html");
     Ok(Verdict::of(status.success() && !has_warned && start.is_file()))
 }
 
 /// The exit status is the verdict, unless the database of advisories is not available.
 fn advisories(command: &mut Command) -> Result<Verdict> {
-    let (status, said) = command::run_watched(command)?;
+    let (status, printed) = command::run_watched(command)?;
     let unreachable = ["failed to fetch advisory database", "couldn't fetch advisory database"];
-    if !status.success() && unreachable.iter().any(|words| said.contains(words)) {
+    if !status.success() && unreachable.iter().any(|words| printed.contains(words)) {
         return Ok(Verdict::skipped("the advisory database cannot be fetched from here"));
     }
     Ok(Verdict::of(status.success()))
@@ -113,9 +113,9 @@ fn verify_unit() -> Result<Verdict> {
     }
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).arg(unit_with_program()?);
-    let (status, said) = command::run_watched(&mut verify)?;
+    let (status, printed) = command::run_watched(&mut verify)?;
     // It only warns about unknown keys; here they are errors.
-    Ok(Verdict::of(status.success() && !said.contains("mainstay.service:")))
+    Ok(Verdict::of(status.success() && !printed.contains("mainstay.service:")))
 }
 
 fn rate_sandbox() -> Result<Verdict> {
@@ -126,12 +126,12 @@ fn rate_sandbox() -> Result<Verdict> {
     rate.args(["security", "--no-pager", "--offline=true", "--threshold", EXPOSURE_AT_MOST])
         .arg(file("mainstay.service"));
     let output = rate.output().context("starting systemd-analyze security")?;
-    let said =
+    let printed =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if said.contains("unrecognized option") {
+    if printed.contains("unrecognized option") {
         return Ok(Verdict::skipped("systemd-analyze security cannot rate a file before systemd 250"));
     }
-    println!("{}", command::tail(said.trim_end(), 1));
+    println!("{}", command::tail(printed.trim_end(), 1));
     Ok(Verdict::of(output.status.success()))
 }
 

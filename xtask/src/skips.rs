@@ -15,9 +15,9 @@ pub struct Skips {
 
 impl Skips {
     /// The skips that a text reports.
-    pub fn of(said: &str) -> Skips {
+    pub fn of(printed: &str) -> Skips {
         let mut skips = Skips::default();
-        for line in said.lines() {
+        for line in printed.lines() {
             // The harness may have written the start of a line before.
             if let Some((test, reason)) = reported(line, SKIPPED) {
                 skips.whole.entry(reason).or_default().insert(test);

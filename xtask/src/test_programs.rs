@@ -95,7 +95,7 @@ impl TestPrograms {
         filter: Option<&str>,
         prepare: impl Fn(&mut Command),
     ) -> Result<Verdict> {
-        let (mut all_passed, mut said) = (true, String::new());
+        let (mut all_passed, mut printed) = (true, String::new());
         let mut count = 0;
         for program in self.0.iter().filter(|program| is_wanted(program)) {
             count += 1;
@@ -106,10 +106,10 @@ impl TestPrograms {
             own.give(&mut test);
             let (status, reported) = command::run_watched(&mut test)?;
             all_passed &= status.success();
-            said.push_str(&reported);
+            printed.push_str(&reported);
         }
         ensure!(count > 0, "there is no such test program");
-        Ok(Verdict::cargo(all_passed, &said))
+        Ok(Verdict::cargo(all_passed, &printed))
     }
 }
 

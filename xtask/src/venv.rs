@@ -210,9 +210,9 @@ fn base_python() -> String {
 }
 
 fn who(python: &str) -> Result<Interpreter> {
-    let said = command::output(Command::new(python).args(["-c", WHO]))
+    let printed = command::output(Command::new(python).args(["-c", WHO]))
         .context("python3 is needed (3.9 or later; MAINSTAY_PYTHON names another interpreter)")?;
-    serde_json::from_str(&said).with_context(|| format!("asking {python} for its version: {said:?}"))
+    serde_json::from_str(&printed).with_context(|| format!("asking {python} for its version: {printed:?}"))
 }
 
 /// The stamp with which the environment can be used unchanged.

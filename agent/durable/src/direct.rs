@@ -169,7 +169,7 @@ impl Direct {
         let wanted = |rank: &u32| ranks.is_empty() || ranks.contains(rank);
         for (_, copies) in state.ranks.iter().filter(|(rank, _)| wanted(rank)) {
             let Some(copy) = copies.first() else { continue };
-            let mut landing = Landing::new(directory);
+            let mut landing = ShardWriter::new(directory);
             let fetched = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut landing));
             pulled.bytes += fetched.map_err(|error| error.reported(self.bucket.url()))?;
             pulled.shards += 1;
@@ -240,14 +240,14 @@ impl Target for Nowhere {
 }
 
 /// A shard that is being written into a directory: next to its place first, and moved into it when complete.
-struct Landing<'a> {
+struct ShardWriter<'a> {
     directory: &'a Path,
     taken: Option<(File, PathBuf, Sealed)>,
 }
 
-impl<'a> Landing<'a> {
-    fn new(directory: &'a Path) -> Landing<'a> {
-        Landing { directory, taken: None }
+impl<'a> ShardWriter<'a> {
+    fn new(directory: &'a Path) -> ShardWriter<'a> {
+        ShardWriter { directory, taken: None }
     }
 
     fn reported(&self, error: std::io::Error) -> PeerError {
@@ -273,7 +273,7 @@ impl<'a> Landing<'a> {
     }
 }
 
-impl Target for Landing<'_> {
+impl Target for ShardWriter<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
         // The name is from a valid manifest, so it is a plain name, not a path.
         let is_one = Manifest::decode(&sealed.manifest).is_ok_and(|of| of.file.name == sealed.file);
@@ -299,7 +299,7 @@ impl Target for Landing<'_> {
     }
 }
 
-impl Drop for Landing<'_> {
+impl Drop for ShardWriter<'_> {
     fn drop(&mut self) {
         if let Some((_, aside, _)) = self.taken.take() {
             let _ = std::fs::remove_dir_all(aside);

@@ -77,9 +77,9 @@ pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> R
     Ok(size)
 }
 
-type Came = Result<(Range<u64>, Vec<u8>), DurableError>;
+type FetchedChunk = Result<(Range<u64>, Vec<u8>), DurableError>;
 
-fn ask(coming: &mut JoinSet<Came>, bucket: &Bucket, name: &str, range: Range<u64>) {
+fn ask(coming: &mut JoinSet<FetchedChunk>, bucket: &Bucket, name: &str, range: Range<u64>) {
     let (bucket, path) = (bucket.clone(), bucket.path(name));
     coming.spawn(async move {
         let get = || bucket.store.get_range(&path, range.clone());

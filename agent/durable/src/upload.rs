@@ -96,7 +96,7 @@ pub async fn shard(
         sent = bytes(bucket, &data, sealed, from, how).await?;
         let found = bucket.length(&data).await?;
         if found != Some(sealed.shard.bytes) {
-            let problem = format!("{} bytes were sent and {found:?} lie there", sealed.shard.bytes);
+            let problem = format!("{} bytes were sent and {found:?} are stored", sealed.shard.bytes);
             return Err(DurableError::Changed { path: data, problem, chunk: None });
         }
     }

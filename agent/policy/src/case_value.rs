@@ -5,7 +5,7 @@ use mainstay_core::failure::repeats::SeenBefore;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::verdict::{Cause, Verdict};
 use mainstay_core::recovery::policy::{
-    Budget, Case, CauseKind, Experience, PastFailure, Settings, hands, passes_with_the_ranks,
+    Budget, Case, CauseKind, Experience, PastFailure, Settings, available_rungs, passes_with_the_ranks,
 };
 
 use crate::language::{Heap, Made, Value};
@@ -198,7 +198,7 @@ fn component_value(heap: &mut Heap<'_>, component: &Component, last_step: Option
 }
 
 fn job(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>) -> Made<Value> {
-    let actions = texts(heap, hands(settings, case).iter().map(word))?;
+    let actions = texts(heap, available_rungs(settings, case).iter().map(word))?;
     let mut budgets = Vec::new();
     for (kind, Budget { max_restarts, window }) in &settings.by_cause {
         let kind = heap.text(kind.word())?;

@@ -22,12 +22,15 @@ impl Host for Words {
         match name {
             "decision" => Some(decision(given, heap)),
             "duration" => Some(duration(given, heap)),
-            "jitter" => Some(match &given.plain[..] {
-                [Value::Int(count)] if given.named.is_empty() => {
-                    Ok(Value::Float(jitter(u32::try_from(*count).unwrap_or(u32::MAX), self.seed)))
-                }
-                _ => Err("jitter(): it takes one int, how many restarts in a row brought nothing".to_owned()),
-            }),
+            "jitter" => {
+                Some(match &given.plain[..] {
+                    [Value::Int(count)] if given.named.is_empty() => {
+                        Ok(Value::Float(jitter(u32::try_from(*count).unwrap_or(u32::MAX), self.seed)))
+                    }
+                    _ => Err("jitter(): it takes one int, the number of restarts in a row without progress"
+                        .to_owned()),
+                })
+            }
             _ => None,
         }
     }

@@ -15,7 +15,7 @@ use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::hang::{HangJudge, Limits};
 use mainstay_core::model::entry::{Body, Entry, JobSpec};
-use mainstay_core::recovery::hosts::lead::{Act, Lead, Office};
+use mainstay_core::recovery::hosts::lead::{Act, Lead, LeaderSettings};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::round::{Member, first};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Outgoing, Report, Up};
@@ -143,7 +143,7 @@ impl Crowd {
         let mut out = Vec::new();
         let policy = Settings::from(Budget { max_restarts: 100_000, window: None });
         let job = Job::begin(at, spec, policy, &mut out);
-        let office = Office {
+        let leader_settings = LeaderSettings {
             seat: 0,
             launcher: launcher(0),
             names: ("job".to_owned(), "launch".to_owned()),
@@ -158,7 +158,7 @@ impl Crowd {
         hangs.judge_all((0..plan.hosts).flat_map(of_each).collect(), at);
         let mut crowd = Crowd {
             followers: (0..plan.hosts).map(|host| Follower::new(host, plan.ranks)).collect(),
-            lead: Lead::new(at, job, merge, office),
+            lead: Lead::new(at, job, merge, leader_settings),
             hangs,
             random: Random::new(seed),
             events: BTreeMap::new(),

@@ -6,7 +6,7 @@
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{Count, Hang, HangKind, Limits, Outlook, PhaseId, Sight, Watch};
+use mainstay_core::hang::{Count, Hang, HangKind, HangStatus, Limits, PhaseId, RankSample, Watch};
 
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;
@@ -274,7 +274,7 @@ impl Case {
     }
 
     /// One look: the reports that arrive, and the result of the judge.
-    pub fn tick(&mut self) -> Outlook {
+    pub fn tick(&mut self) -> HangStatus {
         for rank in 0..self.mesh.ranks() {
             if self.silent[self.mesh.host(rank)] || self.random.happens(self.loss.reports) {
                 continue;
@@ -286,7 +286,7 @@ impl Case {
     }
 
     /// A look at which every report arrives and is unchanged, as most are in a large job.
-    pub fn look(&mut self) -> Outlook {
+    pub fn look(&mut self) -> HangStatus {
         self.now = self.now.after(LOOK);
         let sight = sight(2);
         for (rank, counts) in self.counts.iter().enumerate() {
@@ -305,7 +305,7 @@ impl Case {
     pub fn run(mut self) -> Score {
         let began = self.now;
         while self.now.since(began) <= PATIENCE {
-            if let Outlook::Hang(hang) = self.tick() {
+            if let HangStatus::Confirmed(hang) = self.tick() {
                 let took = self.now.since(began);
                 return self.score(*hang, took);
             }
@@ -332,11 +332,11 @@ impl Case {
     }
 }
 
-fn sight(beats: u64) -> Sight {
+fn sight(beats: u64) -> RankSample {
     let (step, since) = (Some(STEPS), Mono(Span::seconds(1000).0));
     let beat_at = since.after(Span::millis(beats));
     let phase = PhaseId::STEP;
-    Sight { registered: true, claim: 1, beats, beat_at, step, since, phase, ..Sight::default() }
+    RankSample { registered: true, claim: 1, beats, beat_at, step, since, phase, ..RankSample::default() }
 }
 
 /// Judges one hang.

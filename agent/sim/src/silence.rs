@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::recovery::hosts::lost::{Judgement, LOOKERS, Sight, Vital};
+use mainstay_core::recovery::hosts::lost::{Judgement, LivenessMonitor, PROBERS, ProbeResult};
 
 use crate::random::Random;
 
@@ -64,19 +64,19 @@ pub fn watch(kind: Kind, hours: u64, seed: u64) -> Seen {
 struct Host {
     kind: Kind,
     random: Random,
-    vital: Vital,
+    vital: LivenessMonitor,
     now: u64,
     /// The time at which the next heartbeat is due, and the arrival time of the one before.
     due: u64,
     arrives: u64,
     stands_still: (u64, u64),
-    answers: BTreeMap<u64, (u32, Sight)>,
+    answers: BTreeMap<u64, (u32, ProbeResult)>,
     seen: Seen,
 }
 
 impl Host {
     fn new(kind: Kind, seed: u64) -> Host {
-        let mut vital = Vital::expected(Mono(0), LEASE);
+        let mut vital = LivenessMonitor::expected(Mono(0), LEASE);
         vital.connects(Mono(0));
         let random = Random::new(seed);
         let mut host = Host {
@@ -149,7 +149,7 @@ impl Host {
             Judgement::Wait => {}
             Judgement::Look => {
                 self.seen.suspected += 1;
-                let asked: Vec<u32> = (0..=LOOKERS as u32).collect();
+                let asked: Vec<u32> = (0..=PROBERS as u32).collect();
                 self.vital.asks(Mono(self.now), asked.clone());
                 self.answers.clear();
                 for by in asked {
@@ -167,17 +167,17 @@ impl Host {
     }
 
     /// The result of a look at the host now, and the time that the look takes.
-    fn sight(&mut self) -> (Sight, u64) {
+    fn sight(&mut self) -> (ProbeResult, u64) {
         // There and back. The kernel answers even while the launcher is stalled.
         let mut took = self.way(CONNECTS_AGAIN_AFTER) + self.way(CONNECTS_AGAIN_AFTER);
         if took > LOOK_WITHIN {
-            return (Sight::Silent, LOOK_WITHIN);
+            return (ProbeResult::Silent, LOOK_WITHIN);
         }
         let begin = self.now;
         for _ in 0..ROUND_TRIPS {
             took += self.way(AGAIN_AFTER);
             took = self.done(begin + took) - begin + self.way(AGAIN_AFTER);
         }
-        if took > LOOK_WITHIN { (Sight::Accepts, LOOK_WITHIN) } else { (Sight::Answers, took) }
+        if took > LOOK_WITHIN { (ProbeResult::Accepts, LOOK_WITHIN) } else { (ProbeResult::Answers, took) }
     }
 }

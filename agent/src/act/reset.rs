@@ -103,7 +103,7 @@ fn open_files(process: &Path) -> io::Result<BTreeSet<String>> {
 pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
     let name = plan.program.display();
     let failed = |why: String| ResetError::Program(why);
-    let (mut said, saying) = io::pipe().map_err(|error| failed(format!("a pipe for {name}: {error}")))?;
+    let (mut output, saying) = io::pipe().map_err(|error| failed(format!("a pipe for {name}: {error}")))?;
     let also = saying.try_clone().map_err(|error| failed(format!("a pipe for {name}: {error}")))?;
     let mut command = Command::new(&plan.program);
     command.args(["--gpu-reset", "-i", uuid]).env("LC_ALL", "C").process_group(0);
@@ -115,7 +115,7 @@ pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
     match ended(&mut child, plan.deadline) {
         Ok(Some(status)) if status.success() => Ok(()),
         Ok(Some(status)) => {
-            Err(failed(format!("{name} failed ({status}): {}", in_a_line(&read_what_is_there(&mut said)))))
+            Err(failed(format!("{name} failed ({status}): {}", in_a_line(&read_what_is_there(&mut output)))))
         }
         Ok(None) | Err(_) => {
             kill_group(&child);
@@ -127,10 +127,10 @@ pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
 }
 
 /// What the program has written so far; its descendants may still hold the other end.
-fn read_what_is_there(said: &mut PipeReader) -> String {
+fn read_what_is_there(output: &mut PipeReader) -> String {
     let mut buffer = [0; 4096];
-    let at_once = fcntl(&*said, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-    let length = at_once.ok().and_then(|_| said.read(&mut buffer).ok()).unwrap_or(0);
+    let at_once = fcntl(&*output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
+    let length = at_once.ok().and_then(|_| output.read(&mut buffer).ok()).unwrap_or(0);
     String::from_utf8_lossy(&buffer[..length]).into_owned()
 }
 

@@ -70,7 +70,7 @@ impl RoundServer {
     /// The next message, and the process that sent it.
     pub async fn next(&mut self) -> (Pid, Word) {
         match self.words.recv().await {
-            Some(said) => said,
+            Some(response) => response,
             None => std::future::pending().await,
         }
     }

@@ -249,7 +249,7 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
         tracing::error!(
             pid = pid.0,
             waits_in = processes::waits_in(*pid),
-            "a process does not die of SIGKILL"
+            "a process did not exit after SIGKILL"
         );
     }
     Swept { killed, undying: remaining }

@@ -50,7 +50,7 @@ fn caller<T>(request: &Request<T>) -> Result<u32, Status> {
     if uid == 0 || uid == nix::unistd::geteuid().as_raw() {
         return Ok(uid);
     }
-    Err(Status::permission_denied(format!("user {uid} may not order: the job is another user's")))
+    Err(Status::permission_denied(format!("user {uid} may not control this job: it belongs to another user")))
 }
 
 fn given(reason: String) -> Result<String, Status> {

@@ -200,7 +200,7 @@ pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Ve
                 if let Some(hanging) = hangs(sensor, now) {
                     check.verdict = CheckVerdict::Unknown;
                     check.reason = format!(
-                        "the look at it ({name}) has not returned for {hanging}; before, it was: {}",
+                        "its check ({name}) has not returned for {hanging}; last result: {}",
                         check.reason
                     );
                 }

@@ -129,7 +129,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     notify(&[NotifyState::Stopping]);
     stop.cancel();
     drop((sensors, following, probing));
-    node.await.context("the node ended in disorder")?;
+    node.await.context("the node task crashed")?;
     served.context("serving the API")
 }
 

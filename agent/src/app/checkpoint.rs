@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
 use mainstay_tier::files::{Files, Plan, Wanted, WantedCache};
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings};
 use tokio_util::sync::CancellationToken;
 
@@ -62,7 +62,7 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     Ok(Keeping { peers: Some(service), durable: durable.transpose()?, files })
 }
 
-fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
+fn settings(config: &Config) -> anyhow::Result<(Settings, Credentials)> {
     let of = &config.checkpoint;
     let CheckpointConfig { listen, peers, name, domain, avoid, redundancy, keep, .. } = of;
     let own = of.store.as_os_str().is_empty();
@@ -93,14 +93,14 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         slowdown: f64::from(of.slowdown_percent) / 100.0,
         streams: of.streams as usize,
         interval: Duration::from_nanos(of.interval.0.0),
-        patience: Patience { stall: Duration::from_nanos(of.stall.0.0), ..Patience::default() },
+        patience: Timeouts { stall: Duration::from_nanos(of.stall.0.0), ..Timeouts::default() },
         software: env!("CARGO_PKG_VERSION").to_owned(),
     };
     Ok((settings, pass))
 }
 
 /// The credentials that this agent presents: the token, a certificate, or both.
-fn pass(of: &CheckpointConfig) -> anyhow::Result<Pass> {
+fn pass(of: &CheckpointConfig) -> anyhow::Result<Credentials> {
     let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
     let token = is_there(&of.token_file).then(|| Token::read(&of.token_file));
     let token = token.transpose().context("key `checkpoint.token_file`")?;
@@ -118,9 +118,9 @@ fn pass(of: &CheckpointConfig) -> anyhow::Result<Pass> {
             };
             anyhow::Error::new(error).context(format!("key `{key}`"))
         })?;
-        return Ok(Pass::Certificate(tls, token));
+        return Ok(Credentials::Certificate(tls, token));
     }
-    token.map(Pass::Token).context("key `checkpoint.token_file`: it is not set")
+    token.map(Credentials::Token).context("key `checkpoint.token_file`: it is not set")
 }
 
 /// The configured directories of others' files.

@@ -168,10 +168,10 @@ mod tests {
             recalled.take_in(entry(earlier, hours(90), Fact::AgentStopped), &boot);
         }
         recalled.take_in(entry("now", hours(1), lost()), &boot);
-        let mut witness = EvidenceLog::with(recalled.records());
-        recalled.kernel.iter().for_each(|(at, fact)| witness.take_in(*at, fact));
-        witness.take_in(hours(5), &lost());
-        let reported = witness.report_evidence(hours(5), &Unrelated::default(), &[]).failed_before;
+        let mut evidence_log = EvidenceLog::with(recalled.records());
+        recalled.kernel.iter().for_each(|(at, fact)| evidence_log.take_in(*at, fact));
+        evidence_log.take_in(hours(5), &lost());
+        let reported = evidence_log.report_evidence(hours(5), &Unrelated::default(), &[]).failed_before;
         assert_eq!(reported.len(), 1, "{reported:?}");
         assert_eq!(reported[0].incidents, 3);
         assert!((reported[0].hours - 185.0).abs() < 1.0, "{}", reported[0].hours);

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use self::closing::{ended_before, last_words, show_the_rest, write_summary};
+use self::closing::{closing_line, ended_before, show_the_rest, write_summary};
 use self::prepare::{
     come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
 };
@@ -250,7 +250,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     if plan.print_summary {
         terminal.print_plain(serde_json::to_string(&summary)?);
     }
-    show_the_rest(terminal, last_words(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
+    show_the_rest(terminal, closing_line(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
         .await;
     stop.cancel();
     if let Some(served) = served {

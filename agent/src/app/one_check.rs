@@ -72,7 +72,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     .await;
     stop.cancel();
     drop((sensors, following, probing));
-    node.await.context("the node ended in disorder")?;
+    node.await.context("the node task crashed")?;
     served.context("serving the checks")
 }
 

@@ -57,14 +57,14 @@ pub(super) async fn bind(
         let known = steps.map(|steps| steps.into_iter().map(known_of).collect::<Vec<Known>>());
         let known = known.as_deref().ok_or("no agent that keeps checkpoints of other directories answers");
         let mut outputs = outputs;
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         for output in &mut outputs {
-            said.extend(lineage::choose(output, &asked, &logs, known)?);
+            messages.extend(lineage::choose(output, &asked, &logs, known)?);
         }
-        anyhow::Ok((outputs, said))
+        anyhow::Ok((outputs, messages))
     });
-    let (outputs, said) = chosen.await??;
-    said.into_iter().for_each(print);
+    let (outputs, messages) = chosen.await??;
+    messages.into_iter().for_each(print);
     Ok(Bound { outputs, is_named })
 }
 

@@ -13,7 +13,7 @@ Examples:
   mainstay agent --config /etc/mainstay/agent.toml --http 127.0.0.1:9464
   MAINSTAY_AGENT_STATE_DIR=/tmp/state mainstay agent --socket /tmp/agent.sock
 
-Configuration: the file, then MAINSTAY_AGENT_* in the environment, then these options, each weighing more than the
+Configuration: the file, then MAINSTAY_AGENT_* in the environment, then these options, each overriding the
 one before; `mainstay config` prints it. See docs/reference/configuration.md.";
 
 /// Run the agent of this host
@@ -57,7 +57,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
             output::note(&format!("error: {}", output::in_full(&error)));
-            Ok(ExitCode::from(exit::NOT_BEGUN))
+            Ok(ExitCode::from(exit::SOFTWARE))
         }
     }
 }

@@ -28,7 +28,7 @@ use show::Report;
   mainstay check --deep --path /scratch           probe memory, CPUs, loopback, /scratch and free GPUs too
   mainstay check --listen 10.0.0.7:7199           on one host, and on another: mainstay check --peer 10.0.0.7:7199
 
-Exit status: 0 all is well or not there, 1 something is wrong but works, 2 not fit for training, 3 unknown,
+Exit status: 0 all checks pass or do not apply, 1 degraded, 2 not fit for training, 3 unknown,
 64 the command line was not understood. What is not in --fail-on does not count.")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Only these groups: gpu, fabric, storage, host, tpu, network
     #[arg(long, value_name = "GROUP", value_delimiter = ',', value_parser = group)]
     group: Vec<Group>,
-    /// What must be there, like gpu=8 or fabric=8 (at least so many); tpu alone means one
+    /// Minimum number of devices, such as gpu=8 or fabric=8; tpu alone means one
     #[arg(long, value_name = "GROUP=COUNT", value_delimiter = ',', value_parser = requirement)]
     require: Vec<Requirement>,
     /// How long one check may take until it is UNKNOWN; 10s, and 30s for what --deep probes
@@ -48,10 +48,10 @@ pub(super) struct Args {
     /// A directory for --deep to write to and read back; may be repeated
     #[arg(long, value_name = "DIR")]
     path: Vec<PathBuf>,
-    /// A host that runs `mainstay check --listen`, to measure the way to it; may be repeated
+    /// Host that runs `mainstay check --listen`; measures the path to it; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     peer: Vec<String>,
-    /// Echo for peers on this address until interrupted, to a network you trust; checks nothing
+    /// Answer probes of peers on this address until interrupted; for a trusted network only; runs no checks
     #[arg(long, value_name = "ADDRESS:PORT", exclusive = true)]
     listen: Option<String>,
     /// Every GPU must be free: no process on it, no memory held
@@ -69,10 +69,10 @@ pub(super) struct Args {
     /// Exit with 2 for each of fail, warn and unknown
     #[arg(long, conflicts_with = "fail_on")]
     strict: bool,
-    /// Look at the host without asking an agent
+    /// Run the checks without an agent
     #[arg(long, conflicts_with = "socket")]
     alone: bool,
-    /// The agent's configuration file, for a look without an agent
+    /// Configuration file of the agent, for checks without an agent
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Show every check, not only the summary (as on a terminal)

@@ -38,7 +38,7 @@ enum Command {
     Show(Show),
     /// Bring the newest whole step of a run into a directory, from peers where it is not here
     Pull(Pull),
-    /// Have a directory's steps replicated to peers, and wait until the newest whole one is
+    /// Replicate a directory's steps to peers and wait for the newest whole step
     Push(Push),
     /// Delete all copies of a step, here and at peers
     Rm(Rm),
@@ -88,7 +88,7 @@ struct Show {
     ask: Ask,
     /// The step
     step: u64,
-    /// Of which run, where there are several
+    /// Run of the step, if several runs have it
     #[arg(long, value_name = "ID")]
     run: Option<String>,
 }
@@ -99,7 +99,7 @@ struct Pull {
     ask: Ask,
     /// The run id of the job (--rdzv-id of mainstay run)
     run: String,
-    /// Where to: plain files, readable without Mainstay
+    /// Destination directory; receives plain files, readable without Mainstay
     directory: PathBuf,
     /// Only the shards of these ranks
     #[arg(long, value_name = "RANK", value_delimiter = ',')]
@@ -294,7 +294,7 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
             return print_result(
                 args.ask.json,
                 &value,
-                &format!("step {} is there until {} hosts are lost", step.step, step.least_copies),
+                &format!("step {} survives until {} hosts are lost", step.step, step.least_copies),
             );
         }
         if std::time::Instant::now() >= until {

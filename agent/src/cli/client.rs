@@ -160,8 +160,8 @@ impl Client {
     pub(super) async fn acknowledge(&self, component: &str, reason: &str) -> Result<(), AskError> {
         let request = AcknowledgeRequest { component: component.to_owned(), reason: reason.to_owned() };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let said = async { operator.acknowledge(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response = async { operator.acknowledge(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Silences a component, within the deadline.
@@ -174,8 +174,9 @@ impl Client {
         let (component, reason) = (component.to_owned(), reason.to_owned());
         let request = SilenceComponentRequest { component, reason, duration: Some(duration) };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let said = async { operator.silence_component(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response =
+            async { operator.silence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Resets a GPU, and waits until that is done: the agent has a deadline for it.
@@ -189,40 +190,40 @@ impl Client {
     pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
         let request = UnsilenceComponentRequest { component: component.to_owned() };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let said =
+        let response =
             async { operator.unsilence_component(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Restarts all ranks of the job.
     pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
         let request = RestartJobRequest { reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let said = async { orders.restart_job(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response = async { orders.restart_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Ends the job.
     pub(super) async fn stop_job(&self, reason: &str) -> Result<(), AskError> {
         let request = StopJobRequest { reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let said = async { orders.stop_job(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response = async { orders.stop_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Restarts all ranks without the GPU of one.
     pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
         let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let said = async { orders.exclude_rank(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response = async { orders.exclude_rank(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Injects a fault into a rank, for a drill.
     pub(super) async fn inject_fault(&self, request: InjectFaultRequest) -> Result<(), AskError> {
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let said = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, said).await.map(|_| ())
+        let response = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
     }
 
     /// Some events after a cursor, within the deadline.

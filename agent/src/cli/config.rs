@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// Print the default configuration with every key explained
     #[arg(long, conflicts_with = "check")]
     default: bool,
-    /// Only say whether file and environment are in order
+    /// Check file and environment without printing the configuration
     #[arg(long)]
     check: bool,
     /// Print JSON
@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     match Config::load(args.config.as_deref(), &environment, &[]) {
-        Ok(_) if args.check => output::print("the configuration is in order\n")?,
+        Ok(_) if args.check => output::print("the configuration is valid\n")?,
         Ok(config) if args.json => output::print(&format!("{}\n", serde_json::to_string_pretty(&config)?))?,
         Ok(config) => output::print(&toml::to_string(&config)?)?,
         Err(error) => {

@@ -49,7 +49,7 @@ pub(super) struct Args {
     /// Only events of this kind; may be given several times
     #[arg(long, value_enum, ignore_case = true)]
     kind: Vec<Kind>,
-    /// Only events that matter at least so much
+    /// Only events of at least this severity
     #[arg(long, value_enum, ignore_case = true)]
     severity: Option<AtLeast>,
     /// Read the journal in this directory, without any server

@@ -39,8 +39,8 @@ enum Order {
 #[command(after_help = "Examples:
   mainstay gpus reset gpu.0000:3b:00 --reason \"XID 48, ticket 4711\"
 
-Root, the agent's own user and operators (operator_uids, operator_gids) may; the journal keeps who, why and how it went.
-Exit status: 0 it was reset and is well, 3 it was refused, it did not help or no agent answers, with why,
+Root, the agent's user and operators (operator_uids, operator_gids) may reset GPUs. The journal records who, why and the result.
+Exit status: 0 reset and healthy, 3 refused, not fixed by the reset, or no agent answers,
 64 the command line was not understood.")]
 struct Reset {
     /// The GPU: its component as `mainstay status` names it, its PCI address or its UUID
@@ -54,8 +54,8 @@ struct Reset {
 }
 
 async fn reset(args: Reset) -> anyhow::Result<ExitCode> {
-    let said = async { order::agent(args.socket).await?.reset_gpu(&args.gpu, &args.reason).await };
-    order::done(said.await, &format!("{}: reset, and it is well\n", args.gpu))
+    let response = async { order::agent(args.socket).await?.reset_gpu(&args.gpu, &args.reason).await };
+    order::done(response.await, &format!("{}: reset, healthy\n", args.gpu))
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {

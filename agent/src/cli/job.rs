@@ -53,7 +53,7 @@ pub(super) struct Inject {
     /// The rank
     #[arg(long, value_name = "RANK")]
     rank: u32,
-    /// Once the rank has completed this step; at once without it
+    /// Inject after the rank has completed this step; default: immediately
     #[arg(long, value_name = "STEP")]
     at_step: Option<u64>,
     /// Percentage of time that a slow rank loses
@@ -81,7 +81,7 @@ enum Fault {
     Exception,
     /// Its main thread stops; the others wait for it in their next collective
     Hang,
-    /// It loses a share of each moment (--by)
+    /// It loses a share of its time (--by)
     Slow,
     /// Its connections to other ranks break
     Network,
@@ -105,16 +105,16 @@ struct Place {
 pub(super) async fn job(args: Job) -> anyhow::Result<ExitCode> {
     match args.order {
         Order::Restart(place) => {
-            let said = async { connect(&place).await?.restart_job(&place.reason).await };
-            done(said.await, "restarting\n")
+            let response = async { connect(&place).await?.restart_job(&place.reason).await };
+            done(response.await, "restarting\n")
         }
         Order::Stop(place) => {
-            let said = async { connect(&place).await?.stop_job(&place.reason).await };
-            done(said.await, "stopping\n")
+            let response = async { connect(&place).await?.stop_job(&place.reason).await };
+            done(response.await, "stopping\n")
         }
         Order::ExcludeRank { rank, place } => {
-            let said = async { connect(&place).await?.exclude_rank(rank, &place.reason).await };
-            done(said.await, &format!("rank {rank}: restarting without its GPU\n"))
+            let response = async { connect(&place).await?.exclude_rank(rank, &place.reason).await };
+            done(response.await, &format!("rank {rank}: restarting without its GPU\n"))
         }
     }
 }
@@ -140,9 +140,9 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
         at_step: args.at_step,
         slow_percent: args.by,
     };
-    let said = async { connect(&args.place).await?.inject_fault(request).await };
+    let response = async { connect(&args.place).await?.inject_fault(request).await };
     let words = if args.at_step.is_some() { "waits for its step" } else { "done" };
-    done(said.await, &format!("rank {}: {words}\n", args.rank))
+    done(response.await, &format!("rank {}: {words}\n", args.rank))
 }
 
 async fn connect(place: &Place) -> Result<Client, AskError> {

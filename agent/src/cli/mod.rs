@@ -51,7 +51,7 @@ pub mod exit {
     /// The command line was not understood (EX_USAGE of sysexits.h).
     pub const USAGE: u8 = 64;
     /// A job or the agent could not be started (EX_SOFTWARE of sysexits.h).
-    pub const NOT_BEGUN: u8 = 70;
+    pub const SOFTWARE: u8 = 70;
 }
 
 /// Keeps training jobs running: monitors a host and its ranks, diagnoses failures, and restarts jobs.

@@ -59,9 +59,9 @@ struct Agent {
 }
 
 pub(super) async fn ack(args: Ack) -> anyhow::Result<ExitCode> {
-    let said =
+    let response =
         async { order::agent(args.place.socket).await?.acknowledge(&args.component, &args.reason).await };
-    done(said.await, &format!("{}: acknowledged\n", args.component))
+    done(response.await, &format!("{}: acknowledged\n", args.component))
 }
 
 pub(super) async fn silence(args: Silence) -> anyhow::Result<ExitCode> {
@@ -71,15 +71,15 @@ pub(super) async fn silence(args: Silence) -> anyhow::Result<ExitCode> {
         // The remainder of a division by 10^9 fits.
         nanos: (nanos % 1_000_000_000) as i32,
     };
-    let said = async {
+    let response = async {
         order::agent(args.place.socket).await?.silence(&args.component, &args.reason, duration).await
     };
-    done(said.await, &format!("{}: silenced for {}\n", args.component, args.period))
+    done(response.await, &format!("{}: silenced for {}\n", args.component, args.period))
 }
 
 pub(super) async fn unsilence(args: Unsilence) -> anyhow::Result<ExitCode> {
-    let said = async { order::agent(args.place.socket).await?.unsilence(&args.component).await };
-    done(said.await, &format!("{}: no longer silenced\n", args.component))
+    let response = async { order::agent(args.place.socket).await?.unsilence(&args.component).await };
+    done(response.await, &format!("{}: no longer silenced\n", args.component))
 }
 
 fn period(text: &str) -> Result<Period, String> {

@@ -73,8 +73,8 @@ fn no_one(why: Option<AskError>, looked_at: Option<&String>) -> AskError {
 }
 
 /// Prints that it was done, or why not.
-pub(super) fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
-    match said {
+pub(super) fn done(response: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
+    match response {
         Ok(()) => {
             output::print(words)?;
             Ok(ExitCode::SUCCESS)

@@ -130,8 +130,12 @@ mod tests {
 
     #[test]
     fn times_are_spoken_as_people_do() {
-        let said: Vec<String> = [-1.0, 0.04, 9.94, 9.96, 59.4, 61.0, 7321.0, 100_000.0].map(spoken).into();
-        assert_eq!(said, ["0.0 s", "0.0 s", "9.9 s", "10 s", "59 s", "1 min 1 s", "2 h 2 min", "1 d 3 h"]);
+        let response: Vec<String> =
+            [-1.0, 0.04, 9.94, 9.96, 59.4, 61.0, 7321.0, 100_000.0].map(spoken).into();
+        assert_eq!(
+            response,
+            ["0.0 s", "0.0 s", "9.9 s", "10 s", "59 s", "1 min 1 s", "2 h 2 min", "1 d 3 h"]
+        );
     }
 
     #[test]

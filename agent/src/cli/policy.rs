@@ -21,7 +21,7 @@ Examples:
   mainstay policy test mine.star --run exp-7
   mainstay policy explain mine.star --incidents cases.toml --name \"a kill\"
 
-Exit status: 0 it is sound and decides as expected, 1 it decides otherwise, 2 it is broken, 3 nothing to try it on.
+Exit status: 0 valid and as expected, 1 a decision differs, 2 invalid, 3 no incident to test.
 See docs/reference/policy-file.md.";
 
 /// Show the policy for failures, and try out your own
@@ -34,9 +34,9 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Print the built-in policy as a file, commented to be copied
+    /// Print the built-in policy with comments, as a template for your own
     Show,
-    /// Check a policy: that it is sound, and that it decides on some usual failures
+    /// Check that a policy is valid and decides a set of common failures
     Check {
         /// The policy
         file: PathBuf,
@@ -152,7 +152,7 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
             text.push_str(&format!("       expected: {expected}\n"));
         }
         if let Some(expected) = later {
-            text.push_str(&format!("       expected after {expected} s, and it is after {after} s\n"));
+            text.push_str(&format!("       expected a delay of {expected} s, got {after} s\n"));
         }
         if let Some(trouble) = &trouble {
             text.push_str(&format!("       {}\n", trouble.words()));

@@ -27,7 +27,7 @@ const SLOW: f64 = 1.05;
 /// Maximum number of remarkable ranks that are shown.
 const SHOWN: usize = 24;
 
-/// Show the ranks of a job: step, section, last heartbeat, own time in a step beside their peers', waiting
+/// Show the ranks of a job: step, section, last heartbeat, own time compared with peers, waiting
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay ranks                 the ranks of all jobs that run here

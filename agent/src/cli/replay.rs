@@ -23,7 +23,7 @@ Examples:
 
 Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure or the input cannot be read.";
 
-/// Judge a recorded run again, and show what differs from what was judged then
+/// Diagnose a recorded run again and show what differs from the recorded verdicts
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {

@@ -426,7 +426,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
         Err(error) => {
             output::note(&format!("error: {}", output::in_full(&error)));
-            Ok(ExitCode::from(exit::NOT_BEGUN))
+            Ok(ExitCode::from(exit::SOFTWARE))
         }
     }
 }

@@ -36,7 +36,7 @@ Exit status: 0 shown, 3 there is no such job here, 64 the command line was not u
 pub(super) struct Args {
     /// The job; not needed where only one runs
     job: Option<String>,
-    /// With the frames of native code, where py-spy is installed; it holds each rank for a fraction of a second
+    /// Include native frames if py-spy is installed; pauses each rank for a fraction of a second
     #[arg(long)]
     native: bool,
     #[command(flatten)]

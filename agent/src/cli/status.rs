@@ -140,7 +140,7 @@ fn job_sign(job: &Job) -> u8 {
 pub(super) fn nothing_answers(found: &Found) -> String {
     format!(
         "nothing answers here. Looked at:\n  {}\nStart a job with `mainstay run -- python train.py`, or the host's agent with \
-         `mainstay agent`; another place is named by --socket or MAINSTAY_SOCKET.",
+         `mainstay agent`; to use another socket, set --socket or MAINSTAY_SOCKET.",
         found.looked_at.join("\n  ")
     )
 }

@@ -26,16 +26,16 @@ pub(super) struct Args {
     /// The trace: CSV with a header line, or JSON; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "trace")]
     file: Option<PathBuf>,
-    /// The same
+    /// Same as FILE
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     trace: Option<PathBuf>,
-    /// Report a rank from this excess over its peers on, in percent
+    /// Minimum excess of a rank over its peers to report, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
     rank_excess: f32,
-    /// Report stages and unevenly spread work from this excess on, in percent
+    /// Minimum excess of a stage, or of unevenly distributed work, to report, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     imbalance: f32,
-    /// Something known of a host or device that may explain it: "host-7: clocks at 60 %"; quoted where it fits
+    /// Known condition of a host or device, quoted as a possible cause: "host-7: clocks at 60 %"
     #[arg(long, value_name = "HOST: FACT")]
     hint: Vec<String>,
     /// JSON for scripts

@@ -219,7 +219,7 @@ impl Config {
         );
         wrong.must(is_absolute(&self.hooks.authorities), "hooks.authorities", "it must be an absolute path");
         wrong.must((1..=20).contains(&self.hooks.tries), "hooks.tries", "it must be between 1 and 20");
-        wrong.must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be longer than nothing");
+        wrong.must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be above 0");
     }
 
     /// Replicas of checkpoints.
@@ -274,7 +274,7 @@ impl Config {
         wrong.must(
             files || of.listen.is_some() || !of.durable.is_empty(),
             "checkpoint.listen",
-            "it, or checkpoint.durable, must be set where checkpoint.watch, replicator or cache is: else nothing is kept",
+            "it, or checkpoint.durable, must be set if checkpoint.watch, replicator or cache is: otherwise nothing is replicated",
         );
         wrong.must(
             of.replicator.iter().all(|path| path.is_absolute()),
@@ -304,7 +304,7 @@ fn parity(of: &CheckpointConfig, wrong: &mut Wrong) {
         others >= parity.pieces() as usize,
         key,
         &format!(
-            "{parity} needs {} hosts beside this one, and checkpoint.peers has {others}",
+            "{parity} needs {} hosts in addition to this one, and checkpoint.peers has {others}",
             parity.pieces()
         ),
     );

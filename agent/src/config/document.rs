@@ -60,8 +60,8 @@ fn collect(fields: &[Field], prefix: &str, defaults: &toml::Table, keys: &mut Ve
 pub(super) fn commented_default() -> String {
     let mut text = String::from(
         "# Configuration of the Mainstay agent. Every key is shown with its default; take away the # to choose another.\n\
-         # Environment variables (MAINSTAY_AGENT_JOURNAL_MAX_SIZE for journal.max_size) weigh more than this file, flags\n\
-         # more than both.\n",
+         # Environment variables (MAINSTAY_AGENT_JOURNAL_MAX_SIZE for journal.max_size) override this file, flags\n\
+         # override both.\n",
     );
     write_section(Config::FIELDS, "", &defaults(), &mut text);
     text

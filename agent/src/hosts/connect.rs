@@ -110,7 +110,7 @@ async fn one(
                 _ = beats.tick() => Some(Up::Beat { sent: clock::mono() }),
             };
             let Some(message) = message else {
-                return Err::<bool, _>(StreamError::Message("it is made again".to_owned()));
+                return Err::<bool, _>(StreamError::Message("it is reconnected".to_owned()));
             };
             send_waiting(&mut into, &message, &mut messages).await?;
         }
@@ -119,8 +119,8 @@ async fn one(
         loop {
             let down = timeout(SILENT_FOR, receive::<Down>(&mut from)).await;
             let down = down.map_err(|_| StreamError::Silent(SILENT_FOR))??;
-            let said = FromLeader::Received { at: clock::mono(), down };
-            if events.send(said).await.is_err() {
+            let notice = FromLeader::Received { at: clock::mono(), down };
+            if events.send(notice).await.is_err() {
                 return Ok::<bool, StreamError>(true);
             }
         }

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use mainstay_core::recovery::hosts::lost::Sight;
+use mainstay_core::recovery::hosts::lost::ProbeResult;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -31,45 +31,45 @@ enum Found {
 }
 
 /// Checks the launcher that listens at this address.
-pub async fn look(address: String, token: Token) -> Sight {
-    let (said, mut reported) = tokio::sync::mpsc::unbounded_channel();
+pub async fn look(address: String, token: Token) -> ProbeResult {
+    let (response, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
     for number in 0..TRIES {
-        let (address, token, said) = (address.clone(), token.clone(), said.clone());
+        let (address, token, response) = (address.clone(), token.clone(), response.clone());
         tries.spawn(async move {
             sleep(EVERY * number).await;
             // The receiver is dropped only once the result is known.
-            let _ = said.send(knock(&address, &token, &said).await);
+            let _ = response.send(knock(&address, &token, &response).await);
         });
     }
-    drop(said);
+    drop(response);
     let (mut connected, mut refusals) = (false, 0);
     let watch = async {
         while let Some(found) = reported.recv().await {
             match found {
-                Found::Launcher => return Some(Sight::Answers),
+                Found::Launcher => return Some(ProbeResult::Answers),
                 Found::Connection => connected = true,
                 Found::Refusal => refusals += 1,
                 Found::Nothing => {}
             }
             if refusals >= REFUSALS {
-                return Some(Sight::Refuses);
+                return Some(ProbeResult::Refuses);
             }
         }
         None
     };
     let seen = timeout(WITHIN, watch).await.ok().flatten();
-    seen.unwrap_or(if connected { Sight::Accepts } else { Sight::Silent })
+    seen.unwrap_or(if connected { ProbeResult::Accepts } else { ProbeResult::Silent })
 }
 
 /// One connection, until a launcher has started its proof on it.
-async fn knock(address: &str, token: &Token, said: &tokio::sync::mpsc::UnboundedSender<Found>) -> Found {
+async fn knock(address: &str, token: &Token, response: &tokio::sync::mpsc::UnboundedSender<Found>) -> Found {
     let stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Found::Refusal,
         Err(_) => return Found::Nothing,
     };
-    let _ = said.send(Found::Connection);
+    let _ = response.send(Found::Connection);
     let Ok(mut stream) = encrypted::as_follower(stream, token).await else { return Found::Nothing };
     let mut magic = [0; 8];
     match stream.read_exact(&mut magic).await {
@@ -92,19 +92,19 @@ mod tests {
         let bound = Bound::new().await.expect("a port");
         let address = format!("127.0.0.1:{}", bound.port().expect("a port"));
         let listener = bound.listen(token());
-        assert_eq!(look(address.clone(), token()).await, Sight::Answers);
+        assert_eq!(look(address.clone(), token()).await, ProbeResult::Answers);
         drop(listener);
         // The task with the port ends at its next turn, not at once.
         while TcpStream::connect(&address).await.is_ok() {
             tokio::task::yield_now().await;
         }
-        assert_eq!(look(address, token()).await, Sight::Refuses);
+        assert_eq!(look(address, token()).await, ProbeResult::Refuses);
     }
 
     #[tokio::test]
     async fn a_port_without_a_launcher_differs_from_a_closed_port() {
         let still = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = still.local_addr().expect("an address").to_string();
-        assert_eq!(look(address, token()).await, Sight::Accepts);
+        assert_eq!(look(address, token()).await, ProbeResult::Accepts);
     }
 }

@@ -13,7 +13,7 @@ use mainstay_core::recovery::job::{Input, Ruling};
 
 use crate::act::log_files;
 use crate::act::port::HeldPort;
-use crate::launch::shell::{Launcher, RULING_WITHIN};
+use crate::launch::event_loop::{Launcher, RULING_WITHIN};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::{clock, processes};
 
@@ -135,5 +135,9 @@ impl Launcher {
 fn undying(pid: Pid) -> String {
     let devices = processes::open_files(pid, "/dev/nvidia");
     let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };
-    format!("process {} of the attempt before does not die; it is {}{holds}", pid.0, processes::waits_in(pid))
+    format!(
+        "process {} of the previous attempt does not exit; it is {}{holds}",
+        pid.0,
+        processes::waits_in(pid)
+    )
 }

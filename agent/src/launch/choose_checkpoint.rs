@@ -12,10 +12,10 @@ use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::job::Input;
 use mainstay_tier::peer::Brought;
 
-use super::brain::Brain;
 use super::copied_step::CopyNews;
+use super::decider::Decider;
+use super::event_loop::Launcher;
 use super::replicas::FromReplicas;
-use super::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
@@ -42,9 +42,9 @@ impl Launcher {
         }
     }
 
-    pub(super) fn checkpoints_news(&mut self, news: FromReplicas) {
+    pub(super) fn checkpoints_news(&mut self, update: FromReplicas) {
         let now = clock::mono();
-        match news {
+        match update {
             FromReplicas::Line(line) => self.terminal.print(line),
             // A spare reports itself what it has.
             FromReplicas::Copies(_) if self.waiting().is_some() => {}
@@ -88,7 +88,7 @@ impl Launcher {
 
     /// All launchers see the same copies; the leader records them for all.
     fn record_copies(&mut self, now: Mono, fact: Fact) {
-        if matches!(&self.brain, Brain::Leading(_)) {
+        if matches!(&self.decider, Decider::Leading(_)) {
             self.step(now, Input::Fact(fact));
         }
     }

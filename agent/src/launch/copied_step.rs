@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn copies_are_behind_a_minute_after_a_save_and_not_a_minute_after_the_last_copy() {
         let reported = RefCell::new(Vec::new());
-        let report = |news| reported.borrow_mut().push(news);
+        let report = |update| reported.borrow_mut().push(update);
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut copies = Copies::new(begin);
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn a_step_is_recorded_at_once_and_then_at_most_every_ten_seconds() {
         let recorded = RefCell::new(Vec::new());
-        let report = |news| {
-            if let CopyNews::Newest(of) = news {
+        let report = |update| {
+            if let CopyNews::Newest(of) = update {
                 recorded.borrow_mut().push(of.step);
             }
         };

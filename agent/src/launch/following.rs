@@ -19,8 +19,8 @@ use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::Listener;
 use crate::hosts::streams;
 use crate::launch::hosts::{Aborting, HostsPlan};
-use crate::launch::meeting::{FromStore, Meeting};
 use crate::launch::spare_reports::SpareReports;
+use crate::launch::store_session::{FromStore, StoreSession};
 use crate::os::clock;
 
 /// How long to wait at the end for the leader.
@@ -54,7 +54,7 @@ pub struct Followed {
     /// The task that keeps the connection.
     pub task: Aborting,
     /// The group of the job.
-    pub meeting: Meeting,
+    pub store_session: StoreSession,
     /// Where followers connect if this launcher leads.
     pub listener: Listener,
 }
@@ -68,7 +68,7 @@ pub(super) struct Following {
     join: watch::Sender<Join>,
     pub(super) plan: HostsPlan,
     task: Aborting,
-    pub(super) meeting: Meeting,
+    pub(super) store_session: StoreSession,
     pub(super) listener: Listener,
     /// The job as this host's journal records it.
     pub(super) spec: JobSpec,
@@ -99,12 +99,12 @@ impl Following {
             join,
             plan,
             task,
-            meeting,
+            store_session,
             listener,
             ..
         } = followed;
         let leads = Leads { epoch, ..leads(&leader) };
-        let me = meeting.launcher().to_owned();
+        let me = store_session.launcher().to_owned();
         let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
         let (follow, ready) =
             if waits { (follow.waiting(), Some(SpareReports::default())) } else { (follow, None) };
@@ -115,7 +115,7 @@ impl Following {
             join,
             plan,
             task,
-            meeting,
+            store_session,
             listener,
             spec,
             summary: None,
@@ -142,7 +142,7 @@ impl Following {
         loop {
             tokio::select! {
                 Some(event) = self.events.recv() => return ToFollower::Leader(Box::new(event)),
-                news = self.meeting.next() => return ToFollower::Store(news),
+                update = self.store_session.next() => return ToFollower::Store(update),
                 // A launcher that takes this one for the leader gets no answer.
                 Some(_) = self.listener.events.recv() => {}
             }
@@ -165,10 +165,10 @@ impl Following {
     /// Connects to the leader that the store names.
     fn connect(&mut self) {
         self.to = None;
-        let Some(leader) = self.meeting.leader().cloned() else { return };
+        let Some(leader) = self.store_session.leader().cloned() else { return };
         let (sender, events) = mpsc::channel(1024);
         self.events = events;
-        let token = self.meeting.token.clone();
+        let token = self.store_session.token.clone();
         self.task =
             Aborting(streams().spawn(connect::keep(leader.addresses, token, self.join.subscribe(), sender)));
     }

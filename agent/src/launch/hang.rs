@@ -252,7 +252,7 @@ impl Evidence {
                 Fact::EvidenceTaken { attempt, file, groups: taken.groups, waits: taken.waits, summary, took }
             }
             Ok(Err(_)) | Err(_) => {
-                let summary = vec![format!("what the ranks were at could not be read within {took}")];
+                let summary = vec![format!("the state of the ranks could not be read within {took}")];
                 let (groups, waits) = (Vec::new(), Vec::new());
                 Fact::EvidenceTaken { attempt, file: None, groups, waits, summary, took }
             }
@@ -284,6 +284,6 @@ mod tests {
             panic!("it is evidence")
         };
         assert_eq!((attempt, file, groups), (Attempt(3), None, Vec::new()));
-        assert!(summary[0].starts_with("what the ranks were at could not be read within"), "{summary:?}");
+        assert!(summary[0].starts_with("the state of the ranks could not be read within"), "{summary:?}");
     }
 }

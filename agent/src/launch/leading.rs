@@ -19,8 +19,8 @@ use tokio::sync::mpsc;
 use crate::hosts::listen::{FromHost, Listener};
 use crate::launch::LOOK_EVERY;
 use crate::launch::hosts::{HostsPlan, span};
-use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::rendezvous::{FIRST_RECORD, Gathered};
+use crate::launch::store_session::{FromStore, RecordWriter, StoreSession};
 use crate::os::clock;
 use crate::state::StateReader;
 
@@ -35,9 +35,9 @@ pub(super) struct Leading {
     /// The channels to followers and spares.
     ways: BTreeMap<Connection, mpsc::Sender<Down>>,
     pub(super) plan: HostsPlan,
-    pub(super) meeting: Meeting,
+    pub(super) store_session: StoreSession,
     /// Where it writes; none until the store records that this launcher leads.
-    pub(super) office: Option<Office>,
+    pub(super) record_writer: Option<RecordWriter>,
 }
 
 /// Events from outside for a leader.
@@ -55,9 +55,10 @@ fn entries_after(reader: &StateReader, have: u64, most: usize) -> Option<Vec<Ent
 impl Leading {
     /// The leader of a complete round.
     pub(super) fn new(job: Job, gathered: Gathered, names: (String, String)) -> Leading {
-        let Gathered { round, me, listener, connections, plan, spares, meeting, office } = gathered;
+        let Gathered { round, me, listener, connections, plan, spares, store_session, record_writer } =
+            gathered;
         let merge = Merge::new(round, plan.join_timeout);
-        let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
+        let mut leading = Leading::of(job, merge, me, listener, plan, names, store_session, record_writer);
         let mut followers = Vec::new();
         for (launcher, connection, to) in connections {
             leading.ways.insert(connection, to);
@@ -81,17 +82,17 @@ impl Leading {
         listener: Listener,
         plan: HostsPlan,
         names: (String, String),
-        meeting: Meeting,
-        office: Office,
+        store_session: StoreSession,
+        record_writer: RecordWriter,
     ) -> Leading {
-        let by = lead::Office {
+        let by = lead::LeaderSettings {
             seat,
-            launcher: meeting.launcher().to_owned(),
+            launcher: store_session.launcher().to_owned(),
             names,
             hosts: plan.hosts,
             lease: plan.lease(),
             looks_every: span(LOOK_EVERY),
-            epoch: office.epoch,
+            epoch: record_writer.epoch,
             newest_record: FIRST_RECORD,
         };
         Leading {
@@ -99,8 +100,8 @@ impl Leading {
             listener,
             ways: BTreeMap::new(),
             plan,
-            meeting,
-            office: Some(office),
+            store_session,
+            record_writer: Some(record_writer),
         }
     }
 
@@ -108,7 +109,7 @@ impl Leading {
     pub(super) async fn next(&mut self) -> ToLeader {
         tokio::select! {
             Some(event) = self.listener.events.recv() => ToLeader::Host(Box::new(event)),
-            news = self.meeting.next() => ToLeader::Store(news),
+            update = self.store_session.next() => ToLeader::Store(update),
         }
     }
 

@@ -380,8 +380,8 @@ mod tests {
         let (logs, out) = (root.path().join("logs"), root.path().join("out"));
         let chosen = |asked: &str, runs: Result<&[Known], &str>| {
             let mut output = at(&logs, &out, "auto", "train:out");
-            let said = choose(&mut output, &[asked.to_owned()], &logs, runs)?;
-            anyhow::Ok((output.run.clone(), output.on_purpose, said.is_some()))
+            let messages = choose(&mut output, &[asked.to_owned()], &logs, runs)?;
+            anyhow::Ok((output.run.clone(), output.on_purpose, messages.is_some()))
         };
         let own = at(&logs, &out, "auto", "train:out").run;
         let (one, two) = (known(&["train:out~1"]), known(&["train:out~1", "train:out~2", "train~3"]));

@@ -11,11 +11,11 @@ use mainstay_tier::pool::{PoolOwner, Whole};
 
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::reap_orphans;
-use crate::launch::brain::Brain;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Evidence;
 use crate::launch::rank_output::Words;
 use crate::launch::save;
-use crate::launch::shell::Launcher;
 use crate::launch::signatures;
 use crate::launcher_link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
@@ -37,10 +37,10 @@ impl Launcher {
         self.judge_hangs();
         self.report_sights();
         let is_due = |job: &mut Job| job.save_is_due(clock::mono());
-        if self.stop.is_none() && self.brain.job_mut().is_some_and(is_due) {
-            match self.brain {
-                Brain::Leading(_) => self.save_is_due_everywhere(),
-                Brain::Alone(_) | Brain::Following(_) | Brain::Gone => {
+        if self.stop.is_none() && self.decider.job_mut().is_some_and(is_due) {
+            match self.decider {
+                Decider::Leading(_) => self.save_is_due_everywhere(),
+                Decider::Alone(_) | Decider::Following(_) | Decider::Gone => {
                     save::request_save_if_due(&self.ranks, &self.pages)
                 }
             }
@@ -52,12 +52,12 @@ impl Launcher {
             self.sample();
             // At the latest here: events may arrive without a pause.
             self.snapshots.show_due();
-            let said = self.pool_owner.as_ref().map(PoolOwner::said).unwrap_or_default();
-            said.into_iter().for_each(|line| self.terminal.print(line));
+            let messages = self.pool_owner.as_ref().map(PoolOwner::messages).unwrap_or_default();
+            messages.into_iter().for_each(|line| self.terminal.print(line));
             self.compare_what_was_saved();
             self.look_what_is_ready();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
-            let store = self.brain.store_process();
+            let store = self.decider.store_process();
             let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
             // Includes the guardian if another process killed it: it would be ahead of all others in the queue.
             reap_orphans(|pid| !ranks.contains(&pid));
@@ -79,29 +79,29 @@ impl Launcher {
         let mut stepped = Vec::new();
         for index in 0..self.ranks.len() {
             let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
-            let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
+            let Some(update) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
             let now = clock::mono();
             if let Some(page) = self.pages.get_mut(&rank) {
                 self.hangs.see(self.ranks[index].local_rank, page, now);
             }
-            if let Some((client, _)) = news.connected {
+            if let Some((client, _)) = update.connected {
                 self.watch_lifeline(index);
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
-            if let Some(reason) = news.refused {
+            if let Some(reason) = update.refused {
                 self.fact(Fact::RankRefused { attempt, rank, reason });
             }
-            if let Some((role, stage)) = news.role {
+            if let Some((role, stage)) = update.role {
                 self.step(now, Input::Role { attempt, rank, role, stage });
             }
-            if !news.steps.is_empty() {
-                self.spoken.stepped(rank, &news.steps);
+            if !update.steps.is_empty() {
+                self.spoken.stepped(rank, &update.steps);
                 if index == 0 {
-                    self.time_steps(&news.steps);
+                    self.time_steps(&update.steps);
                 }
-                stepped.push((rank, news.steps));
+                stepped.push((rank, update.steps));
             }
-            if let Some(note) = news.raised {
+            if let Some(note) = update.raised {
                 self.report_steps(std::mem::take(&mut stepped));
                 self.ranks[index].raised = true;
                 self.spoken.note(rank, &note);
@@ -123,7 +123,7 @@ impl Launcher {
             return;
         }
         let (now, attempt) = (clock::mono(), self.attempt);
-        if matches!(self.brain, Brain::Following(_)) {
+        if matches!(self.decider, Decider::Following(_)) {
             self.report_up(now, Report::Steps { attempt, ranks });
         } else {
             for (rank, done) in ranks {
@@ -160,7 +160,7 @@ impl Launcher {
 
     /// Has the pool owner preserve the step that can be resumed from.
     fn vouch(&self) {
-        let vouched = self.brain.job().and_then(Job::vouched);
+        let vouched = self.decider.job().and_then(Job::vouched);
         if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {
             pool_owner.vouch(self.attempt.0.into(), step);
         }
@@ -238,7 +238,7 @@ impl Launcher {
             .pages
             .iter()
             .filter_map(|(rank, page)| {
-                Some((*rank, BeatView { pace: self.brain.pace(*rank), ..page.beat()? }))
+                Some((*rank, BeatView { pace: self.decider.pace(*rank), ..page.beat()? }))
             })
             .collect();
         for (rank, beat) in &beats {

@@ -1,18 +1,18 @@
-//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), passes events to it and
+//! Floor 3. The event loop of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), passes events to it and
 //! carries out its orders. One task; all events arrive in one `select!`.
 
 mod agent_exchange;
-mod brain;
 mod choose_checkpoint;
 mod copied_step;
+mod decider;
 pub mod drill;
+mod event_loop;
 mod following;
 pub mod hang;
 pub mod hosts;
 mod leading;
 pub mod lineage;
 mod look;
-mod meeting;
 mod move_memory;
 mod notice;
 pub mod order;
@@ -28,20 +28,20 @@ mod round;
 mod save;
 pub mod sealing;
 mod setup;
-mod shell;
 mod signatures;
 mod spare;
 mod spare_reports;
 mod start;
 mod stop;
 mod store_access;
+mod store_session;
 mod succession;
 pub mod user_policy;
 mod waiting;
 mod warm;
 
+pub use event_loop::{Launcher, Outside};
 pub use setup::JobResources;
-pub use shell::{Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;

@@ -22,7 +22,7 @@ pub(super) struct Moved {
     pub(super) attempt: Attempt,
     pub(super) seat: Seat,
     pub(super) pool_owner: Result<PoolOwner, String>,
-    pub(super) said: Vec<String>,
+    pub(super) messages: Vec<String>,
 }
 
 impl Moving {
@@ -34,11 +34,11 @@ impl Moving {
 
     /// Waits for its end.
     pub(super) async fn done(&mut self) -> Moved {
-        let (pool_owner, said) = match (&mut self.task).await {
-            Ok((pool_owner, said)) => (pool_owner.map_err(|error| error.to_string()), said),
+        let (pool_owner, messages) = match (&mut self.task).await {
+            Ok((pool_owner, messages)) => (pool_owner.map_err(|error| error.to_string()), messages),
             Err(error) => (Err(error.to_string()), Vec::new()),
         };
-        Moved { attempt: self.attempt, seat: self.seat.clone(), pool_owner, said }
+        Moved { attempt: self.attempt, seat: self.seat.clone(), pool_owner, messages }
     }
 }
 

@@ -58,7 +58,7 @@ fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
     let (event, what) = match order {
         JobOrder::Restart => (RESTART_ORDERED, "to restart all ranks".to_owned()),
         JobOrder::Stop => ("stop_ordered", "to stop the job".to_owned()),
-        JobOrder::Exclude(rank) => (RANK_EXCLUDED, format!("to use the GPU of {rank} no more")),
+        JobOrder::Exclude(rank) => (RANK_EXCLUDED, format!("to stop using the GPU of {rank}")),
         JobOrder::Inject(fault, rank) => ("fault_injected", format!("to {fault} {rank}, for a drill")),
     };
     let mut values = vec![("uid".to_owned(), uid.to_string()), ("reason".to_owned(), reason.to_owned())];

@@ -23,7 +23,7 @@ const TRACEBACK: u64 = 64 * 1024;
 
 /// The end of a rank's streams.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct StreamTails {
     pub(super) stderr_tail: Vec<String>,
     pub(super) stdout_tail: Vec<String>,
     pub(super) stderr_times: Vec<LineTime>,
@@ -32,7 +32,7 @@ pub(super) struct Words {
 
 /// The ranks' output and their steps in the current attempt.
 #[derive(Debug)]
-pub(super) struct Spoken {
+pub(super) struct RankOutput {
     growths: Growths,
     /// From heartbeat pages.
     steps: BTreeMap<Rank, Steps>,
@@ -44,9 +44,9 @@ pub(super) struct Spoken {
     may_not_run: bool,
 }
 
-impl Spoken {
-    pub(super) fn start() -> Spoken {
-        Spoken {
+impl RankOutput {
+    pub(super) fn start() -> RankOutput {
+        RankOutput {
             growths: Growths::start(),
             steps: BTreeMap::new(),
             reports: BTreeMap::new(),
@@ -110,7 +110,13 @@ impl Spoken {
     }
 
     /// The last output of a rank that ended at `at`. `all` are the files of all ranks.
-    pub(super) fn words(&mut self, rank: Rank, files: &RankFiles, all: &[RankFiles], at: Mono) -> Words {
+    pub(super) fn words(
+        &mut self,
+        rank: Rank,
+        files: &RankFiles,
+        all: &[RankFiles],
+        at: Mono,
+    ) -> StreamTails {
         let steps = self.steps_of(rank).cloned();
         if steps.is_none() {
             for of in all {
@@ -139,7 +145,7 @@ impl Spoken {
         };
         let (stderr_tail, stderr_times) = timed(&files.stderr);
         let (stdout_tail, stdout_times) = timed(&files.stdout);
-        Words { stderr_tail, stdout_tail, stderr_times, stdout_times }
+        StreamTails { stderr_tail, stdout_tail, stderr_times, stdout_times }
     }
 
     /// The steps of this rank, or of another one if its page reported none.

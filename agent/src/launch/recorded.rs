@@ -8,9 +8,9 @@ use mainstay_core::model::entry::{Body, Entry};
 use mainstay_core::model::finding::Finding;
 use mainstay_core::progress::memory::Learned;
 
-use super::brain::Brain;
+use super::decider::Decider;
+use super::event_loop::Launcher;
 use super::notice;
-use super::shell::Launcher;
 use crate::act::doubtful_checkpoints;
 use crate::act::log_files;
 use crate::os::timed_files::Patient;
@@ -37,7 +37,7 @@ impl Launcher {
             Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
             None => self.snapshots.record(stamp, Some(&self.id), None, body),
         };
-        if let Brain::Leading(leading) = &mut self.brain {
+        if let Decider::Leading(leading) = &mut self.decider {
             leading.lead.keep_recent(&entry);
         }
         entry
@@ -69,7 +69,7 @@ impl Launcher {
     pub(super) fn remember(&mut self) {
         let Some((memory, runs)) = &self.memory else { return };
         let mut learned = Learned { runs: *runs, ..Learned::default() };
-        let Some(job) = self.brain.job() else { return };
+        let Some(job) = self.decider.job() else { return };
         job.remember(&mut learned);
         self.hangs.remember(&mut learned);
         let memory = memory.clone();

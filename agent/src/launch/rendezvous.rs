@@ -23,9 +23,9 @@ use crate::hosts::listen::{Bound, Listener};
 use crate::hosts::streams;
 use crate::launch::following::Followed;
 use crate::launch::hosts::{Aborting, HostsPlan};
-use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
 use crate::launch::replicas::Known;
 use crate::launch::store_access;
+use crate::launch::store_session::{Elected, FromStore, RecordWriter, StoreSession, exit_of};
 use crate::os::clock;
 
 /// The same line is printed at most this often.
@@ -53,9 +53,9 @@ pub struct Gathered {
     /// What was asked for on the command line.
     pub plan: HostsPlan,
     /// The group of the job.
-    pub meeting: Meeting,
-    /// The office in which this leader writes.
-    pub office: Office,
+    pub store_session: StoreSession,
+    /// Write access to the store.
+    pub record_writer: RecordWriter,
 }
 
 /// How a launcher takes part.
@@ -100,10 +100,10 @@ impl JoinOutcome {
         match self {
             JoinOutcome::Leading(gathered) => {
                 let me = &gathered.round.get(gathered.me as usize)?.member;
-                Known::of(&gathered.plan, &me.replicas, &gathered.meeting.pass)
+                Known::of(&gathered.plan, &me.replicas, &gathered.store_session.pass)
             }
             JoinOutcome::Following(followed) => {
-                Known::of(&followed.plan, &followed.join.borrow().replicas, &followed.meeting.pass)
+                Known::of(&followed.plan, &followed.join.borrow().replicas, &followed.store_session.pass)
             }
             JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => None,
         }
@@ -113,7 +113,7 @@ impl JoinOutcome {
 /// The result of one attempt to meet.
 enum Outcome {
     /// This launcher leads; the round is stored.
-    Round(Vec<Seated>, Vec<Waiting>, Office),
+    Round(Vec<Seated>, Vec<Waiting>, RecordWriter),
     /// It has a seat.
     Seated(Box<Welcomed>),
     /// Another launcher leads now, or none.
@@ -158,40 +158,41 @@ pub async fn gather(
         join.replicas = format!("{}{}", store_access::bracketed(&join.address), join.replicas);
     }
     join.listens = format!("{}:{port}", store_access::bracketed(&join.address));
-    let mut meeting = tokio::select! {
-        meeting = Meeting::open(&plan, &join, port, directory, print) => meeting?,
+    let mut store_session = tokio::select! {
+        store_session = StoreSession::open(&plan, &join, port, directory, print) => store_session?,
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),
     };
-    let mut listener = bound.listen(meeting.token.clone());
+    let mut listener = bound.listen(store_session.token.clone());
     let mut elected = None;
     loop {
         let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
-        let outcome = match (elected.take(), meeting.leader().cloned()) {
+        let outcome = match (elected.take(), store_session.leader().cloned()) {
             (Some(elected), _) => {
-                gathering.lead(elected, &mut meeting, &mut listener, signals, print).await?
+                gathering.lead(elected, &mut store_session, &mut listener, signals, print).await?
             }
-            (None, Some(leader)) if !meeting.is_me(&leader) => {
-                gathering.follow(leader, &mut meeting, &mut listener, signals, print).await?
+            (None, Some(leader)) if !store_session.is_me(&leader) => {
+                gathering.follow(leader, &mut store_session, &mut listener, signals, print).await?
             }
-            (None, _) => gathering.stand(&mut meeting, &mut elected, signals).await?,
+            (None, _) => gathering.stand(&mut store_session, &mut elected, signals).await?,
         };
         match outcome {
             Outcome::Again => {}
             Outcome::Stopped(signal) => {
-                meeting.leave_early("it was asked to stop before the job began").await;
+                store_session.leave_early("it was asked to stop before the job began").await;
                 return Ok(JoinOutcome::Stopped(signal));
             }
             Outcome::Over(ended) => {
                 return Ok(JoinOutcome::Over { exit: exit_of(&ended), why: ended.why });
             }
-            Outcome::Round(round, waiting, office) => {
-                meeting.take_seat();
-                let gathered = gathered(plan, &join, round, listener, waiting, (meeting, office));
+            Outcome::Round(round, waiting, record_writer) => {
+                store_session.take_seat();
+                let gathered =
+                    gathered(plan, &join, round, listener, waiting, (store_session, record_writer));
                 return Ok(JoinOutcome::Leading(Box::new(gathered)));
             }
             Outcome::Seated(welcomed) => {
                 if !welcomed.waits {
-                    meeting.take_seat();
+                    store_session.take_seat();
                 }
                 let Welcomed { waits, seat, job, launch, epoch, leader, events, to, clock, join, task } =
                     *welcomed;
@@ -208,7 +209,7 @@ pub async fn gather(
                     join,
                     plan,
                     task,
-                    meeting,
+                    store_session,
                     listener,
                 })));
             }
@@ -227,20 +228,20 @@ impl Gathering<'_> {
     /// No launcher leads: this one stands for election if it may.
     async fn stand(
         &self,
-        meeting: &mut Meeting,
+        store_session: &mut StoreSession,
         elected: &mut Option<Elected>,
         signals: &mut mpsc::Receiver<i32>,
     ) -> anyhow::Result<Outcome> {
         let mut looks = tokio::time::interval(MAY_LEAD_EVERY);
         loop {
             tokio::select! {
-                news = meeting.next() => match news {
+                update = store_session.next() => match update {
                     FromStore::Elected(now) => {
                         *elected = Some(*now);
                         return Ok(Outcome::Again);
                     }
-                    FromStore::Leader(Some(leader)) if !meeting.is_me(&leader) => {
-                        meeting.stand_down();
+                    FromStore::Leader(Some(leader)) if !store_session.is_me(&leader) => {
+                        store_session.stand_down();
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
@@ -252,8 +253,8 @@ impl Gathering<'_> {
                 },
                 // A job that others can go on with is not started again.
                 _ = looks.tick() => {
-                    if meeting.may_begin && !meeting.goes_on_elsewhere().await {
-                        meeting.campaign();
+                    if store_session.may_begin && !store_session.goes_on_elsewhere().await {
+                        store_session.campaign();
                     }
                 }
                 Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
@@ -265,15 +266,15 @@ impl Gathering<'_> {
     async fn lead(
         &self,
         elected: Elected,
-        meeting: &mut Meeting,
+        store_session: &mut StoreSession,
         listener: &mut Listener,
         signals: &mut mpsc::Receiver<i32>,
         print: &impl Fn(String),
     ) -> anyhow::Result<Outcome> {
         let Gathering { plan, join: mine, timeout, .. } = *self;
         let (least, most) = plan.hosts;
-        let office = elected.office;
-        print(format!("this host leads the job (epoch {})", office.epoch));
+        let record_writer = elected.record_writer;
+        print(format!("this host leads the job (epoch {})", record_writer.epoch));
         let me = Member { leads: true, ..Member::of(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
@@ -291,7 +292,7 @@ impl Gathering<'_> {
             if round.is_none() {
                 match round::first(&members, hosts) {
                     Ok(now) => {
-                        office.write(FIRST_RECORD, &self.record(&now));
+                        record_writer.write(FIRST_RECORD, &self.record(&now));
                         round = Some(now);
                     }
                     Err(error) => lacking = Some(error),
@@ -314,10 +315,10 @@ impl Gathering<'_> {
                     let Some(event) = event else { bail!("the listening socket is gone") };
                     arrivals::take(plan, mine, &me, event, &mut waiting, print);
                 }
-                news = meeting.next() => match news {
+                update = store_session.next() => match update {
                     FromStore::Written(FIRST_RECORD) => {
                         if let Some(round) = round {
-                            return Ok(Outcome::Round(round, waiting, office));
+                            return Ok(Outcome::Round(round, waiting, record_writer));
                         }
                     }
                     FromStore::Deposed(_) => {
@@ -362,14 +363,15 @@ impl Gathering<'_> {
     async fn follow(
         &self,
         leader: Leader,
-        meeting: &mut Meeting,
+        store_session: &mut StoreSession,
         listener: &mut Listener,
         signals: &mut mpsc::Receiver<i32>,
         print: &impl Fn(String),
     ) -> anyhow::Result<Outcome> {
         let (join_sender, join_receiver) = watch::channel(self.join.clone());
         let (sender, mut events) = mpsc::channel(1024);
-        let keep = connect::keep(leader.addresses.clone(), meeting.token.clone(), join_receiver, sender);
+        let keep =
+            connect::keep(leader.addresses.clone(), store_session.token.clone(), join_receiver, sender);
         let task = Aborting(streams().spawn(keep));
         let at = format!("{} at {}", leader.host, leader.addresses.join(", "));
         print(format!("joining the job; its leader is {at}"));
@@ -383,7 +385,7 @@ impl Gathering<'_> {
                     Some(FromLeader::Connected { to: way }) => to = Some(way),
                     Some(FromLeader::Lost { why, .. }) => {
                         to = None;
-                        if meeting.leader().is_none() {
+                        if store_session.leader().is_none() {
                             return Ok(Outcome::Again);
                         }
                         if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
@@ -411,7 +413,7 @@ impl Gathering<'_> {
                         Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}
                     },
                 },
-                news = meeting.next() => match news {
+                update = store_session.next() => match update {
                     FromStore::Leader(Some(now)) if now.launch != leader.launch => return Ok(Outcome::Again),
                     // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
@@ -448,7 +450,7 @@ fn gathered(
     round: Vec<Seated>,
     listener: Listener,
     waiting: Vec<Waiting>,
-    (meeting, office): (Meeting, Office),
+    (store_session, record_writer): (StoreSession, RecordWriter),
 ) -> Gathered {
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
@@ -457,7 +459,7 @@ fn gathered(
     let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
-    Gathered { round, me, listener, connections, spares, plan, meeting, office }
+    Gathered { round, me, listener, connections, spares, plan, store_session, record_writer }
 }
 
 /// What to check when hosts do not come.

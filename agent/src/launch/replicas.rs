@@ -12,7 +12,7 @@ use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey, steps};
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::recovery::hosts::merge::{COPIES_AMONG, SUMMED_WITHIN};
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
 use tokio::sync::mpsc;
@@ -60,7 +60,7 @@ pub struct Known {
     /// `HOST:PORT` at which the others reach it.
     pub name: String,
     /// The proof that they show each other.
-    pub pass: Pass,
+    pub pass: Credentials,
     /// The failure domain of this host.
     pub domain: String,
     /// Hosts of the job.
@@ -71,7 +71,7 @@ pub struct Known {
 
 impl Known {
     /// The identity of a launcher that takes part.
-    pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
+    pub fn of(plan: &HostsPlan, name: &str, pass: &Credentials) -> Option<Known> {
         let known = Known {
             name: name.to_owned(),
             pass: pass.clone(),
@@ -90,8 +90,8 @@ impl Known {
     /// How copies are kept, for people.
     pub fn reported(&self) -> String {
         let encrypted = match self.pass {
-            Pass::Token(_) => "not encrypted on their way",
-            Pass::Certificate(..) => "encrypted on their way",
+            Credentials::Token(_) => "not encrypted on their way",
+            Credentials::Certificate(..) => "encrypted on their way",
         };
         match self.copies {
             1 => format!("a copy in the memory of another host of the job, {encrypted}"),
@@ -108,7 +108,7 @@ pub struct Replicas {
     ranks: Vec<u32>,
     view: Option<View>,
     sender: mpsc::UnboundedSender<FromReplicas>,
-    news: mpsc::UnboundedReceiver<FromReplicas>,
+    update: mpsc::UnboundedReceiver<FromReplicas>,
     launch: String,
     every: Duration,
     /// Ends the thread that reports copied steps to the pool.
@@ -164,14 +164,14 @@ impl Replicas {
         service.watch(place.clone());
         // Until a step is kept, all copies are.
         service.keep_from(&rank_spec.launch, (0, 0));
-        let (sender, news) = mpsc::unbounded_channel();
+        let (sender, update) = mpsc::unbounded_channel();
         let mut replicas = Replicas {
             service,
             place,
             ranks: ranks_of(rank_spec),
             view: (!waits).then(|| pool_owner.view()),
             sender,
-            news,
+            update,
             launch: rank_spec.launch.clone(),
             every: LOOK_EVERY * others,
             stop: Arc::default(),
@@ -229,7 +229,7 @@ impl Replicas {
         let (launch, every) = (self.launch.clone(), self.every);
         let keep = move || {
             // The receiver goes only when the launcher does.
-            let report = |news| drop(sender.send(FromReplicas::Copies(news)));
+            let report = |update| drop(sender.send(FromReplicas::Copies(update)));
             copied_step::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &report);
         };
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
@@ -287,8 +287,8 @@ fn store(pool: &Path) -> std::path::PathBuf {
 /// The next result of work outside the loop.
 pub(super) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
     match replicas {
-        Some(replicas) => match replicas.news.recv().await {
-            Some(news) => news,
+        Some(replicas) => match replicas.update.recv().await {
+            Some(update) => update,
             // It has a sender itself.
             None => std::future::pending().await,
         },

@@ -9,10 +9,10 @@ use mainstay_core::progress::memory::Learned;
 use mainstay_core::recovery::hosts::wire::{Report, Seat};
 
 use crate::act::rank_processes::RankProcess;
-use crate::launch::brain::Brain;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Judge;
 use crate::launch::move_memory::{Moved, Moving};
-use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
@@ -31,7 +31,7 @@ impl Launcher {
         self.pages.clear();
         self.monitors.clear();
         self.rank_spec.seat = seat.clone();
-        if let Brain::Following(following) = &mut self.brain {
+        if let Decider::Following(following) = &mut self.decider {
             following.sit(&seat);
         }
         self.judge_other_ranks();
@@ -50,8 +50,8 @@ impl Launcher {
     /// The memory for checkpoints belongs to the new ranks.
     pub(super) fn moved(&mut self, moved: Moved) {
         self.moving = None;
-        let Moved { attempt, seat, pool_owner, said } = moved;
-        said.into_iter().for_each(|line| self.terminal.print(line));
+        let Moved { attempt, seat, pool_owner, messages } = moved;
+        messages.into_iter().for_each(|line| self.terminal.print(line));
         match pool_owner {
             Ok(pool_owner) => {
                 if let Some(replicas) = &mut self.replicas {
@@ -99,12 +99,12 @@ impl Launcher {
         let first = Rank(self.rank_spec.seat.first_rank);
         self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
         self.hangs.recall(&learned);
-        match &self.brain {
-            Brain::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
-            Brain::Following(following) => {
+        match &self.decider {
+            Decider::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
+            Decider::Following(following) => {
                 self.hangs.judged_by_leader(following.follow.seat().group_world_size);
             }
-            Brain::Alone(_) | Brain::Gone => {}
+            Decider::Alone(_) | Decider::Gone => {}
         }
     }
 }

@@ -3,8 +3,8 @@
 use mainstay_core::base::id::Attempt;
 use tokio::sync::mpsc;
 
+use super::event_loop::{Ended, Launcher};
 use super::sealing::{NotToStart, Stage, Starting};
-use super::shell::{Ended, Launcher};
 
 impl Launcher {
     /// Starts the ranks of an attempt, at once or when the checkpoint to resume from is known.

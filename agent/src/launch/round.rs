@@ -8,7 +8,7 @@ use mainstay_core::model::entry::{Fact, Note};
 use mainstay_core::recovery::in_process::{Call, Received, RoundState, Word, is_fit};
 use tokio::sync::mpsc;
 
-use super::shell::{Ended, Launcher};
+use super::event_loop::{Ended, Launcher};
 use super::warm::with_descendants;
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::{Stop, sweep};
@@ -33,7 +33,9 @@ impl Launcher {
         match self.round.receive(rank, word) {
             Received::Noted => {}
             Received::Late => self.call(&[rank], &Call::Leave { epoch: self.attempt.0 }),
-            Received::PassedOver => tracing::debug!(%rank, "a rank spoke of a round that is over"),
+            Received::PassedOver => {
+                tracing::debug!(%rank, "a rank sent a message about a round that is over")
+            }
             Received::AllDone(ranks) => self.finished(&ranks),
             Received::Raised(note) => self.raised_in_process(rank, pid, note),
         }

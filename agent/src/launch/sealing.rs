@@ -119,7 +119,9 @@ impl Sealing {
             }
             Ok(Err(FilesError::Lost(words))) => Err(words),
             Ok(Err(error)) => {
-                print(format!("{place}: not sealed: {error}; the trainer finds what lies there"));
+                print(format!(
+                    "{place}: not sealed: {error}; the trainer resumes from the files as they are"
+                ));
                 Ok(())
             }
             Err(error) => Err(format!("{place}: {error}")),

@@ -15,15 +15,15 @@ use crate::act::log_files;
 use crate::act::output::Terminal;
 use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
-use crate::launch::brain::Brain;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
 use crate::launch::following::Following;
 use crate::launch::hang::Judge;
 use crate::launch::leading::Leading;
-use crate::launch::rank_output::Spoken;
+use crate::launch::rank_output::RankOutput;
 use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::Replicas;
 use crate::launch::sealing::Sealing;
-use crate::launch::shell::Launcher;
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::{Settings, Warm, user_policy};
 use crate::os::cgroup::Cgroup;
@@ -94,9 +94,9 @@ impl Launcher {
         let first = Rank(rank_spec.seat.first_rank);
         let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
-        let brain = match together {
+        let decider = match together {
             Some(JoinOutcome::Following(followed)) => {
-                Brain::Following(Box::new(Following::new(*followed, spec)))
+                Decider::Following(Box::new(Following::new(*followed, spec)))
             }
             together => {
                 let mut job = Job::begin(began, spec, policy, &mut out);
@@ -109,24 +109,24 @@ impl Launcher {
                 match together {
                     Some(JoinOutcome::Leading(gathered)) => {
                         let names = (rank_spec.job.clone(), rank_spec.launch.clone());
-                        Brain::Leading(Box::new(Leading::new(job, *gathered, names)))
+                        Decider::Leading(Box::new(Leading::new(job, *gathered, names)))
                     }
-                    _ => Brain::Alone(Box::new(job)),
+                    _ => Decider::Alone(Box::new(job)),
                 }
             }
         };
-        match &brain {
-            Brain::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
-            Brain::Following(following) => {
+        match &decider {
+            Decider::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
+            Decider::Following(following) => {
                 hangs.judged_by_leader(following.follow.seat().group_world_size);
             }
-            Brain::Alone(_) | Brain::Gone => {}
+            Decider::Alone(_) | Decider::Gone => {}
         }
         let mut launcher = Launcher {
             id: JobId(rank_spec.job.clone()),
             settings,
             rank_spec,
-            brain,
+            decider,
             hangs,
             memory: memory.map(|memory| (memory, learned.runs)),
             tasks: VecDeque::new(),
@@ -162,7 +162,7 @@ impl Launcher {
             looks: 0,
             step_times: Vec::new(),
             oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
-            spoken: Spoken::start(),
+            spoken: RankOutput::start(),
             rank_context: SlowdownHints::default(),
             exit: None,
             sealing,

@@ -11,8 +11,8 @@ use mainstay_core::failure::unrunnable;
 use mainstay_core::model::entry::{ExitStatus, Note};
 use mainstay_core::recovery::job::StopWhy;
 
+use super::event_loop::Launcher;
 use super::rank_output::Words;
-use super::shell::Launcher;
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::Spared;
 use crate::os::clock;

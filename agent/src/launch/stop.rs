@@ -13,9 +13,9 @@ use crate::act::log_files;
 use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankFiles;
 use crate::act::stop::{Grace, Stop, sweep};
+use crate::launch::event_loop::{Ended, Launcher};
 use crate::launch::rank_output::Words;
 use crate::launch::save;
-use crate::launch::shell::{Ended, Launcher};
 use crate::launch::signatures;
 use crate::os::timed_files::Patient;
 use crate::os::{clock, pidfd, processes};
@@ -37,7 +37,7 @@ impl Launcher {
         let _ = self.give_up_start();
         if why == StopWhy::Fault {
             // A follower makes no verdict: sixty of them on one machine would read the catalog sixty times.
-            if self.brain.job().is_some() {
+            if self.decider.job().is_some() {
                 signatures::prepare();
             }
             // While the ranks end and are judged.
@@ -296,7 +296,7 @@ impl Launcher {
     /// ranks leave behind: the host is not ready while it exists.
     pub(super) fn give_up(&mut self, rank: Rank, pid: Pid) {
         self.terminal.print(format!(
-            "{rank} (pid {}) does not die of SIGKILL; it is {}",
+            "{rank} (pid {}) did not exit after SIGKILL; it is {}",
             pid.0,
             processes::waits_in(pid)
         ));

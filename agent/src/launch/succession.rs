@@ -9,17 +9,17 @@ use mainstay_core::recovery::hosts::predecessor::Predecessor;
 use mainstay_core::recovery::hosts::succession::Adopted;
 use mainstay_core::recovery::job::{Input, Output, policy_trouble};
 
-use crate::launch::brain::Brain;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
 use crate::launch::following::Following;
 use crate::launch::leading::Leading;
-use crate::launch::meeting::{Elected, FromStore, exit_of};
-use crate::launch::shell::Launcher;
+use crate::launch::store_session::{Elected, FromStore, exit_of};
 use crate::launch::user_policy;
 use crate::os::clock;
 
 impl Leading {
     fn look_who_leads(&mut self) {
-        if let Some(leader) = self.meeting.leader() {
+        if let Some(leader) = self.store_session.leader() {
             self.lead.led_by(&leader.launch, &leader.host, leader.epoch);
         }
     }
@@ -27,21 +27,21 @@ impl Leading {
 
 impl Launcher {
     /// Processes news from the store for a leader.
-    pub(super) fn store_sent_to_leader(&mut self, news: FromStore) {
+    pub(super) fn store_sent_to_leader(&mut self, update: FromStore) {
         let now = clock::mono();
-        let Brain::Leading(leading) = &mut self.brain else { return };
-        match news {
+        let Decider::Leading(leading) = &mut self.decider else { return };
+        match update {
             FromStore::Written(number) => leading.lead.stored(now, number),
             FromStore::Deposed(epoch) => {
                 leading.lead.forgotten(epoch);
                 leading.look_who_leads();
             }
-            // Dropping an office that comes too late returns it to the store.
+            // Dropping a leadership that arrives too late returns it to the store.
             FromStore::Elected(_) if leading.lead.is_deposed() => {}
             FromStore::Elected(elected) => {
-                let Elected { office, last, .. } = *elected;
-                let epoch = office.epoch;
-                leading.office = Some(office);
+                let Elected { record_writer, last, .. } = *elected;
+                let epoch = record_writer.epoch;
+                leading.record_writer = Some(record_writer);
                 leading.lead.elected(epoch, last);
             }
             FromStore::Leader(_) => leading.look_who_leads(),
@@ -64,15 +64,15 @@ impl Launcher {
 
     /// The leader is lost, and this launcher was elected: it continues from the leader's record and from what hosts report again.
     pub(super) fn take_over(&mut self, elected: Elected) {
-        let Elected { office, record, .. } = elected;
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Elected { record_writer, record, .. } = elected;
+        let Decider::Following(following) = &mut self.decider else { return };
         let now = clock::now();
         let takes_over = following.follow.takes_over(now.mono, record.as_ref());
         let Some(record) = record.filter(|_| takes_over) else {
-            // Dropping it returns the office to the store.
+            // Dropping it returns the leadership to the store.
             return;
         };
-        let epoch = office.epoch;
+        let epoch = record_writer.epoch;
         let spec = following.spec.clone();
         let me = self.rank_spec.seat.group_rank;
         let adopted = Adopted::of(&record, me, following.member(), self.attempt, now);
@@ -86,11 +86,11 @@ impl Launcher {
             out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
         }
         self.recall(&mut job);
-        let before = std::mem::replace(&mut self.brain, Brain::Gone);
-        let Brain::Following(following) = before else { return };
-        let Following { follow, plan, meeting, listener, .. } = *following;
+        let before = std::mem::replace(&mut self.decider, Decider::Gone);
+        let Decider::Following(following) = before else { return };
+        let Following { follow, plan, store_session, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
-        let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
+        let mut leading = Leading::of(job, merge, me, listener, plan, names, store_session, record_writer);
         self.snapshots.show_due();
         let reader = self.snapshots.reader();
         let entries =
@@ -104,7 +104,7 @@ impl Launcher {
         leading.lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
         self.exit = record.ended.or(self.exit);
         self.hangs.judge_all(leading.lead.seats(), now.mono);
-        self.brain = Brain::Leading(Box::new(leading));
+        self.decider = Decider::Leading(Box::new(leading));
         self.lead(now.mono);
     }
 }

@@ -10,7 +10,7 @@ use mainstay_core::model::observation::{Observation, Weight};
 use crate::act::log_files;
 use crate::act::rank_processes::{PageTrouble, RankProcess};
 use crate::act::rank_spec::RankSpec;
-use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
+use crate::act::warm::{Module, NoTemplate, PythonProgram, Template, TemplateEvent, TemplatePlan};
 use crate::os::{affinity, priority, processes};
 
 /// The user's settings for starting ranks.
@@ -95,10 +95,10 @@ impl Warm {
     }
 
     /// The next news from a template, and whether it is from the next one; waits forever without one.
-    pub async fn news(&mut self) -> (bool, News) {
+    pub async fn update(&mut self) -> (bool, TemplateEvent) {
         tokio::select! {
-            news = news_of(self.template.as_mut()) => (false, news),
-            news = news_of(self.next.as_mut()) => (true, news),
+            update = news_of(self.template.as_mut()) => (false, update),
+            update = news_of(self.next.as_mut()) => (true, update),
         }
     }
 
@@ -211,30 +211,30 @@ impl Warm {
     }
 
     /// Processes news from a template. Returns the fact to record, if any.
-    pub fn received(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
+    pub fn received(&mut self, (of_next, update): (bool, TemplateEvent)) -> Option<Fact> {
         if of_next {
-            return self.news_of_next(news);
+            return self.news_of_next(update);
         }
-        match news {
-            News::Warm { modules, seconds } => {
+        match update {
+            TemplateEvent::Warm { modules, seconds } => {
                 let hurried = self.template.as_mut().map_or(Ok(()), Template::hurry);
                 match hurried {
                     Ok(()) => Some(warm(modules, seconds)),
                     Err(error) => Some(self.give_up(&format!("it stays idle: {error}"))),
                 }
             }
-            News::Lacks(modules) => {
+            TemplateEvent::Lacks(modules) => {
                 self.lacks = modules > 0;
                 None
             }
-            News::Prepared(standbys) => {
+            TemplateEvent::Prepared(standbys) => {
                 if let Some(template) = &mut self.template {
                     template.adopt(&standbys);
                 }
                 None
             }
-            News::Started(_) => None,
-            News::Unclean { why, module } => {
+            TemplateEvent::Started(_) => None,
+            TemplateEvent::Unclean { why, module } => {
                 self.end();
                 match module {
                     Some(module) if self.tries < TRIES => {
@@ -245,8 +245,8 @@ impl Warm {
                     _ => Some(self.give_up(&why)),
                 }
             }
-            News::Failed(why) => Some(self.give_up(&why)),
-            News::Gone => {
+            TemplateEvent::Failed(why) => Some(self.give_up(&why)),
+            TemplateEvent::Gone => {
                 self.end();
                 (self.tries >= TRIES).then(|| self.give_up("it ended again and again; see its output.log"))
             }
@@ -254,9 +254,9 @@ impl Warm {
     }
 
     /// The next template replaces the present one, or is dropped.
-    fn news_of_next(&mut self, news: News) -> Option<Fact> {
-        match news {
-            News::Warm { modules, seconds } => {
+    fn news_of_next(&mut self, update: TemplateEvent) -> Option<Fact> {
+        match update {
+            TemplateEvent::Warm { modules, seconds } => {
                 let mut next = self.next.take()?;
                 if next.hurry().is_err() {
                     next.end();
@@ -268,7 +268,7 @@ impl Warm {
                 self.prepared = false;
                 Some(warm(modules, seconds))
             }
-            News::Unclean { why, module } => {
+            TemplateEvent::Unclean { why, module } => {
                 self.drop_next();
                 let module = module?;
                 let detail = format!("{module} is left to the ranks: once it is imported, {why}");
@@ -276,11 +276,11 @@ impl Warm {
                 self.lacks = true;
                 Some(observed("module_left_out", Weight::Info, detail))
             }
-            News::Failed(_) | News::Gone => {
+            TemplateEvent::Failed(_) | TemplateEvent::Gone => {
                 self.drop_next();
                 None
             }
-            News::Lacks(_) | News::Prepared(_) | News::Started(_) => None,
+            TemplateEvent::Lacks(_) | TemplateEvent::Prepared(_) | TemplateEvent::Started(_) => None,
         }
     }
 
@@ -339,9 +339,9 @@ impl Warm {
     }
 }
 
-async fn news_of(template: Option<&mut Template>) -> News {
+async fn news_of(template: Option<&mut Template>) -> TemplateEvent {
     match template {
-        Some(template) => template.news().await,
+        Some(template) => template.update().await,
         None => std::future::pending().await,
     }
 }

@@ -203,7 +203,7 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
         );
         // Only once: the search repeats, and there may be another agent.
         static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| tracing::warn!("no agent is asked: {message}"));
+        SAID.call_once(|| tracing::warn!("the agent is not used: {message}"));
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))

@@ -175,7 +175,7 @@ pub async fn restore_files(
             }
             Err(status) => {
                 print(format!(
-                    "{place}: not restored: {}; the trainer finds what is there",
+                    "{place}: not restored: {}; the trainer resumes from the files as they are",
                     status.message()
                 ));
                 return Answer::Done(Resumed::Unknown, String::new());

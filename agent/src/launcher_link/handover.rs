@@ -38,8 +38,8 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     if names.is_empty() {
         return Ok(String::new());
     }
-    let said = Contents::Directories(names.into_iter().cloned().collect());
-    let answer = handover::send(&stream, &serde_json::to_vec(&said)?, &directories)?;
+    let response = Contents::Directories(names.into_iter().cloned().collect());
+    let answer = handover::send(&stream, &serde_json::to_vec(&response)?, &directories)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
@@ -59,9 +59,9 @@ pub(super) fn may_act_as_this_user(socket: &Path) -> io::Result<bool> {
 /// # Errors
 /// No agent accepts them, or it refused.
 pub(super) fn lend(socket: &Path, token: &str, first: usize, files: &[OwnedFd]) -> io::Result<()> {
-    let said = Contents::Files { token: token.to_owned(), first };
+    let response = Contents::Files { token: token.to_owned(), first };
     // The agent reads one message per connection.
-    let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, files)?;
+    let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&response)?, files)?;
     if answer.is_empty() {
         return Ok(());
     }

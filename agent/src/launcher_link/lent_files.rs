@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mainstay_core::checkpoint::files::{Kind, Rule};
 use mainstay_proto::v1::{LentShard, PutBack, PutBackUnfit, RestoreProgress};
 use mainstay_tier::files;
-use mainstay_tier::lent_files::Landed;
+use mainstay_tier::lent_files::RestoredShard;
 use mainstay_tier::peer::settle_lent;
 
 use super::handover;
@@ -111,7 +111,7 @@ impl Files {
     fn settle(&self, written: Vec<LentShard>) -> io::Result<()> {
         let Some(aside) = self.aside().clone() else { return Err(io::Error::other("no files were lent")) };
         for LentShard { file, directory, name, manifest } in written {
-            let landed = Landed { file: file as usize, home: directory.into(), name, manifest };
+            let landed = RestoredShard { file: file as usize, home: directory.into(), name, manifest };
             settle_lent(&self.directory, &aside.join(file.to_string()), &landed)?;
         }
         Ok(())
@@ -122,7 +122,7 @@ impl Files {
         let aside = self.aside().clone();
         let lent = archive.as_ref().zip(aside);
         let lent = lent.map(|(archive, aside)| self.directory.join(aside).join(archive.file.to_string()));
-        let landed = archive.map(|LentShard { file, directory, name, manifest }| Landed {
+        let landed = archive.map(|LentShard { file, directory, name, manifest }| RestoredShard {
             file: file as usize,
             home: directory.into(),
             name,

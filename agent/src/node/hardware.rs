@@ -30,7 +30,7 @@ pub struct LogReport {
 pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
-    witness: EvidenceLog,
+    evidence_log: EvidenceLog,
     cursor: Option<LogCursor>,
     /// Whether the kernel log is being read.
     log_is_read: bool,
@@ -44,8 +44,8 @@ impl Hardware {
         records: Records,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
-        let witness = EvidenceLog::with(records);
-        let mut hardware = Hardware { devices, host_log, witness, cursor: None, log_is_read: false };
+        let evidence_log = EvidenceLog::with(records);
+        let mut hardware = Hardware { devices, host_log, evidence_log, cursor: None, log_is_read: false };
         for (at, fact) in recalled {
             hardware.receive(*at, *at, fact);
         }
@@ -64,7 +64,7 @@ impl Hardware {
     /// Stores the result of reading the GPUs' driver.
     pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Vec<Fact> {
         let facts = self.devices.report(now, report);
-        facts.iter().for_each(|fact| self.witness.take_in(now, fact));
+        facts.iter().for_each(|fact| self.evidence_log.take_in(now, fact));
         facts
     }
 
@@ -91,13 +91,13 @@ impl Hardware {
         elsewhere: &Unrelated,
         components: &[Component],
     ) -> HostEvidence {
-        self.witness.report_evidence(fault_at, elsewhere, components)
+        self.evidence_log.report_evidence(fault_at, elsewhere, components)
     }
 
     /// Driver events that are due for the journal.
     pub(super) fn due(&mut self, now: Mono) -> Vec<(Mono, Fact)> {
         let due = self.devices.due(now, self.log_is_read);
-        due.iter().for_each(|(at, fact)| self.witness.take_in(*at, fact));
+        due.iter().for_each(|(at, fact)| self.evidence_log.take_in(*at, fact));
         due
     }
 
@@ -111,7 +111,7 @@ impl Hardware {
         self.host_log.take_in(at, fact);
         let news = self.devices.receive(now, at, fact);
         if news {
-            self.witness.take_in(at, fact);
+            self.evidence_log.take_in(at, fact);
         }
         news
     }

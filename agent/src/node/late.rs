@@ -9,7 +9,7 @@ use mainstay_core::model::verdict::Verdict;
 use mainstay_core::view::node::JobPhase;
 use mainstay_core::view::replay::replay;
 
-use super::rulings::Ruled;
+use super::rulings::AnsweredFailure;
 use super::{Input, Node, Session, ToLauncher};
 use crate::os::{clock, memory};
 use crate::state::StateReader;
@@ -42,12 +42,18 @@ impl Node {
 
     /// Registers a reported failure without a ruling: it may have happened before the launcher found the agent.
     pub(super) fn await_late_evidence(&mut self, session: &Session, verdict: &Verdict) {
-        let is_it = |of: &Ruled| of.session.job == session.job && of.verdict.incident == verdict.incident;
+        let is_it =
+            |of: &AnsweredFailure| of.session.job == session.job && of.verdict.incident == verdict.incident;
         if !self.ruled.iter().any(is_it) {
             self.ruled.retain(|of| of.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             let of_then = self.of_then(&session, &verdict);
-            self.ruled.push(Ruled { session, verdict, host_evidence: HostEvidence::default(), of_then });
+            self.ruled.push(AnsweredFailure {
+                session,
+                verdict,
+                host_evidence: HostEvidence::default(),
+                of_then,
+            });
         }
     }
 
@@ -68,7 +74,7 @@ impl Node {
                 Ok(Some(verdict)) => _ = inputs.blocking_send(Input::LateVerdict(job, Box::new(verdict))),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: what came late of a failure is not judged");
+                    tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: late evidence of failures is not used");
                 }
             }
         });

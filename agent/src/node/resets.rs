@@ -78,7 +78,7 @@ impl Node {
         let view = self.snapshots.view();
         let due = view.gpus.iter().find(|gpu| {
             gpu.action == RecommendedAction::ResetDevice
-                && view.attention.counts(&ComponentId::Gpu(gpu.address).to_string())
+                && view.operator_state.counts(&ComponentId::Gpu(gpu.address).to_string())
                 && self.resets.not_before.get(&gpu.address).is_none_or(|until| now >= *until)
         });
         let Some((address, reason)) = due.map(|gpu| (gpu.address, gpu.reason.clone())) else { return };

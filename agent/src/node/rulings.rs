@@ -17,18 +17,18 @@ use crate::os::clock;
 
 /// A failure that was ruled on.
 #[derive(Debug)]
-pub(super) struct Ruled {
+pub(super) struct AnsweredFailure {
     pub(super) session: Session,
     pub(super) verdict: Verdict,
     /// The evidence that was sent for it.
     pub(super) host_evidence: HostEvidence,
     /// What concerned only others at that time.
-    pub(super) of_then: OfThen,
+    pub(super) of_then: UnrelatedAtFailure,
 }
 
 /// What did not concern an attempt when it failed. Once another attempt has started this is no longer known.
 #[derive(Clone, Debug, Default)]
-pub(super) struct OfThen {
+pub(super) struct UnrelatedAtFailure {
     /// GPUs that only other jobs used.
     gpus_of_others: BTreeSet<PciAddress>,
     /// When the attempt started.
@@ -81,7 +81,7 @@ impl Node {
         if self.send(session, ToLauncher::Ruling(verdict.incident, host_evidence.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
-            self.ruled.push(Ruled { session, verdict, host_evidence, of_then });
+            self.ruled.push(AnsweredFailure { session, verdict, host_evidence, of_then });
         }
     }
 
@@ -90,7 +90,7 @@ impl Node {
         &self,
         session: &Session,
         verdict: &Verdict,
-        of_then: &OfThen,
+        of_then: &UnrelatedAtFailure,
     ) -> HostEvidence {
         let others = self.snapshots.view().jobs.values().filter(|job| !concerned(job, session, verdict));
         let elsewhere = Unrelated {
@@ -106,11 +106,11 @@ impl Node {
     }
 
     /// What does not concern the failed attempt, as long as no other has started.
-    pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> OfThen {
+    pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> UnrelatedAtFailure {
         let job = self.snapshots.view().jobs.values().find(|job| concerned(job, session, verdict));
         let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
         let began = job.map(|job| job.attempt_started).unwrap_or_default();
-        OfThen { gpus_of_others: self.gpus.of_others(&session.job, &ranks), began }
+        UnrelatedAtFailure { gpus_of_others: self.gpus.of_others(&session.job, &ranks), began }
     }
 
     /// Whether it could be sent.

@@ -68,7 +68,7 @@ pub struct CloudSource {
     provider: Provider,
     /// Runs the tasks that follow the keys; dropping it ends them.
     runtime: Runtime,
-    news: mpsc::Receiver<News>,
+    news: mpsc::Receiver<CloudUpdate>,
     /// The last answer of each key.
     keys: BTreeMap<&'static str, Result<Vec<Notice>, String>>,
     /// How many keys there are.
@@ -78,7 +78,7 @@ pub struct CloudSource {
 
 /// The new answer of a key.
 #[derive(Debug)]
-struct News {
+struct CloudUpdate {
     key: &'static str,
     reported: Result<Vec<Notice>, String>,
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
+use mainstay_core::hang::{Class, Count, PhaseId, Phases, RankSample};
 use mainstay_core::model::entry::{Note, Spent, StepDone};
 use mainstay_core::progress::monitor::Pace;
 use mainstay_core::progress::straggler::SectionKind;
@@ -25,7 +25,7 @@ const CHECKPOINT_SECTION: &str = "checkpoint";
 
 /// What is new in a page.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct News {
+pub struct PageChanges {
     /// The client that connected since the last look, and when.
     pub connected: Option<(String, Mono)>,
     /// Why a client refused the page; reported once.
@@ -104,10 +104,10 @@ impl PageReader {
     }
 
     /// Returns what is new.
-    pub fn look(&mut self) -> News {
+    pub fn look(&mut self) -> PageChanges {
         let PageReader { mapped, reported, records, recent, seen, past_claim, .. } = self;
-        let Ok(page) = mapped.page() else { return News::default() };
-        let mut news = News::default();
+        let Ok(page) = mapped.page() else { return PageChanges::default() };
+        let mut news = PageChanges::default();
         records.clear();
         if past_claim.is_some() && claims(&page) == *past_claim {
             reported.records = page.records_since(reported.records, records).next_cursor;
@@ -146,13 +146,13 @@ impl PageReader {
     }
 
     /// What the page shows the judge of hangs now, and its collective counters.
-    pub fn sight(&mut self, known: &mut Phases) -> (Sight, &[Count]) {
+    pub fn sight(&mut self, known: &mut Phases) -> (RankSample, &[Count]) {
         self.counts.clear();
-        let Ok(page) = self.mapped.page() else { return (Sight::default(), &self.counts) };
+        let Ok(page) = self.mapped.page() else { return (RankSample::default(), &self.counts) };
         let (by, closed) = match page.claim() {
             Claim::Claimed(by) if Some(by.claims) != self.past_claim => (by, false),
             Claim::Closed { by, .. } if Some(by.claims) != self.past_claim => (by, true),
-            _ => return (Sight::default(), &self.counts),
+            _ => return (RankSample::default(), &self.counts),
         };
         self.counts.extend(page.collectives().iter().map(|of| Count {
             comm: of.comm,
@@ -160,12 +160,12 @@ impl PageReader {
             completed: of.completed,
             signature: of.signature,
         }));
-        let mut sight = Sight {
+        let mut sight = RankSample {
             registered: true,
             closed,
             claim: by.claims,
             since: Mono(by.claimed_mono_ns),
-            ..Sight::default()
+            ..RankSample::default()
         };
         // Without a beat of the new claimant, the page has the last beat of the previous one.
         let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {

@@ -75,9 +75,9 @@ mod tests {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            let mut said = String::new();
-            BufReader::new(shell.stdout.take().unwrap()).read_line(&mut said).unwrap();
-            let other = Pid(said.trim().parse().unwrap());
+            let mut output = String::new();
+            BufReader::new(shell.stdout.take().unwrap()).read_line(&mut output).unwrap();
+            let other = Pid(output.trim().parse().unwrap());
             (Script(shell), other)
         }
 

@@ -117,6 +117,6 @@ fn a_part_that_does_not_exist_is_refused_with_the_names_of_those_that_do() {
         .arg(report.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(!done.status.success() && said.contains("nvlm") && said.contains("nvml"), "{said}");
+    let printed = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(!done.status.success() && printed.contains("nvlm") && printed.contains("nvml"), "{printed}");
 }

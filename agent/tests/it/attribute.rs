@@ -168,14 +168,14 @@ fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
     fs::write(dir.path().join("hostile_rank_5"), b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
         .expect("written");
     let output = mainstay(&["--logs", logs, "--json"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     for (file, why) in
         [("torn_rank_4", "in the middle"), ("hostile_rank_5", "not allowed"), ("record", "rank")]
     {
-        let line = said.lines().find(|line| line.contains(&format!("{logs}/{file}"))).unwrap_or_default();
-        assert!(line.contains("left out") && line.contains(why), "{file}: {said}");
+        let line = printed.lines().find(|line| line.contains(&format!("{logs}/{file}"))).unwrap_or_default();
+        assert!(line.contains("left out") && line.contains(why), "{file}: {printed}");
     }
-    assert!(output.status.success(), "{said}");
+    assert!(output.status.success(), "{printed}");
     let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
     assert_eq!(reported["culprit"], 2, "{reported:#}");
     assert_eq!(reported["class"], "unknown", "why the rank did not come is not known");
@@ -187,7 +187,7 @@ fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
     for option in ["--exit-info=1", "--markdown"] {
         let shown = text(&mainstay(&["--logs", logs, option])).replace('\\', "");
         assert!(shown.contains(sentence), "{shown}");
-        assert!(shown.contains("Find out what kept rank 2 from the operation"), "{shown}");
+        assert!(shown.contains("Find out why rank 2 did not enter the operation"), "{shown}");
     }
 }
 

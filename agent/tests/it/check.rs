@@ -103,10 +103,10 @@ fn of<'a>(reported: &'a Value, name: &str) -> &'a Value {
 fn a_host_that_is_well_passes_with_one_line() {
     let host = Host::new();
     let output = host.check("--alone --group gpu --require gpu=2");
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.starts_with("PASS: ") && !said.contains('\x1b'), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert_eq!(printed.lines().count(), 1, "{printed}");
+    assert!(printed.starts_with("PASS: ") && !printed.contains('\x1b'), "{printed}");
     assert_eq!(fs::read_dir(host.path().join("tmp")).unwrap().count(), 0, "it leaves nothing behind");
 }
 

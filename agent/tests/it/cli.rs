@@ -100,8 +100,8 @@ async fn a_launcher_warns_if_no_agent_answers_on_the_named_socket() {
         stderr(&output)
     };
     let text = launch(&[]).await;
-    let said = format!("agent: {}: No such file or directory", missing.display());
-    assert!(text.contains(&said) && text.contains("runs without an agent"), "{text}");
+    let printed = format!("agent: {}: No such file or directory", missing.display());
+    assert!(text.contains(&printed) && text.contains("runs without an agent"), "{text}");
     let text = launch(&["--no-agent"]).await;
     assert!(!text.contains("agent:"), "{text}");
 }

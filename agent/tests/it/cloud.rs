@@ -274,14 +274,14 @@ fn a_job_leaves_a_machine_that_is_taken_away_with_the_status_for_its_scheduler()
     let metadata = Metadata::start();
     let agent = start(&machine, &metadata, "auto");
     let mut job = job(&machine, &["--hand-back-exit", "99"]);
-    let mut said = String::new();
-    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let mut printed = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut printed).unwrap();
     agent.wait_for("MASTER_PORT");
     metadata.set("instance/preempted", "TRUE");
     let ended = job.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(99), "{said}");
-    assert!(said.contains("the machine is taken away (preempted)"), "{said}");
+    let printed = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(99), "{printed}");
+    assert!(printed.contains("the machine is taken away (preempted)"), "{printed}");
 }
 
 #[test]
@@ -290,8 +290,8 @@ fn a_job_that_is_to_stay_does_not_end_by_a_notice() {
     let metadata = Metadata::start();
     let agent = start(&machine, &metadata, "auto");
     let mut job = job(&machine, &["--stay-on-notice"]);
-    let mut said = String::new();
-    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let mut printed = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut printed).unwrap();
     agent.wait_for("MASTER_PORT");
     metadata.set("instance/preempted", "TRUE");
     agent.wait_for("the machine is taken away (preempted)");
@@ -319,17 +319,17 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
     ];
     let agent = Agent::start(machine.path(), &settings);
     let mut job = job(&machine, &[]);
-    let mut said = String::new();
-    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let mut printed = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut printed).unwrap();
     agent.wait_for("MASTER_PORT");
     // A window far in the future ends nothing.
     metadata.set(UPCOMING, &starts_in(7200));
     agent.wait_for("maintenance of the host: SCHEDULED");
     metadata.set(UPCOMING, &starts_in(1500));
     let ended = job.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(75), "{said}");
-    assert!(said.contains("maintenance of the host, starts in"), "{said}");
+    let printed = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(75), "{printed}");
+    assert!(printed.contains("maintenance of the host, starts in"), "{printed}");
 
     // A job that starts in the meantime receives the notice too.
     let late = self::job(&machine, &[]).wait_with_output().unwrap();
@@ -360,7 +360,7 @@ fn the_signal_of_a_machine_that_shuts_down_does_not_cut_saving_short() {
     fs::write(&saved, "").unwrap();
     lines.for_each(drop);
     let ended = job.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(75), "{said}");
-    assert!(!said.contains("is killed") && !agent.events().contains("SIGKILL"), "{said}");
+    let printed = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(75), "{printed}");
+    assert!(!printed.contains("is killed") && !agent.events().contains("SIGKILL"), "{printed}");
 }

@@ -187,7 +187,9 @@ fn pieces_need_as_many_other_hosts_as_there_are_of_them() {
     assert_eq!(reported("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
     let few = reported("parity = \"4+2\"\n").unwrap_err();
     assert!(
-        few.contains("checkpoint.parity: 4+2 needs 6 hosts beside this one, and checkpoint.peers has 5"),
+        few.contains(
+            "checkpoint.parity: 4+2 needs 6 hosts in addition to this one, and checkpoint.peers has 5"
+        ),
         "{few}"
     );
     let more = reported("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
@@ -211,7 +213,7 @@ fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused(
         ("watch = [{run = \"r\", directory = \"/c\", patern = \"x\"}]", "patern"),
         ("watch = [{run = \"r\", directory = \"/c\", pattern = \"x\"}]", "{step}"),
         ("cache = [\"xla=cache\"]", "absolute"),
-        ("replicator = [\"/local\"]", "else nothing is kept"),
+        ("replicator = [\"/local\"]", "otherwise nothing is replicated"),
     ] {
         let error = load(&format!("[checkpoint]\n{line}\n"), &[], &[]).unwrap_err();
         assert!(error.contains(reported), "{line}: {error}");

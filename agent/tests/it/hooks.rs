@@ -187,7 +187,7 @@ fn a_ca_file_without_certificates_is_an_error_at_the_start() {
         let authorities_of = Some(authorities.clone());
         let refused =
             Hooks::start(&HookPlan { webhooks, authorities: authorities_of, ..plan(directory.path()) });
-        let said = refused.unwrap_err().to_string();
-        assert!(said.contains(authorities.to_str().unwrap()) && said.contains("in PEM"), "{said}");
+        let printed = refused.unwrap_err().to_string();
+        assert!(printed.contains(authorities.to_str().unwrap()) && printed.contains("in PEM"), "{printed}");
     }
 }

@@ -28,8 +28,8 @@ impl Leading {
         command.args(["--rdzv-conf", "encrypt=off", "--no-python", "--log-dir"]).arg(directory.join("logs"));
         command.arg("--runtime-dir").arg(directory.join("runtime")).args(["sleep", "1000"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).current_dir(directory);
-        let said = std::fs::File::create(directory.join("said")).unwrap();
-        Leading { launcher: command.stderr(said).spawn().unwrap(), port }
+        let printed = std::fs::File::create(directory.join("said")).unwrap();
+        Leading { launcher: command.stderr(printed).spawn().unwrap(), port }
     }
 
     /// The job in its store, as a launcher without `--rdzv-conf token` sees it.
@@ -116,8 +116,8 @@ async fn a_launcher_of_another_protocol_is_refused_by_name_and_one_of_the_same_t
     assert_eq!((seat.group_rank, seat.world_size), (1, 2));
 
     drop(leading);
-    let said = std::fs::read_to_string(directory.path().join("said")).unwrap();
+    let printed = std::fs::read_to_string(directory.path().join("said")).unwrap();
     for line in refused {
-        assert!(said.contains(&line), "{line}\n{said}");
+        assert!(printed.contains(&line), "{line}\n{printed}");
     }
 }

@@ -83,12 +83,12 @@ fn entry(number: u64, boot: &BootId, message: &str) -> String {
     )
 }
 
-fn said(code: u32) -> String {
+fn printed(code: u32) -> String {
     format!("NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=python, text")
 }
 
 fn xid(number: u64, code: u32) -> String {
-    entry(number, &boot(), &format!("\"{}\"", said(code)))
+    entry(number, &boot(), &format!("\"{}\"", printed(code)))
 }
 
 /// The XIDs that it reports up to the entry with that number.
@@ -115,9 +115,9 @@ fn codes(journal: &mut Journald, last: u64) -> Vec<u32> {
 
 #[test]
 fn entries_of_this_boots_kernel_become_facts_with_their_times() {
-    let bytes = format!("{:?}", said(48).into_bytes());
+    let bytes = format!("{:?}", printed(48).into_bytes());
     let earlier =
-        entry(1, &BootId("ffffffff-89ab-cdef-0123-456789abcdef".into()), &format!("\"{}\"", said(95)));
+        entry(1, &BootId("ffffffff-89ab-cdef-0123-456789abcdef".into()), &format!("\"{}\"", printed(95)));
     let program = xid(2, 94).replace("\"kernel\"", "\"stdout\"");
     let entries = [earlier, program, xid(3, 79), "no entry\n".into(), entry(4, &boot(), &bytes)].concat();
     let journal = Journal::new(&entries);
@@ -198,7 +198,7 @@ fn it_is_used_only_where_the_kernel_log_is_not_readable() {
 #[test]
 fn the_agent_reads_it_in_place_of_a_log_that_is_not_there_and_once_only() {
     let this_boot = clock::boot_id();
-    let journal = Journal::new(&entry(1, &this_boot, &format!("\"{}\"", said(79))));
+    let journal = Journal::new(&entry(1, &this_boot, &format!("\"{}\"", printed(79))));
     let path = std::env::var("PATH").unwrap();
     let path = PathBuf::from(format!("{}:{path}", journal.directory.path().display()));
     let start = || {
@@ -215,7 +215,7 @@ fn the_agent_reads_it_in_place_of_a_log_that_is_not_there_and_once_only() {
     poll(&mut [PollFd::new(&child, PollFlags::IN)], None).unwrap();
 
     let more = [1, 2]
-        .map(|number| entry(number, &this_boot, &format!("\"{}\"", said([79, 62][number as usize - 1]))));
+        .map(|number| entry(number, &this_boot, &format!("\"{}\"", printed([79, 62][number as usize - 1]))));
     fs::write(journal.directory.path().join("entries"), more.concat()).unwrap();
     let agent = start();
     agent.wait_for("XID 62 of GPU 0000:01:00");

@@ -80,16 +80,16 @@ fn asked(answerers: &[Answerer]) -> (Result<RasReport, RasError>, Vec<String>) {
     let ras = Ras::start(answerers);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let reported = runtime.block_on(ask(&ras.address, AMPLE));
-    (reported, ras.said())
+    (reported, ras.printed())
 }
 
 #[test]
 fn an_older_nccl_answers_in_its_text() {
-    let (reported, said) = asked(&[Answerer::Text(TEXT.into())]);
+    let (reported, printed) = asked(&[Answerer::Text(TEXT.into())]);
     let report = reported.unwrap();
     let behind = report.communicators[0].behind();
     assert_eq!((behind.len(), behind[0].rank.as_ref().unwrap().rank, behind[0].own), (1, 2, 811));
-    assert_eq!(said, ["CLIENT PROTOCOL 2", "TIMEOUT 6", "SET FORMAT json", "VERBOSE STATUS"]);
+    assert_eq!(printed, ["CLIENT PROTOCOL 2", "TIMEOUT 6", "SET FORMAT json", "VERBOSE STATUS"]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_whole_agent_asks_while_a_job_runs_and_shows_nccl_only_when_something_is_w
         [("NCCL_ADDRESS", Path::new(&ras.address)), ("NCCL_INTERVAL", Path::new("5s"))];
     let agent = Agent::start(directory.path(), &settings);
     agent.wait_for("host.memory");
-    assert_eq!(ras.said(), [""; 0], "no job runs");
+    assert_eq!(ras.printed(), [""; 0], "no job runs");
 
     let job = Job::start(directory.path());
     agent.wait_for("nccl: the RAS service of NCCL 2.29.2+cuda13.0 answers; 1 communicators");

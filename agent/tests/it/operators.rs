@@ -104,7 +104,7 @@ fn a_silenced_component_is_shown_and_does_not_count() {
     agent.wait_for("host.storage is UNHEALTHY");
     check();
     assert!(host.mainstay(&["unsilence", "host.storage"]).status.success());
-    agent.wait_for("silence taken back");
+    agent.wait_for("silence removed");
     assert_eq!(host.mainstay(&["status"]).status.code(), Some(2));
 }
 
@@ -118,7 +118,7 @@ fn invalid_requests_are_refused() {
         assert!(!output.status.success() && reported.contains(words), "{arguments:?}: {reported}");
     };
     refused(&["ack", "gpu.9", "--reason", "x"], "no component \"gpu.9\" here");
-    refused(&["ack", "host.kernel_log", "--reason", " "], "give the reason");
+    refused(&["ack", "host.kernel_log", "--reason", " "], "a reason is required");
     refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "90d"], "at most 30 days");
     refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "soon"], "soon");
 }

@@ -169,14 +169,14 @@ fn kill_and_read_until(
 
 /// Reads the launcher's output up to a line with these words.
 fn read_until(job: &mut Child, words: &str) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
-    let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut printed = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut lines = Vec::new();
     loop {
-        let line = said.next().unwrap_or_else(|| panic!("never said {words:?}: {lines:#?}"));
+        let line = printed.next().unwrap_or_else(|| panic!("never said {words:?}: {lines:#?}"));
         let found = line.contains(words);
         lines.push(line);
         if found {
-            return (lines, said);
+            return (lines, printed);
         }
     }
 }
@@ -245,15 +245,15 @@ fn an_ordered_restart_does_not_wait_forever_and_on_a_free_gpu_not_at_all() {
         host.rank_on_the_gpu();
         host.gpu(&[], used);
         host.order(&["restart"]);
-        let said: Vec<String> =
+        let printed: Vec<String> =
             BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
-        assert_eq!(job.wait().unwrap().code(), Some(exit), "{said:#?}");
-        let says = |words: &str| said.iter().any(|line| line.contains(words));
-        assert_eq!(says("a restart: gpu.0000:01:00"), used > 0, "{said:#?}");
+        assert_eq!(job.wait().unwrap().code(), Some(exit), "{printed:#?}");
+        let says = |words: &str| printed.iter().any(|line| line.contains(words));
+        assert_eq!(says("a restart: gpu.0000:01:00"), used > 0, "{printed:#?}");
         assert_eq!(
             says("handing the job back to the scheduler with exit status 75"),
             exit == 75,
-            "{said:#?}"
+            "{printed:#?}"
         );
     }
 }
@@ -266,9 +266,10 @@ fn a_gpu_that_a_person_excludes_delays_nothing() {
     // It is excluded because it is unhealthy, and may never release anything.
     host.gpu(&[pid, 4711], 9 << 30);
     host.order(&["exclude-rank", "0"]);
-    let said: Vec<String> = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
-    assert!(job.wait().unwrap().success(), "{said:#?}");
-    assert!(!said.iter().any(|line| line.contains("gpu.0000:01:00")), "{said:#?}");
+    let printed: Vec<String> =
+        BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert!(job.wait().unwrap().success(), "{printed:#?}");
+    assert!(!printed.iter().any(|line| line.contains("gpu.0000:01:00")), "{printed:#?}");
 }
 
 /// A helper in a new session that ignores all signals except SIGKILL.

@@ -263,8 +263,8 @@ fn the_drivers_logs_are_read_on_from_where_they_were_left() {
     fs::write(name("ERROR", 7), line("TPU initialization failed: of a job before")).unwrap();
     symlink("/dev/zero", name("INFO", 6)).unwrap();
     let mut source = host.source(&[]);
-    let mut said = || source.sample().driver.into_iter().map(|report| report.message).collect::<Vec<_>>();
-    assert_eq!(said(), [""; 0], "what was there before is old news");
+    let mut printed = || source.sample().driver.into_iter().map(|report| report.message).collect::<Vec<_>>();
+    assert_eq!(printed(), [""; 0], "what was there before is old news");
     let append = |path: &Path, text: &str| {
         fs::OpenOptions::new()
             .append(true)
@@ -277,10 +277,10 @@ fn the_drivers_logs_are_read_on_from_where_they_were_left() {
     append(&name("ERROR", 7), &line("Core halted unexpectedly"));
     append(&name("WARNING", 8), &line("nothing of this"));
     append(&name("WARNING", 8), "E1121 03:04:05.123456    1234 tpu_driver.cc:42] HANG_");
-    assert_eq!(said(), ["Core halted unexpectedly"]);
+    assert_eq!(printed(), ["Core halted unexpectedly"]);
     append(&name("WARNING", 8), "DETECTED\n");
-    assert_eq!(said(), ["HANG_DETECTED"]);
-    assert_eq!(said(), [""; 0]);
+    assert_eq!(printed(), ["HANG_DETECTED"]);
+    assert_eq!(printed(), [""; 0]);
 }
 
 #[test]

@@ -98,9 +98,9 @@ impl Host {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said =
-            lines.find_map(|line| line.unwrap().split_once("client: ").map(|(_, said)| said.to_owned()));
-        Client { child, said: said.unwrap_or_default() }
+        let printed = lines
+            .find_map(|line| line.unwrap().split_once("client: ").map(|(_, printed)| printed.to_owned()));
+        Client { child, printed: printed.unwrap_or_default() }
     }
 
     /// The agent's behavior for the watchdog and for a user.
@@ -114,7 +114,7 @@ impl Host {
             })
             .collect();
         waits.sort_unstable();
-        let attach = self.client(uid, "measure").said.clone();
+        let attach = self.client(uid, "measure").printed.clone();
         let began = Instant::now();
         self.run_a_job_that_restarts(uid);
         Seen { longest_turn: waits[2], attach, job_with_a_restart: began.elapsed() }
@@ -155,7 +155,7 @@ pub(crate) struct Seen {
 struct Client {
     child: Child,
     /// Its first line of output.
-    said: String,
+    printed: String,
 }
 
 impl Drop for Client {
@@ -170,16 +170,16 @@ fn jobs_of_two_users_with_one_name_are_two_jobs() {
     let Some(host) = host() else { return };
     let of_a = host.client(A, "attach train");
     let of_b = host.client(B, "attach train");
-    assert_eq!((of_a.said.as_str(), of_b.said.as_str()), ("welcome", "welcome"));
+    assert_eq!((of_a.printed.as_str(), of_b.printed.as_str()), ("welcome", "welcome"));
     let events = [host.agent.wait_for("\"train\""), host.agent.wait_for("61002!train")];
     assert!(!events[0].contains("61002!train"));
     let speaks_for_a = host.client(B, "attach 61001!train");
-    assert!(speaks_for_a.said.contains("another user's"), "{}", speaks_for_a.said);
+    assert!(speaks_for_a.printed.contains("another user's"), "{}", speaks_for_a.printed);
     for bad in ["", "a/../b", "with\u{7}bell", &"x".repeat(1 << 20)] {
         // An environment variable cannot hold a megabyte; the client creates the text.
         let role = if bad.len() > 1000 { "attach-long".to_owned() } else { format!("attach {bad}") };
         let refused = host.client(B, &role);
-        assert!(refused.said.contains("choose another --rdzv-id"), "{bad:?}: {}", refused.said);
+        assert!(refused.printed.contains("choose another --rdzv-id"), "{bad:?}: {}", refused.printed);
     }
 }
 
@@ -233,7 +233,7 @@ fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
     let Some(host) = host() else { return };
     let quiet = host.seen_by(B);
     let hostile: Vec<Client> = (0..16).map(|number| host.client(A, &format!("flood {number}"))).collect();
-    assert!(hostile.iter().all(|client| client.said == "flooding"));
+    assert!(hostile.iter().all(|client| client.printed == "flooding"));
     let flooded = host.seen_by(B);
     println!("quiet: {quiet:?}\nflooded: {flooded:?}");
     let status = host.run_as(B, &["status"]);
@@ -284,14 +284,14 @@ fn started(job: &str, seq: u64, command: String) -> FromLauncher {
 /// One job, which stays attached.
 async fn attach(socket: String, job: String) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
-    let (said, receives) = tokio::sync::mpsc::channel(4);
-    said.send(hello(&job)).await.unwrap();
+    let (printed, receives) = tokio::sync::mpsc::channel(4);
+    printed.send(hello(&job)).await.unwrap();
     match client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await {
         Err(status) => println!("\nclient: {}", status.message()),
         Ok(answers) => {
             let mut answers = answers.into_inner();
             answers.message().await.unwrap();
-            said.send(started(&job, 1, "python".to_owned())).await.unwrap();
+            printed.send(started(&job, 1, "python".to_owned())).await.unwrap();
             println!("\nclient: welcome");
             while let Ok(Some(_)) = answers.message().await {}
         }
@@ -304,8 +304,8 @@ async fn measure(socket: String) {
     for number in 0..9 {
         let began = Instant::now();
         let mut client = LauncherServiceClient::new(connect(socket.clone()).await);
-        let (said, receives) = tokio::sync::mpsc::channel(4);
-        said.send(hello(&format!("measured-{number}"))).await.unwrap();
+        let (printed, receives) = tokio::sync::mpsc::channel(4);
+        printed.send(hello(&format!("measured-{number}"))).await.unwrap();
         let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await.unwrap();
         answers.into_inner().message().await.unwrap();
         took.push(began.elapsed());
@@ -320,21 +320,21 @@ async fn flood(socket: String, number: &str) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
     let mut streams = Vec::new();
     for stream in 0..15 {
-        let (said, receives) = tokio::sync::mpsc::channel(4);
+        let (printed, receives) = tokio::sync::mpsc::channel(4);
         let job = format!("hostile-{number}-{stream}");
-        said.send(hello(&job)).await.unwrap();
+        printed.send(hello(&job)).await.unwrap();
         let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await.unwrap();
-        streams.push((answers, said, job));
+        streams.push((answers, printed, job));
     }
     let (report, reported) = tokio::sync::oneshot::channel();
     let (mut report, mut answers) = (Some(report), Vec::new());
-    for (stream, said, job) in streams {
+    for (stream, printed, job) in streams {
         answers.push(stream);
         let mut report = report.take();
         tokio::spawn(async move {
             for seq in 1.. {
                 let command = "x".repeat(if seq % 4 == 0 { 1 << 20 } else { 16 });
-                if said.send(started(&job, seq, command)).await.is_err() {
+                if printed.send(started(&job, seq, command)).await.is_err() {
                     return;
                 }
                 // More than may wait in the channel: a long one is in transit.

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::pace::Limit;
 use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Sealed, Service, Settings, User, Watched};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use twox_hash::XxHash3_128;
@@ -78,7 +78,7 @@ struct Shard {
 
 /// Measures with agents that authenticate by `pass`. `suffix` is appended to the names of the results.
 fn rounds_with(
-    pass: &Pass,
+    pass: &Credentials,
     suffix: &str,
     shard: &Shard,
     rounds: usize,
@@ -99,7 +99,7 @@ fn rounds_with(
 
         // A different step with the same bytes: the holder cannot detect that.
         let sealed = sealed(round as u64, bytes as u64, shard.sum, &shard.sums);
-        let asking = Asking { pass, patience: Patience::default() };
+        let asking = Asking { pass, patience: Timeouts::default() };
         let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| (), lock: None };
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &shard.from, &sending).expect("the holder takes it");
@@ -124,12 +124,12 @@ fn rounds_with(
     fs::remove_dir_all(root.join("holder")).expect("what is kept can be deleted");
 }
 
-fn with_token() -> Pass {
-    Pass::from(Token::new(b"a token for a benchmark").expect("it is long enough"))
+fn with_token() -> Credentials {
+    Credentials::from(Token::new(b"a token for a benchmark").expect("it is long enough"))
 }
 
 /// A certificate for both ends, which have the same address, signed by an authority that both trust.
-fn with_certificates(root: &Path) -> Pass {
+fn with_certificates(root: &Path) -> Credentials {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
@@ -149,11 +149,11 @@ fn with_certificates(root: &Path) -> Pass {
         key: write("agent.key", &key.serialize_pem()),
         authorities: write("authorities.pem", &authorities),
     };
-    Pass::Certificate(Tls::read(files).expect("they were just made"), None)
+    Credentials::Certificate(Tls::read(files).expect("they were just made"), None)
 }
 
 /// Wall-clock seconds and CPU seconds from the order until the step is verified in its directory. With `standby`, memory is prepared first.
-fn restore(root: &Path, token: &Pass, holder: &str, standby: Option<u64>) -> (f64, f64) {
+fn restore(root: &Path, token: &Credentials, holder: &str, standby: Option<u64>) -> (f64, f64) {
     let back = root.join("back");
     let place = Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
     let quota = if standby.is_some() { QUOTA } else { 0 };
@@ -232,11 +232,11 @@ fn plain_tcp(file: &fs::File, bytes: usize, received: &mut [u8]) -> f64 {
     })
 }
 
-fn service(store: &Path, token: &Pass) -> Service {
+fn service(store: &Path, token: &Credentials) -> Service {
     Service::start(settings(store, Vec::new(), QUOTA), token.clone()).expect("the service starts")
 }
 
-fn restorer(store: &Path, token: &Pass, peer: &str, quota: u64) -> Service {
+fn restorer(store: &Path, token: &Credentials, peer: &str, quota: u64) -> Service {
     Service::start(settings(store, vec![peer.to_owned()], quota), token.clone()).expect("the service starts")
 }
 
@@ -257,7 +257,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
         slowdown: 0.0,
         streams: STREAMS,
         interval: Duration::from_secs(3600),
-        patience: Patience::default(),
+        patience: Timeouts::default(),
         software: String::new(),
     }
 }

@@ -1,6 +1,6 @@
 //! Files below a directory that a user can change. The directory is opened once, and everything below it is reached from that descriptor
 //! only: no symbolic link on the way is followed, and a renamed directory does not lead out of it. Callers act as the user
-//! (`peer::user::As`). The descriptor ensures that a user cannot redirect the agent, not even to another place of the same user.
+//! (`peer::user::UserGuard`). The descriptor ensures that a user cannot redirect the agent, not even to another place of the same user.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

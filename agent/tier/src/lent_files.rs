@@ -30,7 +30,7 @@ const MOST_OF_ALL: usize = 16_384;
 
 /// A shard that was written into a lent file, for the process that moves it into place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Landed {
+pub struct RestoredShard {
     /// Index of the file, from 0.
     pub file: usize,
     /// Its directory, relative to the checkpoint directory.
@@ -43,13 +43,13 @@ pub struct Landed {
 
 /// The files that one restore may write into.
 #[derive(Debug)]
-pub(crate) struct Lot {
+pub(crate) struct RestoreFiles {
     wanted: usize,
     files: Mutex<Vec<Option<File>>>,
-    landed: Mutex<Vec<Landed>>,
+    landed: Mutex<Vec<RestoredShard>>,
 }
 
-impl Lot {
+impl RestoreFiles {
     /// Takes an unused file, with its number.
     pub(crate) fn take(&self) -> Option<(usize, File)> {
         let mut files = lock(&self.files);
@@ -65,12 +65,12 @@ impl Lot {
     }
 
     /// Records a shard that was written completely.
-    pub(crate) fn landed(&self, shard: Landed) {
+    pub(crate) fn landed(&self, shard: RestoredShard) {
         lock(&self.landed).push(shard);
     }
 
     /// Takes the shards that were written.
-    pub(crate) fn all_landed(&self) -> Vec<Landed> {
+    pub(crate) fn all_landed(&self) -> Vec<RestoredShard> {
         std::mem::take(&mut *lock(&self.landed))
     }
 
@@ -80,7 +80,7 @@ impl Lot {
 }
 
 /// Key: the user and the token of a restore.
-type Lots = BTreeMap<(u32, String), Arc<Lot>>;
+type Lots = BTreeMap<(u32, String), Arc<RestoreFiles>>;
 
 /// The restores that wait for files. Files that no restore waits for are not kept.
 static ALL: Mutex<Lots> = Mutex::new(BTreeMap::new());
@@ -96,7 +96,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Wanted {
     key: (u32, String),
-    lot: Arc<Lot>,
+    lot: Arc<RestoreFiles>,
 }
 
 impl Wanted {
@@ -109,7 +109,7 @@ impl Wanted {
         // Differs from tokens of an earlier agent process, whose callers may still lend files.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let token = format!("{since:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let lot = Arc::new(Lot { wanted: count, files: Mutex::default(), landed: Mutex::default() });
+        let lot = Arc::new(RestoreFiles { wanted: count, files: Mutex::default(), landed: Mutex::default() });
         let mut all = lock(&ALL);
         let of_others: usize = all.values().map(|lot| lot.wanted).sum();
         if count > MOST || of_others + count > MOST_OF_ALL {
@@ -129,7 +129,7 @@ impl Wanted {
     }
 
     /// Waits until all files are lent; none after `within`.
-    pub(crate) fn wait(self, within: Duration) -> Option<Arc<Lot>> {
+    pub(crate) fn wait(self, within: Duration) -> Option<Arc<RestoreFiles>> {
         let waited = CAME.wait_timeout_while(lock(&ALL), within, |_| self.lot.is_short());
         let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(all);

@@ -51,7 +51,7 @@ pub enum SealError {
     #[error("it is not a checkpoint: {0}")]
     Container(#[from] ContainerError),
     /// The container names an identity different from the slot's.
-    #[error("it says of itself that it is {found}, and not {expected}")]
+    #[error("its manifest identifies it as {found}, not {expected}")]
     Another {
         /// Identity in the slot.
         expected: String,

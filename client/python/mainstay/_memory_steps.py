@@ -90,7 +90,7 @@ class MemorySteps:
             try:
                 return Loaded(_pool.state_of(copy, self._epoch, into))
             except _pool.Spoilt as spoilt:
-                say(f"step {step}: {spoilt}; the disk is asked")
+                say(f"step {step}: {spoilt}; reading it from the disk instead")
         if self._on_disk(step, self._rank, *made_in):
             on_disk = _seal.take_one(self._directory, step, self._rank)
             if on_disk is not None:
@@ -107,7 +107,7 @@ class MemorySteps:
                 _pool.check(copy, self._epoch)
                 return True
             except _pool.Spoilt as spoilt:
-                say(f"step {step}: {spoilt}; the disk is asked")
+                say(f"step {step}: {spoilt}; reading it from the disk instead")
         return self._on_disk(step, rank, *made_in) and _seal.is_intact(self._directory, step, rank)
 
     def _on_disk(self, step: int, rank: int, job: str, attempt: int) -> bool:

@@ -144,7 +144,7 @@ def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bo
     try:
         return bool(memory.save(state, identity, facts, _attempt))
     except _pool.NoSlot as slow:
-        _warn(f"mainstay.checkpoint.save: {slow}: the disk is slower than checkpoints come. This one is written to it in training", 4)
+        _warn(f"mainstay.checkpoint.save: {slow}: saves are more frequent than the disk can write. This one is written to the disk while training waits", 4)
         return False
     except _pool.Late as late:
         raise _Setting(str(late)) from None
@@ -201,7 +201,7 @@ def load(
     taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
     if taken is None:
         if targets is not None and targets.written:
-            raise RuntimeError("mainstay.checkpoint.load: no step is whole, and what was given as `into` is spoilt")
+            raise RuntimeError("mainstay.checkpoint.load: no step is whole, and the values in `into` were overwritten")
         return None
     if isinstance(taken, _memory_steps.Loaded):
         return taken.state
@@ -352,7 +352,7 @@ def _take_chosen(place: _Place, chosen: _Chosen, into=None):
         try:
             return _memory_steps.Loaded(_pool.state_of(copy, _attempt(), into))
         except _pool.Spoilt as spoilt:
-            _warn(f"mainstay.checkpoint.load: step {chosen.step}: {spoilt}; the disk is asked", 6)
+            _warn(f"mainstay.checkpoint.load: step {chosen.step}: {spoilt}; reading it from the disk instead", 6)
     taken = _seal.take_one(place.directory, chosen.step, place.rank)
     if taken is not None:
         if taken[0].get("root") == chosen.root:
@@ -385,7 +385,7 @@ def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin
     if doubt is None:
         return True
     skipped = _doubt.skips(doubt, wanted)
-    then = "skipped" if skipped else f"offered all the same ({_doubt.POLICY}=skip would not)"
+    then = "skipped" if skipped else f"offered anyway ({_doubt.POLICY}=skip skips it)"
     _warn(f"mainstay.checkpoint.{call}: step {step} is doubtful and {then}: {doubt.get('why', 'replicas differed')}", depth + 1)
     return not skipped
 

@@ -198,7 +198,7 @@ class _Shards:
         try:
             return _pool.state_of(copy, checkpoint._attempt())
         except _pool.Spoilt as spoilt:
-            _warn(f"step {self.step}: {spoilt}; the disk is asked")
+            _warn(f"step {self.step}: {spoilt}; reading it from the disk instead")
             return None
 
     def _from_disk(self, rank: int) -> dict:

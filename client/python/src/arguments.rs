@@ -104,7 +104,7 @@ pub fn measure(value: &Bound<'_, PyAny>) -> PyResult<f64> {
         return value.call_method0("item")?.extract::<f64>();
     }
     Err(PyTypeError::new_err(format!(
-        "it lives on {device}, and reading it would make the host wait for the device; pass a Python float \
+        "it is on {device}, and reading it would make the host wait for the device; pass a Python float \
          (loss.item() where you log it anyway)"
     )))
 }

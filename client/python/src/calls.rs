@@ -274,7 +274,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             c"step",
             step_entry,
             c"step($module, step, *, loss=None, grad_norm=None, digest=None)\n--\n\n\
-              Say that optimiser step `step` is done, with what was measured in it. Never raises, never blocks.",
+              Reports that optimiser step `step` is complete, with its measurements. Never raises, never blocks.",
         ),
         (
             c"beat",
@@ -290,13 +290,13 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             c"section",
             section_entry,
             c"section($module, name)\n--\n\n\
-              A context manager (and decorator) that names what the rank does meanwhile. Never raises.",
+              A context manager (and decorator) that names what the rank does inside it. Never raises.",
         ),
         (
             c"data_at",
             data_at_entry,
             c"data_at($module, position)\n--\n\n\
-              Say where in its data this rank reads now: the same number whenever the same batch is read. Never raises.",
+              Reports this rank's position in its data: the same number for the same batch. Never raises.",
         ),
         (
             c"pause",
@@ -306,7 +306,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         (
             c"resume",
             resume_entry,
-            c"resume($module)\n--\n\nProgress is expected again. Never raises.",
+            c"resume($module)\n--\n\nResumes hang detection after `pause`. Never raises.",
         ),
     ];
     let module_name = module.name()?;

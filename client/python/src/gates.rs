@@ -178,20 +178,20 @@ impl Stepping {
     /// Asks whether the next step is timed.
     #[cold]
     fn look(&self, py: Python<'_>, steps: u64) -> PyResult<()> {
-        let said = match self
+        let response = match self
             .look
             .as_ref()
-            .map(|look| look.call0(py).and_then(|said| said.extract::<Option<bool>>(py)))
+            .map(|look| look.call0(py).and_then(|response| response.extract::<Option<bool>>(py)))
         {
             None => {
                 self.looks_at.store(u64::MAX, Ordering::Relaxed);
                 return Ok(());
             }
             Some(Err(error)) => return warn::unless_users_own(py, error),
-            Some(Ok(said)) => said,
+            Some(Ok(response)) => response,
         };
-        TIMED.store(said == Some(true), Ordering::Relaxed);
-        let again = if said.is_some() { TIMED_EVERY } else { ASKED_AGAIN };
+        TIMED.store(response == Some(true), Ordering::Relaxed);
+        let again = if response.is_some() { TIMED_EVERY } else { ASKED_AGAIN };
         self.looks_at.store(steps + again, Ordering::Relaxed);
         Ok(())
     }

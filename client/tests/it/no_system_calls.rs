@@ -39,8 +39,8 @@ fn between_two_markers_there_are_beats_and_no_system_call() {
         .unwrap();
     let trace = std::fs::read_to_string(&log).unwrap_or_default();
     if trace.contains("PTRACE") || !trace.contains("execve(") {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return testing::skip(&format!("strace may not trace here: {said}"));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        return testing::skip(&format!("strace may not trace here: {printed}"));
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     // 1000 x (enter, step, step_with, beat, leave).

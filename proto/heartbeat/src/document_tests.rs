@@ -29,7 +29,7 @@ fn every_field_is_documented_with_its_offset() {
 
 #[test]
 fn versions_and_limits_are_documented() {
-    for said in [
+    for reported in [
         format!("layout {MAJOR}.{MINOR}"),
         format!("{PAGE_BYTES} bytes"),
         format!("{RING_RECORDS} records"),
@@ -38,7 +38,7 @@ fn versions_and_limits_are_documented() {
         format!("{COLLECTIVE_ENTRIES} communicators"),
         format!("{SECTION_DEPTH} open sections"),
     ] {
-        assert!(one_line(DOCUMENT).contains(&said), "the document does not say {said:?}");
+        assert!(one_line(DOCUMENT).contains(&reported), "the document does not say {reported:?}");
     }
 }
 

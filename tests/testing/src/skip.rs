@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_line_names_the_program_the_test_and_the_reason() {
-        let said = line(SKIPPED, "target/debug/deps/it-01", "kill::of_one_rank", "no torch\nhere");
-        assert_eq!(said, "\ntest skipped: it-01::kill::of_one_rank: no torch here\n");
+        let printed = line(SKIPPED, "target/debug/deps/it-01", "kill::of_one_rank", "no torch\nhere");
+        assert_eq!(printed, "\ntest skipped: it-01::kill::of_one_rank: no torch here\n");
     }
 }

@@ -158,7 +158,7 @@ fn an_agent_of_another_user_is_not_trusted() {
     line.push(program);
     let agent = Agent::start_under(&line, &stage);
     let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
-    job.wait_until_said("is served by user 65534");
+    job.wait_until_printed("is served by user 65534");
     stage.mark("seen");
     let end = job.end();
     end.assert_status(0);
@@ -255,7 +255,7 @@ if ATTEMPT == 0:
     let end = job.end();
     // Nothing is restarted on a host that lost a GPU: the job asks the scheduler for another host.
     end.assert_status(75);
-    end.assert_said("this host is not fit for training: gpu.0000:3b:00");
+    end.assert_printed("this host is not fit for training: gpu.0000:3b:00");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     assert_eq!(last.domain, FaultDomain::Hardware, "{end}");

@@ -124,6 +124,6 @@ fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
     let job = hosts.stages[1].python(TRAINER).with(&agents[0]).own_paths().options(&options(1)).start();
     assert_eq!(job.mark("begins.0.0"), "20");
     let params = job.mark("params.0");
-    job.end().assert_status(0).assert_said("checkpoint: step 19");
+    job.end().assert_status(0).assert_printed("checkpoint: step 19");
     assert_eq!(params, undisturbed());
 }

@@ -166,8 +166,8 @@ fn a_module_runs_as_a_module() {
     std::fs::write(stage.work().join("pack/__main__.py"), text).expect("a module");
     let end = stage.command(&["pack", "--epochs=3"]).options("-m").start().end();
     end.assert_status(0);
-    let said = std::fs::read_to_string(stage.marks().join("module")).expect("it ran");
-    assert_eq!(said, "__main__ --epochs=3");
+    let printed = std::fs::read_to_string(stage.marks().join("module")).expect("it ran");
+    assert_eq!(printed, "__main__ --epochs=3");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn more_than_one_host_is_refused_in_plain_words() {
     let stage = Stage::new();
     let end = stage.sh("mark ran").options("--nnodes 2:1").start().end();
     end.assert_status(64);
-    end.assert_said("--nnodes: 2:1: write a number of hosts");
+    end.assert_printed("--nnodes: 2:1: write a number of hosts");
     assert!(!stage.marks().join("ran").exists());
 }
 
@@ -244,7 +244,7 @@ main()
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 0").start().end();
     end.assert_status(1);
-    end.assert_said("rank 1 raised RuntimeError: no space on device 7");
+    end.assert_printed("rank 1 raised RuntimeError: no space on device 7");
 }
 
 #[test]

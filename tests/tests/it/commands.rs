@@ -14,7 +14,7 @@ fn asked(stage: &Stage, arguments: &[&str], variables: &[(&str, &str)]) -> Outpu
     command.args(arguments).output().expect("mainstay can be started")
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
 }
 
@@ -25,22 +25,22 @@ fn the_only_job_that_runs_need_not_be_named() {
     let first = stage.sh(script).start();
     first.mark(&format!("up.{}", first.id()));
     let stacks = asked(&stage, &["stacks"], &[]);
-    assert!(stacks.status.success(), "{}", said(&stacks));
+    assert!(stacks.status.success(), "{}", printed(&stacks));
 
     let second = stage.sh(script).start();
     second.mark(&format!("up.{}", second.id()));
     for command in [&["stacks"][..], &["job", "stop", "--reason", "a test"]] {
         let refused = asked(&stage, command, &[]);
-        assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+        assert_eq!(refused.status.code(), Some(3), "{}", printed(&refused));
         for job in [&first, &second] {
-            assert!(said(&refused).contains(job.id()), "{}", said(&refused));
+            assert!(printed(&refused).contains(job.id()), "{}", printed(&refused));
         }
     }
     let stopped = asked(&stage, &["job", "stop", "--reason", "a test", "--job", second.id()], &[]);
-    assert!(stopped.status.success(), "{}", said(&stopped));
+    assert!(stopped.status.success(), "{}", printed(&stopped));
     second.end();
     let stopped = asked(&stage, &["job", "stop", "--reason", "a test"], &[]);
-    assert!(stopped.status.success(), "{}", said(&stopped));
+    assert!(stopped.status.success(), "{}", printed(&stopped));
     first.end();
 }
 
@@ -50,10 +50,10 @@ fn a_journal_is_read_whatever_socket_the_environment_names() {
     let end = stage.sh("exit 0").start().end();
     let journal = end.run_dir.join("journal").display().to_string();
     let read = asked(&stage, &["events", "--journal", &journal], &[("MAINSTAY_SOCKET", "/nowhere")]);
-    assert!(read.status.success() && said(&read).contains("ended"), "{}", said(&read));
+    assert!(read.status.success() && printed(&read).contains("ended"), "{}", printed(&read));
     let refused = asked(&stage, &["events", "--journal", &journal, "--socket", "/nowhere"], &[]);
-    assert_eq!(refused.status.code(), Some(64), "{}", said(&refused));
-    assert!(said(&refused).contains("--journal and --socket"), "{}", said(&refused));
+    assert_eq!(refused.status.code(), Some(64), "{}", printed(&refused));
+    assert!(printed(&refused).contains("--journal and --socket"), "{}", printed(&refused));
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
     assert_eq!(starts, 10, "after the last step that was saved while the replicas agreed");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said("rank 2");
+    end.assert_printed("rank 2");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn what_one_rank_saved_unlike_the_others_is_skipped_without_any_digest() {
     assert_eq!(starts, 5, "after the last step that all saved alike");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said("possible silent data corruption");
+    end.assert_printed("possible silent data corruption");
 }
 
 #[test]

@@ -59,7 +59,7 @@ time.sleep(36000)
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
     end.assert_status(1);
-    end.assert_said("the same exception recurred after step 3");
+    end.assert_printed("the same exception recurred after step 3");
     assert_eq!(end.summary().attempts, 2, "{end}");
     assert_eq!(journal::decisions(&end.journal)[1].action, Action::Stop { exit: 1 });
     assert!(end.summary().reason.contains("ValueError"), "{end}");
@@ -80,7 +80,7 @@ fn a_plain_program_error_is_not_restarted_and_one_that_may_pass_is() {
     let end = stage.python(&script("undefined_name")).ranks(1).start().end();
     end.assert_status(1);
     assert_eq!(journal::restarts(&end.journal), 0, "{end}");
-    end.assert_said("the program fails by itself before its first step");
+    end.assert_printed("the program fails by itself before its first step");
     let end = stage.python(&script("raise ConnectionResetError('by peer')")).ranks(1).start().end();
     end.assert_status(0);
     assert_eq!(journal::restarts(&end.journal), 1, "{end}");
@@ -120,15 +120,15 @@ time.sleep(36000)
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
     end.assert_status(1);
-    end.assert_said("the same exception recurred at position 640 of the data");
+    end.assert_printed("the same exception recurred at position 640 of the data");
     assert_eq!(end.summary().attempts, 2, "{end}");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     // The message alone does not point to the data; the same exception at the same position does.
     assert_ne!(verdicts[0].class.as_deref(), Some("data"), "{end}");
     assert_eq!((last.data, last.class.as_deref()), (Some(640), Some("data")), "{end}");
-    let said = |what: &str| last.evidence.iter().any(|line| line.contains(what));
-    assert!(said("position 640") && said("where the same data was read"), "{:?}", last.evidence);
+    let printed = |what: &str| last.evidence.iter().any(|line| line.contains(what));
+    assert!(printed("position 640") && printed("where the same data was read"), "{:?}", last.evidence);
 }
 
 #[test]
@@ -165,9 +165,9 @@ fn an_error_file_counts_without_the_client() {
     assert_eq!(verdicts[0].culprit, Some(Rank(1)));
     let Cause::Exception { exception, .. } = &verdicts[0].cause else { panic!("no exception\n{end}") };
     assert_eq!(exception, "RuntimeError");
-    end.assert_said("shard 9 is gone");
+    end.assert_printed("shard 9 is gone");
     let file = end.run_dir.join("attempt_0/1/error.json").display().to_string();
-    end.assert_said(&format!("rank 1 printed no traceback; it is in {file}"));
+    end.assert_printed(&format!("rank 1 printed no traceback; it is in {file}"));
     let named =
         |fact: &Fact| matches!(fact, Fact::RankRaised { note, .. } if note.file.as_ref() == Some(&file));
     assert!(journal::facts(&end.journal).any(named), "{end}");

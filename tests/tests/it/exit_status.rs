@@ -9,7 +9,7 @@ fn all_ranks_done_is_status_0() {
     let stage = Stage::new();
     let end = stage.sh("exit 0").ranks(3).start().end();
     end.assert_status(0);
-    end.assert_said("all ranks are done");
+    end.assert_printed("all ranks are done");
 }
 
 #[test]
@@ -20,13 +20,13 @@ fn an_exit_code_is_passed_on() {
     end.assert_status(7);
     let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::ExitCode { code: 7 }));
-    end.assert_said("the budget of 0 restart(s) is used up");
+    end.assert_printed("the budget of 0 restart(s) is used up");
 }
 
 #[test]
 fn a_signal_stays_recognisable() {
     let stage = Stage::new();
-    for (signal, status, said) in [
+    for (signal, status, printed) in [
         ("SEGV", 139, "rank 1 crashed in native code (SIGSEGV"),
         ("KILL", 137, "rank 1 was ended by SIGKILL; cause not seen"),
         ("ABRT", 134, "rank 1 aborted in native code (SIGABRT)"),
@@ -35,7 +35,7 @@ fn a_signal_stays_recognisable() {
         let script = format!(r#"[ "$RANK" = 1 ] && kill -{signal} $$; work"#);
         let end = stage.sh(&script).ranks(2).options("--max-restarts 0").start().end();
         end.assert_status(status);
-        end.assert_said(said);
+        end.assert_printed(printed);
     }
 }
 
@@ -45,7 +45,7 @@ fn the_budget_ends_a_job_that_fails_again_and_again() {
     let end = stage.sh("exit 9").options("--max-restarts 2").start().end();
     end.assert_status(9);
     assert_eq!(end.summary().attempts, 3, "{end}");
-    end.assert_said("the budget of 2 restart(s) is used up");
+    end.assert_printed("the budget of 2 restart(s) is used up");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_program_that_cannot_be_started_is_named_and_not_tried_again() {
     let broken = stage.script("broken", "#!/no/such/interpreter\n");
     let end = stage.command(&[&broken]).ranks(2).start().end();
     end.assert_status(70);
-    end.assert_said(&broken);
+    end.assert_printed(&broken);
     assert_eq!(end.summary().attempts, 1, "{end}");
 }
 
@@ -107,12 +107,12 @@ fn a_program_that_cannot_run_is_not_restarted() {
         (&[&python, &missing], 2, "No such file or directory"),
         (&[&shell], 127, "not found"),
     ];
-    for (command, status, said) in cases {
+    for (command, status, printed) in cases {
         let end = stage.command(command).options("--no-python").ranks(2).start().end();
         end.assert_status(status);
         assert_eq!(end.summary().attempts, 1, "{command:?}\n{end}");
-        end.assert_said("the program cannot run");
-        assert!(end.stderr.contains(said), "{command:?}\n{end}");
+        end.assert_printed("the program cannot run");
+        assert!(end.stderr.contains(printed), "{command:?}\n{end}");
         assert_eq!(journal::verdicts(&end.journal).len(), 1, "one explanation\n{end}");
     }
 }

@@ -54,17 +54,17 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
     let first = run(&hosts.stages[0], &agents[0], &script);
     first
         .assert_status(HAND_BACK_EXIT)
-        .assert_said("another host tells whether it is this one or the program");
+        .assert_printed("another host shows whether this host or the program is at fault");
     assert_eq!(journal::restarts(&first.journal), 1, "{first}");
     assert_eq!(journal::verdicts(&first.journal)[0].domain.name(), "unknown", "{first}");
 
     wait_for_peer(&agents[1], 2);
     let confirmed = run(&hosts.stages[1], &agents[1], &script);
-    confirmed.assert_status(1).assert_said(&format!("came after step 7 on {} before", hosts.names[0]));
+    confirmed.assert_status(1).assert_printed(&format!("came after step 7 on {} before", hosts.names[0]));
     assert_eq!(journal::restarts(&confirmed.journal), 0, "{confirmed}");
     let verdicts = journal::verdicts(&confirmed.journal);
     let last = verdicts.last().expect("a verdict");
-    let reported = format!("this program failed so before on {}", hosts.names[0]);
+    let reported = format!("this program failed in the same way before on {}", hosts.names[0]);
     assert!(last.evidence.iter().any(|line| line.contains(&reported)), "{:?}", last.evidence);
     assert_eq!(last.domain.name(), "user", "{confirmed}");
 

@@ -62,9 +62,9 @@ impl Host {
     fn loses_the_second_gpu(&self, agent: &Agent) {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
         let microseconds = now.tv_sec() * 1_000_000 + now.tv_nsec() / 1_000;
-        let said =
+        let printed =
             "NVRM: Xid (PCI:0000:02:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.";
-        fs::write(self.kernel_log(), format!("4,1,{microseconds},-;{said}\n")).expect("the kernel writes");
+        fs::write(self.kernel_log(), format!("4,1,{microseconds},-;{printed}\n")).expect("the kernel writes");
         agent.wait_for("the XID", |entry| matches!(&entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
     }
 
@@ -144,7 +144,7 @@ fn a_round_waits_for_the_gpu_of_the_lost_rank_and_not_for_those_of_ranks_that_st
     // The process ends at once, its memory is not freed yet.
     host.gpus([(&[pids[0]], 9 << 30), (&[], 9 << 30)]);
     job.kill_rank(0, 1);
-    job.wait_until_said("waiting: this host is not ready for a restart: gpu.0000:02:00");
+    job.wait_until_printed("waiting: this host is not ready for a restart: gpu.0000:02:00");
     host.gpus([(&[pids[0]], 9 << 30), (&[], 0)]);
     job.mark("in.1.1");
     let end = job.end();
@@ -186,7 +186,7 @@ fn of_two_jobs_on_a_host_only_the_one_whose_gpu_is_lost_fails_of_it() {
         job.kill_rank(0, 0);
         let end = job.end();
         let verdict = journal::verdicts(&end.journal).pop().expect("a verdict").clone();
-        let is_lost = verdict.evidence.iter().any(|said| said.contains("fallen off the bus"));
+        let is_lost = verdict.evidence.iter().any(|printed| printed.contains("fallen off the bus"));
         (verdict.domain, is_lost, end)
     };
     let (domain, is_lost, end) = last(first);

@@ -119,7 +119,7 @@ fn all_ranks_stopped() {
         let verdict = end.verdict();
         assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
         let all = format!("ranks 0-{}", ranks() - 1);
-        end.assert_said(&format!(
+        end.assert_printed(&format!(
             "{all} hang after step 59, in section forward: each is stopped by a signal"
         ));
     }

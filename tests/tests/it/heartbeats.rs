@@ -38,7 +38,7 @@ wait_for("end")
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said("refused its page");
+    end.assert_printed("refused its page");
     assert_eq!(end.output(0, 0, "stdout"), "trained\n");
     assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
     assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankConnected { .. })), "{end}");
@@ -130,6 +130,6 @@ if ATTEMPT == 0:
     kill(Pid::from_raw(rank), Signal::SIGKILL).expect("the rank lives");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said("without heartbeats");
+    end.assert_printed("without heartbeats");
     assert_eq!(end.summary().attempts, 2, "{end}");
 }

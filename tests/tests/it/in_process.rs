@@ -141,7 +141,7 @@ def fault(step, round):
     let end = job.end();
     end.assert_status(1);
     assert_eq!(actions(&end), ["restart_in_process", "stop"], "{end}");
-    end.assert_said("the same exception recurred after step 2");
+    end.assert_printed("the same exception recurred after step 2");
     processes::wait_until_none_of(&id);
 }
 
@@ -316,8 +316,8 @@ with socket.socket(socket.AF_UNIX) as liar:
 def work():
     mainstay.step(1)
     if RANK == 0:
-        said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for code in (DOUBLE, LIAR)]
-        mark("said", " ".join(f"{of.stdout.strip()}{of.stderr}" for of in said))
+        printed = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for code in (DOUBLE, LIAR)]
+        mark("said", " ".join(f"{of.stdout.strip()}{of.stderr}" for of in printed))
         mark("rank.1")
     else:
         wait_for("rank.1")

@@ -46,8 +46,8 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     let summary = end.summary();
     assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (0, 2, 1));
     assert_eq!((summary.books.steps, summary.books.steps_lost), (20, 1), "{end}");
-    end.assert_said("rank 1 was ended by SIGKILL after step 6");
-    end.assert_said("restart 1 of 3");
+    end.assert_printed("rank 1 was ended by SIGKILL after step 6");
+    end.assert_printed("restart 1 of 3");
 }
 
 /// The first thread of rank 1 ends as if killed while another one of its threads continues: to the kernel this is a

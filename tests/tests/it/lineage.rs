@@ -20,7 +20,7 @@ const SIZE: usize = 1 << 20;
 
 /// A job whose ranks print the run that they save under.
 fn launch(stage: &Stage, agent: Option<&Agent>, directory: &Path, options: &str) -> End {
-    let plan = stage.sh("echo \"$MAINSTAY_LAUNCH\" > \"$SAID\"").variable("SAID", said(stage)).own_paths();
+    let plan = stage.sh("echo \"$MAINSTAY_LAUNCH\" > \"$SAID\"").variable("SAID", printed(stage)).own_paths();
     let plan = match agent {
         Some(agent) => plan.with(agent),
         None => plan,
@@ -34,13 +34,13 @@ fn launch(stage: &Stage, agent: Option<&Agent>, directory: &Path, options: &str)
     plan.options(&options).start().end()
 }
 
-fn said(stage: &Stage) -> PathBuf {
+fn printed(stage: &Stage) -> PathBuf {
     stage.work().join("launch")
 }
 
 /// The run of the job that ran last.
 fn run_of(stage: &Stage) -> String {
-    fs::read_to_string(said(stage)).unwrap().trim().to_owned()
+    fs::read_to_string(printed(stage)).unwrap().trim().to_owned()
 }
 
 fn plain(run: &str) -> &str {
@@ -61,41 +61,41 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     let started = launch(stage, Some(&agent), &a, "");
     started.assert_status(0);
     let of_a = run_of(stage);
-    started.assert_said(&format!("run id {}", plain(&of_a)));
+    started.assert_printed(&format!("run id {}", plain(&of_a)));
     save(&a, &of_a, 40, 2, SIZE);
     let pushed = ckpt(&agent, &["push", "train", &a.display().to_string(), "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
 
     // The same names in another directory.
     let other = launch(stage, Some(&agent), &b, "");
-    other.assert_status(0).assert_said(&format!("not resumed from run {}", plain(&of_a)));
+    other.assert_status(0).assert_printed(&format!("not resumed from run {}", plain(&of_a)));
     assert_eq!(steps_in(&b), Vec::<String>::new());
     assert_ne!(plain(&run_of(stage)), plain(&of_a));
 
     // The same directory, launched again, whatever its present name and whatever was lost in it.
-    launch(stage, Some(&agent), &a, "").assert_status(0).assert_said("checkpoint: step 40");
+    launch(stage, Some(&agent), &a, "").assert_status(0).assert_printed("checkpoint: step 40");
     assert_eq!(plain(&run_of(stage)), plain(&of_a));
     fs::remove_dir_all(a.join("step-000000000040")).unwrap();
     let moved = stage.work().join("moved");
     fs::rename(&a, &moved).unwrap();
-    launch(stage, Some(&agent), &moved, "").assert_status(0).assert_said("checkpoint: step 40");
+    launch(stage, Some(&agent), &moved, "").assert_status(0).assert_printed("checkpoint: step 40");
     assert_eq!(plain(&run_of(stage)), plain(&of_a));
     assert_is_in(&moved, 40, 2, SIZE);
 
     // A new directory with the old name: only the user knows.
     fs::create_dir(&a).unwrap();
     let refused = launch(stage, Some(&agent), &a, "");
-    refused.assert_status(70).assert_said(&format!("--resume-from {}", plain(&of_a)));
+    refused.assert_status(70).assert_printed(&format!("--resume-from {}", plain(&of_a)));
     assert_eq!(steps_in(&a), Vec::<String>::new());
     let resumed = launch(stage, Some(&agent), &a, "--resume-from train");
-    resumed.assert_status(0).assert_said("checkpoint: step 40");
+    resumed.assert_status(0).assert_printed("checkpoint: step 40");
     assert_is_in(&a, 40, 2, SIZE);
     // And from then on it is that run's directory.
-    launch(stage, Some(&agent), &a, "").assert_status(0).assert_said("checkpoint: step 40");
+    launch(stage, Some(&agent), &a, "").assert_status(0).assert_printed("checkpoint: step 40");
 
     // On purpose into the other directory too, with the name of the directory that wrote it.
     let resumed = launch(stage, Some(&agent), &b, &format!("--resume-from {}", a.display()));
-    resumed.assert_status(0).assert_said("checkpoint: step 40");
+    resumed.assert_status(0).assert_printed("checkpoint: step 40");
     assert_is_in(&b, 40, 2, SIZE);
 }
 
@@ -112,5 +112,5 @@ fn without_an_agent_a_job_has_its_directory_and_no_other() {
     launch(&stage, None, &a, "--resume-from train").assert_status(0);
     assert_eq!(plain(&run_of(&stage)), plain(&of_a));
     let refused = launch(&stage, None, &b, "--resume-from train");
-    refused.assert_status(70).assert_said("no agent that keeps checkpoints of other directories answers");
+    refused.assert_status(70).assert_printed("no agent that keeps checkpoints of other directories answers");
 }

@@ -57,8 +57,8 @@ fn ask(python: &Path, stage: &Stage, release: Release, segments: Option<&Path>) 
         asking.env("PYTHONPATH", environment.join("older"));
     }
     let output = asking.output().expect("a Python");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
 
 #[test]

@@ -50,10 +50,10 @@ fn train(python: &Path, hosts: &Hosts) -> Vec<String> {
         .collect();
     let ends = trainers.into_iter().map(|trainer| trainer.wait_with_output().unwrap());
     ends.map(|end| {
-        let said = String::from_utf8_lossy(&end.stdout).into_owned();
-        assert!(end.status.success(), "{said}{}", String::from_utf8_lossy(&end.stderr));
+        let printed = String::from_utf8_lossy(&end.stdout).into_owned();
+        assert!(end.status.success(), "{printed}{}", String::from_utf8_lossy(&end.stderr));
         // gloo prints lines as well.
-        let own = said.lines().filter(|line| line.starts_with("restored") || line.starts_with("saved"));
+        let own = printed.lines().filter(|line| line.starts_with("restored") || line.starts_with("saved"));
         own.collect::<Vec<&str>>().join("; ")
     })
     .collect()
@@ -87,17 +87,17 @@ fn orbax_finds_its_steps_on_a_host_that_was_replaced() {
     let Some(python) = orbax() else { return };
     let hosts = Hosts::new(10, 2, &[]);
     let mut agents: Vec<Agent> = (0..2).map(|host| agent(&hosts, host)).collect();
-    for said in train(&python, &hosts) {
-        assert_eq!(said, "restored step 0: 0.0; saved step 10");
+    for printed in train(&python, &hosts) {
+        assert_eq!(printed, "restored step 0: 0.0; saved step 10");
     }
     wait_for_step(&agents[0], "orbax-job", 10);
 
     // A host is lost with its agent, its directory and its replicas; another one takes its place.
     lose(&hosts, 1, agents.pop().unwrap());
     let _new = agent(&hosts, 1);
-    let said = train(&python, &hosts);
-    assert_eq!(said[0], "restored step 10: 10.0; saved step 20");
-    assert_eq!(said[1], "restored step 10: 524298.0; saved step 20", "the other half");
+    let printed = train(&python, &hosts);
+    assert_eq!(printed[0], "restored step 10: 10.0; saved step 20");
+    assert_eq!(printed[1], "restored step 10: 524298.0; saved step 20", "the other half");
     wait_for_step(&agents[0], "orbax-job", 20);
 }
 
@@ -108,14 +108,14 @@ fn what_orbax_saves_by_itself_is_back_on_a_host_that_lost_it() {
     let mut agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
     let train = |host: usize, agent: &Agent| {
         let (stage, directory) = (&hosts.stages[host], hosts.directory(host));
-        let said = stage.work().join("orbax-said");
+        let printed = stage.work().join("orbax-said");
         let ended = stage
             .sh("exec \"$ORBAX_PYTHON\" \"$SCRIPT\" \"$DIR\" > \"$SAID\"")
             .with(agent)
             .variable("ORBAX_PYTHON", &python)
             .variable("SCRIPT", script("orbax_alone.py"))
             .variable("DIR", &directory)
-            .variable("SAID", &said)
+            .variable("SAID", &printed)
             .own_paths()
             .options(&format!(
                 "--rdzv-id run-o --resume-from run-o~1 --log-dir {} --runtime-dir {} --checkpoint-watch orbax:{}",
@@ -126,7 +126,7 @@ fn what_orbax_saves_by_itself_is_back_on_a_host_that_lost_it() {
             .start()
             .end();
         ended.assert_status(0);
-        fs::read_to_string(said).unwrap()
+        fs::read_to_string(printed).unwrap()
     };
     for (host, agent) in agents.iter().enumerate() {
         assert_eq!(train(host, agent), "restored step 0\nsaved step 10\n");

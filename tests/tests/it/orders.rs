@@ -20,7 +20,7 @@ fn order(job: &Job, arguments: &[&str]) -> Output {
     command.output().expect("mainstay can be started")
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -36,16 +36,16 @@ fn a_restart_that_is_ordered_is_no_failure_and_a_stop_ends_the_job() {
     job.mark("up.0.0");
     job.mark("up.0.1");
     let restarted = order(&job, &["job", "restart", "--reason", "new settings"]);
-    assert!(restarted.status.success(), "{}", said(&restarted));
+    assert!(restarted.status.success(), "{}", printed(&restarted));
     job.mark("up.1.0");
     job.mark("up.1.1");
     let stopped = order(&job, &["job", "stop", "--reason", "enough"]);
-    assert!(stopped.status.success(), "{}", said(&stopped));
+    assert!(stopped.status.success(), "{}", printed(&stopped));
     let end = job.end();
     end.assert_status(143);
     assert_eq!(journal::verdicts(&end.journal).len(), 0, "{end}");
     assert_eq!((ordered(&end, "restart_ordered"), ordered(&end, "stop_ordered")), (1, 1), "{end}");
-    end.assert_said("(enough): stopping the ranks");
+    end.assert_printed("(enough): stopping the ranks");
 }
 
 #[test]
@@ -79,10 +79,14 @@ fn another_user_orders_nothing_even_where_the_socket_is_open() {
         command.args(&no_one[1..]).arg(&program).args(arguments).arg("--socket").arg(socket);
         let refused = command.output().expect("setpriv can be started");
         assert!(!refused.status.success(), "{arguments:?}");
-        assert!(said(&refused).contains("user 65534 may not order"), "{arguments:?}: {}", said(&refused));
+        assert!(
+            printed(&refused).contains("user 65534 may not control this job"),
+            "{arguments:?}: {}",
+            printed(&refused)
+        );
     }
     let stopped = order(&job, &["job", "stop", "--reason", "ours"]);
-    assert!(stopped.status.success(), "{}", said(&stopped));
+    assert!(stopped.status.success(), "{}", printed(&stopped));
     let end = job.end();
     end.assert_status(143);
     for event in ["restart_ordered", "fault_injected"] {
@@ -98,7 +102,7 @@ fn faults_are_injected_only_into_jobs_that_opted_in() {
     job.mark("up.0.0");
     let refused = order(&job, &["inject", "kill", "--rank", "0", "--reason", "drill"]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(said(&refused).contains("--allow-inject"), "{}", said(&refused));
+    assert!(printed(&refused).contains("--allow-inject"), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
     end.assert_status(143);
@@ -111,9 +115,9 @@ fn an_injected_kill_is_judged_as_any_other_and_the_journal_has_who_did_it() {
     let job = stage.sh(WORKS).ranks(2).options("--allow-inject").start();
     job.mark("up.0.1");
     let no_rank = order(&job, &["inject", "kill", "--rank", "7", "--reason", "drill"]);
-    assert!(said(&no_rank).contains("rank 7 does not run"), "{}", said(&no_rank));
+    assert!(printed(&no_rank).contains("rank 7 does not run"), "{}", printed(&no_rank));
     let killed = order(&job, &["inject", "kill", "--rank", "1", "--reason", "drill"]);
-    assert!(killed.status.success(), "{}", said(&killed));
+    assert!(killed.status.success(), "{}", printed(&killed));
     job.mark("up.1.0");
     job.mark("up.1.1");
     order(&job, &["job", "stop", "--reason", "enough"]);
@@ -135,7 +139,7 @@ fn an_order_without_a_reason_is_refused() {
     job.mark("up.0.0");
     let refused = order(&job, &["job", "stop", "--reason", " "]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(said(&refused).contains("give the reason"), "{}", said(&refused));
+    assert!(printed(&refused).contains("give the reason"), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     job.end().assert_status(143);
 }
@@ -145,7 +149,7 @@ fn a_dry_run_prints_what_would_be_done_and_ends() {
     let stage = Stage::new();
     let end = stage.sh("kill -9 $$").options("--dry-run").start().end();
     end.assert_status(137);
-    end.assert_said("dry run; it would be restarting all ranks");
+    end.assert_printed("dry run; it would be restarting all ranks");
     assert_eq!(end.summary().attempts, 1, "{end}");
 }
 
@@ -159,11 +163,11 @@ work"#;
     assert_eq!(job.mark("up.0.1"), "3,5,7");
     job.mark("up.0.0");
     let excluded = order(&job, &["job", "exclude-rank", "1", "--reason", "slow"]);
-    assert!(excluded.status.success(), "{}", said(&excluded));
+    assert!(excluded.status.success(), "{}", printed(&excluded));
     assert_eq!([job.mark("up.1.0"), job.mark("up.1.1")], ["3,7", "3,7"]);
     let refused = order(&job, &["job", "exclude-rank", "0", "--reason", "slow too"]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(said(&refused).contains("cannot go on with fewer ranks"), "{}", said(&refused));
+    assert!(printed(&refused).contains("cannot go on with fewer ranks"), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
     end.assert_status(143);
@@ -182,7 +186,7 @@ fn what_the_client_would_have_to_do_is_refused_where_there_is_none() {
     ] {
         let refused = order(&job, arguments);
         assert_eq!(refused.status.code(), Some(3));
-        assert!(said(&refused).contains(words), "{}", said(&refused));
+        assert!(printed(&refused).contains(words), "{}", printed(&refused));
     }
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
@@ -213,10 +217,10 @@ fn an_injected_exception_comes_at_its_step_and_a_full_disk_ends_what_writes() {
     job.mark("steps.0.0");
     let injected =
         order(&job, &["inject", "exception", "--at-step", "200", "--rank", "0", "--reason", "drill"]);
-    assert!(injected.status.success(), "{}", said(&injected));
+    assert!(injected.status.success(), "{}", printed(&injected));
     job.mark("steps.1.0");
     let injected = order(&job, &["inject", "disk-full", "--rank", "0", "--reason", "drill"]);
-    assert!(injected.status.success(), "{}", said(&injected));
+    assert!(injected.status.success(), "{}", printed(&injected));
     job.mark("steps.2.0");
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
@@ -250,7 +254,7 @@ while True:
     job.mark("up.0");
     job.mark("up.1");
     let injected = order(&job, &["inject", "network", "--rank", "1", "--reason", "drill"]);
-    assert!(injected.status.success(), "{}", said(&injected));
+    assert!(injected.status.success(), "{}", printed(&injected));
     assert_eq!(job.mark("cut.1"), "b''");
     let kept = ["cut.0", "local.0", "local.1"].map(|name| stage.marks().join(name).exists());
     assert_eq!(kept, [false; 3], "other ranks' connections, and those that are no network");
@@ -279,7 +283,7 @@ for step in range(1, 10_000_000):
     job.mark("up.0");
     job.mark("up.1");
     let injected = order(&job, &["inject", "slow", "--by", "95", "--rank", "1", "--reason", "drill"]);
-    assert!(injected.status.success(), "{}", said(&injected));
+    assert!(injected.status.success(), "{}", printed(&injected));
     let at = |rank: u32| -> u64 { job.mark(&format!("at.{rank}")).parse().expect("a step") };
     let (first, second) = (at(0), at(1));
     // Both continue by the same clock. On a busy machine the peer has to wait too, and it takes more steps until

@@ -27,7 +27,7 @@ fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() 
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said(&runs.display().to_string());
+    end.assert_printed(&runs.display().to_string());
     assert!(runs.join(&name).join("summary.json").exists(), "{end}");
 }
 
@@ -67,7 +67,7 @@ fn an_ordinary_user_needs_no_root_for_a_recovery() {
     nix::sys::signal::kill(rank, nix::sys::signal::Signal::SIGKILL).expect("the rank lives");
     let end = job.end();
     end.assert_status(0);
-    end.assert_said("rank 1 was ended by SIGKILL");
+    end.assert_printed("rank 1 was ended by SIGKILL");
     for child in children {
         assert!(!processes::is_alive(child), "left: {}", processes::reported(child));
     }
@@ -85,8 +85,8 @@ fn a_log_directory_that_cannot_be_made_is_named_with_its_option() {
     let options = format!("--log-dir {} --runtime-dir {}", logs.display(), stage.tmpfs().display());
     let end = stage.sh("echo no").own_paths().options(&options).start().end();
     end.assert_status(70);
-    end.assert_said(&logs.display().to_string());
-    end.assert_said("--log-dir");
+    end.assert_printed(&logs.display().to_string());
+    end.assert_printed("--log-dir");
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn a_log_directory_without_permission_is_named_with_its_option() {
     }
     let end = plan.start().end();
     end.assert_status(70);
-    end.assert_said("Permission denied");
-    end.assert_said("--log-dir");
+    end.assert_printed("Permission denied");
+    end.assert_printed("--log-dir");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_run_id_that_cannot_name_a_directory_is_refused_before_anything_is_started()
         let options = format!("{places} --rdzv-id {id}");
         let end = stage.sh("mark ran").own_paths().options(&options).start().end();
         assert!([64, 70].contains(&end.status), "{end}");
-        end.assert_said("--rdzv-id");
+        end.assert_printed("--rdzv-id");
     }
     assert!(!stage.marks().join("ran").exists());
     assert_eq!(fs::read_dir(stage.logs()).expect("our own directory").count(), 0, "nothing was begun");
@@ -133,7 +133,7 @@ fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_reports_it() 
     let options = format!("--log-dir {} --runtime-dir {}/run", stage.logs().display(), file.display());
     let end = stage.python(TRAINER).ranks(2).own_paths().options(&options).start().end();
     end.assert_status(0);
-    end.assert_said("training goes on without heartbeats");
+    end.assert_printed("training goes on without heartbeats");
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
 }
 
@@ -150,8 +150,8 @@ fn a_runtime_directory_that_others_may_write_to_is_not_used() {
     let options = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), open.display());
     let end = stage.python(TRAINER).own_paths().options(&options).start().end();
     end.assert_status(0);
-    end.assert_said(&open.display().to_string());
-    end.assert_said("training goes on without heartbeats");
+    end.assert_printed(&open.display().to_string());
+    end.assert_printed("training goes on without heartbeats");
     assert_eq!(fs::read_dir(&open).expect("our own directory").count(), 0, "nothing was put there\n{end}");
 }
 
@@ -172,7 +172,7 @@ fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_reports_it() {
     let logs = format!("--log-dir {} --rdzv-id full", stage.logs().display());
     let end = plan.options(&options).options(&logs).start().end();
     end.assert_status(0);
-    end.assert_said("without heartbeats");
+    end.assert_printed("without heartbeats");
     let journal = journal::read(&stage.logs().join("full/journal"));
     assert!(journal::facts(&journal).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
@@ -207,7 +207,7 @@ assert len(mainstay.checkpoint.load(1)) == 100_000
         .start()
         .end();
     end.assert_status(0);
-    end.assert_said("No space left on device");
+    end.assert_printed("No space left on device");
     assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
@@ -233,7 +233,7 @@ fn a_full_disk_for_the_logs_ends_no_job() {
     let plan = stage.sh(script).ranks(2).own_paths().options(&options).options("-r 3");
     let end = plan.under(&["unshare", "-m", "sh", "-c", &mount]).start().end();
     end.assert_status(0);
-    end.assert_said("rank 1 was ended by SIGKILL");
+    end.assert_printed("rank 1 was ended by SIGKILL");
     assert!(stage.marks().join("full.1.1").exists(), "{end}");
 }
 

@@ -100,7 +100,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
         ))
         .start();
     let end = job.end();
-    end.assert_status(0).assert_said("checkpoint: step 40");
+    end.assert_status(0).assert_printed("checkpoint: step 40");
     assert_is_in(&place, 40, 2, size);
 
     let listed = json(&ckpt(&others[1], &["ls", "--run", run, "--json"]));
@@ -199,8 +199,8 @@ fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
     // An agent that has only the replica shows no certificate: it must not delete what ranks of another host wrote.
     let refused = ckpt(&agents[1], &["rm", run, "10", "--json"]);
     assert!(!refused.status.success());
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains(&format!("ranks on {} wrote step 10", hosts.names[0])), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(printed.contains(&format!("ranks on {} wrote step 10", hosts.names[0])), "{printed}");
     assert_eq!(steps(&agents[1]).len(), 2);
     let removed = ckpt(&agents[0], &["rm", run, "10", "--json"]);
     assert_eq!((removed.status.code(), &json(&removed)["copies"]), (Some(0), &2.into()));
@@ -282,7 +282,7 @@ fn an_agent_with_an_unusable_certificate_names_its_key() {
     let options = certificates[0].iter().map(|option| option.split_once('=').unwrap());
     command.envs(options.map(|(name, value)| (format!("MAINSTAY_AGENT_CHECKPOINT_{name}"), value)));
     let state = hosts.stages[0].work().join("state");
-    let said = command
+    let printed = command
         .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[0])
         .args(["agent", "--state-dir"])
         .arg(&state)
@@ -290,8 +290,8 @@ fn an_agent_with_an_unusable_certificate_names_its_key() {
         .arg(hosts.stages[0].tmpfs().join("agent.sock"))
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&said.stderr);
-    assert!(!said.status.success());
+    let text = String::from_utf8_lossy(&printed.stderr);
+    assert!(!printed.status.success());
     assert!(text.contains("checkpoint.tls_key") && text.contains(&key.display().to_string()), "{text}");
 }
 

@@ -34,7 +34,7 @@ fn its_decision_is_carried_out_without_a_report_of_trouble() {
         "def decide(case):\n    return decision('hand_back', 0, 'exit {}'.format(case.verdict.cause.code))\n";
     let end = under(text, "");
     end.assert_status(75);
-    end.assert_said("exit 9 (mine.star)");
+    end.assert_printed("exit 9 (mine.star)");
     assert!(troubles(&end).is_empty(), "{end}");
 }
 
@@ -42,12 +42,12 @@ fn its_decision_is_carried_out_without_a_report_of_trouble() {
 fn a_broken_policy_is_replaced_and_reported_with_its_line() {
     let end = under("def decide(case):\n    return case.verdct\n", "");
     end.assert_status(0);
-    end.assert_said("mine.star:2:16: there is no field verdct");
+    end.assert_printed("mine.star:2:16: there is no field verdct");
     assert_eq!(troubles(&end), ["policy_failed"], "{end}");
 
     let end = under("def decide(case)\n", "");
     end.assert_status(0);
-    end.assert_said("mine.star:1:17");
+    end.assert_printed("mine.star:1:17");
     assert_eq!(troubles(&end), ["policy_failed", "policy_failed"], "at the start and at the failure: {end}");
 }
 
@@ -64,7 +64,7 @@ fn no_policy_restarts_beyond_the_budget() {
     let end =
         under("def decide(case):\n    return decision('restart_in_job', 0, 'again')\n", "--max-restarts 0");
     end.assert_status(9);
-    end.assert_said("restarting all ranks is not allowed: the budget of 0 restart(s) is used up");
+    end.assert_printed("restarting all ranks is not allowed: the budget of 0 restart(s) is used up");
     assert_eq!(troubles(&end), ["policy_overruled"], "{end}");
 }
 
@@ -116,12 +116,12 @@ fn the_hosts_policy_holds_for_jobs_that_bring_none() {
     let stage = Stage::new();
     let of_the_host = stage.sh("exit 9").variable("MAINSTAY_AGENT_CONFIG", &config).start().end();
     of_the_host.assert_status(75);
-    of_the_host.assert_said("as the site wants it (hosts.star)");
+    of_the_host.assert_printed("as the site wants it (hosts.star)");
     let plan =
         stage.sh("exit 9").variable("MAINSTAY_AGENT_CONFIG", &config).variable("MAINSTAY_POLICY", &own);
     let of_the_job = plan.start().end();
     of_the_job.assert_status(75);
-    of_the_job.assert_said("as I want it (own.star)");
+    of_the_job.assert_printed("as I want it (own.star)");
 }
 
 #[test]
@@ -208,6 +208,6 @@ def decide(case):
         std::fs::write(file.expect("a file").path(), "{\"version\":1,\"rungs\":7}").expect("our own file");
     }
     let end = stage.python(KILLED_ONCE).options(&with).start().end();
-    end.assert_said("the learned values of this job cannot be used and are skipped");
+    end.assert_printed("the learned values of this job cannot be used and are skipped");
     assert!(known(end).starts_with("known:  ("));
 }

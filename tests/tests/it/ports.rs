@@ -11,8 +11,8 @@ fn a_port_in_use_is_named_with_the_option() {
     let port = listener.local_addr().expect("it is bound").port();
     let end = stage.sh("exit 0").ranks(2).options(&format!("--master-port {port}")).start().end();
     end.assert_status(70);
-    end.assert_said(&format!("taking port {port} for the ranks' store (MASTER_PORT)"));
-    end.assert_said("--master-port");
+    end.assert_printed(&format!("taking port {port} for the ranks' store (MASTER_PORT)"));
+    end.assert_printed("--master-port");
     assert_eq!(end.summary().attempts, 1, "it is not tried again\n{end}");
 }
 
@@ -23,7 +23,7 @@ fn a_port_on_the_loopback_alone_counts_as_taken_too() {
     let port = listener.local_addr().expect("it is bound").port();
     let end = stage.sh("exit 0").options(&format!("--master-port {port}")).start().end();
     end.assert_status(70);
-    end.assert_said(&port.to_string());
+    end.assert_printed(&port.to_string());
 }
 
 /// Rank 0 listens as torch's store does; the others connect. In the first attempt the connections are open when one
@@ -102,5 +102,5 @@ wait_for("end")
     let (first, second) = (first.end(), second.end());
     first.assert_status(0);
     second.assert_status(0);
-    second.assert_said(&format!("job {name}.2"));
+    second.assert_printed(&format!("job {name}.2"));
 }

@@ -53,9 +53,9 @@ fi
 goes_on_from 10
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_said("out (sealed in place; no agent keeps a copy elsewhere)");
-    end.assert_said("step 20 is not offered").assert_said("checkpoint-20/weights has 4 bytes");
-    end.assert_said("is now called .checkpoint-20.not-whole");
+    end.assert_status(0).assert_printed("out (sealed in place; no agent keeps a copy elsewhere)");
+    end.assert_printed("step 20 is not offered").assert_printed("checkpoint-20/weights has 4 bytes");
+    end.assert_printed("is now called .checkpoint-20.not-whole");
     assert!(restarted(&end));
     let aside = stage.work().join("out/.checkpoint-20.not-whole/weights");
     assert_eq!(fs::read_to_string(aside).unwrap(), "torn", "it is renamed and nothing of it is lost");
@@ -74,7 +74,7 @@ fi
 goes_on_from 10
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_said("its writer has not finished it");
+    end.assert_status(0).assert_printed("its writer has not finished it");
     assert!(restarted(&end));
 }
 
@@ -90,12 +90,12 @@ fi
 mark started-over
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_said("no whole checkpoint is left").assert_said("checkpoint-10/weights has 4 bytes");
+    end.assert_printed("no whole checkpoint is left").assert_printed("checkpoint-10/weights has 4 bytes");
     assert_eq!(end.status, 70, "{end}");
     assert!(!stage.marks().join("started-over").exists());
     // A new launch reports the same, before any rank starts.
     let again = watched(&stage, "mark started-over").start().end();
-    again.assert_said("no whole checkpoint is left");
+    again.assert_printed("no whole checkpoint is left");
     assert!(!stage.marks().join("started-over").exists());
 }
 
@@ -111,7 +111,7 @@ fi
 goes_on_from 10
 "#;
     let job = watched(&stage, script).start();
-    job.wait_until_said("waiting for it");
+    job.wait_until_printed("waiting for it");
     let out = stage.work().join("out");
     fs::rename(stage.work().join("out.away"), out).unwrap();
     job.end().assert_status(0);
@@ -156,7 +156,7 @@ if [ "$ATTEMPT" = 0 ]; then
 fi
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_said(r#""model.pt" is not sealed, because its name is of no known kind"#);
+    end.assert_status(0).assert_printed(r#""model.pt" is not sealed, because its name is of no known kind"#);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn with_an_agent_a_checkpoint_name_of_no_known_kind_is_reported_as_unsealed() {
         ))
         .start()
         .end();
-    end.assert_status(0).assert_said(r#""model.pt" is not sealed, because its name is of no known kind"#);
+    end.assert_status(0).assert_printed(r#""model.pt" is not sealed, because its name is of no known kind"#);
 }
 
 #[test]
@@ -232,5 +232,5 @@ goes_on_from 20
         newest["whole"] == true && newest["least_copies"] == 2
     });
     stage.mark("replicated");
-    job.end().assert_status(0).assert_said("step 20 is not offered");
+    job.end().assert_status(0).assert_printed("step 20 is not offered");
 }

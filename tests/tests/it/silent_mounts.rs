@@ -51,10 +51,10 @@ fn a_rank_is_restarted_while_the_log_directory_does_not_answer_and_writes_elsewh
     let pid = job.marked_pid("pid.1.0");
     let Some(mount) = silent(&job.run_dir()) else { return };
     kill(pid);
-    job.wait_until_said("does not answer: the ranks of attempt 1 write to");
+    job.wait_until_printed("does not answer: the ranks of attempt 1 write to");
     job.mark("pid.0.1");
     job.mark("pid.1.1");
-    job.wait_until_said("ended with status 0");
+    job.wait_until_printed("ended with status 0");
     drop(mount);
     let end = job.end();
     end.assert_status(0);
@@ -108,8 +108,8 @@ for step in range(80 if ATTEMPT == 0 else 5):
     job.mark("at");
     let Some(mount) = silent(&job.run_dir()) else { return };
     stage.mark("hang");
-    job.wait_until_said("stopped by a signal");
-    job.wait_until_said("ended with status 0");
+    job.wait_until_printed("stopped by a signal");
+    job.wait_until_printed("ended with status 0");
     drop(mount);
     let end = job.end();
     end.assert_status(0);
@@ -124,7 +124,7 @@ fn a_program_whose_directory_does_not_answer_is_not_waited_for() {
     let pid = job.marked_pid("pid.1.0");
     let Some(mount) = silent(&stage.work()) else { return };
     kill(pid);
-    job.wait_until_said("its file system or the working directory does not answer");
+    job.wait_until_printed("its file system or the working directory does not answer");
     let end = job.end();
     drop(mount);
     end.assert_status(70);

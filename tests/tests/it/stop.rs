@@ -32,7 +32,7 @@ fn ranks_get_the_launchers_signal_and_may_save_before_they_end() {
         }
         assert!(journal::verdicts(&end.journal).is_empty(), "a stop is no fault\n{end}");
         assert_eq!((end.summary().exit, end.summary().attempts), (status, 1));
-        end.assert_said("asked to stop");
+        end.assert_printed("asked to stop");
     }
 }
 

@@ -104,5 +104,5 @@ dist.all_reduce(torch.ones(1))
     end.assert_status(1);
     let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]), "{end}");
-    end.assert_said("rank 1 raised ValueError: bad batch");
+    end.assert_printed("rank 1 raised ValueError: bad batch");
 }

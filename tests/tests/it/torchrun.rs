@@ -28,7 +28,7 @@ fn an_ambiguous_abbreviation_names_what_it_could_be() {
     let stage = Stage::new();
     let end = stage.sh(MARKS).options("--rdzv c10d").start().end();
     end.assert_status(64);
-    end.assert_said(
+    end.assert_printed(
         "ambiguous option: --rdzv could match --rdzv-backend, --rdzv-conf, --rdzv-endpoint, --rdzv-id",
     );
 }
@@ -45,13 +45,13 @@ fn switches_are_read_from_the_environment_as_torchrun_writes_them() {
         .start()
         .end()
         .assert_status(64)
-        .assert_said("PET_MODULE and PET_NO_PYTHON");
+        .assert_printed("PET_MODULE and PET_NO_PYTHON");
     for off in ["0", "no", "False", "OFF", "n", "f"] {
         let job = plan().variable("PET_MODULE", off).start();
         job.end().assert_status(0);
     }
     let refused = plan().variable("PET_MODULE", "perhaps").start().end();
-    refused.assert_status(64).assert_said("PET_MODULE is 1, true");
+    refused.assert_status(64).assert_printed("PET_MODULE is 1, true");
 }
 
 #[test]
@@ -69,13 +69,13 @@ fn only_the_usual_implementation_of_logs_is_supported_and_others_are_refused() {
     let stage = Stage::new();
     stage.sh(MARKS).options("--logs_specs=default").start().end().assert_status(0);
     let end = stage.sh(MARKS).options("--logs_specs=DOESNOT_EXIST").start().end();
-    end.assert_status(64).assert_said("only default is supported");
+    end.assert_status(64).assert_printed("only default is supported");
 }
 
 #[test]
 fn values_that_torchrun_refuses_are_refused() {
     let stage = Stage::new();
-    for (options, said) in [
+    for (options, printed) in [
         ("--nproc-per-node unknown", "write a number of ranks from 1 up"),
         ("--start-method thread", "spawn, fork, forkserver"),
         ("--monitor-interval 0", "not a number of seconds above 0"),
@@ -86,11 +86,11 @@ fn values_that_torchrun_refuses_are_refused() {
         ("--shutdown-timeout soon", "not a duration"),
     ] {
         let end = stage.sh(MARKS).options(options).start().end();
-        end.assert_status(64).assert_said(said);
+        end.assert_status(64).assert_printed(printed);
     }
     if !std::path::Path::new("/dev/dri").exists() {
         let end = stage.sh(MARKS).options("--nproc-per-node xpu").start().end();
-        end.assert_status(64).assert_said("no Intel GPU");
+        end.assert_status(64).assert_printed("no Intel GPU");
     }
 }
 
@@ -135,7 +135,7 @@ fn a_virtual_local_rank_is_0_and_its_gpu_the_only_one() {
     assert_eq!((job.mark("seen.0"), job.mark("seen.1")), ("0 of 2: 3 0".into(), "0 of 2: GPU-5 1".into()));
     job.end().assert_status(0);
     let refused = plan().variable("CUDA_VISIBLE_DEVICES", "3").start().end();
-    refused.assert_status(64).assert_said("--virtual-local-rank: 2 ranks need a GPU each");
+    refused.assert_status(64).assert_printed("--virtual-local-rank: 2 ranks need a GPU each");
 }
 
 /// The CPUs of a rank, as the kernel lists them.
@@ -159,7 +159,7 @@ fn ranks_are_bound_to_cpus_of_their_own() {
     if end.status == 0 {
         assert!(first != second && first != all, "{first} and {second} of {all}");
     } else {
-        end.assert_said("core(s) for 2 ranks");
+        end.assert_printed("core(s) for 2 ranks");
     }
 }
 
@@ -210,7 +210,7 @@ fn the_time_to_shut_down_may_come_from_either_variable() {
         job.mark(&format!("up.{}", job.id()));
         job.signal(Signal::SIGTERM);
         let end = job.end();
-        end.assert_status(143).assert_said("did not end in time and is killed");
+        end.assert_status(143).assert_printed("did not end in time and is killed");
     }
 }
 
@@ -239,8 +239,8 @@ fn output_without_a_reader_is_named_and_the_closing_line_is_printed() {
     let script = r#"i=0; while [ $i -lt 5000 ]; do echo "line $i of rank $RANK, longer than it need be"; i=$((i+1)); done"#;
     let end = stage.sh(script).ranks(2).stdout(Stdio::from(writer)).start().end();
     end.assert_status(0);
-    end.assert_said("the ranks' output was not shown in full because it was not read (");
-    end.assert_said(" bytes on standard output); all of it is in ");
+    end.assert_printed("the ranks' output was not shown in full because it was not read (");
+    end.assert_printed(" bytes on standard output); all of it is in ");
     assert!(end.stderr.trim_end().ends_with(')') && end.stderr.contains("ended with status 0"), "{end}");
     drop(reader);
 }

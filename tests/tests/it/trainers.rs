@@ -51,7 +51,7 @@ fn a_trainer_without_a_line_of_ours_finds_its_files_on_a_host_that_lost_them() {
         launch(&hosts, agent, host, "run-t", SAVES)
             .end()
             .assert_status(0)
-            .assert_said("no whole step is known");
+            .assert_printed("no whole step is known");
     }
     processes::wait_until("the step on both hosts", || {
         let listed = json(&ckpt(&agents[0], &["ls", "--run", "run-t:checkpoints", "--json"]));
@@ -65,9 +65,9 @@ fn a_trainer_without_a_line_of_ours_finds_its_files_on_a_host_that_lost_them() {
     fs::remove_dir_all(hosts.stages[1].work().join("agent-state")).unwrap();
     let again = hosts.agent(1);
     let back = launch(&hosts, &again, 1, "run-t", LOADS).end();
-    back.assert_status(0).assert_said("step 10 (decision");
+    back.assert_status(0).assert_printed("step 10 (decision");
     // The other one has everything still.
-    launch(&hosts, &agents[0], 0, "run-t", LOADS).end().assert_status(0).assert_said("step 10 (decision");
+    launch(&hosts, &agents[0], 0, "run-t", LOADS).end().assert_status(0).assert_printed("step 10 (decision");
 }
 
 #[test]

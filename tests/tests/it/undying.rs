@@ -53,8 +53,8 @@ fn with_one_that_does_not_die(stage: &Stage, frozen: &Frozen, options: &str) -> 
     job.mark("up.0.0");
     frozen.hold(job.mark("up.0.1").parse().expect("a pid"));
     job.kill_rank(0, 0);
-    job.wait_until_said("does not die of SIGKILL");
-    job.wait_until_said("this host is not ready for a restart: process");
+    job.wait_until_printed("did not exit after SIGKILL");
+    job.wait_until_printed("this host is not ready for a restart: process");
     job
 }
 
@@ -63,7 +63,7 @@ fn a_rank_that_does_not_die_is_not_waited_for_forever() {
     let Some(frozen) = Frozen::new("ever") else { return };
     let stage = Stage::new();
     let job = with_one_that_does_not_die(&stage, &frozen, "--ready-within 1s");
-    job.wait_until_said("handing the job back to the scheduler with exit status 75");
+    job.wait_until_printed("handing the job back to the scheduler with exit status 75");
     frozen.set("THAWED");
     job.end().assert_status(75);
 }

@@ -214,10 +214,10 @@ fn the_units_user_replicates_what_users_hand_over_and_reports_what_it_cannot_do(
 
     // Another user of the group gets no access, and the error names the reason.
     let tried = agent.asked(&program, B, &["ckpt", "push", "theirs", &place, "--wait", "1"]);
-    let said = text(&tried.stderr);
+    let printed = text(&tried.stderr);
     assert!(
-        !tried.status.success() && said.contains("nothing in") && said.contains("is replicated"),
-        "{said}"
+        !tried.status.success() && printed.contains("nothing in") && printed.contains("is replicated"),
+        "{printed}"
     );
     let seen = json(&agent.asked(&program, B, &["ckpt", "ls", "--json"]));
     assert!(seen["steps"].as_array().is_none_or(Vec::is_empty), "{seen}");
@@ -239,13 +239,16 @@ fn the_units_user_replicates_what_users_hand_over_and_reports_what_it_cannot_do(
     let pushed = agent.asked(&program, B, &["ckpt", "push", "train", &of_b, "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
     let tried = agent.asked(&program, B, &["ckpt", "pull", "train", &there]);
-    let said = text(&tried.stderr);
-    assert!(!tried.status.success() && said.contains("no files were lent for its 2 shard(s)"), "{said}");
-    assert!(said.contains("no files can be lent to the agent: Permission denied"), "{said}");
+    let printed = text(&tried.stderr);
+    assert!(
+        !tried.status.success() && printed.contains("no files were lent for its 2 shard(s)"),
+        "{printed}"
+    );
+    assert!(printed.contains("no files can be lent to the agent: Permission denied"), "{printed}");
     assert_eq!(files_of(&back, A), files_of(&of_a, A));
     let checked = agent.asked(&program, A, &["doctor"]);
-    let said = text(&checked.stdout);
-    assert!(said.contains("checkpoints of users") && said.contains("that launchers lend"), "{said}");
+    let printed = text(&checked.stdout);
+    assert!(printed.contains("checkpoints of users") && printed.contains("that launchers lend"), "{printed}");
 }
 
 #[test]
@@ -306,18 +309,18 @@ goes_on_from 20
     });
     hosts.stages[0].mark("replicated");
     let end = job.end();
-    end.assert_status(0).assert_said("step 20 is not offered");
-    end.assert_said("is now called .checkpoint-30.not-whole");
+    end.assert_status(0).assert_printed("step 20 is not offered");
+    end.assert_printed("is now called .checkpoint-30.not-whole");
     let files = files_of(&outs[0], A);
     assert!(files.iter().all(|file| !file.starts_with(".mainstay-")), "nothing of ours is left: {files:?}");
     let aside = fs::read_to_string(outs[0].join(".checkpoint-30.not-whole/weights")).unwrap();
     assert_eq!(aside, "half of", "it is renamed and nothing of it is lost");
 
     // The next launch finds all of it here, and a host that lost all has it back.
-    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("1 shard(s) here");
+    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_printed("1 shard(s) here");
     fs::remove_dir_all(&outs[0]).unwrap();
     closed(&outs[0]);
-    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("step 20 (decision");
+    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_printed("step 20 (decision");
     files_of(&outs[0], A);
 
     // Within a job a missing directory is not created, and no rank starts from step 0.
@@ -326,7 +329,7 @@ if [ "$ATTEMPT" = 0 ]; then rm -r "$OUT"; exit 9; fi
 mark started-over
 "#;
     let end = launch(0, &outs[0], script).end();
-    end.assert_status(70).assert_said("make it, and start the job again");
+    end.assert_status(70).assert_printed("make it, and start the job again");
     assert!(!hosts.stages[0].marks().join("started-over").exists());
 }
 
@@ -344,6 +347,6 @@ fn without_any_capability_readable_files_are_replicated_and_the_rest_is_reported
     assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
     let closed = saved(&hosts, "closed", A, 0o700).display().to_string();
     let tried = agent.asked(&program, A, &["ckpt", "push", "other", &closed, "--wait", "1"]);
-    let said = text(&tried.stderr);
-    assert!(!tried.status.success() && said.contains("Permission denied"), "{said}");
+    let printed = text(&tried.stderr);
+    assert!(!tried.status.success() && printed.contains("Permission denied"), "{printed}");
 }

@@ -170,7 +170,7 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     running.wait_for("the end of its saves", LIMIT, done)?;
     let times = Times(read(&out));
     if times.of("save").count() != samples {
-        bail!("{} of {samples} saves came to pass\n{}", times.of("save").count(), running.said());
+        bail!("{} of {samples} saves came to pass\n{}", times.of("save").count(), running.printed());
     }
     Ok(times)
 }

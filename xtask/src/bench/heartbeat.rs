@@ -205,8 +205,8 @@ fn repeat(runs: usize, mut once: impl FnMut() -> Result<Value>) -> Result<Vec<Va
 }
 
 fn json(command: &mut Command) -> Result<Value> {
-    let said = command::output(command)?;
-    serde_json::from_str(&said).with_context(|| format!("{} printed {said:?}", command::words(command)))
+    let printed = command::output(command)?;
+    serde_json::from_str(&printed).with_context(|| format!("{} printed {printed:?}", command::words(command)))
 }
 
 /// A figure for each field that the runs report.

@@ -47,10 +47,10 @@ fn end_of_one(launcher: &mut Running, left: &[i32]) -> Result<u64> {
 }
 
 /// Waits until this launcher has printed this text.
-fn wait_until_said(launcher: &mut Running, what: &str) -> Result<()> {
+fn wait_until_printed(launcher: &mut Running, what: &str) -> Result<()> {
     let log = launcher.log.clone();
-    let said = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());
-    launcher.wait_for(what, LIMIT, said)
+    let printed = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());
+    launcher.wait_for(what, LIMIT, printed)
 }
 
 /// An empty folder for one job.

@@ -101,7 +101,7 @@ fn rounds(
     journal.poll()?;
     let found = durations(&read(&events), &journal.entries, world);
     if found.len() != faults {
-        bail!("{} of {faults} faults were followed by a whole round\n{}", found.len(), first.said());
+        bail!("{} of {faults} faults were followed by a whole round\n{}", found.len(), first.printed());
     }
     Ok(found)
 }

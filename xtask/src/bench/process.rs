@@ -59,17 +59,18 @@ impl Running {
             }
             if let Some(status) = self.ended() {
                 // Its last output counts too.
-                return look().with_context(|| format!("ended with {status} before {what}\n{}", self.said()));
+                return look()
+                    .with_context(|| format!("ended with {status} before {what}\n{}", self.printed()));
             }
             if began.elapsed() > limit {
-                bail!("no {what} within {} s\n{}", limit.as_secs(), self.said());
+                bail!("no {what} within {} s\n{}", limit.as_secs(), self.printed());
             }
             thread::sleep(Duration::from_millis(2));
         }
     }
 
     /// The end of its output.
-    pub fn said(&self) -> String {
+    pub fn printed(&self) -> String {
         command::tail(&fs::read_to_string(&self.log).unwrap_or_default(), 12)
     }
 }

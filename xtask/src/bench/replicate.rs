@@ -106,8 +106,11 @@ fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> R
     // It ends with this process, and is stopped when its time is over; the log shows its progress.
     let mut running = Running::start(run, &log)?;
     running.wait_for("figures", within, || {
-        let said = fs::read_to_string(&log).ok()?;
-        said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object))
+        let printed = fs::read_to_string(&log).ok()?;
+        printed
+            .lines()
+            .rev()
+            .find_map(|line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object))
     })
 }
 

@@ -33,8 +33,8 @@ pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
 }
 
 /// The rates in the script's output, among gloo's own lines.
-fn reported(said: &str) -> Option<Vec<f64>> {
-    let found = said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
+fn reported(printed: &str) -> Option<Vec<f64>> {
+    let found = printed.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
     let rates: Vec<f64> = found.get("bytes_per_s")?.as_array()?.iter().filter_map(Value::as_f64).collect();
     (!rates.is_empty()).then_some(rates)
 }
@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn rates_are_found_among_the_lines_of_gloo_and_nowhere_else() {
-        let said = "[Gloo] Rank 0 is connected to 1 peer ranks.\n{\"bytes_per_s\": [3e8, 2e8]}\n";
-        assert_eq!(reported(said), Some(vec![3e8, 2e8]));
+        let printed = "[Gloo] Rank 0 is connected to 1 peer ranks.\n{\"bytes_per_s\": [3e8, 2e8]}\n";
+        assert_eq!(reported(printed), Some(vec![3e8, 2e8]));
         assert_eq!(reported("[Gloo] Rank 0\n{\"bytes_per_s\": []}\n"), None);
         assert_eq!(reported("a rank failed\n"), None);
     }

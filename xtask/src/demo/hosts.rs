@@ -178,7 +178,7 @@ impl Cluster {
         fs::read_to_string(self.logs(host).join("launcher.log")).unwrap_or_default()
     }
 
-    fn wait_until_said(&self, host: usize, what: &str) -> Result<()> {
+    fn wait_until_printed(&self, host: usize, what: &str) -> Result<()> {
         let began = Instant::now();
         while !self.said_by(host).contains(what) {
             let log = self.logs(host).join("launcher.log");
@@ -231,11 +231,11 @@ impl Cluster {
             self.start(venv, host)?;
             if host == 0 {
                 // The others join it.
-                self.wait_until_said(host, "this host leads the job")?;
+                self.wait_until_printed(host, "this host leads the job")?;
             }
         }
         if !faults.is_empty() {
-            self.wait_until_said(0, "all hosts are there")?;
+            self.wait_until_printed(0, "all hosts are there")?;
             self.start(venv, self.hosts)?;
         }
         let mut journal = Follower::new(&self.logs(0));

@@ -123,11 +123,11 @@ impl Job {
         line.close();
         followed.entries = self.journal.entries;
         if !status.success() {
-            let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let printed = std::fs::read_to_string(&self.log).unwrap_or_default();
             bail!(
                 "mainstay run ended with {status}; its log {}:\n{}",
                 self.log.display(),
-                command::tail(&said, 30)
+                command::tail(&printed, 30)
             );
         }
         Ok(followed)

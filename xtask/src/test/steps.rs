@@ -76,8 +76,8 @@ impl Suite<'_> {
         checks.run("examples in documentation (cargo test --doc)", || {
             let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
             self.own.give(&mut test);
-            let (status, said) = command::run_watched(&mut test)?;
-            Ok(Verdict::cargo(status.success(), &said))
+            let (status, printed) = command::run_watched(&mut test)?;
+            Ok(Verdict::cargo(status.success(), &printed))
         });
         checks.run("fuzz targets, each seed once", fuzz::seeds);
         checks.run("floors (cargo test)", || {
@@ -130,8 +130,8 @@ impl Suite<'_> {
             .current_dir(paths::target())
             .env("MAINSTAY_BIN", paths::mainstay("debug"));
         self.own.give(&mut pytest);
-        let (status, said) = command::run_watched(&mut pytest)?;
-        let (passed, failed) = check::pytest_counts(&said);
-        Ok(Verdict::counted(status.success(), passed, failed).naming(check::pytest_failures(&said)))
+        let (status, printed) = command::run_watched(&mut pytest)?;
+        let (passed, failed) = check::pytest_counts(&printed);
+        Ok(Verdict::counted(status.success(), passed, failed).naming(check::pytest_failures(&printed)))
     }
 }

@@ -43,15 +43,15 @@ pub(crate) enum Failure {
 /// The failures at the endpoints so far.
 #[derive(Default)]
 struct Tried {
-    said: Vec<(String, String)>,
+    answers: Vec<(String, String)>,
     refused: Option<(String, String)>,
 }
 
 impl Tried {
     fn at(&mut self, endpoint: String, why: String) {
-        match self.said.iter_mut().find(|(name, _)| *name == endpoint) {
+        match self.answers.iter_mut().find(|(name, _)| *name == endpoint) {
             Some((_, last)) => *last = why,
-            None => self.said.push((endpoint, why)),
+            None => self.answers.push((endpoint, why)),
         }
     }
 
@@ -59,8 +59,8 @@ impl Tried {
         if let Some((endpoint, why)) = self.refused {
             return CoordError::Refused { operation, endpoint, why };
         }
-        let said: Vec<String> = self.said.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-        let tried = if said.is_empty() { "no time was left".to_owned() } else { said.join("; ") };
+        let answers: Vec<String> = self.answers.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+        let tried = if answers.is_empty() { "no time was left".to_owned() } else { answers.join("; ") };
         CoordError::Unreachable { operation, tried }
     }
 }
@@ -201,7 +201,7 @@ pub(super) fn is_about_certificates(why: &str) -> bool {
 
 fn classified(status: Status) -> Failure {
     let message = status.message().to_owned();
-    let said = || match status.source() {
+    let answers = || match status.source() {
         Some(cause) if message.is_empty() => words(cause),
         Some(cause) => format!("{message}: {}", words(cause)),
         None => message.clone(),
@@ -221,7 +221,7 @@ fn classified(status: Status) -> Failure {
         // etcd without a leader accepts no request.
         Code::Unavailable if message.contains("no leader") => Failure::Unsent(message),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
-            let words = said();
+            let words = answers();
             if is_about_certificates(&words) {
                 Failure::Refused(words)
             } else if never_connected(&status) {

@@ -190,14 +190,14 @@ pub(crate) fn read_pem(path: &Path) -> Result<Vec<u8>, CoordError> {
 
 /// An error with its causes, without repetition.
 pub(crate) fn words(error: &dyn Error) -> String {
-    let mut said = error.to_string();
+    let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
+        if !message.contains(&more) {
+            message = format!("{message}: {more}");
         }
         cause = error.source();
     }
-    said
+    message
 }

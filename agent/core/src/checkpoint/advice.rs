@@ -131,19 +131,19 @@ pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
 }
 
 /// The advice for a job with this time accounting and number of failures; `None` before it has saved a few times.
-pub fn of(books: &TimeAccounting, failures: u32) -> Option<Advised> {
-    let seconds = |of: TimeCategory| books.parts.get(&of).map_or(0.0, |span| span.as_seconds());
-    if books.saves < FEWEST {
+pub fn of(accounting: &TimeAccounting, failures: u32) -> Option<Advised> {
+    let seconds = |of: TimeCategory| accounting.parts.get(&of).map_or(0.0, |span| span.as_seconds());
+    if accounting.saves < FEWEST {
         return None;
     }
-    let saves = books.saves as f64;
+    let saves = accounting.saves as f64;
     let stall = seconds(TimeCategory::Checkpointing) / saves;
     let trained = seconds(TimeCategory::Training)
         + seconds(TimeCategory::LostWork)
         + seconds(TimeCategory::Checkpointing);
     let restore = (seconds(TimeCategory::Starting) + seconds(TimeCategory::Initialising))
         / f64::from(failures.saturating_add(1));
-    let failures = rate(failures, books.wall.as_seconds(), GUESS_S);
+    let failures = rate(failures, accounting.wall.as_seconds(), GUESS_S);
     let of = Cost { stall, in_flight: 0.0, failures, restore };
     let every = advise(&[of]).first()?.every.max(MOST_OFTEN_S);
     let was = trained / saves;
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::base::time::Span;
 
-    fn books(saves: u64, saving_s: u64, training_s: u64) -> TimeAccounting {
+    fn accounting(saves: u64, saving_s: u64, training_s: u64) -> TimeAccounting {
         let parts = [
             (TimeCategory::Training, Span::seconds(training_s)),
             (TimeCategory::Checkpointing, Span::seconds(saving_s)),
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_job_that_saves_rarely_and_fails_often_is_advised_to_save_more() {
         // One day, a save of one second every two hours, and eleven failures.
-        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
         assert!((reported.stall - 1.0).abs() < 1e-9 && (reported.was - 7201.0).abs() < 1e-6);
         assert!((reported.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{reported:?}");
         assert!((reported.every - (2.0 * reported.between_failures).sqrt()).abs() < 1e-6);
@@ -186,13 +186,13 @@ mod tests {
 
     #[test]
     fn a_job_that_saves_constantly_and_never_fails_is_advised_to_save_less() {
-        let reported = of(&books(1000, 2000, 10_000), 0).unwrap();
+        let reported = of(&accounting(1000, 2000, 10_000), 0).unwrap();
         assert!(reported.every > 10.0 * reported.was && reported.cost < reported.cost_was);
     }
 
     #[test]
     fn the_interval_of_a_tier_is_a_multiple_of_the_nearer_one_and_lets_steps_arrive() {
-        let reported = Advised { every: 100.0, ..of(&books(12, 12, 86_400), 11).unwrap() };
+        let reported = Advised { every: 100.0, ..of(&accounting(12, 12, 86_400), 11).unwrap() };
         assert_eq!(reported.by_tier(&[]), [(Tier::Memory, 100.0)]);
         // In any order; the slowest tier takes every third save.
         let by_tier = reported.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn advice_is_read_back_from_the_journal_and_other_observations_are_not() {
-        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
         let Fact::Observed(mut seen) = reported.fact() else { panic!("an observation") };
         assert_eq!(Advised::read(&seen), Some(reported));
         seen.values.insert("every_s".into(), "soon".into());
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn advice_is_reported_again_only_if_it_changed_enough() {
-        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
         let near = Advised { every: reported.every * 1.1, ..reported };
         let far = Advised { every: reported.every * 0.7, ..reported };
         assert!(
@@ -223,18 +223,18 @@ mod tests {
 
     #[test]
     fn a_save_is_due_after_the_advised_interval_or_every_minute_without_advice() {
-        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
         assert!(is_due(Some(&reported), reported.every) && !is_due(Some(&reported), reported.every - 1.0));
         assert!(is_due(None, 60.0) && !is_due(None, 59.0));
     }
 
     #[test]
     fn saves_that_cost_nothing_are_advised_at_most_once_a_second() {
-        assert_eq!(of(&books(100, 0, 10_000), 5).unwrap().every, 1.0);
+        assert_eq!(of(&accounting(100, 0, 10_000), 5).unwrap().every, 1.0);
     }
 
     #[test]
     fn a_job_with_fewer_than_three_saves_gets_no_advice() {
-        assert_eq!(of(&books(2, 2, 1000), 3), None);
+        assert_eq!(of(&accounting(2, 2, 1000), 3), None);
     }
 }

@@ -159,7 +159,7 @@ pub struct Seen {
 
 /// The state of the directory at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct DirectorySnapshot {
     /// The entries that match a rule, and those that rules require.
     pub names: BTreeMap<String, Seen>,
     /// The content of small files that rules require, with the times at which they were written.
@@ -232,7 +232,7 @@ pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
 /// is above 0, when there are exactly that many.
 ///
 /// If `quiet` is above 0, that many seconds without a change replace a missing proof.
-pub fn complete(rules: &[Rule], look: &Look, expect: usize, quiet: u64) -> Vec<Complete> {
+pub fn complete(rules: &[Rule], look: &DirectorySnapshot, expect: usize, quiet: u64) -> Vec<Complete> {
     let mut steps: BTreeMap<u64, Vec<(&str, &Rule, bool)>> = BTreeMap::new();
     for (name, seen) in &look.names {
         let in_place = || in_place(rules, name, seen.is_directory).zip(look.in_place.get(name).copied());
@@ -262,7 +262,7 @@ fn tracker(rule: &Rule, step: u64, name: &str) -> Option<(String, String)> {
     }
 }
 
-fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &Look) -> bool {
+fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &DirectorySnapshot) -> bool {
     match &rule.proof {
         Proof::Marker(markers) => {
             let written = markers.iter().filter_map(|marker| seen.files.get(marker)).max();
@@ -295,19 +295,19 @@ mod tests {
         Seen { is_directory: true, newest: (newest, 0), files, container: None }
     }
 
-    fn look(names: &[(&str, Seen)], texts: &[(&str, &str, i64)]) -> Look {
-        Look {
+    fn look(names: &[(&str, Seen)], texts: &[(&str, &str, i64)]) -> DirectorySnapshot {
+        DirectorySnapshot {
             names: names.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone())).collect(),
             texts: texts
                 .iter()
                 .map(|(name, text, at)| ((*name).to_owned(), ((*text).to_owned(), (*at, 0))))
                 .collect(),
             now: 1000,
-            ..Look::default()
+            ..DirectorySnapshot::default()
         }
     }
 
-    fn found(kind: Kind, look: &Look) -> Vec<u64> {
+    fn found(kind: Kind, look: &DirectorySnapshot) -> Vec<u64> {
         complete(&kind.rules(), look, 0, 0).iter().map(|of| of.step).collect()
     }
 

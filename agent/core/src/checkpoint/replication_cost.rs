@@ -62,7 +62,7 @@ pub struct StepTime {
 
 /// Why a replica waits, the more important reason first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hold {
+pub enum DelayReason {
     /// The budget is spent.
     Spent,
     /// The measurement needs steps without replication to compare with.
@@ -143,14 +143,14 @@ impl ReplicationCost {
     }
 
     /// Why a replica has to wait now; `None` if it may be sent.
-    pub fn holds(&mut self, now: Mono) -> Option<Hold> {
+    pub fn holds(&mut self, now: Mono) -> Option<DelayReason> {
         if self.allowed <= 0.0 {
             return None;
         }
         let measures = self.cycles.leaves_out(now) || self.rests(now);
         let hold = match self.left_s {
-            ..0.0 => Some(Hold::Spent),
-            _ => measures.then_some(Hold::Measurement),
+            ..0.0 => Some(DelayReason::Spent),
+            _ => measures.then_some(DelayReason::Measurement),
         };
         if hold.is_none() || self.stands_still(now) {
             self.held_since = None;

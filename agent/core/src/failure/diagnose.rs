@@ -9,7 +9,7 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::exit::{Exit, Status};
 use crate::failure::attribution::explain::{self, Report};
 use crate::failure::attribution::fuse::JobSoFar;
-use crate::failure::attribution::scan::{Findings, Kind, Scan, Spot};
+use crate::failure::attribution::scan::{Findings, Kind, RelevantLine, Scan};
 use crate::failure::attribution::{Attribution, Evidence, Observation, attribute, scan};
 use crate::failure::host_evidence;
 use crate::failure::root_rank::RankEnd;
@@ -117,37 +117,37 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
         Scan::of_lines(catalog, source, Some(rank.0), lines, times)
     };
     let (stderr, stderr_times) = (&end.stderr_tail, &end.stderr_times);
-    let mut said = Vec::new();
+    let mut reported = Vec::new();
     match &end.note {
         Some(note) => {
             let text = text_of(note);
             let found = Scan::of_text(catalog, "exit note", Some(rank.0), Kind::default(), text.as_bytes());
-            said.push(Findings { ended: true, ..found });
+            reported.push(Findings { ended: true, ..found });
             let traceback =
                 stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
             let before = &stderr[..traceback.unwrap_or(stderr.len())];
             if !before.is_empty() {
                 let mut found = of_lines("standard error", before, stderr_times);
                 discount::forget_what_it_caught(catalog, &mut found);
-                said.push(found);
+                reported.push(found);
             }
         }
-        None => said.push(of_lines("standard error", stderr, stderr_times)),
+        None => reported.push(of_lines("standard error", stderr, stderr_times)),
     }
     if !end.stdout_tail.is_empty() {
         let mut found = of_lines("standard output", &end.stdout_tail, &end.stdout_times);
         if end.note.is_some() {
             discount::forget_what_it_caught(catalog, &mut found);
         }
-        said.push(found);
+        reported.push(found);
     }
     if was_ended_from_outside(end) {
-        said.iter_mut().for_each(|findings| discount::keep_what_is_latent(catalog, findings));
+        reported.iter_mut().for_each(|findings| discount::keep_what_is_latent(catalog, findings));
     }
     if let Some(since) = chose_its_exit_at(end) {
-        said.iter_mut().for_each(|findings| discount::forget_what_it_survived(catalog, findings, since));
+        reported.iter_mut().for_each(|findings| discount::forget_what_it_survived(catalog, findings, since));
     }
-    said
+    reported
 }
 
 /// When a rank that chose an exit status ended. An uncaught exception always exits with 1.
@@ -199,7 +199,7 @@ fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {
 
 /// How long before the failure a line was printed, and how many steps completed after it. Empty for the rank's own note, which is the
 /// failure.
-fn when(spot: &Spot, failed_at: Mono) -> String {
+fn when(spot: &RelevantLine, failed_at: Mono) -> String {
     match (spot.seen, spot.steps_after) {
         (Some(seen), steps_after) => {
             format!(" ({})", LineTime { steps_after, ..seen }.before_failure(failed_at))

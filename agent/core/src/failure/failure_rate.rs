@@ -57,7 +57,7 @@ impl Record {
     }
 
     /// Whether the place fails too often.
-    pub fn is_lemon(&self, hours: f64, per_hour: f64) -> bool {
+    pub fn fails_often(&self, hours: f64, per_hour: f64) -> bool {
         self.incidents >= LEAST && self.suspicion(hours, per_hour) > SURE
     }
 }
@@ -137,9 +137,9 @@ mod tests {
     #[test]
     fn many_incidents_in_little_time_make_a_lemon_and_the_same_in_years_do_not() {
         let often = record(6, 30);
-        assert!(often.is_lemon(200.0, GPU_PER_HOUR), "{}", often.suspicion(200.0, GPU_PER_HOUR));
-        assert!(!often.is_lemon(200_000.0, GPU_PER_HOUR));
-        assert!(!record(1, 30).is_lemon(1.0, GPU_PER_HOUR), "one incident may happen to anyone");
+        assert!(often.fails_often(200.0, GPU_PER_HOUR), "{}", often.suspicion(200.0, GPU_PER_HOUR));
+        assert!(!often.fails_often(200_000.0, GPU_PER_HOUR));
+        assert!(!record(1, 30).fails_often(1.0, GPU_PER_HOUR), "one incident may happen to anyone");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterat
     });
     let notices = host_evidence.notices.iter().map(|notice| Observation {
         family: "notice".to_owned(),
-        text: format!("the machine was announced to be taken away: {notice}"),
+        text: format!("the cloud announced that it takes the machine away: {notice}"),
         class: Class::Preemption,
         weight: ANNOUNCED,
         also: Vec::new(),

@@ -287,10 +287,8 @@ fn would_change(hang: &Hang) -> Vec<String> {
         format!("Another rank that is behind {}, by stacks or counters.", listed(&hang.culprits))
     }];
     if hang.kind == HangKind::Network {
-        reported.push(
-            "Links without errors at that time: then the ranks took different ways in the program."
-                .to_owned(),
-        );
+        reported
+            .push("Links without errors at that time: then the ranks took different code paths.".to_owned());
     }
     reported
 }

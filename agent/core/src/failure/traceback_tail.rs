@@ -84,10 +84,10 @@ const TRACEBACK: &str = "Traceback (most recent call last):";
 /// The exception of the last traceback in `lines`, with the time `at` of the rank's end. `None` if there is no complete one.
 pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     let begin = lines.iter().rposition(|line| line.trim_end().ends_with(TRACEBACK))?;
-    let said: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
+    let reported: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
     // Frames, their source lines and carets are indented. The first unindented line names the exception.
     let named = |line: &&&str| !line.starts_with(char::is_whitespace) && !line.is_empty();
-    let last = said[1..].iter().find(named)?;
+    let last = reported[1..].iter().find(named)?;
     let (exception, message) = last.split_once(": ").unwrap_or((last.trim_end(), ""));
     if !is_name(exception) {
         return None;
@@ -95,7 +95,7 @@ pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     Some(Note {
         exception: exception.to_owned(),
         message: message.trim_end().to_owned(),
-        traceback: said.join("\n"),
+        traceback: reported.join("\n"),
         at,
         ..Note::default()
     })

@@ -6,17 +6,17 @@ use crate::model::hang::Hang;
 
 /// The result of one look.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outlook {
+pub enum HangStatus {
     /// Something moves, or nothing is overdue.
-    Calm,
+    Progressing,
     /// Nothing moves for longer than usual, and there is a reason to wait.
-    Waiting(Suspicion),
+    Pending(Suspicion),
     /// A signal stopped ranks. The sender may resume them, so the judge waits.
     Stopped(Suspicion),
     /// It looks like a hang, but may be work. It is reported and never acted on.
-    Doubt(Suspicion),
+    Suspected(Suspicion),
     /// Nothing moves, and nothing will move.
-    Hang(Box<Hang>),
+    Confirmed(Box<Hang>),
 }
 
 /// One or several ranks that hold up the job for longer than usual.

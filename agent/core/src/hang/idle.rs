@@ -10,7 +10,7 @@ mod devices;
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
-use crate::hang::finding::{Outlook, Suspicion};
+use crate::hang::finding::{HangStatus, Suspicion};
 use crate::model::hang::Waits;
 use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
 
@@ -173,16 +173,16 @@ impl Idle {
         now: Mono,
         pulses: &[Option<ActivitySample>],
         unseen: impl FnOnce() -> bool,
-    ) -> Outlook {
+    ) -> HangStatus {
         let before = self.looked.replace(now);
         let Some(before) = before.filter(|before| now.since(*before) <= self.held_up()) else {
             self.begin(now, pulses);
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         };
         self.take(before, now, pulses);
         if self.ranks.iter().any(|seen| seen.state() == Some(ProcessState::Traced)) {
             (self.active, self.worked) = (now, now);
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         // Devices that are known to be idle are not unseen work.
         let unseen = || self.devices.rest(now).is_none_or(|rest| rest < self.interval()) && unseen();
@@ -193,7 +193,7 @@ impl Idle {
                 rest => self.rests(now, rest, unseen),
             });
         match outlook {
-            Outlook::Hang(_) => outlook,
+            HangStatus::Confirmed(_) => outlook,
             // This is more specific than that nothing moves.
             _ => self.stopped_of_late(now).unwrap_or(outlook),
         }
@@ -253,17 +253,17 @@ impl Idle {
     }
 
     /// Ranks that a signal stopped. Such a rest is not the program's own.
-    fn stopped(&self, now: Mono) -> Option<Outlook> {
+    fn stopped(&self, now: Mono) -> Option<HangStatus> {
         let (culprits, since) = self.stopped_for(now, self.floor)?;
         let reported = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
         Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, reported))
     }
 
     /// Ranks that a signal stopped too recently to count as hung.
-    fn stopped_of_late(&self, now: Mono) -> Option<Outlook> {
+    fn stopped_of_late(&self, now: Mono) -> Option<HangStatus> {
         let (ranks, since) = self.stopped_for(now, Span(self.floor.0 / STOPPED_REPORTED))?;
         let why = "a signal stopped them".to_owned();
-        Some(Outlook::Stopped(Suspicion { ranks: self.numbers(&ranks), since, limit: self.floor, why }))
+        Some(HangStatus::Stopped(Suspicion { ranks: self.numbers(&ranks), since, limit: self.floor, why }))
     }
 
     /// Ranks that have been stopped for at least `span`, and since when.
@@ -275,7 +275,7 @@ impl Idle {
     }
 
     /// Ranks do nothing but use CPU time, and NCCL's counters show that some wait for others, always the same ones.
-    fn waits_in_collectives(&self, now: Mono) -> Option<Outlook> {
+    fn waits_in_collectives(&self, now: Mono) -> Option<HangStatus> {
         let Collectives { waits, since, last, .. } = self.collectives.as_ref()?;
         let limit = self.floor.max(Span(self.gap.0.saturating_mul(BEYOND)));
         let all_the_while = *since >= self.worked && last.since(*since) >= limit;
@@ -290,7 +290,7 @@ impl Idle {
     }
 
     /// The devices always had work and are now idle, and the processes do nothing but use CPU time.
-    fn devices_rest(&self, now: Mono) -> Option<Outlook> {
+    fn devices_rest(&self, now: Mono) -> Option<HangStatus> {
         let rest = self.devices.rest(now)?;
         let limit = self.floor.max(Span(self.devices.longest().0.saturating_mul(BEYOND)));
         let out_of_the_ordinary = rest >= limit && now.since(self.worked) >= limit;
@@ -298,13 +298,13 @@ impl Idle {
             return None;
         }
         let reported = format!(
-            "no device of the job has had work for {rest}, and its processes read, wrote and put out nothing meanwhile"
+            "no device of the job has had work for {rest}, and its processes read, wrote and printed nothing in that time"
         );
         Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, reported))
     }
 
     /// No process of the job does anything.
-    fn rests(&self, now: Mono, rest: Span, unseen: impl FnOnce() -> bool) -> Outlook {
+    fn rests(&self, now: Mono, rest: Span, unseen: impl FnOnce() -> bool) -> HangStatus {
         let usual = self.floor.max(Span(self.longest.0.saturating_mul(BEYOND)));
         let long_enough = self.at_work >= Span(self.floor.0 / 2);
         let at_work = long_enough
@@ -318,29 +318,32 @@ impl Idle {
             .filter_map(|seen| seen.blocked)
             .any(|since| since <= self.active.after(self.held_up()));
         if !known || rest < Span(usual.0 / 2) {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         if !(at_work || blocked) {
-            return if long_enough { Outlook::Calm } else { self.rests_since_early(rest, usual) };
+            return if long_enough { HangStatus::Progressing } else { self.rests_since_early(rest, usual) };
         }
         let (limit, why) = if !at_work {
-            (Span(usual.0.saturating_mul(UNSEEN)), "it waits for a file system since it began")
+            (Span(usual.0.saturating_mul(UNSEEN)), "it has waited for a file system since it started")
         } else if self.network >= NETWORK {
-            (Span(usual.0.saturating_mul(UNSEEN)), "the network of this host carries data that may be its")
+            (
+                Span(usual.0.saturating_mul(UNSEEN)),
+                "this host's network carries data that may belong to the job",
+            )
         } else if unseen() {
             (Span(usual.0.saturating_mul(UNSEEN)), "it holds a device whose work is not seen from here")
         } else {
-            (usual, "it sends no heartbeats and has rested before")
+            (usual, "it sends no heartbeats and was idle before")
         };
         if rest < limit {
             let why = why.to_owned();
-            return Outlook::Waiting(Suspicion { ranks: Vec::new(), since: self.active, limit, why });
+            return HangStatus::Pending(Suspicion { ranks: Vec::new(), since: self.active, limit, why });
         }
         let asleep = |rank: &usize| self.ranks[*rank].state() == Some(ProcessState::Uninterruptible);
         let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
         let in_disk_sleep: Vec<usize> = living.iter().copied().filter(asleep).collect();
         let reported = format!(
-            "no process of {} used CPU time, read, wrote, touched new memory or put out anything for {rest}",
+            "no process of {} used CPU time, read, wrote, touched new memory or printed anything for {rest}",
             self.named(&living)
         );
         match (in_disk_sleep.len(), living.as_slice()) {
@@ -354,10 +357,10 @@ impl Idle {
 
     /// The job does nothing, and worked too briefly before to show that it always works: a hang early in the run, or
     /// a program that waits by design. It is reported and never acted on.
-    fn rests_since_early(&self, rest: Span, usual: Span) -> Outlook {
+    fn rests_since_early(&self, rest: Span, usual: Span) -> HangStatus {
         let limit = Span(usual.0.saturating_mul(UNSEEN));
         if self.at_work == Span::default() || rest < limit {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
         let why = format!(
@@ -366,16 +369,16 @@ impl Idle {
             self.named(&living),
             self.at_work
         );
-        Outlook::Doubt(Suspicion { ranks: self.numbers(&living), since: self.active, limit, why })
+        HangStatus::Suspected(Suspicion { ranks: self.numbers(&living), since: self.active, limit, why })
     }
 
     /// For much longer than ever before, CPU time is used and nothing else happens: a loop, a wait that spins, or
     /// work that looks like it. It is reported and never acted on.
-    fn only_spins(&self, now: Mono) -> Outlook {
+    fn only_spins(&self, now: Mono) -> HangStatus {
         let quiet = now.since(self.worked);
         let limit = Span(self.floor.0.max(self.gap.0.saturating_mul(2)).saturating_mul(UNSEEN));
         if self.signs < REGULAR || quiet < limit {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         let of = |activity| {
             let is = move |rank: &usize| self.ranks[*rank].activity == Some(activity);
@@ -391,7 +394,7 @@ impl Idle {
             "{} {does}, and nothing was put out or read meanwhile; without heartbeats this looks the same as work",
             self.named(&few)
         );
-        Outlook::Doubt(Suspicion { ranks: self.numbers(&few), since: self.worked, limit, why })
+        HangStatus::Suspected(Suspicion { ranks: self.numbers(&few), since: self.worked, limit, why })
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one record, from its makers")]
@@ -404,7 +407,7 @@ impl Idle {
         limit: Span,
         confidence: f64,
         reported: String,
-    ) -> Outlook {
+    ) -> HangStatus {
         let victims = (0..self.ranks.len()).filter(|rank| self.lives(*rank) && !culprits.contains(rank));
         let victims: Vec<usize> = victims.collect();
         let evidence = vec![
@@ -416,7 +419,7 @@ impl Idle {
             "the job sends no heartbeats: this is based on the activity of its processes, which is weaker evidence"
                 .to_owned(),
         ];
-        Outlook::Hang(Box::new(Hang {
+        HangStatus::Confirmed(Box::new(Hang {
             kind,
             culprits: self.numbers(culprits),
             victims: self.numbers(&victims),

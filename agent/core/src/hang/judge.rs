@@ -7,10 +7,10 @@ use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Probe;
 use crate::hang::counters::Count;
-use crate::hang::finding::{Outlook, Suspicion};
+use crate::hang::finding::{HangStatus, Suspicion};
 use crate::hang::idle::{ActivitySample, Idle};
 use crate::hang::phase::{Limits, Phases};
-use crate::hang::rank::Sight;
+use crate::hang::rank::RankSample;
 use crate::hang::remote_ranks::{RankSeen, ToReport};
 use crate::hang::watch::Watch;
 use crate::model::entry::Fact;
@@ -204,7 +204,7 @@ impl HangJudge {
     }
 
     /// Records what a rank's page shows.
-    pub fn sight(&mut self, place: usize, now: Mono, sight: &Sight, counts: &[Count]) {
+    pub fn sight(&mut self, place: usize, now: Mono, sight: &RankSample, counts: &[Count]) {
         if let Scope::OtherHosts(seen) = &mut self.over {
             seen.sight(place, sight, counts);
         }
@@ -248,21 +248,23 @@ impl HangJudge {
         }
         let outlook = match looked {
             Some(outlook) => outlook,
-            None if self.watch.receives_any() && matches!(self.over, Scope::OtherHosts(_)) => Outlook::Calm,
+            None if self.watch.receives_any() && matches!(self.over, Scope::OtherHosts(_)) => {
+                HangStatus::Progressing
+            }
             None if self.watch.receives_any() => {
                 // Nothing is known about GPUs of other hosts.
                 let known = matches!(self.over, Scope::Here) && self.gpus_are_known(living);
                 self.watch.devices_rest(self.gpus_rest.filter(|_| known));
                 self.watch.look(now)
             }
-            None => Outlook::Calm,
+            None => HangStatus::Progressing,
         };
         match outlook {
-            Outlook::Calm => None,
-            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now, waiting),
-            Outlook::Stopped(suspicion) => self.suspicion(&suspicion, now, stopped),
-            Outlook::Doubt(suspicion) => self.suspicion(&suspicion, now, doubted),
-            Outlook::Hang(hang) => Some(self.hung(*hang)),
+            HangStatus::Progressing => None,
+            HangStatus::Pending(suspicion) => self.suspicion(&suspicion, now, waiting),
+            HangStatus::Stopped(suspicion) => self.suspicion(&suspicion, now, stopped),
+            HangStatus::Suspected(suspicion) => self.suspicion(&suspicion, now, doubted),
+            HangStatus::Confirmed(hang) => Some(self.hung(*hang)),
         }
     }
 
@@ -424,7 +426,7 @@ mod tests {
             panic!("{facts:?}")
         };
         assert!(*reported < 800 && *hung > 1_299, "{reported} {hung}");
-        let said = "rank 0 has been stopped by a signal for";
-        assert!(seen.detail.starts_with(said) && seen.event == "hang_suspected", "{seen:?}");
+        let stated = "rank 0 has been stopped by a signal for";
+        assert!(seen.detail.starts_with(stated) && seen.event == "hang_suspected", "{seen:?}");
     }
 }

@@ -183,7 +183,7 @@ impl Watch {
             culprits: Vec::new(),
             among: behind,
             confidence: 0.3,
-            evidence: vec!["no counter, step, section or process state tells the ranks apart".to_owned()],
+            evidence: vec!["no counter, step, section or process state differs between the ranks".to_owned()],
         }
     }
 
@@ -201,7 +201,7 @@ impl Watch {
         let done = self.those(|rank| !self.lives(rank) || self.ranks[rank].sight.closed);
         let done = within(&done, |rank| self.ranks[rank].sight.step <= most);
         (!done.is_empty()).then(|| {
-            let reported = format!("{} ended in order while others go on", self.listed(&done));
+            let reported = format!("{} exited normally while others continue", self.listed(&done));
             Suspects::of(HangKind::FinishedEarly, done, 0.7, reported)
         })
     }

@@ -29,11 +29,11 @@ pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed
 pub use activity::{Activity, Probe, ProcessState};
 pub use collective_counters::{Counted, waits};
 pub use counters::Count;
-pub use finding::{Outlook, Suspicion};
+pub use finding::{HangStatus, Suspicion};
 pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
-pub use rank::Sight;
+pub use rank::RankSample;
 pub use remote_ranks::RankSeen;
 pub use sketch::Sketch;
 pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};

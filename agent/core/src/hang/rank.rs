@@ -8,7 +8,7 @@ use crate::hang::phase::PhaseId;
 /// The contents of a rank's page at one look, or of a report about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sight {
+pub struct RankSample {
     /// Its client has connected.
     pub registered: bool,
     /// Its client has disconnected in order.
@@ -45,7 +45,7 @@ pub(crate) enum Life {
 /// A rank as the judge stores it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RankState {
-    pub(crate) sight: Sight,
+    pub(crate) sight: RankSample,
     /// When its page was last read or a report about it last received.
     pub(crate) received: Mono,
     pub(crate) life: Life,

@@ -8,7 +8,7 @@ use crate::base::time::{Mono, Span};
 use crate::hang::activity::Probe;
 use crate::hang::counters::Count;
 use crate::hang::phase::{PhaseId, Phases};
-use crate::hang::rank::Sight;
+use crate::hang::rank::RankSample;
 
 /// The shortest interval between reports of a changed rank, in a job of up to [`SMALL`] hosts. Collective counters
 /// change all the time, so the interval grows with the number of hosts.
@@ -30,7 +30,7 @@ pub struct RankSeen {
     /// The rank.
     pub rank: Rank,
     /// What its page shows. Phase numbers are those of the reporting host; the names are below.
-    pub sight: Sight,
+    pub sight: RankSample,
     /// The innermost open section. `None` if none is open.
     pub section: Option<String>,
     /// The name of an open section that is long by its name.
@@ -44,9 +44,9 @@ pub struct RankSeen {
 impl RankSeen {
     /// The same with its times converted to another clock.
     pub fn on_clock(mut self, at: &dyn Fn(Mono) -> Mono) -> RankSeen {
-        let Sight { beat_at, since, quiet_until, .. } = self.sight;
+        let RankSample { beat_at, since, quiet_until, .. } = self.sight;
         self.sight =
-            Sight { beat_at: at(beat_at), since: at(since), quiet_until: at(quiet_until), ..self.sight };
+            RankSample { beat_at: at(beat_at), since: at(since), quiet_until: at(quiet_until), ..self.sight };
         if let Some(probe) = &mut self.probe {
             probe.at = at(probe.at);
         }
@@ -54,10 +54,10 @@ impl RankSeen {
     }
 
     /// The sight with this host's phase numbers.
-    pub(crate) fn sight_here(&self, phases: &mut Phases) -> Sight {
+    pub(crate) fn sight_here(&self, phases: &mut Phases) -> RankSample {
         let phase = self.section.as_ref().map_or(PhaseId::STEP, |name| phases.section(name));
         let long = self.long.as_ref().map(|name| phases.section(name));
-        Sight { phase, long, ..self.sight }
+        RankSample { phase, long, ..self.sight }
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct ToReport {
 
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    sight: Sight,
+    sight: RankSample,
     counts: Vec<Count>,
     probe: Option<Probe>,
     fresh: bool,
@@ -89,7 +89,7 @@ impl ToReport {
         *self = ToReport { ranks: vec![Seen::default(); ranks], apart: self.apart, ..ToReport::default() };
     }
 
-    pub(crate) fn sight(&mut self, place: usize, sight: &Sight, counts: &[Count]) {
+    pub(crate) fn sight(&mut self, place: usize, sight: &RankSample, counts: &[Count]) {
         let Some(seen) = self.ranks.get_mut(place) else { return };
         if seen.sight != *sight || seen.counts != counts {
             (seen.sight, seen.fresh) = (*sight, true);
@@ -150,7 +150,7 @@ mod tests {
         let mut due = ToReport::of(1, 512);
         let at = |millis: u64| Mono(0).after(Span::seconds(60)).after(Span::millis(millis));
         let mut reports = |millis: u64, beats: u64| {
-            due.sight(0, &Sight { beats, ..Sight::default() }, &[]);
+            due.sight(0, &RankSample { beats, ..RankSample::default() }, &[]);
             due.due(Rank(0), &Phases::new(Limits::default()), at(millis)).len()
         };
         assert_eq!(reports(0, 1), 1);

@@ -12,9 +12,9 @@ use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, Probes, ProcessState};
 use crate::hang::counters::{Count, Counters};
-use crate::hang::finding::{Outlook, Suspicion};
+use crate::hang::finding::{HangStatus, Suspicion};
 use crate::hang::phase::{Limits, PhaseId, Phases};
-use crate::hang::rank::{Life, RankState, Sight};
+use crate::hang::rank::{Life, RankSample, RankState};
 use crate::model::hang::listed;
 
 /// When nothing has moved for this long, the processes are probed too.
@@ -105,7 +105,7 @@ impl Watch {
     }
 
     /// Records a look at a rank's page.
-    pub fn sight(&mut self, rank: usize, now: Mono, sight: &Sight) {
+    pub fn sight(&mut self, rank: usize, now: Mono, sight: &RankSample) {
         let Some(state) = self.ranks.get_mut(rank) else { return };
         let before = &state.sight;
         let stepped = before.step != sight.step;
@@ -187,7 +187,7 @@ impl Watch {
     }
 
     /// Judges. Call it after each look at all pages.
-    pub fn look(&mut self, now: Mono) -> Outlook {
+    pub fn look(&mut self, now: Mono) -> HangStatus {
         if now.since(self.looked) > HELD_UP {
             self.restart_clock(now);
         }
@@ -199,7 +199,7 @@ impl Watch {
         }
         self.phases.refresh();
         if silence.0 < self.phases.limits().confirm.0 / 3 || !self.anybody_trains() {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         if let Some(why) = self.expected(now) {
             self.first = None;
@@ -210,15 +210,15 @@ impl Watch {
         let (limit, why) = self.patience(now, &suspects);
         let usual = self.usual(&suspects);
         if silence < self.confirmation() || self.overdue(now, &suspects) < Span(1) {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         if silence < limit {
             return self.waiting(self.numbers(&suspects.culprits), limit, why);
         }
         if !agreed {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
-        Outlook::Hang(Box::new(self.hang(now, suspects, usual)))
+        HangStatus::Confirmed(Box::new(self.hang(now, suspects, usual)))
     }
 
     /// Forgets everything before now: the judge was held up, or a hang passed.
@@ -232,8 +232,8 @@ impl Watch {
         }
     }
 
-    fn waiting(&self, ranks: Vec<Rank>, limit: Span, why: String) -> Outlook {
-        Outlook::Waiting(Suspicion { ranks, since: self.moved, limit, why })
+    fn waiting(&self, ranks: Vec<Rank>, limit: Span, why: String) -> HangStatus {
+        HangStatus::Pending(Suspicion { ranks, since: self.moved, limit, why })
     }
 
     /// Whether any living rank has a connected client. Without one nothing is known, and nothing is judged.

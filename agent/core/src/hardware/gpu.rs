@@ -53,7 +53,7 @@ use faults::Faults;
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
 use state::{Around, Gpu, Known};
-use watch::{Change, Patience};
+use watch::{Change, Hysteresis};
 use xid_deduplicator::XidDeduplicator;
 
 use crate::base::pci::PciAddress;
@@ -94,19 +94,19 @@ struct Switch {
 /// The last reported state of a component, and since when.
 #[derive(Clone, Debug, Default)]
 struct Shown {
-    said: Option<(HealthState, Mono)>,
+    last_shown: Option<(HealthState, Mono)>,
 }
 
 impl Shown {
     fn since(&mut self, state: HealthState, now: Mono) -> Mono {
-        let since = self.said.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
-        self.said = Some((state, since));
+        let since = self.last_shown.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
+        self.last_shown = Some((state, since));
         since
     }
 
     /// Like [`Shown::since`] for a state that began earlier: the log of a fault may be older than the agent.
     fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
-        let got_worse = self.said.is_none_or(|(before, _)| before < state);
+        let got_worse = self.last_shown.is_none_or(|(before, _)| before < state);
         self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
     }
 }
@@ -195,8 +195,10 @@ impl DeviceJudge {
 
     /// Compares the GPUs of one model with each other.
     fn compare_siblings(&mut self, at: Mono) -> Vec<Fact> {
-        let patience =
-            Patience { worsen_after: self.limits.sibling_readings, recover_after: self.limits.recover_after };
+        let patience = Hysteresis {
+            worsen_after: self.limits.sibling_readings,
+            recover_after: self.limits.recover_after,
+        };
         let here = self.gpus.values().filter(|gpu| !gpu.missing);
         let read: Vec<Sibling<'_>> = here
             .filter_map(|gpu| {
@@ -233,7 +235,7 @@ impl DeviceJudge {
             (*address, peers::Reach { learned: readings.peers.clone(), now: readings.reach(), excused })
         });
         let looks = peers::judge(&reach.collect());
-        let patience = Patience { worsen_after: 1, recover_after: 1 };
+        let patience = Hysteresis { worsen_after: 1, recover_after: 1 };
         let mut facts = Vec::new();
         for (address, look) in looks {
             facts.extend(self.step(at, address, peers::CHECK, look, patience));
@@ -247,8 +249,8 @@ impl DeviceJudge {
         at: Mono,
         address: PciAddress,
         check: &'static str,
-        look: watch::Look,
-        patience: Patience,
+        look: watch::CheckResult,
+        patience: Hysteresis,
     ) -> Option<Fact> {
         let gpu = self.gpus.get_mut(&address)?;
         let (check, change) = gpu.readings.compared(check, look, patience)?;
@@ -263,8 +265,8 @@ impl DeviceJudge {
         for gpu in self.gpus.values_mut() {
             gpu.opinions = None;
         }
-        for (address, said) in opinions {
-            self.gpus.entry(address).or_default().opinions = Some(said);
+        for (address, last_shown) in opinions {
+            self.gpus.entry(address).or_default().opinions = Some(last_shown);
         }
     }
 

@@ -26,7 +26,7 @@ pub use system::{
 
 use findings::Findings;
 use groups::GroupWatch;
-use latch::{Latch, Level, Patience, Presence};
+use latch::{Hysteresis, Latch, Level, Presence};
 
 use crate::base::time::{Mono, Span};
 use crate::base::units::Bytes;
@@ -109,7 +109,7 @@ impl HostJudge {
     /// Judges the sample taken at `at`.
     pub fn step(&mut self, at: Mono, sample: &HostSample) -> SensorReport {
         let patience =
-            Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
+            Hysteresis { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
         let margin = self.limits.margin.0 / 100.0;
         let mut checks = Checks { recall: &mut self.memory, patience, margin };
         let mut cpu = judge_cpu(&self.limits.cpu, sample, &mut checks);
@@ -167,7 +167,7 @@ impl From<HealthState> for Checked {
 /// The checks of one sample, with the state from earlier samples.
 struct Checks<'a> {
     recall: &'a mut Recall,
-    patience: Patience,
+    patience: Hysteresis,
     margin: f64,
 }
 

@@ -46,8 +46,8 @@ impl HangKind {
             HangKind::Mismatch => "entered a collective that does not fit those of the others",
             HangKind::Network => "waits in a collective that all have entered",
             HangKind::SilentHost => "no longer reports",
-            HangKind::Livelock => "beats and completes no step",
-            HangKind::AllStill => "stands still",
+            HangKind::Livelock => "sends heartsends heartbeats and completes no step",
+            HangKind::AllStill => "shows no activity",
         }
     }
 }
@@ -100,7 +100,9 @@ impl Hang {
             [] if self.kind == HangKind::Network => {
                 format!("all ranks hang in a collective{after}: all have entered it and none has left")
             }
-            [] => format!("all ranks hang{after}{at}: no rank makes progress, and no difference between them is visible"),
+            [] => format!(
+                "all ranks hang{after}{at}: no rank makes progress, and no difference between them is visible"
+            ),
             [rank] => format!("{rank} hangs{after}{at}: it {}", self.kind.of_a_rank()),
             ranks => format!("{} hang{after}{at}: each {}", listed(ranks), self.kind.of_a_rank()),
         }

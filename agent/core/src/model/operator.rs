@@ -94,7 +94,7 @@ impl OperatorAction {
                 let values = vec![("reason", cut(reason)), ("until", until.0.to_string())];
                 (SILENCED, values, format!("silenced by user {uid}: {}", cut(reason)))
             }
-            OperatorAction::Unsilence => (UNSILENCED, vec![], format!("silence taken back by user {uid}")),
+            OperatorAction::Unsilence => (UNSILENCED, vec![], format!("silence removed by user {uid}")),
         };
         values.push(("uid", uid.to_string()));
         observation(component, event, words, values)

@@ -27,7 +27,7 @@ pub fn stale(
     }
     let seconds = silent.0 / 1_000_000_000;
     let before = component.reason.split_once(MARK).map_or(component.reason.as_str(), |(_, before)| before);
-    let reason = format!("not read for {seconds} s (the watch over {sensor} hangs){MARK}{before}");
+    let reason = format!("not read for {seconds} s (the {sensor} sensor hangs){MARK}{before}");
     if component.state == HealthState::Healthy {
         return Some(Component { state: HealthState::Unknown, reason, since: now, ..component.clone() });
     }
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(stale(&healthy, "host", at(100), allowed, at(130)), None);
         let unknown = stale(&healthy, "host", at(100), allowed, at(131)).unwrap();
         assert_eq!((unknown.state, unknown.since), (HealthState::Unknown, at(131)));
-        assert_eq!(unknown.reason, "not read for 31 s (the watch over host hangs); before: all is well");
+        assert_eq!(unknown.reason, "not read for 31 s (the host sensor hangs); before: all is well");
         let later = stale(&unknown, "host", at(100), allowed, at(200)).unwrap();
         assert!(later.reason.ends_with("hangs); before: all is well") && later.since == at(131));
     }

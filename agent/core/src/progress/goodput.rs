@@ -189,7 +189,7 @@ impl Ledger {
     }
 
     /// The time accounting at `at`.
-    pub fn books(&self, at: Mono) -> TimeAccounting {
+    pub fn accounting(&self, at: Mono) -> TimeAccounting {
         let at = at.max(self.since);
         let mut parts = self.booked.clone();
         let open = parts.entry(self.state).or_default();
@@ -258,13 +258,13 @@ mod tests {
         ledger.step(&step(3, 700, 800));
         ledger.step(&step(4, 800, 900));
         ledger.enter(Mono(900), TimeCategory::Finishing);
-        let books = ledger.books(Mono(1000));
-        let part = |spending| books.parts.get(&spending).map(|span| span.0);
+        let accounting = ledger.accounting(Mono(1000));
+        let part = |spending| accounting.parts.get(&spending).map(|span| span.0);
         assert_eq!(part(TimeCategory::Training), Some(200 + 60 + 100));
         assert_eq!(part(TimeCategory::Checkpointing), Some(40));
         assert_eq!(part(TimeCategory::LostWork), Some(50 + 100));
         assert_eq!(part(TimeCategory::Undetected), Some(10));
-        assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, Some(0.36)));
+        assert_eq!((accounting.steps, accounting.steps_lost, accounting.goodput), (4, 1, Some(0.36)));
     }
 
     #[test]
@@ -279,10 +279,10 @@ mod tests {
             }
             ledger.enter(Mono(attempt * 100 + 50), TimeCategory::Deciding);
         }
-        let books = ledger.books(Mono(300));
-        assert_eq!((books.steps, books.steps_lost), (5, 10));
-        assert_eq!(books.parts.get(&TimeCategory::LostWork), Some(&Span(100)));
-        assert_eq!(books.parts.get(&TimeCategory::Training), Some(&Span(50)));
+        let accounting = ledger.accounting(Mono(300));
+        assert_eq!((accounting.steps, accounting.steps_lost), (5, 10));
+        assert_eq!(accounting.parts.get(&TimeCategory::LostWork), Some(&Span(100)));
+        assert_eq!(accounting.parts.get(&TimeCategory::Training), Some(&Span(50)));
         // The policy must not consider a job stuck that may have resumed.
         assert_eq!(ledger.reached(), Some(14));
         ledger.begin_attempt();
@@ -298,8 +298,8 @@ mod tests {
                 ledger.step(&step(number, attempt * 1000 + number * 10, attempt * 1000 + number * 10 + 10));
             }
         }
-        let books = ledger.books(Mono(2000));
-        assert_eq!((books.steps, books.steps_lost), (12, 10));
+        let accounting = ledger.accounting(Mono(2000));
+        assert_eq!((accounting.steps, accounting.steps_lost), (12, 10));
     }
 
     #[test]
@@ -307,11 +307,11 @@ mod tests {
         let mut ledger = Ledger::open(Mono(0));
         ledger.begin_attempt();
         ledger.enter(Mono(90), TimeCategory::Undetected);
-        let silent = ledger.books(Mono(100));
+        let silent = ledger.accounting(Mono(100));
         assert_eq!(silent.goodput, None);
         assert!(!serde_json::to_string(&silent).expect("books are JSON").contains("goodput"));
         ledger.enter(Mono(100), TimeCategory::Initialising);
-        assert_eq!(ledger.books(Mono(200)).goodput, Some(0.0));
+        assert_eq!(ledger.accounting(Mono(200)).goodput, Some(0.0));
     }
 
     fn spending() -> impl Strategy<Value = TimeCategory> {
@@ -345,10 +345,10 @@ mod tests {
                     ledger.step(&StepDone { checkpoint_ns, ..step(number, start, start + length) });
                 }
             }
-            let books = ledger.books(Mono(end));
-            let sum: u64 = books.parts.values().map(|span| span.0).sum();
-            prop_assert_eq!(sum, books.wall.0);
-            prop_assert!(books.goodput.is_none_or(|goodput| goodput <= 1.0));
+            let accounting = ledger.accounting(Mono(end));
+            let sum: u64 = accounting.parts.values().map(|span| span.0).sum();
+            prop_assert_eq!(sum, accounting.wall.0);
+            prop_assert!(accounting.goodput.is_none_or(|goodput| goodput <= 1.0));
         }
     }
 }

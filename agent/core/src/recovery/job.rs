@@ -54,7 +54,7 @@ use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Sett
 use awaited::Asked;
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, reported as policy_trouble};
-pub use handover::Carried;
+pub use handover::HandoverState;
 use late::Decided;
 use lost_peer::LostPeer;
 pub use messages::{Input, Order, Output, Ruling, StopWhy};
@@ -282,8 +282,8 @@ impl Job {
             exit,
             reason,
             attempts: self.attempt.0.saturating_add(1),
-            saving: advice::of(&self.ledger.books(at), self.failures()),
-            books: self.ledger.books(at),
+            saving: advice::of(&self.ledger.accounting(at), self.failures()),
+            accounting: self.ledger.accounting(at),
             incidents: self.incidents.clone(),
         }
     }

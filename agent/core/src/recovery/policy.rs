@@ -26,7 +26,7 @@ pub use backoff::{jitter, seed};
 pub use experience::experiences;
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{PastFailure, Reached, without_progress};
-pub use ladder::{hands, patience};
+pub use ladder::{available_rungs, patience};
 pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
 
 use crate::base::id::Attempt;
@@ -140,11 +140,14 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     };
     let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
     if !hosts.is_empty() {
-        return stop(format!("the same {what} came{at} on {hosts} before: a restart would only fail again"));
+        return stop(format!(
+            "the same {what} occurred{at} on {hosts} before: a restart would only fail again"
+        ));
     }
     if another_host_decides(case) {
-        let why =
-            format!("the same {what} recurred{at}: another host tells whether it is this one or the program");
+        let why = format!(
+            "the same {what} recurred{at}: another host shows whether this host or the program is at fault"
+        );
         return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
     }
     stop(format!("the same {what} recurred{at}: a restart would only fail again"))
@@ -243,7 +246,7 @@ fn brought_nothing(case: Case<'_>) -> &'static str {
 fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     let elsewhere = matches!(case.verdict.domain, FaultDomain::Hardware | FaultDomain::Infrastructure);
     if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
-        (Action::HandBack { exit: settings.hand_back_exit }, "; another host may do")
+        (Action::HandBack { exit: settings.hand_back_exit }, "; another host may work")
     } else {
         (Action::Stop { exit: case.job.exit }, "")
     }

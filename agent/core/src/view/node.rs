@@ -153,7 +153,7 @@ pub struct NodeView {
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
     /// What operators acknowledged or silenced.
-    pub attention: OperatorState,
+    pub operator_state: OperatorState,
     /// GPUs with their last readings, ordered by address. Not from the journal.
     pub gpus: Arc<[GpuView]>,
 }
@@ -169,7 +169,7 @@ impl NodeView {
 
     /// The components that count for the node: those that no operator acknowledged or silenced.
     pub fn counting(&self) -> impl Iterator<Item = &Component> {
-        self.components.values().filter(|component| self.attention.counts(&component.name))
+        self.components.values().filter(|component| self.operator_state.counts(&component.name))
     }
 
     /// Applies the next journal entry.
@@ -179,7 +179,7 @@ impl NodeView {
                 self.components.insert(change.component.name.clone(), change.component.clone());
             }
             (None, Body::Fact(Fact::Observed(observation))) => {
-                self.attention.take_in(entry.at, &entry.boot, observation);
+                self.operator_state.take_in(entry.at, &entry.boot, observation);
             }
             (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
                 self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), (entry.at, entry.seq)));

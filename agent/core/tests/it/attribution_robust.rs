@@ -153,11 +153,11 @@ fn the_words_of_a_traceback_alone_are_not_weighed() {
 
 #[test]
 fn the_words_of_a_detailed_log_are_weighed() {
-    let said = "the node was drained after nvidia-smi reported uncorrectable ecc errors and row remapping pending on this gpu, \
+    let printed = "the node was drained after nvidia-smi reported uncorrectable ecc errors and row remapping pending on this gpu, \
         the driver needs a reset of the device, nvlink replay errors were seen on the same board, the fan failed, the \
         temperature rose above the slowdown threshold, dcgm diagnostics failed with memory bandwidth below the minimum, pcie \
         link width degraded, the card has fallen off the bus and is lost; rma was opened with the vendor for replacement";
-    let judged = of_text(format!("{said}\n{DIED}").as_bytes());
+    let judged = of_text(format!("{printed}\n{DIED}").as_bytes());
     assert!(hears_the_words_of(&judged), "{:?} {:?}", judged.evidence, judged.against);
 }
 

@@ -132,9 +132,9 @@ fn gpus_with_a_known_address_have_an_opinion_and_no_dcgm_component() {
         judge.opinions().get(&PciAddress::parse(place).expect("an address")).cloned()
     };
     assert_eq!(of(&judge, "0000:01:00"), Some(Vec::new()));
-    let said = of(&judge, "0000:02:00").expect("an opinion").remove(0);
-    assert_eq!((said.state, said.action), (Unhealthy, RecommendedAction::ResetDevice));
-    assert!(said.checks.contains("ecc_uncorrected"), "{said:?}");
+    let printed = of(&judge, "0000:02:00").expect("an opinion").remove(0);
+    assert_eq!((printed.state, printed.action), (Unhealthy, RecommendedAction::ResetDevice));
+    assert!(printed.checks.contains("ecc_uncorrected"), "{printed:?}");
     // A host engine that does not answer has no opinion.
     judge.step(Mono(2), &DcgmReport::Silent);
     assert!(judge.opinions().is_empty());

@@ -86,7 +86,7 @@ fn echoes_are_folded_into_their_cause() {
     host.expect(GPU, Unhealthy, ResetDevice);
     assert_eq!(
         host.component(GPU).reason,
-        "XID 48: memory error that could not be corrected (in its wake 45, 94)"
+        "XID 48: memory error that could not be corrected (followed by 45, 94)"
     );
 }
 
@@ -96,7 +96,7 @@ fn an_echo_logged_before_its_cause_is_folded_in_too() {
     host.xid("94, pid=9, name=python, Contained: LTC TAG. RST: No, D-RST: No");
     host.expect(GPU, Degraded, RestartProcess);
     host.xid("48, pid=9, name=python, An uncorrectable double bit error");
-    assert!(host.component(GPU).reason.ends_with("(in its wake 94)"));
+    assert!(host.component(GPU).reason.ends_with("(followed by 94)"));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn the_recovery_action_of_the_driver_is_added_to_the_cause() {
     host.expect(GPU, Unhealthy, RebootNode);
     assert_eq!(
         host.component(GPU).reason,
-        "XID 119: the GPU's system processor does not answer (in its wake 154); the driver says that it needs a reboot of the node"
+        "XID 119: the GPU's system processor does not answer (followed by 154); the driver says that it needs a reboot of the node"
     );
     host.xid("154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)");
     host.expect(GPU, Healthy, Nothing);

@@ -133,7 +133,7 @@ fn a_restart_neither_loses_nor_brings_back_faults_from_the_log() {
     lasting.restart();
     lasting.looks(1);
     let reason = lasting.host.expect(FIRST, Unhealthy, ResetDevice);
-    assert!(reason.contains("XID 48") && reason.contains("in its wake 45"), "{reason}");
+    assert!(reason.contains("XID 48") && reason.contains("followed by 45"), "{reason}");
     // An echo after the restart is folded in as well.
     lasting.xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)");
     lasting.restart();
@@ -227,25 +227,25 @@ fn stamp(host: &Host) -> Stamp {
 
 /// Applies an operator's action on a component, by way of its observation for the journal.
 fn says(
-    attention: &mut OperatorState,
+    operator_state: &mut OperatorState,
     lasting: &Lasting,
     component: &Component,
     word: &OperatorAction,
 ) -> Observation {
     let seen = word.observation(1000, component);
-    attention.take_in(stamp(&lasting.host), &BootId("b".into()), &seen);
+    operator_state.take_in(stamp(&lasting.host), &BootId("b".into()), &seen);
     seen
 }
 
 #[test]
 fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
     let mut lasting = Lasting::new();
-    let mut attention = OperatorState::default();
+    let mut operator_state = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
     says(
-        &mut attention,
+        &mut operator_state,
         &lasting,
         &component,
         &OperatorAction::Acknowledge { reason: "a fan is ordered".into() },
@@ -254,46 +254,46 @@ fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
         lasting.restart();
         lasting.looks(4);
         let still = lasting.host.find(FIRST).unwrap();
-        assert_eq!((still.state, attention.component_reported(&still)), (Degraded, None));
-        assert!(!attention.counts(FIRST), "it lasts, and is acknowledged");
+        assert_eq!((still.state, operator_state.component_reported(&still)), (Degraded, None));
+        assert!(!operator_state.counts(FIRST), "it lasts, and is acknowledged");
     }
     lasting.host.first().temperature = Read::Value(60);
     lasting.looks(3);
     let well = lasting.host.find(FIRST).unwrap();
-    let over = attention.component_reported(&well).unwrap();
+    let over = operator_state.component_reported(&well).unwrap();
     assert_eq!(over.detail, "the fault is gone");
-    attention.take_in(stamp(&lasting.host), &BootId("b".into()), &over);
+    operator_state.take_in(stamp(&lasting.host), &BootId("b".into()), &over);
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     lasting.host.expect(FIRST, Degraded, ContactSupport);
-    assert!(attention.counts(FIRST), "it recurred, and counts");
+    assert!(operator_state.counts(FIRST), "it recurred, and counts");
 }
 
 #[test]
 fn an_acknowledged_fault_that_gets_worse_counts_again() {
     let mut lasting = Lasting::new();
-    let mut attention = OperatorState::default();
+    let mut operator_state = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
-    says(&mut attention, &lasting, &component, &OperatorAction::Acknowledge { reason: "known".into() });
+    says(&mut operator_state, &lasting, &component, &OperatorAction::Acknowledge { reason: "known".into() });
     lasting.restart();
     lasting.host.first().trouble = Some(GpuTrouble::Lost);
     lasting.looks(1);
     let worse = lasting.host.find(FIRST).unwrap();
     assert_eq!(worse.state, Unhealthy);
-    assert!(attention.component_reported(&worse).is_some() && attention.counts(FIRST));
+    assert!(operator_state.component_reported(&worse).is_some() && operator_state.counts(FIRST));
 }
 
 #[test]
 fn a_silence_expires_across_restarts_too() {
     let mut lasting = Lasting::new();
-    let mut attention = OperatorState::default();
+    let mut operator_state = OperatorState::default();
     let component = lasting.host.find(FIRST).unwrap();
     let now = stamp(&lasting.host).wall;
     let until = Wall(now.0 + 3600 * 1_000_000_000);
     let seen = says(
-        &mut attention,
+        &mut operator_state,
         &lasting,
         &component,
         &OperatorAction::Silence { reason: "maintenance".into(), until },

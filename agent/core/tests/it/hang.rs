@@ -6,7 +6,7 @@ use crate::support;
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::Span;
-use mainstay_core::hang::{Count, HangKind, Limits, ProcessState, Sight};
+use mainstay_core::hang::{Count, HangKind, Limits, ProcessState, RankSample};
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]
@@ -203,7 +203,7 @@ fn heartbeats_without_steps_are_a_livelock() {
 fn a_rank_that_never_registers_is_the_culprit_after_the_first_step_limit() {
     let given = [("first_step".to_owned(), Span::seconds(20))].into();
     let mut job = Job::started(Limits { given, ..Limits::default() });
-    job.sights[7] = Sight::default();
+    job.sights[7] = RankSample::default();
     job.is_calm_for(Span::seconds(19));
     let (hang, _) = job.hangs(Span::seconds(3));
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::NeverRegistered, &[Rank(7)][..]));

@@ -7,7 +7,7 @@ use crate::support;
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{HangKind, Limits, Outlook, PhaseId, ProcessState, Sight};
+use mainstay_core::hang::{HangKind, HangStatus, Limits, PhaseId, ProcessState, RankSample};
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]
@@ -47,7 +47,7 @@ fn judging_resumes_after_a_pause() {
 #[test]
 fn without_any_client_there_is_no_verdict() {
     let mut job = Job::started(Limits::default());
-    job.sights = vec![Sight::default(); RANKS];
+    job.sights = vec![RankSample::default(); RANKS];
     job.all_still();
     job.is_calm_for(Span::seconds(5_000));
 }
@@ -58,7 +58,7 @@ fn a_judge_that_was_stopped_itself_reports_no_hang() {
     for _ in 0..50 {
         // The judge is stopped and continued, as on a paused machine: each time it misses two seconds.
         job.now = job.now.after(Span::seconds(2));
-        assert_eq!(job.look(), Outlook::Calm);
+        assert_eq!(job.look(), HangStatus::Progressing);
         job.is_calm_for(Span::millis(1200));
     }
 }
@@ -92,7 +92,7 @@ fn the_first_step_after_a_restart_has_its_own_limit_also_with_fewer_ranks() {
     let mut job = Job::trained(100);
     for ranks in [RANKS, RANKS - 2] {
         job.watch.begin_attempt(job.now, ranks);
-        job.sights = vec![Sight::default(); RANKS];
+        job.sights = vec![RankSample::default(); RANKS];
         job.all_still();
         job.is_calm_for(Span::seconds(100));
         for rank in 0..ranks {
@@ -116,7 +116,7 @@ fn the_first_step_after_a_restart_has_its_own_limit_also_with_fewer_ranks() {
 fn a_clock_jump_causes_no_verdict_and_a_later_hang_is_detected() {
     let mut job = Job::trained(100);
     job.now = job.now.after(Span::seconds(8 * 3600));
-    assert_eq!(job.look(), Outlook::Calm);
+    assert_eq!(job.look(), HangStatus::Progressing);
     job.is_calm_for(Span::seconds(1));
     job.step_together(100, Span::millis(200));
     (0..RANKS).filter(|rank| *rank != 6).for_each(|rank| job.step_of(rank, 101));
@@ -196,7 +196,7 @@ fn a_million_healthy_steps_cause_no_verdict() {
                 job.step_of(rank, step);
             }
             job.watch.phases().learn(PhaseId::STEP, step, took);
-            assert_eq!(job.look(), Outlook::Calm);
+            assert_eq!(job.look(), HangStatus::Progressing);
         }
         if step % 10_000 == 9_999 {
             job.enter(0, "checkpoint");
@@ -243,7 +243,7 @@ fn healthy_steps_of_ranks_that_compute_on_the_cpu_cause_no_verdict() {
                 job.step_of(rank, step);
             }
             job.watch.phases().learn(PhaseId::STEP, step, took);
-            assert_eq!(job.look(), Outlook::Calm);
+            assert_eq!(job.look(), HangStatus::Progressing);
         }
         if step % 10_000 == 9_999 {
             let section = if step % 50_000 == 49_999 { "evaluation" } else { "checkpoint" };

@@ -131,8 +131,9 @@ fn a_signal_that_ends_a_healthy_run_has_an_unknown_cause() {
                 let judged = judged(log, signal);
                 let (domain, likely) = likeliest(&judged);
                 if judged.domain != FaultDomain::Unknown || likely > LIKELY {
-                    let said = format!("{} {likely:.2} (likeliest {})", judged.domain.name(), domain.name());
-                    wrong.push(format!("{name} ({part}): {signal}: {said}: {:?}", speakers(&judged)));
+                    let printed =
+                        format!("{} {likely:.2} (likeliest {})", judged.domain.name(), domain.name());
+                    wrong.push(format!("{name} ({part}): {signal}: {printed}: {:?}", speakers(&judged)));
                 }
             }
         }

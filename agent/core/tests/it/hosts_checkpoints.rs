@@ -64,13 +64,13 @@ fn a_host_that_does_not_bring_its_shards_is_reported_and_the_step_is_skipped() {
     merge.look(Mono(1).after(Span::seconds(599)), &mut next);
     assert!(next.is_empty(), "it still has time: {next:?}");
     merge.look(Mono(1).after(Span::seconds(600)), &mut next);
-    let said = next.iter().find_map(|next| match next {
+    let printed = next.iter().find_map(|next| match next {
         Next::Job(_, Input::Fact(Fact::Observed(seen))) => Some(seen.clone()),
         _ => None,
     });
-    let said = said.unwrap();
-    assert_eq!(said.event, "checkpoint_not_restored");
-    assert!(said.detail.contains("h1") && said.detail.contains("within 600"), "{}", said.detail);
+    let printed = printed.unwrap();
+    assert_eq!(printed.event, "checkpoint_not_restored");
+    assert!(printed.detail.contains("h1") && printed.detail.contains("within 600"), "{}", printed.detail);
     assert_eq!(resumed(&commands(&mut next)), [None, None]);
 }
 

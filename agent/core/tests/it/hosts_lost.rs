@@ -2,7 +2,7 @@
 //! link never counts as lost.
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::recovery::hosts::lost::{Judgement, Sight, Vital};
+use mainstay_core::recovery::hosts::lost::{Judgement, LivenessMonitor, ProbeResult};
 
 use crate::support::cluster::Chance;
 
@@ -60,7 +60,7 @@ impl Link {
 /// host counts as lost, `None` if not before `until`, and how often others were asked to look. Times are in ms.
 fn watch(link: Link, dies: Option<u64>, until: u64, chance: &mut Chance) -> (Option<u64>, u32) {
     let at = |millis: u64| Mono(0).after(Span::millis(millis));
-    let mut vital = Vital::expected(at(0), LEASE);
+    let mut vital = LivenessMonitor::expected(at(0), LEASE);
     vital.connects(at(0));
     let (mut sent, mut arrives, mut asked, mut looks) = (0, 0, None::<u64>, 0);
     for now in (LOOK..until).step_by(LOOK as usize) {
@@ -89,7 +89,7 @@ fn watch(link: Link, dies: Option<u64>, until: u64, chance: &mut Chance) -> (Opt
             for looker in [0, 2, 3] {
                 let lives = dies.is_none_or(|dies| now < dies);
                 let answers = lives && link.answers(chance);
-                vital.looked(looker, if answers { Sight::Answers } else { Sight::Silent });
+                vital.looked(looker, if answers { ProbeResult::Answers } else { ProbeResult::Silent });
             }
         }
     }

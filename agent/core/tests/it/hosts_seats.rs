@@ -6,7 +6,7 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
-use mainstay_core::recovery::hosts::lead::{Act, Lead, Office};
+use mainstay_core::recovery::hosts::lead::{Act, Lead, LeaderSettings};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::resize::Limits;
@@ -136,7 +136,7 @@ impl Waiting {
         let mut out = Vec::new();
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
         let job = Job::begin(Mono(1), JobSpec { world_size: 3, ..JobSpec::default() }, settings, &mut out);
-        let office = Office {
+        let leader_settings = LeaderSettings {
             seat: 0,
             launcher: "l0".to_owned(),
             names: Default::default(),
@@ -146,7 +146,7 @@ impl Waiting {
             epoch: 1,
             newest_record: 1,
         };
-        let mut lead = Lead::new(Mono(1), job, merge, office);
+        let mut lead = Lead::new(Mono(1), job, merge, leader_settings);
         lead.gathered(&[("l1".to_owned(), 1), ("l2".to_owned(), 2)], Vec::new());
         lead.begin_with(Mono(1), out);
         let mut waiting = Waiting { lead, record: 0 };

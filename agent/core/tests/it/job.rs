@@ -114,7 +114,7 @@ fn a_step_counts_once_if_the_ranks_connect_one_after_the_other() {
             run.report(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
         }
     }
-    assert_eq!(run.job.summary(Mono(run.now)).books.steps, 7);
+    assert_eq!(run.job.summary(Mono(run.now)).accounting.steps, 7);
 }
 
 #[test]
@@ -392,8 +392,8 @@ proptest! {
         if let Some(end) = orders.iter().position(|order| matches!(order, Order::Finish { .. })) {
             prop_assert_eq!(end, orders.len() - 1);
         }
-        let books = run.job.summary(Mono(run.now)).books;
-        prop_assert_eq!(books.parts.values().map(|span| span.0).sum::<u64>(), books.wall.0);
+        let accounting = run.job.summary(Mono(run.now)).accounting;
+        prop_assert_eq!(accounting.parts.values().map(|span| span.0).sum::<u64>(), accounting.wall.0);
     }
 }
 

@@ -202,7 +202,7 @@ fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     run.report(Input::Ruling(None));
     assert_eq!(
         run.last_verdict().headline,
-        "restarting in process has brought no step of all ranks within 300.00 s"
+        "after restarting in process, the ranks did not all complete a step within 300.00 s"
     );
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
     run.ended(1);

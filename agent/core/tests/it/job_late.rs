@@ -68,9 +68,9 @@ fn findings_are_evidence_of_the_failure_and_in_its_replay() {
     });
     let [finding] = &host_evidence.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
     assert_eq!((finding.what, finding.since_step), (FindingKind::NotANumber, 21));
-    let said = |line: &String| line.starts_with("since step 21 of this attempt: ");
+    let printed = |line: &String| line.starts_with("since step 21 of this attempt: ");
     let verdict = run.last_verdict();
-    assert!(verdict.evidence.iter().any(said), "{:?}", verdict.evidence);
+    assert!(verdict.evidence.iter().any(printed), "{:?}", verdict.evidence);
     assert_eq!(verdict.domain, FaultDomain::User);
     let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
     assert_eq!(replayed.differences(), Vec::<String>::new());

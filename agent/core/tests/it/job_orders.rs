@@ -96,7 +96,7 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
 fn a_host_that_does_not_become_ready_for_an_ordered_restart_is_handed_back() {
     let mut run = ordered();
     // Without an agent, the launcher reports the resources in use.
-    run.report(Input::Held(vec!["process 7 does not die".into()]));
+    run.report(Input::Held(vec!["process 7 does not exit".into()]));
     run.report(Input::Ruling(None));
     assert_eq!(waits(&run).len(), 1);
     run.wait(Span::seconds(61));

@@ -28,19 +28,19 @@ fn verdict_of<'a>(checks: &'a [Check], name: &str) -> (CheckVerdict, &'a str) {
 
 #[test]
 fn each_component_belongs_to_its_group() {
-    let said = |name: &str| Group::of(name).name();
-    assert_eq!(said("gpu.0000:3b:00"), "gpu");
-    assert_eq!(said("nvswitch.0000:c1:00"), "gpu");
-    assert_eq!(said("fabric.mlx5_0/1"), "fabric");
-    assert_eq!(said("host.disk"), "storage");
-    assert_eq!(said("host.storage"), "storage");
-    assert_eq!(said("host.network_card"), "network");
-    assert_eq!(said("host.network_storage"), "storage");
-    assert_eq!(said("host.gpu"), "gpu");
-    assert_eq!(said("host.memory"), "host");
-    assert_eq!(said("tpu.0"), "tpu");
-    assert_eq!(said("kernel log"), "host");
-    assert_eq!(said("a part that is new"), "host");
+    let printed = |name: &str| Group::of(name).name();
+    assert_eq!(printed("gpu.0000:3b:00"), "gpu");
+    assert_eq!(printed("nvswitch.0000:c1:00"), "gpu");
+    assert_eq!(printed("fabric.mlx5_0/1"), "fabric");
+    assert_eq!(printed("host.disk"), "storage");
+    assert_eq!(printed("host.storage"), "storage");
+    assert_eq!(printed("host.network_card"), "network");
+    assert_eq!(printed("host.network_storage"), "storage");
+    assert_eq!(printed("host.gpu"), "gpu");
+    assert_eq!(printed("host.memory"), "host");
+    assert_eq!(printed("tpu.0"), "tpu");
+    assert_eq!(printed("kernel log"), "host");
+    assert_eq!(printed("a part that is new"), "host");
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn the_worst_known_verdict_outweighs_unknown_and_unknown_outweighs_pass() {
 fn the_summary_is_one_line_with_the_worst_first() {
     use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
     let all = checks(&[("a", Healthy), ("b", Degraded), ("c", Unknown), ("d", Unhealthy), ("e", Degraded)]);
-    let said = summary(&all, Span::millis(250));
+    let printed = summary(&all, Span::millis(250));
     assert_eq!(
-        said,
+        printed,
         "d: d as it is; b: b as it is; e: e as it is; 1 more; 1 pass, 2 warn, 1 fail, 1 unknown in 250 ms"
     );
     assert_eq!(summary(&[], Span::millis(3)), "nothing was checked in 3 ms");

@@ -160,7 +160,7 @@ impl Lexer<'_> {
             self.push(Token::Dedent);
         }
         if self.indents.last() != Some(&width) {
-            return Err(Fault::at(self.place(), "this line is indented like none above it"));
+            return Err(Fault::at(self.place(), "this indentation matches no enclosing block"));
         }
         Ok(true)
     }

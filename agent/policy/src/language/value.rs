@@ -135,7 +135,7 @@ impl Heap<'_> {
 
     /// The items of a value, in order, for iteration.
     pub(crate) fn iterate(&mut self, value: &Value) -> Made<Vec<Value>> {
-        let length = self.length(value).ok_or_else(|| format!("{} cannot be gone through", value.kind()))?;
+        let length = self.length(value).ok_or_else(|| format!("{} is not iterable", value.kind()))?;
         self.room(length.saturating_mul(32))?;
         Ok(match value {
             Value::List(id) | Value::Tuple(id) => self.items_of(*id).to_vec(),
@@ -143,7 +143,7 @@ impl Heap<'_> {
             Value::Range(from, _, by) => (0..length as i64)
                 .map(|index| Value::Int(from.wrapping_add(index.wrapping_mul(*by))))
                 .collect(),
-            _ => return Err(format!("{} cannot be gone through", value.kind())),
+            _ => return Err(format!("{} is not iterable", value.kind())),
         })
     }
 

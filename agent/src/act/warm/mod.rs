@@ -4,4 +4,4 @@ mod python;
 mod template;
 
 pub use python::{NoTemplate, PythonProgram};
-pub use template::{Module, News, RankOrders, Template, TemplatePlan};
+pub use template::{Module, RankOrders, Template, TemplateEvent, TemplatePlan};

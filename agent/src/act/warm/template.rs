@@ -75,7 +75,7 @@ pub struct RankOrders {
 /// Messages that the template sends by itself.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum News {
+pub enum TemplateEvent {
     /// All modules are imported.
     Warm {
         /// Modules that were imported.
@@ -217,7 +217,7 @@ impl Template {
     }
 
     /// The next message. The future may be dropped and created again at any time.
-    pub async fn news(&mut self) -> News {
+    pub async fn news(&mut self) -> TemplateEvent {
         loop {
             if let Some(news) = self.line() {
                 return news;
@@ -231,7 +231,7 @@ impl Template {
             match read {
                 Ok(length) if length > 0 => self.received.extend_from_slice(&buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Ok(_) | Err(_) => return News::Gone,
+                Ok(_) | Err(_) => return TemplateEvent::Gone,
             }
         }
     }
@@ -273,7 +273,7 @@ impl Template {
                 // Its news has the reason.
                 Ok(_) | Err(_) => return false,
             }
-            self.warm = matches!(self.first_line(), Some(News::Warm { .. }));
+            self.warm = matches!(self.first_line(), Some(TemplateEvent::Warm { .. }));
             if self.received.contains(&b'\n') && !self.warm {
                 return false;
             }
@@ -303,21 +303,21 @@ impl Template {
         let until = Instant::now() + START_WITHIN;
         loop {
             match self.line() {
-                Some(News::Started(pids)) if pids.len() == orders.len() => {
+                Some(TemplateEvent::Started(pids)) if pids.len() == orders.len() => {
                     let ranks: Vec<Pid> = pids.into_iter().map(Pid).collect();
                     self.standbys.retain(|standby| !ranks.contains(standby));
                     return Ok(ranks);
                 }
-                Some(News::Failed(why)) => return Err(why),
-                Some(News::Started(_) | News::Unclean { .. } | News::Gone) => {
+                Some(TemplateEvent::Failed(why)) => return Err(why),
+                Some(TemplateEvent::Started(_) | TemplateEvent::Unclean { .. } | TemplateEvent::Gone) => {
                     return Err("its answer is invalid".to_owned());
                 }
                 // A message from before the request. Standbys that are left over are our children too.
-                Some(News::Prepared(pids)) => {
+                Some(TemplateEvent::Prepared(pids)) => {
                     self.standbys = pids.into_iter().map(Pid).collect();
                     continue;
                 }
-                Some(News::Warm { .. } | News::Lacks(_)) => continue,
+                Some(TemplateEvent::Warm { .. } | TemplateEvent::Lacks(_)) => continue,
                 None => {}
             }
             match self.wait(PollFlags::IN, until) {
@@ -344,17 +344,17 @@ impl Template {
     }
 
     /// The first message that was not processed yet.
-    fn first_line(&self) -> Option<News> {
+    fn first_line(&self) -> Option<TemplateEvent> {
         let end = self.received.iter().position(|byte| *byte == b'\n')?;
         serde_json::from_slice(&self.received[..=end]).ok()
     }
 
-    fn line(&mut self) -> Option<News> {
+    fn line(&mut self) -> Option<TemplateEvent> {
         let end = self.received.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.received.drain(..=end).collect();
         let news = serde_json::from_slice(&line)
-            .unwrap_or_else(|error| News::Failed(format!("its answer is not understood: {error}")));
-        self.warm |= matches!(news, News::Warm { .. });
+            .unwrap_or_else(|error| TemplateEvent::Failed(format!("its answer is not understood: {error}")));
+        self.warm |= matches!(news, TemplateEvent::Warm { .. });
         Some(news)
     }
 

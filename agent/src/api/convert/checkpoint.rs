@@ -9,7 +9,7 @@ use mainstay_proto::v1::{
     ListCheckpointsResponse, PutBack, PutBackText, PutBackUnfit, RestoreProgress, RestoreResult,
 };
 use mainstay_tier::files;
-use mainstay_tier::lent_files::Landed;
+use mainstay_tier::lent_files::RestoredShard;
 use mainstay_tier::peer::{Peer, Progress, Restored, Service};
 
 use crate::api::{divergence, saving};
@@ -158,7 +158,7 @@ pub(in crate::api) fn put_back_out(left: files::PutBack) -> RestoreResult {
     RestoreResult { step, put_back: Some(put_back), ..RestoreResult::default() }
 }
 
-fn lent_out(landed: Landed) -> LentShard {
+fn lent_out(landed: RestoredShard) -> LentShard {
     LentShard {
         file: small(landed.file),
         directory: landed.home.display().to_string(),

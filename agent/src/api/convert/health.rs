@@ -98,8 +98,8 @@ fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Componen
         read_at: component.read_at.and_then(|at| wall_time(at, now)),
         read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
         confidence: Some(component.confidence),
-        acknowledgement: view.attention.acknowledgement(&component.name).map(acknowledgement),
-        silence: view.attention.silence(&component.name).map(silence),
+        acknowledgement: view.operator_state.acknowledgement(&component.name).map(acknowledgement),
+        silence: view.operator_state.silence(&component.name).map(silence),
     }
 }
 
@@ -189,7 +189,7 @@ pub(in crate::api) fn withhold_texts(job: &mut v1::Job) {
         decision.why = String::new();
     }
     if let Some(hang) = &mut job.hang {
-        hang.headline = "the ranks do not move".to_owned();
+        hang.headline = "the ranks make no progress".to_owned();
     }
     for finding in &mut job.findings {
         (finding.headline, finding.evidence) = (finding.what.clone(), Vec::new());

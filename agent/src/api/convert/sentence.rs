@@ -37,9 +37,9 @@ pub(super) fn without_texts(body: &Body) -> String {
         Body::Fact(Fact::RankRaised { rank, pid, note, .. }) => {
             format!("{rank} (pid {}) raised an exception{}", pid.0, after(note.step))
         }
-        Body::Fact(Fact::RanksHung { .. }) => "ranks of the job do not move".to_owned(),
+        Body::Fact(Fact::RanksHung { .. }) => "ranks of the job make no progress".to_owned(),
         Body::Fact(Fact::EvidenceTaken { took, .. }) => {
-            format!("what the ranks were at was written down in {took}")
+            format!("the state of the ranks was recorded in {took}")
         }
         Body::Fact(Fact::Observed(observation)) => {
             format!("{}: {}", observation.component, observation.event)
@@ -88,7 +88,7 @@ pub(super) fn without_texts(body: &Body) -> String {
 fn fact_sentence(fact: &Fact) -> String {
     match fact {
         Fact::AgentStarted { version, pid } => format!("agent {version} started (pid {})", pid.0),
-        Fact::AgentStopped => "the agent stopped in order".to_owned(),
+        Fact::AgentStopped => "the agent stopped cleanly".to_owned(),
         Fact::OutOfMemoryKills { count } => {
             format!("the kernel killed {} for lack of memory", counted(*count, "process", "processes"))
         }
@@ -97,7 +97,7 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelReport(report) => format!("the kernel reports: {}", report.place.line),
         Fact::KernelLinesLeftOut { of, count } => {
             format!(
-                "{} of {of} were counted and not kept",
+                "{} of {of} were counted but not stored",
                 counted(*count, "more kernel line", "more kernel lines")
             )
         }
@@ -114,7 +114,7 @@ fn fact_sentence(fact: &Fact) -> String {
             counted(host_evidence.unhealthy.len() as u64, "component", "components"),
             match host_evidence.findings.len() as u64 {
                 0 => String::new(),
-                findings => format!("; {} of the job stood", counted(findings, "finding", "findings")),
+                findings => format!("; {} of the job open", counted(findings, "finding", "findings")),
             }
         ),
         Fact::Observed(observation) => format!("{}: {}", observation.component, observation.detail),
@@ -148,13 +148,13 @@ fn fact_sentence(fact: &Fact) -> String {
             format!("{rank} (pid {}) raised {}: {message}{}", pid.0, note.exception, after(note.step))
         }
         Fact::RankEnding { rank, pid, status, .. } => {
-            format!("{rank} (pid {}) is ending by {status}: the kernel takes its memory apart", pid.0)
+            format!("{rank} (pid {}) is exiting by {status}: the kernel is freeing its memory", pid.0)
         }
         Fact::RankExited { rank, pid, status, step, after_stop, .. } => {
             format!("{rank} (pid {}) {}", pid.0, exited(*status, *step, *after_stop))
         }
         Fact::RanksHung { hang, acts: true, .. } => {
-            format!("{}; its evidence is taken, then it is stopped", hang.headline())
+            format!("{}; evidence is collected, then the ranks are stopped", hang.headline())
         }
         Fact::RanksHung { hang, acts: false, .. } => {
             format!("{}; it is only reported, as configured", hang.headline())
@@ -163,11 +163,13 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::WorldChanged { before, now, hosts, why, .. } => {
             format!("the job goes on with {now} ranks instead of {before}, on {}: {why}", hosts.join(", "))
         }
-        Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
+        Fact::HangPassed { after, .. } => {
+            format!("the ranks make progress again after {after}: they did not hang")
+        }
         Fact::EvidenceTaken { file, groups, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));
             let found = groups.first().map_or_else(String::new, |first| format!(": {first}"));
-            format!("what the ranks were at was written down in {took}{file}{found}")
+            format!("the state of the ranks was recorded in {took}{file}{found}")
         }
         Fact::AttemptEnded { attempt, orphans_killed, waiting } => {
             let left = match waiting.as_slice() {
@@ -222,7 +224,7 @@ fn decision(decision: &Decision) -> String {
         DecidedBy::Agent => "agent",
     };
     let done = match decision.action {
-        Action::RestartInProcess { attempt } => format!("begin {} in the same processes", run(attempt)),
+        Action::RestartInProcess { attempt } => format!("start {} in the same processes", run(attempt)),
         Action::RespawnRanks { attempt } => format!("start the lost ranks again as {}", run(attempt)),
         Action::RespawnHost { attempt } => format!("start this host's ranks again as {}", run(attempt)),
         Action::RestartInJob { attempt } => format!("restart all ranks as {}", run(attempt)),

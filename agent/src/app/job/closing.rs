@@ -67,13 +67,13 @@ pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Termin
 }
 
 /// The closing line.
-pub(super) fn last_words(job: &str, summary: &Summary) -> String {
-    let books = &summary.books;
+pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
+    let accounting = &summary.accounting;
     let mut parts: Vec<(&TimeCategory, f64)> =
-        books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
+        accounting.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     // Without heartbeats the end of the start is unknown: the time counted as start is mostly training.
-    let name = |state: &TimeCategory| match (state, books.goodput) {
+    let name = |state: &TimeCategory| match (state, accounting.goodput) {
         (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
         (state, _) => state.to_string(),
     };
@@ -81,12 +81,12 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
         parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.reported()));
     let goodput =
-        books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
-    let steps = match (books.goodput, books.steps_lost) {
+        accounting.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
+    let steps = match (accounting.goodput, accounting.steps_lost) {
         // Without heartbeats the steps are unknown.
         (None, _) => String::new(),
-        (Some(_), 0) => format!(", {} step(s)", books.steps),
-        (Some(_), again) => format!(", {} step(s), {again} of them done twice", books.steps),
+        (Some(_), 0) => format!(", {} step(s)", accounting.steps),
+        (Some(_), again) => format!(", {} step(s), {again} of them done twice", accounting.steps),
     };
     let restarts = match summary.attempts.saturating_sub(1) {
         0 => "no restart".to_owned(),
@@ -98,5 +98,5 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
         // If another launcher decided, or the job never started, no more is known here.
         return ended;
     }
-    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", books.wall, parts.join(", "))
+    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", accounting.wall, parts.join(", "))
 }

@@ -27,14 +27,14 @@ pub(super) fn report(report: &Report) -> String {
     if let Some(line) = &report.unexplained {
         let _ = writeln!(
             out,
-            "\n### What no signature knows\n\n- {} {}",
+            "\n### Lines that match no signature\n\n- {} {}",
             escaped(&place(line)),
             escaped(&line.text)
         );
     }
     grounds(&mut out, "Evidence", &report.evidence);
-    grounds(&mut out, "What speaks against it", &report.against);
-    grounds(&mut out, "What only followed", &report.consequences);
+    grounds(&mut out, "Evidence against it", &report.against);
+    grounds(&mut out, "Consequences", &report.consequences);
     sentences(&mut out, "What to do next", &report.next);
     sentences(&mut out, "What would change this", &report.would_change);
     out
@@ -94,7 +94,7 @@ mod tests {
             "\nIt began on rank 3.\n",
             "\n### Evidence\n",
             "Tried to allocate 2.00 GiB.",
-            "\n### What only followed\n",
+            "\n### Consequences\n",
             "\n### What to do next\n",
         ] {
             assert!(ticket.contains(part), "{part} in\n{ticket}");
@@ -105,7 +105,7 @@ mod tests {
     fn a_ticket_without_a_known_cause_has_no_empty_parts() {
         let ticket = report_of("step 3 loss 2.1\n");
         assert!(ticket.contains("| unknown | unknown |"), "{ticket}");
-        assert!(!ticket.contains("### What only followed") && !ticket.contains("Victims"), "{ticket}");
+        assert!(!ticket.contains("### Consequences") && !ticket.contains("Victims"), "{ticket}");
         assert!(ticket.contains("### What to do next"), "{ticket}");
     }
 

@@ -21,18 +21,18 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
         report.restart.name()
     );
     if !report.common_to.is_empty() {
-        let _ = writeln!(out, "common to ranks {}: it is none of them", listed(&report.common_to));
+        let _ = writeln!(out, "common to ranks {}: no single rank is the culprit", listed(&report.common_to));
     }
     if !report.victims.is_empty() {
         let _ = writeln!(out, "victims: ranks {}", listed(&report.victims));
     }
     if let Some(line) = &report.unexplained {
         let text = shortened(&clean(&line.text), QUOTE);
-        let _ = writeln!(out, "\nWhat no signature knows\n  {} {text}", paint.dim(&place(line)));
+        let _ = writeln!(out, "\nLines that match no signature\n  {} {text}", paint.dim(&place(line)));
     }
     grounds(&mut out, "Evidence", &report.evidence, paint);
-    grounds(&mut out, "What speaks against it", &report.against, paint);
-    grounds(&mut out, "What only followed", &report.consequences, paint);
+    grounds(&mut out, "Evidence against it", &report.against, paint);
+    grounds(&mut out, "Consequences", &report.consequences, paint);
     sentences(&mut out, "What to do next", &report.next);
     sentences(&mut out, "What would change this", &report.would_change);
     out
@@ -132,7 +132,7 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             bin.right * 100.0
         );
     }
-    let _ = writeln!(out, "named only from a confidence on:");
+    let _ = writeln!(out, "named only at or above a confidence:");
     for threshold in summary.calibration.thresholds.iter().filter(|of| of.named > 0) {
         let share = 100.0 * f64::from(threshold.right) / f64::from(threshold.named);
         let _ = writeln!(
@@ -143,7 +143,7 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
     }
     let _ = writeln!(
         out,
-        "user's failures called hardware: {}; told not to restart where a restart was right: {}",
+        "user failures attributed to hardware: {}; advised not to restart although a restart was right: {}",
         summary.false_hardware, summary.false_do_not_restart
     );
     for answer in answers.iter().filter(|answer| !answer.notes.is_empty()) {

@@ -89,7 +89,7 @@ fn unknown(name: &str, group: Group, reason: String) -> Check {
 
 /// Starts the sensors in a child process and asks it.
 async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
-    let mut look = match Look::start(args.config.as_deref()) {
+    let mut look = match SensorProcess::start(args.config.as_deref()) {
         Ok(look) => look,
         Err(error) => return nothing(groups, "look", format!("the checks could not be started: {error}")),
     };
@@ -98,19 +98,19 @@ async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
         Err(why) => Err(why),
     };
     match reading {
-        Ok(checks) => Asked { checks, by: "a look of its own, without an agent".to_owned() },
+        Ok(checks) => Asked { checks, by: "this command, without an agent".to_owned() },
         Err(why) => nothing(groups, "look", why),
     }
 }
 
 /// The sensors in a child process. They end with this value; a child that hangs in the kernel is abandoned.
-struct Look {
+struct SensorProcess {
     child: Child,
     directory: PathBuf,
 }
 
-impl Look {
-    fn start(config: Option<&Path>) -> io::Result<Look> {
+impl SensorProcess {
+    fn start(config: Option<&Path>) -> io::Result<SensorProcess> {
         let directory = std::env::temp_dir().join(format!("mainstay-check-{}", std::process::id()));
         private_directory(&directory)?;
         let mut command = Command::new("/proc/self/exe");
@@ -121,7 +121,7 @@ impl Look {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The runtime of the command line runs on the main thread.
         match spawn_bound(&mut command, None) {
-            Ok(child) => Ok(Look { child, directory }),
+            Ok(child) => Ok(SensorProcess { child, directory }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&directory);
                 Err(error)
@@ -135,7 +135,7 @@ impl Look {
 
     /// Waits until it can be asked; else returns why it cannot.
     async fn ready(&mut self, longest: Duration) -> Result<(), String> {
-        let (Some(said), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
+        let (Some(response), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
             return Err("the checks could not be started: no pipe to them".to_owned());
         };
         let (report, reported) = oneshot::channel();
@@ -143,8 +143,8 @@ impl Look {
         let listen = move || {
             let mut line = String::new();
             let ready =
-                BufReader::new(said).read_line(&mut line).is_ok() && line.trim_end() == one_check::READY;
-            let answer = if ready { Ok(()) } else { Err(last_words(errors)) };
+                BufReader::new(response).read_line(&mut line).is_ok() && line.trim_end() == one_check::READY;
+            let answer = if ready { Ok(()) } else { Err(stderr_tail(errors)) };
             let _ = report.send(answer);
         };
         if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(listen) {
@@ -152,21 +152,21 @@ impl Look {
         }
         match tokio::time::timeout(longest, reported).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err("the checks ended before they began".to_owned()),
-            Err(_) => Err(format!("did not begin in {}", Span(longest.as_nanos() as u64))),
+            Ok(Err(_)) => Err("the checks ended before they started".to_owned()),
+            Err(_) => Err(format!("did not start within {}", Span(longest.as_nanos() as u64))),
         }
     }
 }
 
 /// Why the child ended, from its output.
-fn last_words(mut errors: impl Read) -> String {
+fn stderr_tail(mut errors: impl Read) -> String {
     let mut text = String::new();
     let _ = errors.read_to_string(&mut text);
     let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("without a word");
     format!("the checks ended before they began: {}", line.trim_start_matches("mainstay: "))
 }
 
-impl Drop for Look {
+impl Drop for SensorProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.try_wait();

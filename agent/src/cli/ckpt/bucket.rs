@@ -86,6 +86,6 @@ pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> any
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": step, "bytes_sent": sent.bytes, "bytes_there": sent.there});
-    let text = format!("step {step}: {} sent, {} lay there", size(sent.bytes), size(sent.there));
+    let text = format!("step {step}: {} sent, {} already stored", size(sent.bytes), size(sent.there));
     print_result(as_json, &value, &text)
 }

@@ -84,7 +84,7 @@ pub(super) fn event(event: &Event, catalog: &Catalog) -> (String, Value) {
     lines.extend(meanings.iter().flat_map(Meaning::lines));
     lines.push(String::new());
     if let Some(most) = meanings.iter().map(|meaning| meaning.action).max() {
-        lines.push(format!("What to do, if it is all there is: {}", advice(of_core(most))));
+        lines.push(format!("What to do, if there is no other fault: {}", advice(of_core(most))));
     }
     lines.push(format!("Documented in {DOCUMENT} and docs/reference/journal.md."));
     let value = json!({

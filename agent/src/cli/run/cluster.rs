@@ -1,6 +1,6 @@
 //! The hosts of a job from Slurm, MPI and Kubernetes, if the command line does not name them.
 
-use mainstay_core::recovery::hosts::cluster_environment::{self, Found, Given, Start, Variables};
+use mainstay_core::recovery::hosts::cluster_environment::{self, ExplicitOptions, Found, Start, Variables};
 
 use super::Args;
 use crate::cli::torchrun;
@@ -41,7 +41,7 @@ pub(super) fn add(
         return Ok(FromEnvironment::default());
     }
     let hosts = args.nnodes.as_deref().map(torchrun::nodes).transpose();
-    let given = Given {
+    let given = ExplicitOptions {
         hosts: hosts.map_err(|error| anyhow::anyhow!("--nnodes: {error}"))?,
         node_rank: args.node_rank,
         // No cluster's environment contains the address of etcd.

@@ -115,7 +115,7 @@ pub(super) fn hang_mode(text: &str) -> Result<Mode, String> {
 pub(super) fn hang_limit(text: &str) -> Result<(String, Span), String> {
     let (phase, span) = text.split_once('=').ok_or_else(|| format!("{text:?}: write PHASE=DURATION"))?;
     match duration(span)? {
-        Span(0) => Err(format!("{text:?}: a limit of nothing would be exceeded at once")),
+        Span(0) => Err(format!("{text:?}: a limit must be above 0")),
         span => Ok((phase.trim().to_owned(), span)),
     }
 }

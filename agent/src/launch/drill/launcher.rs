@@ -7,9 +7,9 @@ use mainstay_core::base::id::Rank;
 use super::{Fault, Injected};
 use crate::act::rank_processes::RankProcess;
 use crate::act::simulated_gpu;
+use crate::launch::event_loop::Launcher;
 use crate::launch::order::Refused;
 use crate::launch::save;
-use crate::launch::shell::Launcher;
 use crate::os::limits;
 use crate::source::pages::PageReader;
 
@@ -57,7 +57,7 @@ impl Launcher {
         library.filter(|library| simulated_gpu::is_played(library)).ok_or_else(|| {
             format!(
                 "real GPUs are left alone: for errors of GPUs, gpu.library of the agent's configuration has to name the \
-                 library for drills, with its {} beside it",
+                 library for drills, with its {} next to it",
                 simulated_gpu::SCRIPT
             )
         })
@@ -87,6 +87,6 @@ impl Launcher {
 
 fn fill_disk(process: &RankProcess) {
     if let Err(error) = limits::no_file_may_grow(process.pid) {
-        tracing::error!(rank = process.rank.0, %error, "could not take its disk away from a rank");
+        tracing::error!(rank = process.rank.0, %error, "could not limit the file size of a rank");
     }
 }

@@ -8,17 +8,17 @@ use mainstay_core::recovery::job::{Input, StopWhy};
 
 use super::leads;
 use crate::hosts::connect::FromLeader;
-use crate::launch::brain::{Brain, Task};
+use crate::launch::decider::{Decider, Task};
+use crate::launch::event_loop::Launcher;
 use crate::launch::hosts::span;
-use crate::launch::meeting::{FromStore, exit_of};
-use crate::launch::shell::Launcher;
+use crate::launch::store_session::{FromStore, exit_of};
 use crate::os::clock;
 
 impl Launcher {
     /// Carries out what the follower wants, until nothing is left.
     pub(in crate::launch) fn follow(&mut self) {
         loop {
-            let Brain::Following(following) = &mut self.brain else { return };
+            let Decider::Following(following) = &mut self.decider else { return };
             following.remember();
             let Some(act) = following.follow.next_act() else { return };
             match act {
@@ -37,23 +37,23 @@ impl Launcher {
                     self.send_entry(entry);
                 }
                 Act::Print(line) => self.terminal.print(line),
-                Act::Campaign => following.meeting.campaign(),
-                Act::StandDown => following.meeting.stand_down(),
+                Act::Campaign => following.store_session.campaign(),
+                Act::StandDown => following.store_session.stand_down(),
                 Act::RemoveLeader => {
                     let leader = following.follow.leader();
                     tracing::info!(leader = %leader.host, "the launcher that leads is dead");
-                    following.meeting.remove_leader(&leader.launcher);
+                    following.store_session.remove_leader(&leader.launcher);
                 }
                 Act::LookAtLeader => self.look_at_leader(),
-                Act::MissLeader(misses) => following.meeting.miss_leader(misses),
+                Act::MissLeader(misses) => following.store_session.miss_leader(misses),
                 Act::Connect => following.connect(),
                 Act::TookSeat => {
-                    following.meeting.take_seat();
+                    following.store_session.take_seat();
                     self.has_a_seat();
                 }
                 Act::Meet { hosts, spares } => self.meet(&hosts, spares),
                 Act::LeftSeat => {
-                    following.meeting.leave_seat();
+                    following.store_session.leave_seat();
                     if self.ranks.iter().any(|rank| rank.exit.is_none()) {
                         // Ranks would wait in their processes forever.
                         let (attempt, why) = (self.attempt, StopWhy::Dismissed);
@@ -67,7 +67,7 @@ impl Launcher {
 
     /// Something happened on this host.
     pub(in crate::launch) fn report_input(&mut self, at: Mono, input: Input) {
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Decider::Following(following) = &mut self.decider else { return };
         if let Input::Fact(fact) = &input {
             if following.follow.is_cut_off() && matches!(fact, Fact::AttemptEnded { .. }) {
                 self.exit = Some(self.settings.policy.hand_back_exit);
@@ -84,14 +84,14 @@ impl Launcher {
 
     /// Sends a report now, or when there is a connection again.
     pub(in crate::launch) fn report_up(&mut self, at: Mono, report: Report) {
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Decider::Following(following) = &mut self.decider else { return };
         following.follow.report(at, report);
         self.follow();
     }
 
     /// Reports to the leader, which judges hangs, what the ranks here are doing.
     pub(in crate::launch) fn report_sights(&mut self) {
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Decider::Following(following) = &mut self.decider else { return };
         if following.follow.reports_sights() {
             following.follow.seen(self.attempt, self.hangs.due_to_report(clock::mono()));
             self.follow();
@@ -100,7 +100,7 @@ impl Launcher {
 
     /// Processes a message of the leader, or the loss of the connection.
     pub(in crate::launch) fn leader_sent(&mut self, event: FromLeader) {
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Decider::Following(following) = &mut self.decider else { return };
         match event {
             FromLeader::Connected { to } => {
                 following.to = Some(to);
@@ -116,10 +116,10 @@ impl Launcher {
     }
 
     /// Processes news from the store for a follower.
-    pub(in crate::launch) fn store_sent_to_follower(&mut self, news: FromStore) {
+    pub(in crate::launch) fn store_sent_to_follower(&mut self, update: FromStore) {
         let newest = self.snapshots.newest();
-        let Brain::Following(following) = &mut self.brain else { return };
-        match news {
+        let Decider::Following(following) = &mut self.decider else { return };
+        match update {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
             FromStore::Elected(elected) => self.take_over(*elected),
             FromStore::LeaderMissed => following.follow.leader_is_missed(),
@@ -143,19 +143,20 @@ impl Launcher {
 
     /// Ends a follower that is cut off from the leader.
     pub(in crate::launch) fn look_for_leader(&mut self) {
-        let Brain::Following(following) = &mut self.brain else { return };
-        let meeting = &mut following.meeting;
-        let silent = meeting.silent_for().map(span);
-        let led = meeting.leader().is_some_and(|leader| !meeting.is_me(leader));
+        let Decider::Following(following) = &mut self.decider else { return };
+        let store_session = &mut following.store_session;
+        let silent = store_session.silent_for().map(span);
+        let led = store_session.leader().is_some_and(|leader| !store_session.is_me(leader));
         following.follow.look(clock::mono(), silent, led);
         self.follow();
     }
 
     /// Checks whether the leader is alive, if this launcher has a say on it.
     fn look_at_leader(&mut self) {
-        let Brain::Following(following) = &self.brain else { return };
-        let (meeting, follows) = (&following.meeting, &following.follow.leader().launcher);
-        let Some(leader) = meeting.leader().filter(|leader| meeting.has_vote() && leader.launch == *follows)
+        let Decider::Following(following) = &self.decider else { return };
+        let (store_session, follows) = (&following.store_session, &following.follow.leader().launcher);
+        let Some(leader) =
+            store_session.leader().filter(|leader| store_session.has_vote() && leader.launch == *follows)
         else {
             return;
         };
@@ -165,7 +166,7 @@ impl Launcher {
     }
 
     fn cut_off(&mut self, why: CutOff) {
-        let Brain::Following(following) = &mut self.brain else { return };
+        let Decider::Following(following) = &mut self.decider else { return };
         let (endpoint, lease) = (following.plan.endpoint(), following.plan.lease());
         let (why, do_now) = match why {
             CutOff::NoLeader => {

@@ -7,17 +7,17 @@ use mainstay_tier::pool::world;
 
 use super::{END_WITHIN, ToLeader, entries_after};
 use crate::hosts::listen::FromHost;
-use crate::launch::brain::{Brain, Task};
+use crate::launch::decider::{Decider, Task};
+use crate::launch::event_loop::Launcher;
 use crate::launch::hosts::span;
 use crate::launch::save;
-use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
     /// Carries out what the leader wants, until nothing is left.
     pub(in crate::launch) fn lead(&mut self, now: Mono) {
         self.carry_out_acts(now);
-        if let Brain::Leading(leading) = &mut self.brain
+        if let Decider::Leading(leading) = &mut self.decider
             && leading.lead.is_feed_due(now)
         {
             self.feed();
@@ -26,14 +26,14 @@ impl Launcher {
     }
 
     fn carry_out_acts(&mut self, now: Mono) {
-        while let Brain::Leading(leading) = &mut self.brain {
+        while let Decider::Leading(leading) = &mut self.decider {
             let Some(act) = leading.lead.next_act(now) else { return };
             self.carry_out_act(now, act);
         }
     }
 
     fn carry_out_act(&mut self, now: Mono, act: Act) {
-        let Brain::Leading(leading) = &mut self.brain else { return };
+        let Decider::Leading(leading) = &mut self.decider else { return };
         match act {
             Act::Send(connection, down) => leading.send(now, connection, down),
             Act::Close(connection) => drop(leading.ways.remove(&connection)),
@@ -43,14 +43,14 @@ impl Launcher {
             Act::Local(order) => self.tasks.push_back(Task::Order(order)),
             Act::Store(number, mut record) => {
                 record.at = clock::now();
-                if let Some(office) = &leading.office {
-                    office.write(number, &record);
+                if let Some(record_writer) = &leading.record_writer {
+                    record_writer.write(number, &record);
                 }
             }
             Act::Print(line) => self.terminal.print(line),
             Act::Campaign => {
-                leading.office = None;
-                leading.meeting.campaign();
+                leading.record_writer = None;
+                leading.store_session.campaign();
             }
             Act::StepDown(why) => self.step_down(why),
             Act::Finished(attempt, rank) if attempt == self.attempt => {
@@ -73,11 +73,11 @@ impl Launcher {
         if matches!(command, Command::Finish { .. }) {
             // A follower reads nothing that comes after it.
             let reader = self.snapshots.reader();
-            if let Brain::Leading(leading) = &mut self.brain {
+            if let Decider::Leading(leading) = &mut self.decider {
                 leading.lead.feed_all(|have, most| entries_after(&reader, have, most));
             }
         }
-        if let Brain::Leading(leading) = &mut self.brain {
+        if let Decider::Leading(leading) = &mut self.decider {
             leading.lead.command(seat, command);
         }
     }
@@ -89,7 +89,7 @@ impl Launcher {
 
     fn feed(&mut self) {
         let reader = self.snapshots.reader();
-        if let Brain::Leading(leading) = &mut self.brain {
+        if let Decider::Leading(leading) = &mut self.decider {
             leading.lead.feed(|have, most| entries_after(&reader, have, most));
         }
     }
@@ -97,7 +97,7 @@ impl Launcher {
     /// Processes a message of a follower.
     pub(in crate::launch) fn host_reported(&mut self, event: FromHost) {
         let now = clock::mono();
-        let Brain::Leading(leading) = &mut self.brain else { return };
+        let Decider::Leading(leading) = &mut self.decider else { return };
         match event {
             FromHost::Joined { connection, join, to, .. } => {
                 leading.ways.insert(connection, to);
@@ -115,8 +115,8 @@ impl Launcher {
     /// Marks followers that did not come back in time as lost.
     pub(in crate::launch) fn look_at_hosts(&mut self) {
         let now = clock::mono();
-        let Brain::Leading(leading) = &mut self.brain else { return };
-        let silent = leading.meeting.silent_for().map(span);
+        let Decider::Leading(leading) = &mut self.decider else { return };
+        let silent = leading.store_session.silent_for().map(span);
         if leading.plan.limits().vary() {
             let pool = self.rank_spec.checkpoint_pool.as_deref();
             leading.lead.keep_world(pool.is_some_and(world::is_kept));
@@ -129,7 +129,7 @@ impl Launcher {
     pub(in crate::launch) fn save_is_due_everywhere(&mut self) {
         let Some(step) = self.save_after() else { return };
         let attempt = self.attempt;
-        if let Brain::Leading(leading) = &mut self.brain {
+        if let Decider::Leading(leading) = &mut self.decider {
             leading.lead.command_all(&Command::SaveDue { attempt, step });
         }
         self.carry_out_acts(clock::mono());
@@ -137,9 +137,9 @@ impl Launcher {
 
     /// Another launcher leads, or this one is cut off: its ranks are stopped, and nothing more is decided here.
     fn step_down(&mut self, why: SteppedDown) {
-        let Brain::Leading(leading) = &mut self.brain else { return };
-        leading.office = None;
-        leading.meeting.stand_down();
+        let Decider::Leading(leading) = &mut self.decider else { return };
+        leading.record_writer = None;
+        leading.store_session.stand_down();
         let why = match why {
             SteppedDown::Ended { exit } => {
                 self.terminal.print("another launcher has led the job to its end".to_owned());
@@ -154,7 +154,8 @@ impl Launcher {
             }
         };
         self.terminal.print(why);
-        self.terminal.print("the ranks of this host are stopped: this launcher leads no more".to_owned());
+        self.terminal
+            .print("the ranks of this host are stopped: this launcher no longer leads the job".to_owned());
         self.stop_and_hand_back();
     }
 
@@ -164,10 +165,10 @@ impl Launcher {
         self.carry_out_acts(clock::mono());
         let until = tokio::time::Instant::now() + END_WITHIN;
         loop {
-            let leading = match &mut self.brain {
-                Brain::Leading(leading) => leading,
-                Brain::Following(following) => return following.wait_for_the_end().await,
-                Brain::Alone(_) | Brain::Gone => return,
+            let leading = match &mut self.decider {
+                Decider::Leading(leading) => leading,
+                Decider::Following(following) => return following.wait_for_the_end().await,
+                Decider::Alone(_) | Decider::Gone => return,
             };
             // One that has no connection now may reconnect for it.
             if !leading.lead.awaits_followers() {

@@ -5,7 +5,7 @@ use mainstay_core::model::entry::Fact;
 
 use super::{JobOrder, Ordered, Refused, observed};
 use crate::act::rank_processes::RankProcess;
-use crate::launch::shell::Launcher;
+use crate::launch::event_loop::Launcher;
 
 impl Launcher {
     /// Carries out an order of a person. The journal records it first.

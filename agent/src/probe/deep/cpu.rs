@@ -24,7 +24,7 @@ pub(super) fn probe() -> Probed {
         match worker.join() {
             Ok(Ok(seconds)) => slowest = slowest.max(seconds),
             Ok(Err(())) => wrong.push(cpu.to_string()),
-            Err(_) => return Probed::Untried(format!("the worker on CPU {cpu} ended in disorder")),
+            Err(_) => return Probed::Untried(format!("the worker on CPU {cpu} crashed")),
         }
     }
     if !wrong.is_empty() {

@@ -60,14 +60,14 @@ pub(super) fn probe(address: &str, library: Option<&OsStr>) -> Probed {
             Probed::Absent(format!("CUDA does not see the GPU {address}"))
         }
         Err(Trouble::Code(function, code)) => {
-            let said = format!("{function} returned {code}");
+            let output = format!("{function} returned {code}");
             match code {
-                OUT_OF_MEMORY => Probed::Untried(format!("no memory of the GPU is free: {said}")),
-                ECC_UNCORRECTABLE => Probed::Wrong(format!("memory that cannot be corrected: {said}")),
+                OUT_OF_MEMORY => Probed::Untried(format!("no memory of the GPU is free: {output}")),
+                ECC_UNCORRECTABLE => Probed::Wrong(format!("memory that cannot be corrected: {output}")),
                 code if NO_KERNEL.contains(&code) => {
-                    Probed::Untried(format!("the driver does not take our kernels: {said}"))
+                    Probed::Untried(format!("the driver does not take our kernels: {output}"))
                 }
-                _ => Probed::Refused(format!("the GPU refuses: {said}")),
+                _ => Probed::Refused(format!("the GPU refuses: {output}")),
             }
         }
     }

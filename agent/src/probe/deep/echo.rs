@@ -139,7 +139,7 @@ fn measure(mut stream: TcpStream) -> io::Result<Probed> {
         held = held + length - whole;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let sent = sender.join().map_err(|_| io::Error::other("the sender ended in disorder"))??;
+    let sent = sender.join().map_err(|_| io::Error::other("the sender crashed"))??;
     if sent != received {
         return Ok(Probed::Wrong(format!("{received} bytes came back of {sent}")));
     }

@@ -31,11 +31,11 @@ pub(super) fn probe() -> Probed {
             Ok(Ok(speed)) => copied += speed,
             Ok(Err(place)) => {
                 return Probed::Wrong(format!(
-                    "memory gave back other values than were written, at byte {place} of a block"
+                    "memory returned other values than those written, at byte {place} of a block"
                 ));
             }
             Err(_) => {
-                return Probed::Untried(format!("a worker ended in disorder after {:?}", began.elapsed()));
+                return Probed::Untried(format!("a worker crashed after {:?}", began.elapsed()));
             }
         }
     }

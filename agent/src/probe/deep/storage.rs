@@ -69,7 +69,7 @@ fn run(directory: &Path, blocks: u64) -> Result<Probed, (&'static str, io::Error
         reading += began.elapsed().as_secs_f64();
         if let Some(place) = difference(block, seed, at) {
             let what =
-                format!("{} gave back other data than was written, at byte {place}", directory.display());
+                format!("{} returned other data than was written, at byte {place}", directory.display());
             return Ok(Probed::Wrong(what));
         }
     }

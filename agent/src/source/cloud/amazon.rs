@@ -9,7 +9,7 @@ use mainstay_core::host::cloud::amazon::{instance_action, rebalance, scheduled};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::News;
+use super::CloudUpdate;
 use crate::http::{self, HttpError, Question};
 
 /// How often each key is asked for.
@@ -32,12 +32,12 @@ const KEYS: [Key; 3] = [
 ];
 
 /// Follows all keys. Returns how many there are.
-pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<News>) -> usize {
+pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<CloudUpdate>) -> usize {
     runtime.spawn(follow_keys(address.to_owned(), news.clone()));
     KEYS.len()
 }
 
-async fn follow_keys(address: String, news: mpsc::Sender<News>) {
+async fn follow_keys(address: String, news: mpsc::Sender<CloudUpdate>) {
     let mut token: Option<String> = None;
     loop {
         for key in &KEYS {
@@ -46,7 +46,7 @@ async fn follow_keys(address: String, news: mpsc::Sender<News>) {
                 Ok(None) => Ok(Vec::new()),
                 Err(error) => Err(error.to_string()),
             };
-            if news.send(News { key: key.name, reported }).await.is_err() {
+            if news.send(CloudUpdate { key: key.name, reported }).await.is_err() {
                 return;
             }
         }

@@ -9,7 +9,7 @@ use mainstay_core::host::cloud::azure::events;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::News;
+use super::CloudUpdate;
 use crate::http::{self, HttpError, Question};
 
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -22,16 +22,16 @@ const NAME: &str = "/metadata/instance/compute/name?api-version=2021-02-01&forma
 const KEY: &str = mainstay_core::host::cloud::azure::KEY;
 
 /// Follows the service. Returns how many keys there are.
-pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<News>) -> usize {
+pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<CloudUpdate>) -> usize {
     runtime.spawn(follow_events(address.to_owned(), news.clone()));
     1
 }
 
-async fn follow_events(address: String, news: mpsc::Sender<News>) {
+async fn follow_events(address: String, news: mpsc::Sender<CloudUpdate>) {
     let mut own: Option<String> = None;
     loop {
         let reported = look(&address, &mut own).await;
-        if news.send(News { key: KEY, reported }).await.is_err() {
+        if news.send(CloudUpdate { key: KEY, reported }).await.is_err() {
             return;
         }
         tokio::time::sleep(INTERVAL).await;

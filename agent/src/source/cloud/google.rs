@@ -11,7 +11,7 @@ use mainstay_core::host::cloud::google::{maintenance_event, preempted, upcoming_
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::News;
+use super::CloudUpdate;
 use crate::http::{self, HttpError, Question};
 
 /// How long the server may delay an answer until there is a change.
@@ -45,14 +45,14 @@ const KEYS: [Key; 3] = [
 ];
 
 /// Follows all keys. Returns how many there are.
-pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<News>) -> usize {
+pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<CloudUpdate>) -> usize {
     for key in KEYS {
         runtime.spawn(follow_key(key, address.to_owned(), news.clone()));
     }
     KEYS.len()
 }
 
-async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
+async fn follow_key(key: Key, address: String, news: mpsc::Sender<CloudUpdate>) {
     let mut etag: Option<String> = None;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -76,7 +76,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
                 (Err(error.to_string()), rest)
             }
         };
-        if news.send(News { key: key.name, reported }).await.is_err() {
+        if news.send(CloudUpdate { key: key.name, reported }).await.is_err() {
             return;
         }
         tokio::time::sleep(rest).await;

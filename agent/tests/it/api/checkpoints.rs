@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings, User, Watched};
 use twox_hash::XxHash3_128;
 
@@ -39,7 +39,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         slowdown: 0.01,
         streams: 1,
         interval: Duration::from_millis(20),
-        patience: Patience { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },
+        patience: Timeouts { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },
         software: "test".to_owned(),
     };
     let service = Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap();

@@ -300,7 +300,7 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
     );
     for reported in [&last.text, &last.markdown] {
         assert!(
-            reported.contains("What speaks against it") && reported.contains("an ECC error: of GPU 3"),
+            reported.contains("Evidence against it") && reported.contains("an ECC error: of GPU 3"),
             "{reported}"
         );
         assert!(

@@ -29,7 +29,7 @@ pub enum Answerer {
 pub struct Ras {
     pub address: String,
     answerers: Arc<Mutex<Vec<Answerer>>>,
-    said: Arc<Mutex<Vec<String>>>,
+    printed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Ras {
@@ -37,8 +37,8 @@ impl Ras {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let answerers = Arc::new(Mutex::new(answerers.to_vec()));
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let (of_all, received) = (answerers.clone(), said.clone());
+        let printed = Arc::new(Mutex::new(Vec::new()));
+        let (of_all, received) = (answerers.clone(), printed.clone());
         std::thread::spawn(move || {
             // Connections to stopped processes stay open.
             let mut held = Vec::new();
@@ -55,7 +55,7 @@ impl Ras {
                 std::thread::spawn(move || drop(talk(stream, answerer, &received)));
             }
         });
-        Ras { address, answerers, said }
+        Ras { address, answerers, printed }
     }
 
     /// Replaces the answerer.
@@ -64,19 +64,19 @@ impl Ras {
     }
 
     /// What it has received so far.
-    pub fn said(&self) -> Vec<String> {
-        self.said.lock().unwrap().clone()
+    pub fn printed(&self) -> Vec<String> {
+        self.printed.lock().unwrap().clone()
     }
 }
 
-fn talk(mut stream: TcpStream, answerer: Answerer, said: &Mutex<Vec<String>>) -> std::io::Result<()> {
+fn talk(mut stream: TcpStream, answerer: Answerer, printed: &Mutex<Vec<String>>) -> std::io::Result<()> {
     if let Answerer::Other(text) = answerer {
         return stream.write_all(text.as_bytes());
     }
     let mut json = false;
     for line in BufReader::new(stream.try_clone()?).lines() {
         let line = line?;
-        said.lock().unwrap().push(line.clone());
+        printed.lock().unwrap().push(line.clone());
         let line = line.to_lowercase();
         if line.starts_with("client protocol ") {
             stream.write_all(b"SERVER PROTOCOL 2\n")?;

@@ -16,7 +16,7 @@ use super::replicator::{self, Replicator};
 use super::watch::{self, FileWatch};
 use crate::beneath::Beneath;
 use crate::peer::Service;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 
 /// Directories and the interval of checks.
 #[derive(Clone, Debug)]
@@ -226,11 +226,11 @@ fn place_for(directory: &Path, run: &str) -> String {
 /// # Errors
 /// It cannot be created, or belongs to another user.
 pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
-    let _as_user = match As::to_write(user) {
+    let _as_user = match UserGuard::to_write(user) {
         Ok(as_user) => as_user,
         // A directory that was handed over belongs to its user. The user followed the links in its name; they are not followed again.
         Err(error) => {
-            let _as_user = As::user(user)?;
+            let _as_user = UserGuard::user(user)?;
             return Beneath::open(directory).map(drop).map_err(|_| error);
         }
     };

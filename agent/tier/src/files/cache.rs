@@ -13,14 +13,14 @@ use mainstay_core::checkpoint::inventory::StepState;
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, Acting, Bell, Place};
+use super::host::{self, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
-use super::unpack::{Way, unpack};
+use super::unpack::{UnpackMode, unpack};
 use crate::os::lower_priority;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 use crate::peer::{Progress, Service};
 
 /// The name of the job of all caches.
@@ -59,7 +59,7 @@ struct Inner {
     /// The files of each archive that was added, by its root: it is not fetched again while they exist.
     brought: Mutex<BTreeMap<String, Vec<String>>>,
     bell: Bell,
-    acting: Acting,
+    acting: DirectoryUser,
 }
 
 impl Cache {
@@ -70,7 +70,7 @@ impl Cache {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
         let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
         let service = Arc::clone(service);
-        let acting = Acting::new(None);
+        let acting = DirectoryUser::new(None);
         let _ = acting.in_directory(&settings.directory);
         let inner = Arc::new(Inner {
             settings,
@@ -131,14 +131,14 @@ impl Inner {
 
     fn work(&self) {
         lower_priority(15, true);
-        let mut said = String::new();
+        let mut message = String::new();
         loop {
             if let Err(error) = self.look() {
                 let words = error.to_string();
-                if words != said {
+                if words != message {
                     tracing::warn!(cache = self.settings.name, error = words, "a cache");
                 }
-                said = words;
+                message = words;
             }
             if !self.bell.wait(self.settings.interval) {
                 return;
@@ -197,7 +197,7 @@ impl Inner {
         let Settings { directory, spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         {
-            let _as_user = As::to_write(user).map_err(FilesError::reading(directory))?;
+            let _as_user = UserGuard::to_write(user).map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let place = self
@@ -256,7 +256,7 @@ impl Inner {
             tree::plain(&place.at).into_iter().map(|member| member.path).collect()
         };
         // Any file may be written by a compiler.
-        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, Way::Add, &|_, _| true);
+        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, UnpackMode::Add, &|_, _| true);
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
         let files: Vec<String> = members?.into_iter().map(|member| member.path).collect();
         let added = files.iter().filter(|file| !before.contains(*file)).count();

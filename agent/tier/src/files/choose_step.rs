@@ -16,11 +16,11 @@ use super::host::{self, Place, report_line};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;
-use super::watch::{Inner, Settings, Sight, State};
+use super::watch::{DirectoryScan, Inner, Settings, State};
 use crate::peer::Progress;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 
 /// Time within which a directory that disappeared with all sealed steps may reappear.
 const AWAY: Duration = Duration::from_secs(5);
@@ -219,7 +219,7 @@ impl Inner {
                     directory.display()
                 ))
             };
-            let _as_user = As::to_write(maker).map_err(cannot)?;
+            let _as_user = UserGuard::to_write(maker).map_err(cannot)?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let refused = || {
@@ -236,7 +236,7 @@ impl Inner {
     /// names that may not be checkpoints.
     fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
         let Settings { directory, rules, expect, quiet, .. } = &self.settings;
-        let Sight { look, .. } = self.sight(place, state)?;
+        let DirectoryScan { look, .. } = self.sight(place, state)?;
         let done: Vec<u64> = complete(rules, &look, *expect, *quiet).iter().map(|of| of.step).collect();
         let _as_user = place.act()?;
         let mut unfit = Vec::new();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::archive::Entry;
 use mainstay_core::checkpoint::inventory::StepKey;
 
-use crate::lent_files::Landed;
+use crate::lent_files::RestoredShard;
 use crate::peer::Restored;
 use crate::peer::sealed::Sealed;
 
@@ -29,7 +29,7 @@ pub struct PutBack {
     /// The step from which the trainer resumes; none if it starts from the beginning.
     pub step: Option<u64>,
     /// The archive with the files of the step, in a file that the process lent; none if the files are already in place.
-    pub archive: Option<Landed>,
+    pub archive: Option<RestoredShard>,
     /// Names and contents of tracker files.
     pub texts: Vec<(String, String)>,
     /// Names to set aside.

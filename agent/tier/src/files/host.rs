@@ -13,7 +13,7 @@ use super::catalog::Catalog;
 use super::tree::Member;
 use crate::beneath::Beneath;
 use crate::peer::service::Service;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 use crate::peer::{Progress, Watched};
 
 /// Number of attempts per decision: a step that is written again long after it was sealed gets the next one, so that its parts are
@@ -61,26 +61,26 @@ pub(super) struct Place {
 
 impl Place {
     /// Makes this thread act as the user while the returned value lives.
-    pub(super) fn act(&self) -> Result<As, FilesError> {
-        As::user(self.user).map_err(FilesError::reading(self.at.path()))
+    pub(super) fn act(&self) -> Result<UserGuard, FilesError> {
+        UserGuard::user(self.user).map_err(FilesError::reading(self.at.path()))
     }
 }
 
 /// The user whose rights are used in one directory. It is determined once: at registration, or when a directory of the configuration is
 /// first seen. If the directory later belongs to another user, because its name was exchanged or leads elsewhere, it counts as missing.
 #[derive(Debug)]
-pub(super) struct Acting {
+pub(super) struct DirectoryUser {
     user: OnceLock<User>,
     /// Whether a user requested the directory: then it must be a directory itself, not a link to one.
     asked_for: bool,
 }
 
-impl Acting {
-    pub(super) fn new(user: Option<User>) -> Acting {
+impl DirectoryUser {
+    pub(super) fn new(user: Option<User>) -> DirectoryUser {
         let asked_for = user.is_some();
         // For root, the directory's owner is used: the owner may change the content and redirect root.
         let user = user.filter(|user| user.uid != 0);
-        Acting { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
+        DirectoryUser { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
     }
 
     /// The directory and its user, if it exists and still belongs to this user; this process's user if it may not act as another one.
@@ -90,7 +90,7 @@ impl Acting {
         let is_root = own.uid == 0;
         // A directory that a user requested is accessed as that user only; one of the configuration with this process's rights.
         let user = self.known().filter(|_| is_root || self.asked_for).unwrap_or(own);
-        let _as_user = As::user(user).ok()?;
+        let _as_user = UserGuard::user(user).ok()?;
         let at = match self.asked_for {
             true => Beneath::open_no_link(directory),
             false => Beneath::open(directory),

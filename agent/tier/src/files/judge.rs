@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::files::{Look, Written, in_place};
+use mainstay_core::checkpoint::files::{DirectorySnapshot, Written, in_place};
 
 use super::FilesError;
 use super::catalog::Lost;
-use super::compare::{Became, compare};
+use super::compare::{StepChange, compare};
 use super::host::{self, AGAIN, Place};
 use super::pack::{Content, Pack};
 use super::tree::{self, Member};
@@ -18,7 +18,7 @@ impl Inner {
     pub(super) fn judge(
         &self,
         state: &mut State,
-        look: &Look,
+        look: &DirectorySnapshot,
         files: &BTreeMap<u64, Vec<Member>>,
         place: &Place,
     ) -> Result<(), FilesError> {
@@ -44,23 +44,25 @@ impl Inner {
             };
             let went_back = fence * AGAIN > pack.sealed.shard.of.attempt;
             let became = compare(members, &now, &trackers, went_back);
-            if pack.sealed.shard.of.run_id() != run && matches!(became, Became::Same | Became::Grown) {
+            if pack.sealed.shard.of.run_id() != run
+                && matches!(became, StepChange::Unchanged | StepChange::Extended)
+            {
                 // It is sealed for this run too after its bytes are compared.
                 self.lose(state, step, "it was sealed for another run".to_owned(), true, false);
                 continue;
             }
             match became {
-                Became::Same => _ = state.catalog.find(step),
-                Became::Grown => {
+                StepChange::Unchanged => _ = state.catalog.find(step),
+                StepChange::Extended => {
                     state.catalog.find(step);
                     state.grown.push(step);
                 }
-                Became::Again => {
+                StepChange::Rewritten => {
                     self.lose(state, step, "it was written again".to_owned(), true, false);
                 }
-                Became::Damaged(why) => self.lose(state, step, why, false, false),
+                StepChange::Damaged(why) => self.lose(state, step, why, false, false),
                 // Its trainer has deleted it; its copies stay valid.
-                Became::Gone => self.lose(state, step, "its files are gone".to_owned(), false, true),
+                StepChange::Missing => self.lose(state, step, "its files are gone".to_owned(), false, true),
             }
         }
         // A step that a trainer deletes when it has newer ones is no loss.

@@ -17,7 +17,7 @@ use super::tree::{Mark, Member};
 use crate::beneath::Beneath;
 use crate::medium::medium_of;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 use crate::seal::{ReadAt, sums};
 
 /// File name of the archive.
@@ -68,7 +68,7 @@ impl Content {
 
     /// Whether every file is unchanged.
     pub fn is_still(&self) -> bool {
-        let Ok(_as_user) = As::user(self.user) else { return false };
+        let Ok(_as_user) = UserGuard::user(self.user) else { return false };
         let Ok(base) = Beneath::open(&self.base) else { return false };
         let files = self.members.iter().filter(|member| member.words.is_none());
         files.into_iter().all(|member| {
@@ -114,7 +114,7 @@ impl Content {
         if let Some(file) = open.get(&index) {
             return Ok(Arc::clone(file));
         }
-        let _as_user = As::user(self.user)?;
+        let _as_user = UserGuard::user(self.user)?;
         let file = Arc::new(Beneath::open(&self.base)?.read(Path::new(&member.path))?);
         if Mark::of(&file.metadata()?) != member.mark {
             let path = self.base.join(&member.path);
@@ -174,7 +174,7 @@ impl Pack {
         if sealed.shard.bytes != content.size() {
             return Err(FilesError::Manifest("it is of other files".to_owned()));
         }
-        let medium = As::user(content.user).map_or(Medium::Disk, |_as_user| medium_of(content.base()));
+        let medium = UserGuard::user(content.user).map_or(Medium::Disk, |_as_user| medium_of(content.base()));
         Ok(Pack { sealed: Arc::new(sealed), content, medium, is_shared })
     }
 }

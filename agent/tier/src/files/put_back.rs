@@ -28,12 +28,12 @@ use super::delegated::{Left, PutBack, Started, Unfit};
 use super::host::{Place, report_line};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{Mark, Member};
-use super::unpack::{Way, unpack};
+use super::unpack::{UnpackMode, unpack};
 use super::watch::{Inner, Settings, State, read_text};
 use crate::beneath::Beneath;
-use crate::lent_files::Landed;
+use crate::lent_files::RestoredShard;
 use crate::peer::sealed::{Sealed, open_plainly};
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 use crate::peer::{Progress, Restored};
 use crate::seal::ReadAt;
 
@@ -65,7 +65,7 @@ impl Inner {
         restored: Restored,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Started, FilesError> {
-        if As::to_write(place.user).is_err() {
+        if UserGuard::to_write(place.user).is_err() {
             return self.leave(state, place, changes, restored, report);
         }
         let Settings { rules, .. } = &self.settings;
@@ -125,13 +125,13 @@ impl Inner {
         (mut from, path): (&File, &Path),
         sealed: &Sealed,
         report: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Landed, FilesError> {
+    ) -> Result<RestoredShard, FilesError> {
         let none = || FilesError::reading(path)(io::Error::other("no file was lent for it"));
         let lot = self.service.shared.lent_files(key, user, 1, report)?;
         let (file, mut to) = lot.and_then(|lot| lot.take()).ok_or_else(none)?;
         io::copy(&mut from, &mut to).map_err(FilesError::reading(path))?;
         let (home, name, manifest) = (PathBuf::new(), ARCHIVE_NAME.to_owned(), sealed.manifest.clone());
-        Ok(Landed { file, home, name, manifest })
+        Ok(RestoredShard { file, home, name, manifest })
     }
 
     /// Handles the report that the user's process has finished.
@@ -253,7 +253,7 @@ fn unpack_step(
             || in_place(rules, name, is_directory).is_some()
             || (!is_directory && trackers.contains(name))
     };
-    let mut members = unpack(archive, sealed, place, Way::Replace, &is_of_rules)?;
+    let mut members = unpack(archive, sealed, place, UnpackMode::Replace, &is_of_rules)?;
     let _as_user = place.act()?;
     for member in &mut members {
         if trackers.contains(member.path.as_str()) {
@@ -364,7 +364,7 @@ mod tests {
             shared_content: None,
         };
         let manifest = manifest.encode();
-        let landed = Landed { file: 0, home: PathBuf::new(), name: ARCHIVE_NAME.to_owned(), manifest };
+        let landed = RestoredShard { file: 0, home: PathBuf::new(), name: ARCHIVE_NAME.to_owned(), manifest };
         let asked = PutBack { step: Some(10), archive: Some(landed), ..PutBack::default() };
         (at, archive, asked)
     }

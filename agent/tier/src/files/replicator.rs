@@ -19,10 +19,10 @@ use mainstay_core::checkpoint::replicator::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, AGAIN, Acting, Bell, Place};
+use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
-use super::unpack::{Way, unpack};
+use super::unpack::{UnpackMode, unpack};
 use crate::os::lower_priority;
 use crate::peer::sealed::Sealed;
 use crate::peer::{Progress, Service};
@@ -68,7 +68,7 @@ impl Replicator {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
         let directory = settings.directory.clone();
-        let acting = Acting::new(None);
+        let acting = DirectoryUser::new(None);
         let _ = acting.in_directory(&settings.directory);
         let mut work = Work {
             acting,
@@ -101,7 +101,7 @@ impl Drop for Replicator {
 
 #[derive(Debug)]
 struct Work {
-    acting: Acting,
+    acting: DirectoryUser,
     settings: Settings,
     service: Arc<Service>,
     bell: Arc<Bell>,
@@ -122,17 +122,17 @@ impl Work {
     fn run(&mut self) {
         lower_priority(5, true);
         self.resume();
-        let mut said = String::new();
+        let mut message = String::new();
         loop {
             if let Some(place) = self.acting.in_directory(&self.settings.directory)
                 && let Err(error) = self.look(&place)
             {
                 let words = error.to_string();
-                if words != said {
+                if words != message {
                     tracing::warn!(directory = %self.settings.directory.display(), error = words, "a replicator's directory");
                     let _ = report(&place, ERRORS_NAME, &format!("{words}\n"));
                 }
-                said = words;
+                message = words;
             }
             if !self.bell.wait(self.settings.interval) {
                 return;
@@ -184,7 +184,7 @@ impl Work {
             }
         };
         for word in &asked.refused {
-            tracing::warn!(job = asked.job, "a trainer's replicator.yaml is not followed in this: {word}");
+            tracing::warn!(job = asked.job, "a setting of a trainer's replicator.yaml is ignored: {word}");
         }
         self.before.clear();
         self.job = None;
@@ -262,7 +262,7 @@ impl Work {
                 let _as_user = place.act()?;
                 let _ = place.at.remove_tree(Path::new(&data));
             }
-            let way = Way::Inside(Path::new(&data));
+            let way = UnpackMode::Inside(Path::new(&data));
             let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, way, &|_, _| true)?;
             let manifest = String::from_utf8(sealed.manifest.clone());
             let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;

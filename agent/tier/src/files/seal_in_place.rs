@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mainstay_checkpoint::Identity;
-use mainstay_core::checkpoint::files::{Complete, Look, proof};
+use mainstay_core::checkpoint::files::{Complete, DirectorySnapshot, proof};
 use mainstay_core::checkpoint::inventory::Shard;
 
 use super::FilesError;
@@ -27,7 +27,7 @@ impl Inner {
         &self,
         state: &mut State,
         of: &Complete,
-        look: &Look,
+        look: &DirectorySnapshot,
         files: Option<&Vec<Member>>,
         place: &Place,
     ) -> Result<bool, FilesError> {

@@ -23,7 +23,7 @@ const ASIDE: &str = ".mainstay-";
 
 /// How the files of an archive are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way<'a> {
+pub(super) enum UnpackMode<'a> {
     /// They replace what has their top-level names.
     Replace,
     /// They become a directory of this name, which must not exist.
@@ -41,7 +41,7 @@ pub(super) fn unpack(
     from: &Path,
     sealed: &Sealed,
     place: &Place,
-    way: Way<'_>,
+    way: UnpackMode<'_>,
     is_wanted: &dyn Fn(&str, bool) -> bool,
 ) -> Result<Vec<Member>, FilesError> {
     let file = open_plainly(from).map_err(FilesError::reading(from))?;
@@ -70,15 +70,15 @@ pub(super) fn unpack(
         // From here on, new files stay below this descriptor, whatever names are exchanged around it.
         let made = at.below(&aside)?;
         for (entry, offset) in &entries {
-            if way != Way::Add || !at.is_there(Path::new(&entry.path)) {
+            if way != UnpackMode::Add || !at.is_there(Path::new(&entry.path)) {
                 write(&file, entry, *offset, &made)?;
             }
         }
         sync_all(&made, Path::new(""))?;
         match way {
-            Way::Replace => replace(&made, &aside, at),
-            Way::Inside(name) => at.rename(&aside, name),
-            Way::Add => add(&made, Path::new(""), &aside, at),
+            UnpackMode::Replace => replace(&made, &aside, at),
+            UnpackMode::Inside(name) => at.rename(&aside, name),
+            UnpackMode::Add => add(&made, Path::new(""), &aside, at),
         }?;
         at.sync_directory(Path::new(""))
     };
@@ -86,8 +86,8 @@ pub(super) fn unpack(
     let _ = at.remove_tree(&aside);
     put.map_err(FilesError::reading(directory))?;
     let home = match way {
-        Way::Inside(name) => at.below(name).map_err(FilesError::reading(directory))?,
-        Way::Replace | Way::Add => at.clone(),
+        UnpackMode::Inside(name) => at.below(name).map_err(FilesError::reading(directory))?,
+        UnpackMode::Replace | UnpackMode::Add => at.clone(),
     };
     let member = |(entry, _): &(Entry, u64)| -> io::Result<Member> {
         let found = home.stat(Path::new(&entry.path))?;
@@ -204,7 +204,7 @@ mod tests {
     fn a_link_in_a_cache_redirects_no_file() {
         let (at, sealed) = archive();
         symlink(at.path().join("secret"), at.path().join("home/sub")).unwrap();
-        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Add, &|_, _| true);
+        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), UnpackMode::Add, &|_, _| true);
         assert!(put.is_err());
         assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
         let left: Vec<_> = fs::read_dir(at.path().join("home")).unwrap().flatten().collect();
@@ -215,7 +215,7 @@ mod tests {
     fn a_link_in_the_place_of_a_directory_is_replaced_and_not_followed() {
         let (at, sealed) = archive();
         symlink(at.path().join("secret"), at.path().join("home/sub")).unwrap();
-        unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &|_, _| true).unwrap();
+        unpack(&at.path().join("files.tar"), &sealed, &home(&at), UnpackMode::Replace, &|_, _| true).unwrap();
         assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
         assert_eq!(fs::read_to_string(at.path().join("home/sub/file")).unwrap(), "new");
         assert!(!at.path().join("home/sub").is_symlink());
@@ -229,7 +229,7 @@ mod tests {
         for (name, text) in [("file", "damaged"), ("notes.txt", "mine"), ("more/plot", "mine too")] {
             fs::write(here(name), text).unwrap();
         }
-        unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &|_, _| true).unwrap();
+        unpack(&at.path().join("files.tar"), &sealed, &home(&at), UnpackMode::Replace, &|_, _| true).unwrap();
         let read = |name: &str| fs::read_to_string(here(name)).unwrap();
         assert_eq!([read("file"), read("notes.txt"), read("more/plot")], ["new", "mine", "mine too"]);
     }
@@ -238,14 +238,14 @@ mod tests {
     fn a_file_that_no_rule_of_the_watch_names_is_not_unpacked() {
         let (at, sealed) = archive();
         let rules = |name: &str, is_directory: bool| (name, is_directory) == ("sub", true);
-        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &rules);
+        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), UnpackMode::Replace, &rules);
         assert!(put.unwrap_err().to_string().contains("one"));
         assert_eq!(fs::read_dir(at.path().join("home")).unwrap().count(), 0);
     }
 
     #[test]
     fn a_pipe_does_not_block_and_a_hard_link_is_not_written_through() {
-        for way in [Way::Replace, Way::Add] {
+        for way in [UnpackMode::Replace, UnpackMode::Add] {
             let (at, sealed) = archive();
             let theirs = at.path().join("secret/theirs");
             fs::write(&theirs, "theirs").unwrap();
@@ -258,17 +258,17 @@ mod tests {
             let one = fs::read_to_string(at.path().join("home/one")).unwrap();
             assert_eq!(
                 one,
-                if way == Way::Replace { "new" } else { "theirs" },
+                if way == UnpackMode::Replace { "new" } else { "theirs" },
                 "what is there stays where files are added"
             );
-            assert_eq!(pipe.is_file(), way == Way::Replace);
+            assert_eq!(pipe.is_file(), way == UnpackMode::Replace);
         }
     }
 
     #[test]
     fn constantly_exchanged_names_redirect_no_file_of_an_archive() {
         use std::sync::atomic::{AtomicBool, Ordering};
-        for way in [Way::Replace, Way::Add] {
+        for way in [UnpackMode::Replace, UnpackMode::Add] {
             let (at, sealed) = archive();
             let (sub, link) = (at.path().join("home/sub"), at.path().join("home/way"));
             let is_over = AtomicBool::new(false);
@@ -301,7 +301,8 @@ mod tests {
         fs::write(at.path().join("home/one"), "old").unwrap();
         let place = home(&at);
         testing::without_descriptors(|| {
-            let put = unpack(&at.path().join("files.tar"), &sealed, &place, Way::Replace, &|_, _| true);
+            let put =
+                unpack(&at.path().join("files.tar"), &sealed, &place, UnpackMode::Replace, &|_, _| true);
             assert!(put.is_err());
         });
         let left: Vec<_> =

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::FileType;
 
 use mainstay_core::checkpoint::files::{
-    Look, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
+    DirectorySnapshot, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
 };
 
 use super::FilesError;
 use super::catalog::Catalog;
 use super::copies::Copies;
 use super::delegated::{Left, Started};
-use super::host::{self, AGAIN, Acting, Bell, Place};
+use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use super::tree::{self, Mark, Member};
 use super::unsealed::Unsealed;
 use crate::beneath::Beneath;
@@ -74,7 +74,7 @@ pub(super) struct Inner {
     state: Mutex<State>,
     bell: Bell,
     pub(super) is_shared: bool,
-    pub(super) acting: Acting,
+    pub(super) acting: DirectoryUser,
     pub(super) copies: Copies,
 }
 
@@ -104,8 +104,8 @@ pub(super) struct State {
 }
 
 /// The result of a check.
-pub(super) struct Sight {
-    pub(super) look: Look,
+pub(super) struct DirectoryScan {
+    pub(super) look: DirectorySnapshot,
     pub(super) files: BTreeMap<u64, Vec<Member>>,
 }
 
@@ -135,7 +135,7 @@ impl FileWatch {
         };
         let copies = Copies::open(&settings.home, &settings.run, service);
         let service = Arc::clone(service);
-        let (state, bell, acting) = (Mutex::new(state), Bell::default(), Acting::new(settings.user));
+        let (state, bell, acting) = (Mutex::new(state), Bell::default(), DirectoryUser::new(settings.user));
         // Determine the owner of a directory of the configuration now, before another user can exchange it.
         let _ = acting.in_directory(&settings.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
@@ -258,7 +258,7 @@ impl Inner {
             host::offer(&self.service, directory, run, Vec::new());
             return Ok(false);
         }
-        let Sight { look, files } = self.sight(&place, state)?;
+        let DirectoryScan { look, files } = self.sight(&place, state)?;
         let attempt = host::fence(&self.service, run) * AGAIN;
         files.keys().for_each(|step| _ = state.first_seen.entry(*step).or_insert(attempt));
         self.judge(state, &look, &files, &place)?;
@@ -303,10 +303,10 @@ impl Inner {
     }
 
     /// The directory as it is now.
-    pub(super) fn sight(&self, place: &Place, state: &mut State) -> Result<Sight, FilesError> {
+    pub(super) fn sight(&self, place: &Place, state: &mut State) -> Result<DirectoryScan, FilesError> {
         let _as_user = place.act()?;
         let (look, files) = self.see(&place.at, &mut state.containers)?;
-        Ok(Sight { look, files })
+        Ok(DirectoryScan { look, files })
     }
 
     pub(super) fn offer(&self, state: &State) {
@@ -319,10 +319,13 @@ impl Inner {
         &self,
         at: &Beneath,
         containers: &mut BTreeMap<String, (Mark, bool)>,
-    ) -> Result<(Look, BTreeMap<u64, Vec<Member>>), FilesError> {
+    ) -> Result<(DirectorySnapshot, BTreeMap<u64, Vec<Member>>), FilesError> {
         let Settings { directory, rules, .. } = &self.settings;
         let reading = FilesError::reading;
-        let mut look = Look { now: i64::try_from(host::now_unix_s()).unwrap_or(0), ..Look::default() };
+        let mut look = DirectorySnapshot {
+            now: i64::try_from(host::now_unix_s()).unwrap_or(0),
+            ..DirectorySnapshot::default()
+        };
         let mut steps: BTreeMap<u64, Vec<(String, bool)>> = BTreeMap::new();
         let mut written_over = Vec::new();
         let wanted = texts(rules);

@@ -17,7 +17,7 @@ use crate::seal::ReadAt;
 
 /// A piece in a local file.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct LocalPiece {
     /// Its identity, as reported by the holder.
     pub(crate) shard: Shard,
     /// The host that stored it.
@@ -26,7 +26,7 @@ pub(crate) struct Given {
     pub(crate) file: File,
 }
 
-impl Given {
+impl LocalPiece {
     /// The number of the piece.
     pub(crate) fn index(&self) -> u32 {
         self.shard.piece.as_ref().map_or(0, |piece| piece.index)
@@ -37,7 +37,7 @@ impl Given {
 ///
 /// # Errors
 /// It does not match, or cannot be read.
-pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
+pub(crate) fn whole_of(given: &LocalPiece) -> Result<Sealed, PeerError> {
     let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
     let Some(piece) = &given.shard.piece else { return Err(wrong("it is not a piece".to_owned())) };
     let lane = piece.of.lane(piece.bytes);
@@ -63,7 +63,7 @@ pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
 pub(crate) fn join(
     whole: &Sealed,
     of: Parity,
-    given: &[&Given],
+    given: &[&LocalPiece],
     target: &dyn Target,
     room: &dyn Fn(u64) -> io::Result<File>,
 ) -> Result<(), PeerError> {
@@ -102,7 +102,7 @@ pub(crate) fn join(
 /// Computes the missing lanes of data, each with its number.
 fn compute(
     of: Parity,
-    given: &[&Given],
+    given: &[&LocalPiece],
     lane: u64,
     room: &dyn Fn(u64) -> io::Result<File>,
 ) -> Result<Vec<(u32, File)>, PeerError> {

@@ -14,7 +14,7 @@ mod join;
 
 pub use code::{CodeError, Encoder, restore};
 pub(crate) use cut::cut;
-pub(crate) use join::{Given, join, whole_of};
+pub(crate) use join::{LocalPiece, join, whole_of};
 
 /// Number of bytes of each lane that are computed at once.
 const BLOCK: usize = 256 << 10;

@@ -10,7 +10,7 @@ use mainstay_core::checkpoint::parity::Parity;
 use proptest::prelude::*;
 use twox_hash::XxHash3_128;
 
-use super::{Given, cut, join, restore, whole_of};
+use super::{LocalPiece, cut, join, restore, whole_of};
 use crate::peer::Sealed;
 use crate::peer::client::Target;
 use crate::peer::error::PeerError;
@@ -41,13 +41,13 @@ fn room(bytes: u64) -> std::io::Result<File> {
     Ok(file)
 }
 
-fn pieces(content: &Vec<u8>, of: Parity) -> Vec<Given> {
+fn pieces(content: &Vec<u8>, of: Parity) -> Vec<LocalPiece> {
     let whole = sealed(content);
     let make = |index| {
         let file = room(0).unwrap();
         let piece = cut(&whole, content, of, index, &file).unwrap();
         assert_eq!(piece.first_bad(&file).unwrap(), None, "it is what its own manifest says");
-        Given { shard: piece.shard, holder: "peer".to_owned(), file }
+        LocalPiece { shard: piece.shard, holder: "peer".to_owned(), file }
     };
     (0..of.pieces()).map(make).collect()
 }
@@ -67,7 +67,7 @@ impl Target for Memory {
     }
 }
 
-fn joined(content: &[u8], of: Parity, given: &[&Given]) -> Result<Vec<u8>, PeerError> {
+fn joined(content: &[u8], of: Parity, given: &[&LocalPiece]) -> Result<Vec<u8>, PeerError> {
     let target = Memory(Mutex::new(vec![0; content.len()]));
     let whole = whole_of(given[0])?;
     join(&whole, of, given, &target, &room)?;
@@ -97,7 +97,7 @@ proptest! {
         let content = content(length, seed);
         let all = pieces(&content, of);
         // Any choice of the needed number of pieces, in any order.
-        let mut chosen: Vec<&Given> = all.iter().collect();
+        let mut chosen: Vec<&LocalPiece> = all.iter().collect();
         chosen.rotate_left(order.index(all.len()));
         chosen.sort_by_key(|piece| piece.index().wrapping_mul(seed as u32 | 1) % 31);
         let enough = &chosen[..of.data as usize];
@@ -119,7 +119,7 @@ proptest! {
         all[bad].file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
         // For every choice: correct bytes or an error.
         for first in 0..all.len() {
-            let mut chosen: Vec<&Given> = all.iter().cycle().skip(first).take(of.data as usize).collect();
+            let mut chosen: Vec<&LocalPiece> = all.iter().cycle().skip(first).take(of.data as usize).collect();
             chosen.sort_by_key(|piece| piece.index());
             match joined(&content, of, &chosen) {
                 Ok(made) => prop_assert_eq!(&made, &content),
@@ -135,7 +135,7 @@ fn every_choice_of_losses_is_survived() {
     let content = content(70_001, 3);
     let all = pieces(&content, of);
     for lost in 0_u32..1 << 6 {
-        let left: Vec<&Given> = all.iter().filter(|piece| lost >> piece.index() & 1 == 0).collect();
+        let left: Vec<&LocalPiece> = all.iter().filter(|piece| lost >> piece.index() & 1 == 0).collect();
         if lost.count_ones() == 2 {
             assert_eq!(joined(&content, of, &left).unwrap(), content, "without {lost:06b}");
         } else if lost.count_ones() == 3 {
@@ -161,7 +161,8 @@ fn bytes_that_differ_from_the_seal_go_into_no_piece() {
 fn a_piece_is_the_same_on_every_host() {
     let of = Parity { data: 3, parity: 1 };
     let content = content(12_345, 9);
-    let roots = |pieces: Vec<Given>| pieces.into_iter().map(|piece| piece.shard.root).collect::<Vec<_>>();
+    let roots =
+        |pieces: Vec<LocalPiece>| pieces.into_iter().map(|piece| piece.shard.root).collect::<Vec<_>>();
     assert_eq!(roots(pieces(&content, of)), roots(pieces(&content, of)));
 }
 
@@ -172,7 +173,7 @@ fn a_piece_of_another_shard_is_not_accepted() {
     let (ones, others) = (pieces(&one, of), pieces(&other, of));
     assert!(joined(&one, of, &[&ones[0], &others[1]]).is_err());
     // It is reported as a piece of the first shard, but includes the manifest of the second.
-    let lying = Given {
+    let lying = LocalPiece {
         shard: ones[1].shard.clone(),
         holder: "liar".to_owned(),
         file: others[1].file.try_clone().unwrap(),

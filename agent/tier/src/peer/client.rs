@@ -11,13 +11,13 @@ use mainstay_core::checkpoint::decision::{Decision, Word};
 
 use self::fetch::Fetch;
 use self::upload::Upload;
-use super::credentials::Pass;
+use super::credentials::Credentials;
 use super::error::PeerError;
 use super::frame::{Header, Kind};
 use super::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
 use super::pace::Limit;
 use super::sealed::Sealed;
-use super::wire::{Frame, Patience, Wire};
+use super::wire::{Frame, Timeouts, Wire};
 use super::withdrawal::WithdrawalLock;
 use crate::bytes::Bytes;
 use crate::os::Lent;
@@ -29,9 +29,9 @@ const SLOWEST: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Asking<'a> {
     /// Credentials of this agent.
-    pub pass: &'a Pass,
+    pub pass: &'a Credentials,
     /// Time limits.
-    pub patience: Patience,
+    pub patience: Timeouts,
 }
 
 /// How a shard is sent.
@@ -90,7 +90,7 @@ impl Asking<'_> {
         asker: &str,
         distrusted: Vec<(String, String)>,
     ) -> Result<Decision, PeerError> {
-        let patience = Patience { stall: self.patience.stall + self.patience.connect * 4, ..self.patience };
+        let patience = Timeouts { stall: self.patience.stall + self.patience.connect * 4, ..self.patience };
         let mut wire = Wire::connect(address, self.pass, patience)?;
         let asked = Decide { run: run.to_owned(), asker: asker.to_owned(), distrusted };
         wire.send_json(Header::of(Kind::Decide), &asked)?;
@@ -155,9 +155,11 @@ impl Asking<'_> {
             let others: Vec<_> = (1..streams).map(|_| scope.spawn(|| self.help(address, &upload))).collect();
             let own = upload.send(&mut first);
             others.into_iter().fold(own, |all, other| {
-                all.and(other.join().unwrap_or_else(|_| {
-                    Err(PeerError::Local("a sending thread ended in disorder".to_owned()))
-                }))
+                all.and(
+                    other
+                        .join()
+                        .unwrap_or_else(|_| Err(PeerError::Local("a sending thread crashed".to_owned()))),
+                )
             })
         });
         sent?;
@@ -239,9 +241,9 @@ impl Asking<'_> {
                 .collect();
             let own = fetch.run(&mut first);
             others.into_iter().fold(own, |all, other| {
-                let other = other.join().unwrap_or_else(|_| {
-                    Err(PeerError::Local("a receiving thread ended in disorder".to_owned()))
-                });
+                let other = other
+                    .join()
+                    .unwrap_or_else(|_| Err(PeerError::Local("a receiving thread crashed".to_owned())));
                 Ok(all? + other?)
             })
         })

@@ -7,24 +7,24 @@ use super::token::Token;
 
 /// Which agents may read and write.
 #[derive(Clone, Debug)]
-pub enum Pass {
+pub enum Credentials {
     /// Those that know the token; nothing is encrypted.
     Token(Token),
     /// Those with a certificate and, if there is a token, the token; over TLS.
     Certificate(Tls, Option<Token>),
 }
 
-impl From<Token> for Pass {
-    fn from(token: Token) -> Pass {
-        Pass::Token(token)
+impl From<Token> for Credentials {
+    fn from(token: Token) -> Credentials {
+        Credentials::Token(token)
     }
 }
 
-impl Pass {
+impl Credentials {
     pub(super) fn tls(&self) -> Option<&Tls> {
         match self {
-            Pass::Token(_) => None,
-            Pass::Certificate(tls, _) => Some(tls),
+            Credentials::Token(_) => None,
+            Credentials::Certificate(tls, _) => Some(tls),
         }
     }
 
@@ -35,9 +35,9 @@ impl Pass {
             secret.ok_or_else(|| PeerError::SpeaksPlainly { peer: peer.to_owned() })
         };
         Ok(match self {
-            Pass::Token(token) => token.clone(),
-            Pass::Certificate(_, Some(token)) => token.over(&secret()?),
-            Pass::Certificate(_, None) => Token::of_session(&secret()?),
+            Credentials::Token(token) => token.clone(),
+            Credentials::Certificate(_, Some(token)) => token.over(&secret()?),
+            Credentials::Certificate(_, None) => Token::of_session(&secret()?),
         })
     }
 }

@@ -61,7 +61,7 @@ pub enum PeerError {
     },
     /// This agent does not accept its certificate.
     #[error(
-        "the certificate of {peer} is not taken: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
+        "the certificate of {peer} is not accepted: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
     )]
     BadCertificate {
         /// The peer.

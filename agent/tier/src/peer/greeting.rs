@@ -8,12 +8,12 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
 use super::channel::Channel;
-use super::credentials::Pass;
+use super::credentials::Credentials;
 use super::error::PeerError;
 use super::frame::{FrameError, MAGIC, VERSION};
 use super::tls;
 use super::token::{NONCE_BYTES, Signer, nonce};
-use super::wire::{Patience, Wire};
+use super::wire::{Timeouts, Wire};
 
 /// Size of the first message of both sides: magic, version, three bytes of zero, nonce.
 const GREETING_BYTES: usize = 8 + NONCE_BYTES;
@@ -30,7 +30,7 @@ impl Wire {
     ///
     /// # Errors
     /// Nothing answers, it is not an agent, has another protocol version, or authentication fails.
-    pub fn connect(address: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+    pub fn connect(address: &str, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
         let gone = |source| PeerError::unreachable(address, source);
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for resolved in address.to_socket_addrs().map_err(gone)? {
@@ -46,7 +46,7 @@ impl Wire {
     ///
     /// # Errors
     /// It is not an agent, has another protocol version, or authentication fails.
-    pub fn accept(stream: TcpStream, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+    pub fn accept(stream: TcpStream, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
         let peer = stream
             .peer_addr()
             .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
@@ -107,7 +107,7 @@ const BY_TLS: u8 = 2;
 /// First byte of a TLS handshake.
 const HANDSHAKE: u8 = 0x16;
 
-fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+fn greet(stream: TcpStream, peer: &str, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
     let lost = |source| tls::reported(peer, source);
     let mut channel = begin(stream, patience).map_err(lost)?;
     if let Some(tls) = pass.tls() {
@@ -140,7 +140,7 @@ fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Resu
     Ok(Wire::over(channel, peer.to_owned(), outgoing, incoming))
 }
 
-fn begin(stream: TcpStream, patience: Patience) -> io::Result<Channel> {
+fn begin(stream: TcpStream, patience: Timeouts) -> io::Result<Channel> {
     stream.set_nodelay(true)?;
     socket2::SockRef::from(&stream).set_tcp_notsent_lowat(WAITING)?;
     Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * STEPS))

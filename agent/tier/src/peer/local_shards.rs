@@ -22,7 +22,7 @@ pub use self::opened::Opened;
 use self::pinned::PinnedShard;
 use super::pooled::{self, Pooled};
 use super::sealed::Sealed;
-use super::user::{As, User};
+use super::user::{User, UserGuard};
 use crate::beneath::Beneath;
 use crate::bytes::Bytes;
 use crate::files::Pack;
@@ -287,7 +287,7 @@ impl LocalShards {
 
     pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
-        let _as_user = As::user(found.user).ok()?;
+        let _as_user = UserGuard::user(found.user).ok()?;
         let file = Beneath::open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
         // A name in the user's directory may be a file of another user.
         (file.metadata().ok()?.uid() == found.user.uid).then_some((found.sealed, file))
@@ -316,7 +316,7 @@ impl LocalShards {
             (inner.shards.get(root).cloned(), was_held)
         };
         let Some(found) = found else { return Ok(was_held) };
-        let _as_user = As::user(found.user)?;
+        let _as_user = UserGuard::user(found.user)?;
         let at = Beneath::open(&found.root)?;
         at.remove_file(&found.below.join(MANIFEST_NAME))?;
         at.sync_directory(&found.below)?;

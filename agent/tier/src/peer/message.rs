@@ -38,7 +38,7 @@ pub struct Inventory {
     /// Limit for the bytes of replicas.
     pub quota: u64,
     /// The copies that it has.
-    pub copies: Vec<Held>,
+    pub copies: Vec<StoredCopy>,
     /// Its eligibility as a holder of replicas.
     #[serde(default)]
     pub standing: PlacementEligibility,
@@ -56,7 +56,7 @@ impl Inventory {
 
 /// One copy that an agent has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Held {
+pub struct StoredCopy {
     /// The shard.
     pub shard: Shard,
     /// The medium.

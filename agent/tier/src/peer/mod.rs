@@ -45,7 +45,7 @@ pub use crate::os::monotonic;
 pub use durable::{Durable, Figures};
 pub use job_service::Brought;
 pub use local_shards::{Opened, Watched};
-pub use message::{Held, Inventory};
+pub use message::{Inventory, StoredCopy};
 pub use receive::settle_lent;
 pub(crate) use restore::land;
 pub use restore::{Progress, Restored, look_directory, verify_directory};

@@ -11,11 +11,11 @@ use mainstay_core::checkpoint::plan::Transfer;
 
 use super::client::Target;
 use super::error::PeerError;
-use super::receive::Landing;
+use super::receive::ShardWriter;
 use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;
-use crate::parity::{CodeError, Given, join, whole_of};
+use crate::parity::{CodeError, LocalPiece, join, whole_of};
 use crate::seal::ReadAt;
 
 /// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.
@@ -24,7 +24,7 @@ use crate::seal::ReadAt;
 /// Too few intact pieces are left.
 pub(super) fn bring<'a>(
     shared: &Shared,
-    landing: &dyn Fn() -> Landing<'a>,
+    landing: &dyn Fn() -> ShardWriter<'a>,
     transfer: &Transfer,
     report: &(dyn Fn(String) + Sync),
 ) -> Result<u64, PeerError> {
@@ -81,9 +81,9 @@ struct Gathering<'a> {
 }
 
 impl<'a> Gathering<'a> {
-    fn make<'b>(&mut self, landing: &dyn Fn() -> Landing<'b>) -> Result<(), PeerError> {
+    fn make<'b>(&mut self, landing: &dyn Fn() -> ShardWriter<'b>) -> Result<(), PeerError> {
         let given = self.gather()?;
-        let all: Vec<&Given> = given.iter().collect();
+        let all: Vec<&LocalPiece> = given.iter().collect();
         let mut failed = match self.land(landing(), &all) {
             Err(error) if is_of_the_pieces(&error) => error,
             other => return other,
@@ -96,7 +96,7 @@ impl<'a> Gathering<'a> {
         let (mut have, mut tried) = (given, 0);
         while let Some(other) = self.next() {
             for rest in choices(have.len(), self.of.data as usize - 1) {
-                let chosen: Vec<&Given> = rest.iter().map(|at| &have[*at]).chain([&other]).collect();
+                let chosen: Vec<&LocalPiece> = rest.iter().map(|at| &have[*at]).chain([&other]).collect();
                 let numbers: BTreeSet<u32> = chosen.iter().map(|piece| piece.index()).collect();
                 if numbers.len() < chosen.len() {
                     continue;
@@ -122,7 +122,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Too many pieces are wrong, and it is unknown which: distrusts all of them for a while, so that an older step is chosen.
-    fn give_up(&self, have: &[Given], failed: PeerError) -> PeerError {
+    fn give_up(&self, have: &[LocalPiece], failed: PeerError) -> PeerError {
         for piece in have {
             self.shared.distrust(&piece.holder, &piece.shard.root);
         }
@@ -131,7 +131,7 @@ impl<'a> Gathering<'a> {
 
     /// Reports which pieces were left out when the others formed the shard. A single one is known to be wrong; of several,
     /// at least one is.
-    fn blame(&self, left_out: &[&Given]) {
+    fn blame(&self, left_out: &[&LocalPiece]) {
         if let [bad] = left_out {
             self.shared.distrust(&bad.holder, &bad.shard.root);
         }
@@ -144,8 +144,8 @@ impl<'a> Gathering<'a> {
     }
 
     /// Fetches the needed number of different pieces, those of a round in parallel.
-    fn gather(&mut self) -> Result<Vec<Given>, PeerError> {
-        let mut given: Vec<Given> = Vec::new();
+    fn gather(&mut self) -> Result<Vec<LocalPiece>, PeerError> {
+        let mut given: Vec<LocalPiece> = Vec::new();
         while given.len() < self.of.data as usize {
             let round = self.round(&given);
             if round.is_empty() {
@@ -159,7 +159,7 @@ impl<'a> Gathering<'a> {
                 fetching.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
             });
             for (copy, came) in round.into_iter().zip(came) {
-                let disorder = || Err(PeerError::Local("a fetching thread ended in disorder".to_owned()));
+                let disorder = || Err(PeerError::Local("a fetching thread crashed".to_owned()));
                 given.extend(self.taken(copy, came.unwrap_or_else(|_| disorder())));
             }
         }
@@ -167,8 +167,8 @@ impl<'a> Gathering<'a> {
     }
 
     /// The next copies of pieces that are still missing, as many as are needed.
-    fn round(&mut self, given: &[Given]) -> Vec<&'a Copy> {
-        let mut have: BTreeSet<u32> = given.iter().map(Given::index).collect();
+    fn round(&mut self, given: &[LocalPiece]) -> Vec<&'a Copy> {
+        let mut have: BTreeSet<u32> = given.iter().map(LocalPiece::index).collect();
         let mut round = Vec::new();
         let mut passed = Vec::new();
         while have.len() < self.of.data as usize {
@@ -182,7 +182,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Fetches one more piece that matches its manifest.
-    fn next(&mut self) -> Option<Given> {
+    fn next(&mut self) -> Option<LocalPiece> {
         while let Some(copy) = self.left.pop() {
             let came = fetch(self.shared, copy);
             if let Some(given) = self.taken(copy, came) {
@@ -193,7 +193,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Counts the received bytes, or reports why there are none.
-    fn taken(&mut self, copy: &Copy, came: Result<(Given, u64), PeerError>) -> Option<Given> {
+    fn taken(&mut self, copy: &Copy, came: Result<(LocalPiece, u64), PeerError>) -> Option<LocalPiece> {
         match came {
             Ok((given, bytes)) => {
                 self.bytes += bytes;
@@ -214,7 +214,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Restores the shard from these pieces in its place.
-    fn land(&self, mut landing: Landing<'_>, given: &[&Given]) -> Result<(), PeerError> {
+    fn land(&self, mut landing: ShardWriter<'_>, given: &[&LocalPiece]) -> Result<(), PeerError> {
         let first = given.first().ok_or_else(|| PeerError::Local("no piece came".to_owned()))?;
         let whole = given.iter().find_map(|piece| whole_of(piece).ok());
         let whole = whole.map_or_else(|| whole_of(first), Ok)?;
@@ -225,7 +225,7 @@ impl<'a> Gathering<'a> {
 }
 
 /// Fetches one piece into a separate file and verifies it with its manifest. Also returns the bytes received from a peer.
-fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
+fn fetch(shared: &Shared, copy: &Copy) -> Result<(LocalPiece, u64), PeerError> {
     let mut room = Room { store: &shared.store, file: None };
     let is_here = copy.holder == shared.name();
     let bytes = if is_here {
@@ -235,7 +235,7 @@ fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
         shared.asking().get(&copy.holder, &copy.shard.root, &mut room, shared.settings.streams)?
     };
     let file = room.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
-    Ok((Given { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
+    Ok((LocalPiece { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
 }
 
 /// Takes a piece that is stored on this host.

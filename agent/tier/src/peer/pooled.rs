@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use mainstay_checkpoint::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlWords, Slot, State};
 
 use super::sealed::Sealed;
-use super::user::{As, User};
+use super::user::{User, UserGuard};
 use crate::beneath::Beneath;
 use crate::os::monotonic_ms;
 
@@ -46,7 +46,7 @@ impl Pooled {
     }
 
     fn open_slot(&self) -> Option<File> {
-        let _as_user = As::user(self.user).ok()?;
+        let _as_user = UserGuard::user(self.user).ok()?;
         let file = Beneath::open(&self.pool).ok()?.read(&self.file()).ok()?;
         let found = file.metadata().ok()?;
         (found.uid() == self.user.uid && found.len() >= self.sealed.shard.bytes).then_some(file)
@@ -54,14 +54,14 @@ impl Pooled {
 
     /// Whether the slot still holds the shard.
     pub(crate) fn is_still(&self) -> bool {
-        let Ok(_as_user) = As::user(self.user) else { return false };
+        let Ok(_as_user) = UserGuard::user(self.user) else { return false };
         let Ok(pool) = Beneath::open(&self.pool) else { return false };
         with_page(&pool, &self.home, |page| page.is_still(&self.slot)) == Some(true)
     }
 
     /// Asks the pool owner not to use the slot for a while. The pool owner may ignore this: a save does not wait for a copy to a peer.
     pub(crate) fn pin(&self) {
-        let Ok(_as_user) = As::user(self.user) else { return };
+        let Ok(_as_user) = UserGuard::user(self.user) else { return };
         let opened =
             Beneath::open(&self.pool).and_then(|pool| pool.write_over(&self.home.join(CONTROL_NAME)));
         let Ok(file) = opened else { return };
@@ -75,7 +75,7 @@ impl Pooled {
 
 /// The sealed shards in a pool, from files of this user only. `known` are manifests that were read before, by slot.
 pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<Pooled> {
-    let Ok(_as_user) = As::user(user) else { return Vec::new() };
+    let Ok(_as_user) = UserGuard::user(user) else { return Vec::new() };
     let Ok(at) = Beneath::open(pool) else { return Vec::new() };
     let mut found = Vec::new();
     for home in ranks(&at) {
@@ -104,7 +104,7 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
 
 /// For each rank, the memory reserved for its shard: the size of its largest slot.
 pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
-    let Ok(_as_user) = As::user(user) else { return Vec::new() };
+    let Ok(_as_user) = UserGuard::user(user) else { return Vec::new() };
     let room = |page: &Control<'_>| page.all().map(|slot| slot.capacity).max().filter(|room| *room > 0);
     let Ok(at) = Beneath::open(pool) else { return Vec::new() };
     ranks(&at).iter().filter_map(|home| with_page(&at, home, room).flatten()).collect()
@@ -112,7 +112,7 @@ pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
 
 /// A number over all sealed slots: it changes when a slot is sealed or released.
 pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
-    let Ok(_as_user) = As::user(user) else { return 0 };
+    let Ok(_as_user) = UserGuard::user(user) else { return 0 };
     let Ok(at) = Beneath::open(pool) else { return 0 };
     let sealed = ranks(&at).into_iter().enumerate().flat_map(|(place, home)| {
         let of = |page: &Control<'_>| {

@@ -16,17 +16,17 @@ use super::client::Target;
 use super::error::PeerError;
 use super::sealed::Sealed;
 use super::store::{PreparedMemory, Store};
-use super::user::{As, User};
+use super::user::{User, UserGuard};
 use crate::beneath::Beneath;
-use crate::lent_files::{Landed, Lot};
+use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::os::Lent;
 
 /// The shard is written next to its place, and moved into it when all bytes are there.
-pub(super) struct Landing<'a> {
+pub(super) struct ShardWriter<'a> {
     directory: &'a Path,
     user: User,
     store: &'a Store,
-    lot: Option<Arc<Lot>>,
+    lot: Option<Arc<RestoreFiles>>,
     taken: Option<Taken<'a>>,
     lent: Option<LentFile>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Landing<'a> {
 /// A lent file, and the shard that is written into it.
 struct LentFile {
     file: File,
-    shard: Landed,
+    shard: RestoredShard,
 }
 
 struct Taken<'a> {
@@ -63,13 +63,13 @@ pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
     step.join(format!("rank-{:05}", sealed.shard.rank))
 }
 
-impl<'a> Landing<'a> {
-    pub(super) fn new(directory: &'a Path, user: User, store: &'a Store) -> Landing<'a> {
-        Landing { directory, user, store, lot: None, taken: None, lent: None }
+impl<'a> ShardWriter<'a> {
+    pub(super) fn new(directory: &'a Path, user: User, store: &'a Store) -> ShardWriter<'a> {
+        ShardWriter { directory, user, store, lot: None, taken: None, lent: None }
     }
 
     /// Writes into the files of this lot, if there is one.
-    pub(super) fn in_files(mut self, lot: Option<Arc<Lot>>) -> Landing<'a> {
+    pub(super) fn in_files(mut self, lot: Option<Arc<RestoreFiles>>) -> ShardWriter<'a> {
         self.lot = lot;
         self
     }
@@ -99,7 +99,7 @@ impl<'a> Landing<'a> {
         let (at, aside, home) = (taken.at.clone(), taken.aside.clone(), taken.home.clone());
         let put = || -> io::Result<()> {
             let manifest = taken.fill_directory(self.user)?;
-            let _as_user = As::user(self.user)?;
+            let _as_user = UserGuard::user(self.user)?;
             settle(&at, &aside, &home, &manifest)
         };
         put().map_err(|error| {
@@ -108,7 +108,7 @@ impl<'a> Landing<'a> {
         })
     }
 
-    fn begin_in_file(&self, lot: &Lot, sealed: &Sealed) -> io::Result<LentFile> {
+    fn begin_in_file(&self, lot: &RestoreFiles, sealed: &Sealed) -> io::Result<LentFile> {
         let (number, file) = lot.take().ok_or_else(|| io::Error::other("no lent file is left"))?;
         if let Err(error) = file.set_len(0).and_then(|()| make_room(&file, sealed.shard.bytes)) {
             lot.give_back(number, file);
@@ -116,11 +116,11 @@ impl<'a> Landing<'a> {
         }
         let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
         let (home, name) = (shard_directory(sealed), sealed.file.clone());
-        Ok(LentFile { file, shard: Landed { file: number, home, name, manifest: written.manifest } })
+        Ok(LentFile { file, shard: RestoredShard { file: number, home, name, manifest: written.manifest } })
     }
 
     fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
-        let _as_user = As::to_write(self.user)?;
+        let _as_user = UserGuard::to_write(self.user)?;
         fs::create_dir_all(self.directory)?;
         let at = Beneath::open(self.directory)?;
         let home = shard_directory(sealed);
@@ -152,7 +152,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Landing<'_> {
+impl Drop for ShardWriter<'_> {
     fn drop(&mut self) {
         // Another copy of the shard may be written into the same file.
         if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
@@ -164,7 +164,7 @@ impl Drop for Landing<'_> {
     }
 }
 
-impl Target for Landing<'_> {
+impl Target for ShardWriter<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
         if let Some(lot) = &self.lot {
             let started = self.begin_in_file(lot, sealed);
@@ -180,7 +180,7 @@ impl Target for Landing<'_> {
             let room = match ready {
                 Some(ready) => Room::Ready(ready),
                 None => {
-                    let _as_user = As::user(self.user)?;
+                    let _as_user = UserGuard::user(self.user)?;
                     let file = at.create(&aside.join(&sealed.file), 0o644)?;
                     make_room(&file, bytes)?;
                     Room::New(file)
@@ -232,7 +232,7 @@ fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Resul
 ///
 /// # Errors
 /// The agent names a place that no shard has, the bytes do not match the manifest, or an I/O error.
-pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<()> {
+pub fn settle_lent(directory: &Path, file: &Path, shard: &RestoredShard) -> io::Result<()> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent names a place that no shard has");
     let sealed = Sealed::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
     if shard_directory(&sealed) != shard.home || sealed.file != shard.name || shard.name.contains('/') {
@@ -264,7 +264,7 @@ fn write_manifest(at: &Beneath, aside: &Path, manifest: &[u8]) -> io::Result<()>
 }
 
 fn remove(at: &Beneath, aside: &Path, user: User) {
-    if let Ok(_as_user) = As::user(user) {
+    if let Ok(_as_user) = UserGuard::user(user) {
         let _ = at.remove_tree(aside);
     }
 }

@@ -15,12 +15,12 @@ use mainstay_core::checkpoint::plan::{Transfer, plan};
 use super::client::Target;
 use super::error::PeerError;
 use super::local_shards::Watched;
-use super::receive::{Landing, shard_directory};
+use super::receive::{ShardWriter, shard_directory};
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
-use super::user::{As, User};
+use super::user::{User, UserGuard};
 use crate::beneath::Beneath;
-use crate::lent_files::{Landed, Lot, Wanted};
+use crate::lent_files::{RestoreFiles, RestoredShard, Wanted};
 use crate::seal::ReadAt;
 
 /// Number of shards that are fetched in parallel.
@@ -76,7 +76,7 @@ pub struct Restored {
     /// Duration in seconds.
     pub seconds: f64,
     /// Shards in lent files, for the process that moves them into place.
-    pub landed: Vec<Landed>,
+    pub landed: Vec<RestoredShard>,
 }
 
 impl Service {
@@ -110,7 +110,7 @@ impl Service {
                 });
             };
             match shared.bring(&key, place, ranks, report) {
-                Ok(Came { bytes, fetched, here, landed }) => {
+                Ok(FetchResult { bytes, fetched, here, landed }) => {
                     shared.own.look();
                     return Ok(Restored {
                         decision,
@@ -191,7 +191,7 @@ impl Shared {
         place: &Watched,
         ranks: Option<&[u32]>,
         report: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Came, PeerError> {
+    ) -> Result<FetchResult, PeerError> {
         let step = self
             .step(key)
             .ok_or_else(|| PeerError::Local("no peer that answers has any of it".to_owned()))?;
@@ -235,7 +235,7 @@ impl Shared {
         }
         let fetched = work.fetched.into_inner();
         let landed = lot.map(|lot| lot.all_landed()).unwrap_or_default();
-        Ok(Came { bytes: work.bytes.into_inner(), fetched, here: count - fetched, landed })
+        Ok(FetchResult { bytes: work.bytes.into_inner(), fetched, here: count - fetched, landed })
     }
 
     /// The files that the user's process lends for `count` shards, if this agent may not write as the user.
@@ -245,8 +245,8 @@ impl Shared {
         user: User,
         count: usize,
         report: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Option<Arc<Lot>>, PeerError> {
-        let Err(cannot) = As::to_write(user) else { return Ok(None) };
+    ) -> Result<Option<Arc<RestoreFiles>>, PeerError> {
+        let Err(cannot) = UserGuard::to_write(user) else { return Ok(None) };
         let wanted =
             Wanted::new(user.uid, count).map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
         let files_token = wanted.token().to_owned();
@@ -260,19 +260,19 @@ impl Shared {
 }
 
 /// The result of fetching one step.
-pub(super) struct Came {
+pub(super) struct FetchResult {
     /// Bytes received.
     pub(super) bytes: u64,
     /// Shards that were fetched, and shards that were already here.
     pub(super) fetched: usize,
     here: usize,
     /// Shards in lent files.
-    landed: Vec<Landed>,
+    landed: Vec<RestoredShard>,
 }
 
 /// Whether this exact shard is in the directory; the caller has verified its bytes.
 fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
-    let Ok(_as_user) = As::user(user) else { return false };
+    let Ok(_as_user) = UserGuard::user(user) else { return false };
     let Ok(at) = Beneath::open(directory) else { return false };
     Sealed::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
         .and_then(|there| there.owned_as(&sealed.shard.of.run))
@@ -283,7 +283,7 @@ fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
 struct Work<'a> {
     shared: &'a Shared,
     place: &'a Watched,
-    lot: Option<Arc<Lot>>,
+    lot: Option<Arc<RestoreFiles>>,
     left: Mutex<Vec<&'a Transfer>>,
     done: AtomicUsize,
     fetched: AtomicUsize,
@@ -340,8 +340,9 @@ impl Work<'_> {
         Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
     }
 
-    fn landing(&self) -> Landing<'_> {
-        Landing::new(&self.place.directory, self.place.user, &self.shared.store).in_files(self.lot.clone())
+    fn landing(&self) -> ShardWriter<'_> {
+        ShardWriter::new(&self.place.directory, self.place.user, &self.shared.store)
+            .in_files(self.lot.clone())
     }
 
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
@@ -402,7 +403,7 @@ pub(crate) fn land(
     content: &crate::files::Content,
 ) -> Result<(), PeerError> {
     let reading = |error: io::Error| PeerError::Local(format!("{}: {error}", content.base().display()));
-    let mut landing = Landing::new(directory, User::own(), &service.shared.store);
+    let mut landing = ShardWriter::new(directory, User::own(), &service.shared.store);
     landing.begin(sealed)?;
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;

@@ -38,7 +38,7 @@ pub use self::lag::Lag;
 use self::refusals::Refusals;
 pub use self::settings::Settings;
 use super::client::Asking;
-use super::credentials::Pass;
+use super::credentials::Credentials;
 use super::durable::{Durable, Figures};
 use super::local_shards::{LocalShards, Opened, Watched};
 use super::message::Inventory;
@@ -88,7 +88,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    pub(crate) pass: Pass,
+    pub(crate) pass: Credentials,
     pub(crate) store: Store,
     pub(crate) own: LocalShards,
     durable: OnceLock<Arc<dyn Durable>>,
@@ -165,7 +165,7 @@ impl Service {
     ///
     /// # Errors
     /// Listening, opening the store or starting a thread failed.
-    pub fn start(settings: Settings, pass: impl Into<Pass>) -> Result<Service, StartError> {
+    pub fn start(settings: Settings, pass: impl Into<Credentials>) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let listener = TcpListener::bind(settings.listen).map_err(listen)?;
         Service::start_at(listener, settings, pass)
@@ -178,7 +178,7 @@ impl Service {
     pub fn start_at(
         listener: TcpListener,
         mut settings: Settings,
-        pass: impl Into<Pass>,
+        pass: impl Into<Credentials>,
     ) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let address = listener.local_addr().map_err(listen)?;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::replication_cost::{Hold, ReplicationCost, StepTime};
+use mainstay_core::checkpoint::replication_cost::{DelayReason, ReplicationCost, StepTime};
 
 use crate::os::monotonic;
 
@@ -31,7 +31,7 @@ struct State {
     /// Earlier periods of replication.
     spells: VecDeque<(Mono, Mono)>,
     /// The time since which a replica waits, and the reason.
-    waits: Option<(Mono, Hold)>,
+    waits: Option<(Mono, DelayReason)>,
     held: Span,
     /// Seconds of training, each time of the job with the highest cost.
     paid_s: f64,
@@ -89,7 +89,8 @@ impl ReplicationThrottle {
         let mut state = self.state();
         state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
         // Ask each job: one with enough budget must also see that time passes.
-        let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(cost, _)| cost.holds(now)).collect();
+        let holds: Vec<DelayReason> =
+            state.jobs.values_mut().filter_map(|(cost, _)| cost.holds(now)).collect();
         let why = holds.into_iter().min();
         match (why, state.waits) {
             (None, Some((since, _))) => {
@@ -103,7 +104,7 @@ impl ReplicationThrottle {
     }
 
     /// The reason why a replica waits, if one does.
-    pub(crate) fn holds(&self) -> Option<Hold> {
+    pub(crate) fn holds(&self) -> Option<DelayReason> {
         self.state().waits.map(|(_, why)| why)
     }
 
@@ -183,7 +184,7 @@ mod tests {
         assert!(throttle.overhead().paid > Duration::from_secs(40), "{:?}", throttle.overhead());
         let state = throttle.state();
         assert_eq!((state.spells.len(), state.busy), (2, 0));
-        assert!(matches!(state.waits, Some((_, Hold::Spent))), "{:?}", state.waits);
+        assert!(matches!(state.waits, Some((_, DelayReason::Spent))), "{:?}", state.waits);
     }
 
     #[test]

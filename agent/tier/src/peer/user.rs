@@ -64,7 +64,7 @@ pub fn groups_of(user: User) -> Arc<[u32]> {
 /// While this value lives, this thread accesses files as another user. The kernel keeps that per thread, and also drops the
 /// capabilities that override permissions. The supplementary groups are the user's too, none of this process.
 #[derive(Debug)]
-pub(crate) struct As {
+pub(crate) struct UserGuard {
     /// If this process may not act as the user: access to what that user handed over.
     reading: Option<Reading>,
     before: User,
@@ -74,13 +74,13 @@ pub(crate) struct As {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl As {
-    pub(crate) fn user(user: User) -> io::Result<As> {
-        As::by_rights(user).or_else(|error| {
+impl UserGuard {
+    pub(crate) fn user(user: User) -> io::Result<UserGuard> {
+        UserGuard::by_rights(user).or_else(|error| {
             let reading = Reading::of(user.uid).ok_or(error)?;
             let before = User::own();
             let not_send = std::marker::PhantomData;
-            Ok(As {
+            Ok(UserGuard {
                 reading: Some(reading),
                 before,
                 groups: Vec::new(),
@@ -90,12 +90,12 @@ impl As {
         })
     }
 
-    /// Same as [`As::user`], but fails if the user's files can only be read.
-    pub(crate) fn to_write(user: User) -> io::Result<As> {
-        As::by_rights(user)
+    /// Same as [`UserGuard::user`], but fails if the user's files can only be read.
+    pub(crate) fn to_write(user: User) -> io::Result<UserGuard> {
+        UserGuard::by_rights(user)
     }
 
-    fn by_rights(user: User) -> io::Result<As> {
+    fn by_rights(user: User) -> io::Result<UserGuard> {
         let before = User::own();
         let mut groups = Vec::new();
         if user != before {
@@ -117,12 +117,12 @@ impl As {
             let holds = setfsuid(Uid::from_raw(u32::MAX));
             if holds.as_raw() != user.uid {
                 let not_send = std::marker::PhantomData;
-                drop(As { reading: None, before, groups, is_other: true, _not_send: not_send });
+                drop(UserGuard { reading: None, before, groups, is_other: true, _not_send: not_send });
                 return Err(cannot(before, user));
             }
         }
         let not_send = std::marker::PhantomData;
-        Ok(As { reading: None, before, groups, is_other: user != before, _not_send: not_send })
+        Ok(UserGuard { reading: None, before, groups, is_other: user != before, _not_send: not_send })
     }
 }
 
@@ -131,10 +131,10 @@ impl As {
 /// # Errors
 /// It may do neither of these.
 pub fn may_serve(user: User, directory: &Path) -> io::Result<()> {
-    if As::to_write(user).is_ok() {
+    if UserGuard::to_write(user).is_ok() {
         return Ok(());
     }
-    let _as_user = As::user(user)?;
+    let _as_user = UserGuard::user(user)?;
     Beneath::open(directory)?.list(Path::new(""))?;
     Ok(())
 }
@@ -144,7 +144,7 @@ fn cannot(before: User, user: User) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, problem)
 }
 
-impl Drop for As {
+impl Drop for UserGuard {
     fn drop(&mut self) {
         if self.reading.is_some() {
             return;

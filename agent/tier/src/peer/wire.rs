@@ -18,16 +18,16 @@ use crate::seal::{PIECE, ReadAt};
 
 /// Time limits.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// For a connection and the handshake.
     pub connect: Duration,
     /// For the next bytes, in either direction.
     pub stall: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { connect: Duration::from_secs(3), stall: Duration::from_secs(10) }
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts { connect: Duration::from_secs(3), stall: Duration::from_secs(10) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// One sealed shard in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SealedSlot {
     /// The rank.
     pub rank: u32,
     /// Its slot.
@@ -20,7 +20,11 @@ pub type At = (u64, u64);
 
 /// The newest step of which the shards of all these ranks are in memory or `elsewhere`.
 #[must_use]
-pub fn newest_whole(held: &[Held], ranks: &Range<u32>, elsewhere: &dyn Fn(At, u32) -> bool) -> Option<At> {
+pub fn newest_whole(
+    held: &[SealedSlot],
+    ranks: &Range<u32>,
+    elsewhere: &dyn Fn(At, u32) -> bool,
+) -> Option<At> {
     let mut steps: Vec<At> = held.iter().map(|shard| shard.at).collect();
     steps.sort_unstable();
     steps.dedup();
@@ -33,8 +37,12 @@ pub fn newest_whole(held: &[Held], ranks: &Range<u32>, elsewhere: &dyn Fn(At, u3
 
 /// The shards to write to disk next: those of the newest whole step that are not on disk.
 #[must_use]
-pub fn to_write(held: &[Held], newest: Option<At>, on_disk: &dyn Fn(At, u32) -> bool) -> Vec<Held> {
-    let wanted = |shard: &&Held| Some(shard.at) == newest && !on_disk(shard.at, shard.rank);
+pub fn to_write(
+    held: &[SealedSlot],
+    newest: Option<At>,
+    on_disk: &dyn Fn(At, u32) -> bool,
+) -> Vec<SealedSlot> {
+    let wanted = |shard: &&SealedSlot| Some(shard.at) == newest && !on_disk(shard.at, shard.rank);
     held.iter().filter(wanted).copied().collect()
 }
 
@@ -43,13 +51,13 @@ pub fn to_write(held: &[Held], newest: Option<At>, on_disk: &dyn Fn(At, u32) -> 
 /// A step that is newer than the newest whole one, and may still become whole, is freed only for a rank that has waited long.
 #[must_use]
 pub fn to_free(
-    held: &[Held],
+    held: &[SealedSlot],
     rank: u32,
     newest: Option<At>,
     kept: &[At],
     waited_long: bool,
 ) -> Option<usize> {
-    let goes = |shard: &&Held| {
+    let goes = |shard: &&SealedSlot| {
         shard.rank == rank
             && !shard.writing
             && !kept.contains(&shard.at)
@@ -65,8 +73,8 @@ pub fn to_free(
 mod tests {
     use super::*;
 
-    fn held(rank: u32, index: usize, attempt: u64, step: u64) -> Held {
-        Held { rank, index, at: (attempt, step), writing: false }
+    fn held(rank: u32, index: usize, attempt: u64, step: u64) -> SealedSlot {
+        SealedSlot { rank, index, at: (attempt, step), writing: false }
     }
 
     const NOWHERE: &dyn Fn(At, u32) -> bool = &|_, _| false;

@@ -100,8 +100,8 @@ struct Inner {
     elsewhere: BTreeSet<(At, u32)>,
     batch: Option<Batch>,
     writing: bool,
-    said: Vec<String>,
-    last_said: String,
+    messages: Vec<String>,
+    last_messages: String,
     trouble: Option<(String, Instant)>,
     waiting_since: BTreeMap<u32, Instant>,
     /// The attempt, and the last of its steps at which replicas agreed.
@@ -141,11 +141,11 @@ impl PoolOwner {
     fn start_in(directory: PathBuf, settings: Settings) -> Result<PoolOwner, PoolError> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(reported(&directory))?;
         let lock = take(&directory, &settings.directory)?;
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         if directory.join(POOL_NAME).exists() {
             match recover::bring_to_disk(&directory) {
-                Ok(recovered) => said.extend(recovered.reported()),
-                Err(error) => said.push(format!(
+                Ok(recovered) => messages.extend(recovered.reported()),
+                Err(error) => messages.push(format!(
                     "checkpoints that an earlier launcher left in memory could not be brought to the disk: {error}"
                 )),
             }
@@ -154,7 +154,7 @@ impl PoolOwner {
         disk::clear_aside(&StdVolume, &settings.directory, &lives);
         let bell = open_bell(&directory);
         describe(&directory, &settings)?;
-        let mut inner = Inner { said, ..Inner::default() };
+        let mut inner = Inner { messages, ..Inner::default() };
         for rank in settings.ranks.clone() {
             let at = memory::directory_of(&directory, rank);
             inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(reported(&at))?);
@@ -225,8 +225,8 @@ impl PoolOwner {
 
     /// Takes the messages for users since the last call.
     #[must_use]
-    pub fn said(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.inner().said)
+    pub fn messages(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.inner().messages)
     }
 
     /// Takes the steps that were sealed in memory for all ranks since the last call, the newest few, in the order of sealing.
@@ -270,13 +270,13 @@ impl PoolOwner {
         let unsaved = inner.unsaved(&self.shared.settings);
         if let Some(shard) = unsaved.first() {
             let (step, place) = (shard.at.1, self.shared.directory.display());
-            inner.said.push(format!(
+            inner.messages.push(format!(
                 "step {step} is not on the disk; it stays in memory ({place}) until the next `mainstay run` on this host"
             ));
         } else if let Err(error) = fs::remove_dir_all(&self.shared.directory) {
             tracing::warn!(%error, directory = %self.shared.directory.display(), "cannot remove the checkpoint pool");
         }
-        std::mem::take(&mut inner.said)
+        std::mem::take(&mut inner.messages)
     }
 
     /// Replaces the ranks of this host with others of the job: writes the steps of the old ones to disk and keeps
@@ -291,14 +291,14 @@ impl PoolOwner {
     ) -> (Result<PoolOwner, PoolError>, Vec<String>) {
         self.save_all();
         let (directory, settings) = (self.shared.directory.clone(), self.shared.settings.clone());
-        let said = std::mem::take(&mut self.shared.inner().said);
+        let messages = std::mem::take(&mut self.shared.inner().messages);
         let is_saved = self.shared.inner().unsaved(&settings).is_empty();
         drop(self);
         if is_saved && let Err(error) = remove_ranks(&directory) {
             tracing::warn!(%error, directory = %directory.display(), "cannot empty the checkpoint pool");
         }
         let started = PoolOwner::start_in(directory, Settings { world_size, ranks, ..settings });
-        (started, said)
+        (started, messages)
     }
 
     /// Writes the remaining steps to disk, as far as the disk accepts them, and stops.

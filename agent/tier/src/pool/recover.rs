@@ -11,7 +11,7 @@ use mainstay_checkpoint::{Identity, Manifest};
 use serde_json::Value;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
-use crate::pool::choose::{self, At, Held};
+use crate::pool::choose::{self, At, SealedSlot};
 use crate::pool::lock::{lives, lock};
 use crate::pool::memory::Memory;
 use crate::pool::{PoolError, reported};
@@ -35,13 +35,14 @@ impl Recovered {
     /// The result as messages for users.
     #[must_use]
     pub fn reported(&self) -> Vec<String> {
-        let mut said = self.failed.clone();
+        let mut messages = self.failed.clone();
         if !self.steps.is_empty() {
             let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
             let (steps, place) = (steps.join(", "), self.directory.display());
-            said.push(format!("step {steps}, which a killed launcher had left in memory, is in {place} now"));
+            messages
+                .push(format!("step {steps}, which a killed launcher had left in memory, is in {place} now"));
         }
-        said
+        messages
     }
 }
 
@@ -147,7 +148,7 @@ fn vouched(pool: &Path, first_rank: u32) -> Option<u64> {
 }
 
 struct Left {
-    held: Held,
+    held: SealedSlot,
     manifest: Manifest,
     file: Arc<File>,
 }
@@ -170,7 +171,7 @@ fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
         for slot in control.all() {
             let Some(file) = memory.files.get(slot.index) else { continue };
             let Some(manifest) = manifest_of(&memory, about, &slot, file, control.epoch()) else { continue };
-            let held = Held { rank, index: slot.index, at: (slot.epoch, slot.step), writing: false };
+            let held = SealedSlot { rank, index: slot.index, at: (slot.epoch, slot.step), writing: false };
             left.push(Left { held, manifest, file: file.clone() });
         }
     }
@@ -208,7 +209,7 @@ fn now() -> u64 {
 fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut Recovered) {
     let volume = StdVolume;
     disk::clear_aside(&volume, &about.directory, &lives);
-    let held: Vec<Held> = shards.iter().map(|left| left.held).collect();
+    let held: Vec<SealedSlot> = shards.iter().map(|left| left.held).collect();
     let on_disk = |at: At, rank: u32| {
         disk::manifest(&volume, &about.directory, at.1, rank)
             .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt == at.0)

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use mainstay_checkpoint::Manifest;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
-use crate::pool::choose::Held;
+use crate::pool::choose::SealedSlot;
 
 /// Shards of one step that are being written.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) shards: Vec<(Held, Manifest, Arc<File>)>,
+    pub(super) shards: Vec<(SealedSlot, Manifest, Arc<File>)>,
     /// The step that always stays on disk.
     pub(super) vouched: Option<u64>,
     /// The ranks of this host, and the newest step with copies on other hosts; none if the job has one host.
@@ -37,8 +37,8 @@ impl Batch {
 /// The result of a batch.
 #[derive(Debug)]
 pub(super) struct Written {
-    pub(super) done: Vec<Held>,
-    pub(super) failed: Option<(Held, WriteError)>,
+    pub(super) done: Vec<SealedSlot>,
+    pub(super) failed: Option<(SealedSlot, WriteError)>,
 }
 
 /// Writes the shards of a step, then removes what need not be kept. On a full disk, older steps are removed first if

@@ -214,11 +214,11 @@ fn a_full_or_read_only_disk_loses_no_step_that_is_in_memory() {
             disk.remount("ro");
         }
         rank.save(step + 1);
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         until(
             || {
-                said.extend(pool_owner.said());
-                said.iter().any(|words| words.contains("cannot be written to the disk"))
+                messages.extend(pool_owner.messages());
+                messages.iter().any(|words| words.contains("cannot be written to the disk"))
             },
             |received| *received,
         );

@@ -195,7 +195,8 @@ fn a_half_filled_slot_of_an_old_attempt_is_never_offered_and_late_writers_seal_n
         rank.bytes(2)
     );
     assert!(
-        until(|| pool_owner.said(), |said| !said.is_empty())[0].contains("step 7 of rank 0 is not taken")
+        until(|| pool_owner.messages(), |messages| !messages.is_empty())[0]
+            .contains("step 7 of rank 0 is not taken")
     );
     drop(pool_owner.finish());
     assert_eq!(stage.offered(), Some(2));
@@ -217,8 +218,11 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_reported() {
     until(|| ranks[0].sealed(), |steps| steps.contains(&2));
     ranks[0].file(&slot).write_all_at(&[0xff], 5000).unwrap();
     ranks[1].save(2);
-    let said = until(|| pool_owner.said(), |said| !said.is_empty());
-    assert!(said[0].contains("step 2 of rank 0 is withdrawn") && said[0].contains("chunk 0"), "{said:?}");
+    let messages = until(|| pool_owner.messages(), |messages| !messages.is_empty());
+    assert!(
+        messages[0].contains("step 2 of rank 0 is withdrawn") && messages[0].contains("chunk 0"),
+        "{messages:?}"
+    );
     drop(pool_owner.finish());
     assert_eq!(stage.offered(), Some(1));
 }
@@ -249,14 +253,17 @@ fn bytes_that_are_not_a_checkpoint_of_their_rank_are_not_sealed() {
     rank.file(&slot).write_all_at(&another, 0).unwrap();
     assert!(rank.with(|page| page.fill(&slot, another.len() as u64)).is_some());
     rank.ring();
-    let said = until(|| pool_owner.said(), |said| !said.is_empty());
-    assert!(said[0].contains("step 5 of rank 0 is not sealed") && said[0].contains("step 4"), "{said:?}");
+    let messages = until(|| pool_owner.messages(), |messages| !messages.is_empty());
+    assert!(
+        messages[0].contains("step 5 of rank 0 is not sealed") && messages[0].contains("step 4"),
+        "{messages:?}"
+    );
     let slot = rank.take(6);
     rank.file(&slot).write_all_at(&[0xff; 5000], 0).unwrap();
     assert!(rank.with(|page| page.fill(&slot, 5000)).is_some());
     rank.ring();
-    let said = until(|| pool_owner.said(), |said| !said.is_empty());
-    assert!(said[0].contains("it is not a checkpoint"), "{said:?}");
+    let messages = until(|| pool_owner.messages(), |messages| !messages.is_empty());
+    assert!(messages[0].contains("it is not a checkpoint"), "{messages:?}");
     drop(pool_owner.finish());
     assert_eq!(stage.offered(), None);
 }
@@ -268,7 +275,7 @@ fn too_much_memory_is_refused_at_the_reservation() {
     let pool_owner = PoolOwner::start(settings).unwrap();
     let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(6 << 20), Answer::NoRoom);
-    assert!(pool_owner.said()[0].contains("no memory for checkpoints"));
+    assert!(pool_owner.messages()[0].contains("no memory for checkpoints"));
     assert_eq!(rank.reserve(5 << 20), Answer::NoRoom, "two of six, for sizes go in steps of two");
     assert_eq!(rank.reserve(3 << 20), Answer::Granted);
     assert_eq!(rank.with(|page| page.slots()), 2, "a third would be beyond the bound");
@@ -310,13 +317,13 @@ fn a_disk_that_refuses_leaves_the_newest_step_in_memory_for_the_next_launcher() 
     let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
-    let said = until(|| pool_owner.said(), |said| !said.is_empty());
-    assert!(said[0].contains("step 1 cannot be written to the disk"), "{said:?}");
+    let messages = until(|| pool_owner.messages(), |messages| !messages.is_empty());
+    assert!(messages[0].contains("step 1 cannot be written to the disk"), "{messages:?}");
     assert!(pool_owner.finish().iter().any(|line| line.contains("stays in memory")));
     assert_eq!(stage.pools_left(), 1);
     fs::remove_file(&stage.checkpoints).unwrap();
     let pool_owner = stage.pool_owner(1, 2);
-    assert!(pool_owner.said()[0].contains("step 1, which a killed launcher had left in memory"));
+    assert!(pool_owner.messages()[0].contains("step 1, which a killed launcher had left in memory"));
     assert_eq!(stage.offered(), Some(1));
     drop(pool_owner.finish());
     assert_eq!(stage.pools_left(), 0);

@@ -42,7 +42,7 @@ fn all_wait(jobs: &[Job]) {
 fn replace_second(cluster: &Cluster, jobs: &mut Vec<Job>, script: &str, options: &str) {
     let lost = jobs.remove(1);
     lost.lose_launcher();
-    jobs[0].wait_until_said("waiting up to");
+    jobs[0].wait_until_printed("waiting up to");
     jobs.push(cluster.start_host_as(2, script, &format!("--nnodes 2 --node-rank 1 {options}"), &[]));
 }
 
@@ -84,9 +84,9 @@ fn a_killed_rank_goes_on_from_the_newest_step_in_memory_on_all_hosts() {
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
-        end.assert_said("protected: mainstay.checkpoint (memory, then");
-        end.assert_said("a copy in the memory of another host of the job, encrypted on their way");
-        end.assert_said("all ranks go on from step 7 of attempt 0: of this host's shards 2 were here");
+        end.assert_printed("protected: mainstay.checkpoint (memory, then");
+        end.assert_printed("a copy in the memory of another host of the job, encrypted on their way");
+        end.assert_printed("all ranks go on from step 7 of attempt 0: of this host's shards 2 were here");
     }
     assert_eq!(went_on_from(&cluster, [0, 1]), 8);
     assert_finals(&cluster, [0, 1], &ends);
@@ -104,14 +104,14 @@ fn a_host_that_takes_the_place_of_a_lost_one_gets_its_shards_from_the_memory_of_
         .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
         .collect();
     all_wait(&jobs);
-    jobs[0].wait_until_said("has a copy on another host");
+    jobs[0].wait_until_printed("has a copy on another host");
     replace_second(&cluster, &mut jobs, SAVES_EACH, "--nproc-per-node 2");
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
     }
     // Fetched before the start, or sent as copies as soon as the new host was known.
-    ends[1].assert_said("all ranks go on from step");
+    ends[1].assert_printed("all ranks go on from step");
     assert!(went_on_from(&cluster, [0, 2]) > 0);
     assert_finals(&cluster, [0, 2], &ends);
 }
@@ -158,7 +158,7 @@ fn a_copy_goes_to_another_failure_domain_if_there_is_one() {
         .collect();
     for (host, job) in jobs.iter().enumerate() {
         job.mark(&format!("waits.0.{host}"));
-        job.wait_until_said("has a copy on another host");
+        job.wait_until_printed("has a copy on another host");
     }
     assert_eq!(keeps_for(&cluster, 2), BTreeSet::from([0, 1]), "the only host of the other rack");
     for host in 0..2 {
@@ -184,10 +184,10 @@ fn a_replica_that_was_damaged_is_not_used() {
         .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
         .collect();
     all_wait(&jobs);
-    jobs[0].wait_until_said("has a copy on another host");
+    jobs[0].wait_until_printed("has a copy on another host");
     let lost = jobs.remove(1);
     lost.lose_launcher();
-    jobs[0].wait_until_said("waiting up to");
+    jobs[0].wait_until_printed("waiting up to");
     let pools = fs::read_dir(cluster.stage(0).tmpfs().join("pools")).expect("the pools").flatten();
     let kept: Vec<PathBuf> = pools.flat_map(|pool| replicas(&pool.path().join("replicas"))).collect();
     assert!(!kept.is_empty(), "there are replicas");
@@ -203,7 +203,7 @@ fn a_replica_that_was_damaged_is_not_used() {
     for end in &ends {
         end.assert_status(0);
     }
-    ends[0].assert_said("cannot be restored");
+    ends[0].assert_printed("cannot be restored");
     assert_eq!(went_on_from(&cluster, [0, 2]), 0, "no good copy was left");
     assert_finals(&cluster, [0, 2], &ends);
 }
@@ -231,7 +231,7 @@ fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_un
         if !waits.is_empty() {
             jobs[0].mark("waits.0.0");
             jobs[1].mark("waits.0.1");
-            jobs[0].wait_until_said("has a copy on another host");
+            jobs[0].wait_until_printed("has a copy on another host");
             replace_second(&cluster, &mut jobs, &script, "--nproc-per-node 1");
             second = 2;
         }
@@ -240,7 +240,7 @@ fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_un
             end.assert_status(0);
         }
         if !waits.is_empty() {
-            ends[1].assert_said("all ranks go on from step");
+            ends[1].assert_printed("all ranks go on from step");
         }
         [cluster.read(0, "final.0"), cluster.read(second, "final.1")]
     };

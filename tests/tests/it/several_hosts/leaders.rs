@@ -17,8 +17,8 @@ fn start_with(cluster: &Cluster, hosts: usize, options: &str, variables: &[(&str
     for host in 0..hosts {
         jobs.push(cluster.start_host_as(host, TRAINER, options, variables));
         match host {
-            0 => jobs[0].wait_until_said("this host leads the job"),
-            _ => jobs[host].wait_until_said("joining the job; its leader is"),
+            0 => jobs[0].wait_until_printed("this host leads the job"),
+            _ => jobs[host].wait_until_printed("joining the job; its leader is"),
         }
     }
     jobs
@@ -50,7 +50,7 @@ fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
-        end.assert_said("rank 1 was ended by SIGKILL");
+        end.assert_printed("rank 1 was ended by SIGKILL");
     }
     let left = etcd.all_keys();
     // The note of the end, which is kept for some minutes.
@@ -70,21 +70,21 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0,1")]));
-    jobs[2].wait_until_said("waiting as a spare");
+    jobs[2].wait_until_printed("waiting as a spare");
     // A restart that the first leader counts.
     jobs[1].kill_rank(0, 1);
     jobs[0].mark("waits.1.0");
     jobs[1].mark("waits.1.1");
     // Whether the store knows yet that all ranks have started makes no difference.
     jobs.remove(0).lose_launcher();
-    jobs[0].wait_until_said("this host leads now (epoch 2)");
+    jobs[0].wait_until_printed("this host leads now (epoch 2)");
     let ends = ends(jobs);
     for end in &ends {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 3, "{end}");
     }
-    ends[0].assert_said("restart 2 of 3");
-    ends[0].assert_said("was lost");
+    ends[0].assert_printed("restart 2 of 3");
+    ends[0].assert_printed("was lost");
     let incidents = journal::verdicts(&ends[0].journal);
     assert_eq!(incidents.last().expect("a verdict").incident.0, 2, "{}", ends[0]);
 }
@@ -101,10 +101,10 @@ fn a_leader_that_was_only_slow_steps_down() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0")]));
-    jobs[2].wait_until_said("waiting as a spare");
+    jobs[2].wait_until_printed("waiting as a spare");
     let slow = jobs.remove(0);
     slow.signal(Signal::SIGSTOP);
-    jobs[0].wait_until_said("this host leads now (epoch 2)");
+    jobs[0].wait_until_printed("this host leads now (epoch 2)");
     slow.signal(Signal::SIGCONT);
     assert!(slow.has_ended());
     // Processes of all hosts have the same job in their names here: the first to end is checked last.
@@ -113,8 +113,8 @@ fn a_leader_that_was_only_slow_steps_down() {
         assert_eq!(end.summary().attempts, 2, "{end}");
     }
     let slow = slow.end();
-    slow.assert_status(75).assert_said("leads the job now (epoch 2)");
-    slow.assert_said("the ranks of this host are stopped");
+    slow.assert_status(75).assert_printed("leads the job now (epoch 2)");
+    slow.assert_printed("the ranks of this host are stopped");
 }
 
 #[test]
@@ -129,11 +129,11 @@ fn training_continues_without_the_store_and_lost_keys_are_written_again() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     etcd.wipe();
-    jobs[0].wait_until_said("nothing is decided until it does");
+    jobs[0].wait_until_printed("nothing is decided until it does");
     // A failure that cannot be decided on.
     jobs[1].kill_rank(0, 1);
     etcd.resume();
-    jobs[0].wait_until_said("this host leads again (epoch");
+    jobs[0].wait_until_printed("this host leads again (epoch");
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
@@ -154,7 +154,7 @@ fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
         jobs.push(cluster.start_host_as(host, TRAINER, options, &[("WAITS", "0")]));
         if host < 3 {
             // Each takes the first endpoint that is free on this machine.
-            jobs[host].wait_until_said("coordination: etcd runs on this host");
+            jobs[host].wait_until_printed("coordination: etcd runs on this host");
             super::etcd::wait_for_port(ports[host]);
         }
     }

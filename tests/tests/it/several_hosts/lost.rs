@@ -97,8 +97,8 @@ impl Hosts {
     /// The host whose launcher leads: of all that printed it, the one with the highest epoch.
     fn leader(&self) -> usize {
         let epoch = |job: &Job| {
-            let said = job.said();
-            let epochs = said.lines().filter(|line| line.contains("this host leads"));
+            let printed = job.printed();
+            let epochs = printed.lines().filter(|line| line.contains("this host leads"));
             epochs
                 .filter_map(|line| line.rsplit("(epoch ").next()?.trim_end_matches(')').parse::<u64>().ok())
                 .max()
@@ -177,7 +177,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
     for attempt in 0..3 {
         let at = hosts.all_wait(attempt, 3);
         if attempt == 0 {
-            at.iter().for_each(|host| hosts.job(*host).wait_until_said("has a copy on another host"));
+            at.iter().for_each(|host| hosts.job(*host).wait_until_printed("has a copy on another host"));
         }
         let leader = hosts.leader();
         let lost = match attempt {
@@ -189,7 +189,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
         if attempt < 2 {
             hosts.all_wait(attempt + 1, 3);
             hosts.come_back(lost);
-            hosts.job(lost).wait_until_said("waiting as a spare");
+            hosts.job(lost).wait_until_printed("waiting as a spare");
             if lost < 3 {
                 // Until its member of etcd is back, the loss of another one stops the store.
                 processes::wait_until("its etcd serves", || hosts.cluster.network().serves(lost, 29400));
@@ -214,7 +214,7 @@ fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lo
     }
     let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
     let at = hosts.all_wait(0, 3);
-    at.iter().for_each(|host| hosts.job(*host).wait_until_said("has a copy on another host"));
+    at.iter().for_each(|host| hosts.job(*host).wait_until_printed("has a copy on another host"));
     hosts.vanish(at[0]);
     hosts.vanish(at[1]);
     let (cluster, ends) = hosts.ends();
@@ -251,8 +251,9 @@ fn ranks_do_not_notice_that_all_stores_are_gone_for_longer_than_the_lease() {
     }
     jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGSTOP));
     // The leader has lost its leadership.
-    let leads = jobs.iter().position(|job| job.said().contains("this host leads the job")).expect("a leader");
-    jobs[leads].wait_until_said("nothing is decided until it does");
+    let leads =
+        jobs.iter().position(|job| job.printed().contains("this host leads the job")).expect("a leader");
+    jobs[leads].wait_until_printed("nothing is decided until a leader is elected");
     (0..3).for_each(|host| cluster.stage(host).mark("end"));
     jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGCONT));
     for end in cluster.ends(jobs) {
@@ -270,14 +271,14 @@ fn signal_etcd(job: &Job, signal: Signal) {
 
 /// Injects a fault into one of four hosts that train, and checks what the leader reports. A fifth host takes its
 /// place.
-fn assert_lost(happens: impl Fn(&Network, usize, &Job), said: &str) {
+fn assert_lost(happens: impl Fn(&Network, usize, &Job), printed: &str) {
     let cluster = Cluster::elastic_with_links(5);
     let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 4", &[]);
     let jobs: Vec<Job> = (0..5).map(start).collect();
     let at: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
     let (leader, lost) = (at[0], at[2]);
     happens(cluster.network(), lost, &jobs[lost]);
-    jobs[leader].wait_until_said(said);
+    jobs[leader].wait_until_printed(printed);
     let now: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.1.{rank}"))).collect();
     assert!(!now.contains(&lost), "the spare has taken its place");
     let (left, others): (Vec<_>, Vec<_>) = jobs.into_iter().enumerate().partition(|(host, _)| *host == lost);
@@ -313,7 +314,7 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_disturbs
     let jobs: Vec<Job> = (0..4).map(start).collect();
     let at: Vec<usize> = (0..3).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
     cluster.network().freeze(at[2]);
-    jobs[at[0]].wait_until_said("can connect to it and get no answer");
+    jobs[at[0]].wait_until_printed("can connect to it and get no answer");
     for rank in 0..3 {
         cluster.host_with(&format!("runs.1.{rank}"));
     }
@@ -322,8 +323,8 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_disturbs
     (0..4).filter(|host| *host != at[2]).for_each(|host| cluster.stage(host).mark("end"));
     for (host, end) in cluster.ends(jobs).iter().enumerate() {
         if host == at[2] {
-            let said = "the ranks of this host are stopped: the leader refuses this host: it was lost";
-            end.assert_status(75).assert_said(said);
+            let printed = "the ranks of this host are stopped: the leader refuses this host: it was lost";
+            end.assert_status(75).assert_printed(printed);
         } else {
             end.assert_status(0);
             assert_eq!(end.summary().attempts, 2, "it is lost once\n{end}");

@@ -63,9 +63,9 @@ fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
     for end in &ends {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 3, "{end}");
-        end.assert_said("rank 3 was ended by SIGKILL after step 6");
-        end.assert_said("rank 0 was ended by SIGKILL after step 6");
-        end.assert_said("restart 2 of 3");
+        end.assert_printed("rank 3 was ended by SIGKILL after step 6");
+        end.assert_printed("rank 0 was ended by SIGKILL after step 6");
+        end.assert_printed("restart 2 of 3");
     }
     assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]), "both journals have the same failures");
     assert_eq!(verdicts(&ends[0]).len(), 2);
@@ -96,7 +96,7 @@ for step in range(1000):
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(1);
-        end.assert_said("bad sample 17");
+        end.assert_printed("bad sample 17");
     }
     assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]));
     assert_eq!(verdicts(&ends[0]).last().expect("a verdict").0, Some(Rank(2)), "{}", ends[0]);
@@ -116,15 +116,15 @@ fn a_lost_launcher_is_named_and_its_host_may_come_back() {
     }
     let follower = jobs.remove(1);
     follower.lose_launcher();
-    jobs[0].wait_until_said("node rank 1, ranks 2 to 3) is lost");
-    jobs[0].wait_until_said("waiting up to");
+    jobs[0].wait_until_printed("node rank 1, ranks 2 to 3) is lost");
+    jobs[0].wait_until_printed("waiting up to");
     jobs.push(cluster.start_host(1, TRAINER, options, &[("WAITS", "0")]));
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
     }
     assert_eq!(ends[0].summary().attempts, 2, "{}", ends[0]);
-    ends[0].assert_said("(node rank 1, ranks 2 to 3) was lost");
+    ends[0].assert_printed("(node rank 1, ranks 2 to 3) was lost");
     assert!(!ends[0].stderr.contains("SIGKILL"), "no rank is said to have been killed: {}", ends[0]);
     assert_eq!(cluster.read(1, "done.2"), "14");
 }
@@ -138,7 +138,7 @@ fn a_follower_that_loses_its_leader_stops_its_ranks_and_hands_the_job_back() {
     let leader = jobs.remove(0);
     leader.lose_launcher();
     let ends = cluster.ends(jobs);
-    ends[0].assert_status(75).assert_said("the ranks of this host are stopped");
+    ends[0].assert_status(75).assert_printed("the ranks of this host are stopped");
 }
 
 #[test]
@@ -211,13 +211,13 @@ fn a_restart_is_ordered_at_any_host() {
 fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
     let cluster = Cluster::new(2);
     let leader = cluster.start_host(0, "pass", "--rdzv-conf join_timeout=6", &[]);
-    leader.wait_until_said("1 of 2 hosts joined; missing: node rank 1");
+    leader.wait_until_printed("1 of 2 hosts joined; missing: node rank 1");
     let other = cluster.start_host_as(1, "pass", "--nnodes 3 --node-rank 1", &[]);
     assert!(other.has_ended());
-    other.end().assert_status(70).assert_said("it was started with --nnodes 3, the leader with 2");
+    other.end().assert_status(70).assert_printed("it was started with --nnodes 3, the leader with 2");
     let end = leader.end();
-    end.assert_status(70).assert_said("1 of 2 hosts joined; missing: node rank 1 within 6.00 s");
-    end.assert_said("Check on the missing hosts");
+    end.assert_status(70).assert_printed("1 of 2 hosts joined; missing: node rank 1 within 6.00 s");
+    end.assert_printed("Check on the missing hosts");
 }
 
 #[test]
@@ -226,8 +226,8 @@ fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_termina
     let leader = cluster.start_host(0, "mark(f'ran.{RANK}')", "--nproc-per-node 1", &[]);
     let other = cluster.start_host(1, "mark(f'ran.{RANK}', 'other')", "--nproc-per-node 2", &[]);
     for end in cluster.ends(vec![leader, other]) {
-        end.assert_status(0).assert_said("its script or command differs from that of this host (hash ");
-        end.assert_said("it has 2 ranks (--nproc-per-node), this host 1");
+        end.assert_status(0).assert_printed("its script or command differs from that of this host (hash ");
+        end.assert_printed("it has 2 ranks (--nproc-per-node), this host 1");
     }
     assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
 }

@@ -40,16 +40,16 @@ fn run(stage: &Stage, options: &str, program: &str) -> String {
     )
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
 /// Both ranks were in one world, were started again after the kill, and have the nodes' order.
 fn assert_one_world(stage: &Stage, output: &Output) {
-    assert!(output.status.success(), "{}", said(output));
+    assert!(output.status.success(), "{}", printed(output));
     for rank in 0..2 {
         let mark = std::fs::read_to_string(stage.marks().join(format!("sum.{rank}")));
-        assert_eq!(mark.expect("the rank has ended well"), format!("2 1 {rank}"), "{}", said(output));
+        assert_eq!(mark.expect("the rank has ended well"), format!("2 1 {rank}"), "{}", printed(output));
     }
 }
 
@@ -67,29 +67,39 @@ fn srun_starts_a_job_of_two_hosts_without_an_option() {
     let job = run(stage, "", &script);
     let output = slurm.run(&format!("srun --nodes 2 --ntasks-per-node 1 {job}"));
     assert_one_world(stage, &output);
-    let said = said(&output);
+    let printed = printed(&output);
     for (node, first) in
         [(0, "hosts 2 (SLURM_STEP_NUM_NODES), node rank 0 (SLURM_NODEID), endpoint node1:"), (1, "")]
     {
-        assert!(said.contains(&format!("node rank {node} (SLURM_NODEID)")) && said.contains(first), "{said}");
+        assert!(
+            printed.contains(&format!("node rank {node} (SLURM_NODEID)")) && printed.contains(first),
+            "{printed}"
+        );
     }
-    assert!(said.contains("has joined as node rank 1"), "{said}");
+    assert!(printed.contains("has joined as node rank 1"), "{printed}");
 
     // Two launchers on a node would each start its ranks.
     let crowded = slurm.run(&format!("srun --nodes 2 --ntasks 4 {job}"));
-    assert!(self::said(&crowded).contains("SLURM_STEP_NUM_TASKS=4 on 2 hosts"), "{}", self::said(&crowded));
-    assert_eq!(crowded.status.code(), Some(64), "{}", self::said(&crowded));
+    assert!(
+        self::printed(&crowded).contains("SLURM_STEP_NUM_TASKS=4 on 2 hosts"),
+        "{}",
+        self::printed(&crowded)
+    );
+    assert_eq!(crowded.status.code(), Some(64), "{}", self::printed(&crowded));
 
     // One host is started as it is without Slurm.
     let alone = run(stage, "", "/bin/true");
     for line in [format!("srun --nodes 1 {alone}"), format!("salloc --nodes 1 {alone}")] {
         let output = slurm.run(&line);
-        let said = self::said(&output);
-        assert!(output.status.success() && !said.contains("from the environment"), "{line}: {said}");
+        let printed = self::printed(&output);
+        assert!(output.status.success() && !printed.contains("from the environment"), "{line}: {printed}");
     }
     let allocated = slurm.run(&format!("salloc --nodes 2 {alone}"));
-    let said = self::said(&allocated);
-    assert!(allocated.status.success() && said.contains("but srun did not start this launcher"), "{said}");
+    let printed = self::printed(&allocated);
+    assert!(
+        allocated.status.success() && printed.contains("but srun did not start this launcher"),
+        "{printed}"
+    );
 }
 
 fn has_mpirun() -> bool {
@@ -130,7 +140,7 @@ fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
     let job = format!("-x MARKS {}", run(&stage, "", &script));
     let output = mpirun(&format!("{first},{second}"), &job);
     assert_one_world(&stage, &output);
-    let reported = said(&output);
+    let reported = printed(&output);
     assert!(
         reported.contains("hosts 2 (OMPI_COMM_WORLD_SIZE), node rank 1 (OMPI_COMM_WORLD_RANK)"),
         "{reported}"
@@ -138,6 +148,6 @@ fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
     assert!(reported.contains(&format!("endpoint {first}:")), "{reported}");
 
     let crowded = mpirun(&format!("{first}:2"), &job);
-    assert_eq!(crowded.status.code(), Some(64), "{}", said(&crowded));
-    assert!(said(&crowded).contains("OMPI_COMM_WORLD_LOCAL_SIZE=2"), "{}", said(&crowded));
+    assert_eq!(crowded.status.code(), Some(64), "{}", printed(&crowded));
+    assert!(printed(&crowded).contains("OMPI_COMM_WORLD_LOCAL_SIZE=2"), "{}", printed(&crowded));
 }

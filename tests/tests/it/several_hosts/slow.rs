@@ -143,7 +143,7 @@ fn a_slow_rank_of_a_follower_is_named_with_its_host() {
     cluster.stage(0).mark("end");
     cluster.stage(1).mark("end");
     for end in cluster.ends(jobs) {
-        end.assert_status(0).assert_said("rank 5 is ");
+        end.assert_status(0).assert_printed("rank 5 is ");
     }
 }
 

@@ -38,9 +38,9 @@ impl Waiting {
             let job = all.cluster.start_host_as(host, SAVES, "--nnodes 2", &[("WAITS", waits)]);
             all.jobs.push(job);
             match host {
-                0 => all.jobs[0].wait_until_said("this host leads the job"),
-                1 => all.jobs[1].wait_until_said("all hosts are there"),
-                _ => all.jobs[2].wait_until_said("waiting as a spare"),
+                0 => all.jobs[0].wait_until_printed("this host leads the job"),
+                1 => all.jobs[1].wait_until_printed("all hosts are there"),
+                _ => all.jobs[2].wait_until_printed("waiting as a spare"),
             }
         }
         all
@@ -48,8 +48,8 @@ impl Waiting {
 
     /// Waits until the spare has its imports done and a copy of all that was saved.
     fn is_ready(&self) {
-        self.jobs[2].wait_until_said("imports are done");
-        self.jobs[2].wait_until_said("has a copy of step");
+        self.jobs[2].wait_until_printed("imports are done");
+        self.jobs[2].wait_until_printed("has a copy of step");
         processes::wait_until("the spare has step 7", || self.status().contains("has a copy of step 7"));
     }
 
@@ -96,7 +96,7 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
         assert_eq!((end.summary().attempts, losses(end)), (2, 1), "{end}");
     }
     assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
-    ends[1].assert_said("this host joined the job: it is node rank 1 of 2");
+    ends[1].assert_printed("this host joined the job: it is node rank 1 of 2");
     let from = brought(&ends[1]);
     assert!(
         from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"),
@@ -130,7 +130,7 @@ fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
     }
     let mut all = Waiting::start("0");
     let spare = all.jobs.remove(2);
-    spare.wait_until_said("imports are done");
+    spare.wait_until_printed("imports are done");
     spare.signal(Signal::SIGTERM);
     assert!(spare.has_ended());
     all.cluster.stage(0).mark("go.0");
@@ -139,7 +139,7 @@ fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 1, "{end}");
     }
-    spare.end().assert_status(128 + 15).assert_said("it leaves the job");
+    spare.end().assert_status(128 + 15).assert_printed("it leaves the job");
 }
 
 #[test]
@@ -152,5 +152,5 @@ fn a_spare_of_a_job_that_ends_without_it_ends_with_the_status_of_the_job() {
     for end in &ends {
         end.assert_status(0);
     }
-    ends[2].assert_said("the job has ended");
+    ends[2].assert_printed("the job has ended");
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::network::Network;
-use super::{LIMIT, end_of_one, folder, of_host, wait_until_said};
+use super::{LIMIT, end_of_one, folder, of_host, wait_until_printed};
 use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
@@ -112,7 +112,7 @@ fn in_folder(bed: &Bed, launcher: Launcher, folder: &Path, runtime: &Path) -> Re
     for host in 0..HOSTS {
         launchers.push(start(host)?);
         if host == 0 && launcher == Launcher::Mainstay {
-            wait_until_said(&mut launchers[0], "this host leads the job")?;
+            wait_until_printed(&mut launchers[0], "this host leads the job")?;
         }
     }
     let none = BTreeSet::new();
@@ -120,8 +120,8 @@ fn in_folder(bed: &Bed, launcher: Launcher, folder: &Path, runtime: &Path) -> Re
     launchers.push(start(HOSTS)?);
     match launcher {
         Launcher::Mainstay => {
-            wait_until_said(&mut launchers[HOSTS], "imports are done")?;
-            wait_until_said(&mut launchers[HOSTS], "has a copy of step")?;
+            wait_until_printed(&mut launchers[HOSTS], "imports are done")?;
+            wait_until_printed(&mut launchers[HOSTS], "has a copy of step")?;
         }
         _ => thread::sleep(SPARE_JOINS),
     }

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::network::Network;
-use super::{LIMIT, end_of_one, folder, of_host, wait_until_said};
+use super::{LIMIT, end_of_one, folder, of_host, wait_until_printed};
 use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
@@ -119,7 +119,7 @@ fn in_folder(bed: &Bed, of: Launcher, folder: &Path, runtime: &Path) -> Result<R
         let mut launcher = start(host)?;
         if of == Launcher::Mainstay {
             let joins = if host == 0 { "this host leads the job" } else { "joining the job; its leader is" };
-            wait_until_said(&mut launcher, joins)?;
+            wait_until_printed(&mut launcher, joins)?;
         }
         launchers.push(launcher);
     }

@@ -162,7 +162,7 @@ impl Job {
     /// turn: after the last there is time.
     pub fn replicated(&self, turns: Range<usize>) -> Result<f64> {
         if self.arrived.is_empty() {
-            bail!("no step came to the peer\n{}", self.running.said());
+            bail!("no step came to the peer\n{}", self.running.printed());
         }
         let saves = self.arrived.iter().filter_map(|manifest| save_of(manifest, self.load.steps));
         // Saves are counted from 1: the last one of a turn is a multiple of its length.

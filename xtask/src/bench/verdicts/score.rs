@@ -146,7 +146,7 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
     let count = |of: fn(&Score) -> bool| scores.iter().filter(|(_, score)| of(score)).count();
     let showing = scores.iter().filter(|(shows, _)| *shows).count();
     // Of programs that the calibration was not chosen on, with faults that have one true domain.
-    let said: Vec<(f64, bool)> = seen
+    let printed: Vec<(f64, bool)> = seen
         .iter()
         .zip(&scores)
         .filter(|((cell, _), (_, score))| {
@@ -154,7 +154,8 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
         })
         .filter_map(|((_, seen), (_, score))| Some((seen.verdict.as_ref()?.confidence, score.right)))
         .collect();
-    let sure: Vec<bool> = said.iter().filter(|(said, _)| *said >= SURE).map(|(_, right)| *right).collect();
+    let sure: Vec<bool> =
+        printed.iter().filter(|(printed, _)| *printed >= SURE).map(|(_, right)| *right).collect();
     [
         share("verdict.live_domain", "% of named", count(|of| of.right), count(|of| of.named)),
         share("verdict.live_abstain", "% of showing", count(|of| of.abstained), showing),
@@ -168,7 +169,8 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
             sure.iter().filter(|right| **right).count(),
             sure.len(),
         ),
-        calibration_error(&said).map(|error| of_all("verdict.live_calibration_ece", "", error, said.len())),
+        calibration_error(&printed)
+            .map(|error| of_all("verdict.live_calibration_ece", "", error, printed.len())),
     ]
     .into_iter()
     .flatten()
@@ -177,16 +179,16 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
 
 /// The difference between confidence and the share of right domains, over the bins of confidence; none without a
 /// named domain.
-fn calibration_error(said: &[(f64, bool)]) -> Option<f64> {
+fn calibration_error(printed: &[(f64, bool)]) -> Option<f64> {
     let mut bins = [(0.0, 0.0, 0.0); BINS];
-    for (confidence, right) in said {
+    for (confidence, right) in printed {
         let bin = ((confidence * BINS as f64) as usize).min(BINS - 1);
         bins[bin].0 += 1.0;
         bins[bin].1 += confidence;
         bins[bin].2 += f64::from(u8::from(*right));
     }
-    let error = bins.iter().map(|(_, said, right)| (said - right).abs()).sum::<f64>();
-    (!said.is_empty()).then(|| error / said.len() as f64)
+    let error = bins.iter().map(|(_, printed, right)| (printed - right).abs()).sum::<f64>();
+    (!printed.is_empty()).then(|| error / printed.len() as f64)
 }
 
 fn share(id: &str, unit: &str, part: usize, whole: usize) -> Option<Figure> {
@@ -237,7 +239,7 @@ mod tests {
         let bad = score(&cell, &seen("user", "stop", cell.rank() + 1));
         assert!(bad.false_domain && bad.false_stop && !bad.right && !bad.rank_right);
         assert_eq!(wrong(&cell, &seen("unknown", "restart_in_job", cell.rank())), None);
-        assert!(wrong(&cell, &Seen::default()).is_some_and(|said| said.contains("no verdict")));
+        assert!(wrong(&cell, &Seen::default()).is_some_and(|printed| printed.contains("no verdict")));
     }
 
     #[test]

@@ -218,12 +218,12 @@ fn a_replica_is_sent_after_ten_minutes_however_high_the_cost() {
     let (mut replication, now) = with_expensive_replicas();
     assert_eq!(replication.holds(mono(now)), None);
     replication.replicated(span(3_600.0), mono(now));
-    assert_eq!(replication.holds(mono(now)), Some(Hold::Spent));
+    assert_eq!(replication.holds(mono(now)), Some(DelayReason::Spent));
     for second in 1..600 {
         let end = now + f64::from(second);
         let time = StepTime { start: mono(end - 0.2), end: mono(end), saving: Span::default() };
         replication.stepped(time, span(0.2));
-        assert_eq!(replication.holds(mono(end)), Some(Hold::Spent), "{second}");
+        assert_eq!(replication.holds(mono(end)), Some(DelayReason::Spent), "{second}");
     }
     assert_eq!(replication.holds(mono(now + 601.0)), None);
 }
@@ -232,7 +232,7 @@ fn a_replica_is_sent_after_ten_minutes_however_high_the_cost() {
 fn no_replica_waits_while_training_is_stopped() {
     let (mut replication, now) = with_expensive_replicas();
     replication.replicated(span(3_600.0), mono(now));
-    assert_eq!(replication.holds(mono(now + 3.0)), Some(Hold::Spent));
+    assert_eq!(replication.holds(mono(now + 3.0)), Some(DelayReason::Spent));
     assert_eq!(replication.holds(mono(now + 4.0)), None);
 }
 
@@ -250,7 +250,7 @@ fn a_replica_that_was_left_out_is_sent_if_the_job_stops_saving() {
         let now = step(&mut replication, 0.05, 0.0);
         (0..5).for_each(|_| _ = step(&mut replication, 0.0, 0.1));
         (0..4).for_each(|_| _ = step(&mut replication, 0.0, 0.0));
-        (replication.holds(mono(now)) == Some(Hold::Measurement)).then_some(now)
+        (replication.holds(mono(now)) == Some(DelayReason::Measurement)).then_some(now)
     });
     let left_out = left_out.expect("no replica was left out");
     let steps = (0..100).map(|_| step(&mut replication, 0.0, 0.0));
@@ -269,7 +269,7 @@ fn a_pause_of_training_adds_no_budget_and_replication_is_free_during_it() {
     replication.stepped(step, Span::default());
     assert_eq!(
         replication.holds(mono(resumed + 0.1)),
-        Some(Hold::Spent),
+        Some(DelayReason::Spent),
         "only steps pay off what was spent before the pause"
     );
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use super::Evidence;
 use super::catalog::{Catalog, Signature};
 use super::exit::{Exit, Status};
-use super::scan::{Findings, Kind, Spot};
+use super::scan::{Findings, Kind, RelevantLine};
 
 /// The evidence without what cannot be the cause.
 pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidence> {
@@ -53,7 +53,7 @@ fn ended_by_signals(evidence: &Evidence) -> bool {
 }
 
 /// Whether a line can be a cause of the failure, given its signature's `warning` and `latent` fields.
-fn speaks(signature: Option<&Signature>, spot: &Spot, killed: bool) -> bool {
+fn speaks(signature: Option<&Signature>, spot: &RelevantLine, killed: bool) -> bool {
     let from_a_warning = signature.is_some_and(|of| of.warning);
     let is_latent = signature.is_some_and(|of| of.latent.is_some());
     let over = spot.is_past() || killed && spot.logged;

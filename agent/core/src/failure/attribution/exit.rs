@@ -93,7 +93,7 @@ impl Status {
             Status::Signal(TERM) => ("asked to stop by SIGTERM", &[(Unknown, 0.6), (Preemption, 0.5)], None),
             Status::Signal(HUP) => ("ended by a hang-up of its terminal", &[(UserConfig, 0.8)], None),
             Status::Code(0) => {
-                ("ended with success: what the log complains of was no failure", &[(Unknown, 2.5)], None)
+                ("exited with status 0: the errors in the log were no failure", &[(Unknown, 2.5)], None)
             }
             Status::Code(126 | 127) => {
                 ("the command was not found or may not be executed", &[(UserConfig, 2.4)], None)

@@ -144,7 +144,7 @@ fn ground(evidence: &Evidence, vote: &Vote) -> EvidenceSummary {
     }
 }
 
-fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote {
+fn quote(evidence: &Evidence, source: usize, spot: &super::scan::RelevantLine) -> Quote {
     let source = evidence.findings.get(source).map(|findings| findings.source.clone()).unwrap_or_default();
     Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
 }
@@ -187,14 +187,14 @@ fn headline(
     match (judged.class, meaning) {
         (Class::Unknown, _) if hint.is_some() => {
             let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
-            format!("Cause unknown: what was found can mean several things ({meaning}); {ask}")
+            format!("Cause unknown: the evidence is ambiguous ({meaning}); {ask}")
         }
         (Class::Unknown, _) if consequences.is_empty() => match unexplained {
-            Some(line) => format!("Cause unknown: no signature knows the message \"{}\"", line.text),
+            Some(line) => format!("Cause unknown: no signature matches the message \"{}\"", line.text),
             None => "Cause unknown: these logs report no failure".to_owned(),
         },
         (Class::Unknown, _) => {
-            "Cause unknown: these logs show only what followed; the other ranks' logs are needed".to_owned()
+            "Cause unknown: these logs show only consequences; the other ranks' logs are needed".to_owned()
         }
         (class, Some(meaning)) => format!("{}: {meaning}{place} ({sure})", capital(class.words())),
         (class, None) => format!("{}{place} ({sure})", capital(class.words())),
@@ -251,7 +251,9 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
     let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
     if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
         let who = listed(culprits);
-        next.push(format!("Find out what kept {who} from the operation: its stack, its log, its host."));
+        next.push(format!(
+            "Find out why {who} did not enter the operation: check the stack, the log and the host."
+        ));
     }
     next
 }
@@ -319,11 +321,15 @@ mod tests {
         let hint = reported(
             "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
         );
-        assert!(hint.headline.contains("can mean several things"), "{}", hint.headline);
+        assert!(hint.headline.contains("the evidence is ambiguous"), "{}", hint.headline);
         assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
         assert_eq!(hint.culprit, None);
         let new = reported("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
-        assert!(new.headline.contains("no signature knows the message \"ERROR zorblat"), "{}", new.headline);
+        assert!(
+            new.headline.contains("no signature matches the message \"ERROR zorblat"),
+            "{}",
+            new.headline
+        );
         assert_eq!(new.unexplained.map(|line| line.line), Some(2));
         assert!(new.consequences.is_empty() && new.evidence.is_empty(), "words of no class are no evidence");
         let nothing = reported("step 3 loss 2.1\n");

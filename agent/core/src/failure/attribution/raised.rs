@@ -2,7 +2,7 @@
 
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::Class;
-use super::scan::{Exception, Findings, Sighting, Spot};
+use super::scan::{Exception, Findings, RelevantLine, SignatureMatch};
 use super::vote::Vote;
 use crate::model::verdict::FaultDomain;
 
@@ -36,8 +36,8 @@ pub fn is_general(catalog: &Catalog, vote: &Vote) -> bool {
 /// Whether a signature explains the exception's line, or that line joined with the next.
 pub fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
     let line = exception.spot.line;
-    let at_line = |spot: &Spot| spot.line == line;
-    let explains = |sighting: &&Sighting| catalog.explains(sighting.signature);
+    let at_line = |spot: &RelevantLine| spot.line == line;
+    let explains = |sighting: &&SignatureMatch| catalog.explains(sighting.signature);
     exception.known
         || findings.sightings.iter().filter(explains).any(|sighting| sighting.spots.iter().any(at_line))
 }

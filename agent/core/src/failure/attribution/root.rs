@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Evidence;
 use super::lines;
-use super::scan::Spot;
+use super::scan::RelevantLine;
 use super::vote::Vote;
 use super::votes::is_log;
 
@@ -20,7 +20,7 @@ const COMMON: f64 = 0.3;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Root {
     /// The lines that show it: the index of the source in the evidence, and the line. Best first.
-    pub lines: Vec<(usize, Spot)>,
+    pub lines: Vec<(usize, RelevantLine)>,
     /// The rank.
     pub rank: Option<u32>,
     /// Ranks that show the same cause at the same time, so that none of them is the culprit.
@@ -33,7 +33,7 @@ pub struct Root {
 #[derive(Clone, Debug, Default)]
 pub struct Pointers {
     /// The rank that all others wait for, and the line that shows it.
-    pub laggard: Option<(u32, usize, Spot)>,
+    pub laggard: Option<(u32, usize, RelevantLine)>,
     /// The rank that others report as ended.
     pub named: Option<u32>,
     /// The rank that the others wait for according to their flight records.
@@ -98,13 +98,13 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     Root { lines, rank, common, victims }
 }
 
-fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
+fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, RelevantLine)> {
     // The heaviest evidence may be only in kernel lines; the log has its own root.
     let shows = |vote: &&Vote| vote.spots.iter().any(|(source, _)| is_log(evidence, *source));
     let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * NEARLY);
-    let mut lines: Vec<(usize, Spot)> = Vec::new();
+    let mut lines: Vec<(usize, RelevantLine)> = Vec::new();
     for vote in grounds.iter().filter(|vote| vote.weight >= least) {
-        let mut spots: Vec<&(usize, Spot)> =
+        let mut spots: Vec<&(usize, RelevantLine)> =
             vote.spots.iter().filter(|(source, _)| is_log(evidence, *source)).collect();
         if let Some(times) = spots.iter().map(|(_, spot)| spot.time).collect::<Option<Vec<f64>>>()
             && lines::spans_less_than_half_a_day(&times)

@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use below_frames::LastFrame;
-pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, Sighting, Spot};
+pub use findings::{
+    Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, RelevantLine, SignatureMatch,
+};
 use raised_lines::{above_traceback, is_chain, is_traceback};
 use steps::place_in_progress;
 pub use steps::relate;
@@ -47,7 +49,7 @@ pub struct Scan<'c> {
     /// When each line was written, if known.
     times: &'c [LineTime],
     /// The newest sightings of signatures, once there are more than the first ones kept.
-    last_spots: BTreeMap<usize, VecDeque<Spot>>,
+    last_spots: BTreeMap<usize, VecDeque<RelevantLine>>,
     /// The line that announces an ignored exception, and the lines of such exceptions.
     ignored: Option<u64>,
     ignored_lines: BTreeSet<u64>,
@@ -333,10 +335,10 @@ impl<'c> Scan<'c> {
         explained
     }
 
-    fn note(&mut self, signature: usize, spot: &Spot) {
+    fn note(&mut self, signature: usize, spot: &RelevantLine) {
         let sightings = &mut self.findings.sightings;
         let place = *self.places.entry(signature).or_insert_with(|| {
-            sightings.push(Sighting { signature, spots: Vec::new(), count: 0, ranks: BTreeSet::new() });
+            sightings.push(SignatureMatch { signature, spots: Vec::new(), count: 0, ranks: BTreeSet::new() });
             sightings.len() - 1
         });
         let sighting = &mut sightings[place];
@@ -355,7 +357,7 @@ impl<'c> Scan<'c> {
         last.push_back(spot.clone());
     }
 
-    fn spot(&self, line: &str, number: u64) -> Spot {
+    fn spot(&self, line: &str, number: u64) -> RelevantLine {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
         let rank = rank.or_else(|| self.in_table(line, number));
@@ -363,7 +365,7 @@ impl<'c> Scan<'c> {
         let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
         let logged = self.logged.is_some_and(|at| (at..=at + IGNORED_REACH).contains(&number));
         let time = lines::time_of_day(line);
-        Spot { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
+        RelevantLine { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
     }
 
     fn vocabulary_of_spots(&mut self) {

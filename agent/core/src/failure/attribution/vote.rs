@@ -2,7 +2,7 @@
 
 use super::catalog::{Determinism, Role};
 use super::class::{Class, Restart};
-use super::scan::Spot;
+use super::scan::RelevantLine;
 use crate::model::verdict::FaultDomain;
 
 /// The id of votes from learned words.
@@ -38,7 +38,7 @@ pub struct Vote {
     /// Only a hint from a line that no signature explains.
     pub hint: bool,
     /// Where it was seen: the index of the source in the evidence, and the lines.
-    pub spots: Vec<(usize, Spot)>,
+    pub spots: Vec<(usize, RelevantLine)>,
     /// The number of sightings.
     pub count: u64,
 }

@@ -144,7 +144,7 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
         id: WORDS_ID.to_owned(),
         meaning: match class.failures() {
             Some(failures) => format!("the {of} is worded like {failures}"),
-            None => format!("no signature knows this {of}"),
+            None => format!("no signature matches this {of}"),
         },
         role: Role::Primary,
         class,

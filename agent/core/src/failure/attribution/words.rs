@@ -174,8 +174,8 @@ mod tests {
             let table = learn(taught, figures).to_bytes();
             let words = Words::read(&table).expect("a whole table");
             for (_, (class, text)) in lines.iter().enumerate().filter(|(at, _)| is_held_out(at)) {
-                let said = words.opinion_of(words_of_text(text).iter());
-                let best = said.and_then(|of| (0..CLASSES).max_by(|a, b| of[*a].total_cmp(&of[*b])));
+                let stated = words.opinion_of(words_of_text(text).iter());
+                let best = stated.and_then(|of| (0..CLASSES).max_by(|a, b| of[*a].total_cmp(&of[*b])));
                 right += usize::from(best.is_some_and(|best| domain(best) == domain(*class)));
             }
         }

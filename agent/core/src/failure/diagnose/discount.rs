@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::base::time::{Mono, Span};
 use crate::failure::attribution::catalog::Catalog;
 use crate::failure::attribution::class::Class;
-use crate::failure::attribution::scan::{Findings, Spot};
+use crate::failure::attribution::scan::{Findings, RelevantLine};
 use crate::model::verdict::FaultDomain;
 
 /// A program that still runs this long after an exception has survived it. An interpreter that exits takes less, even on a busy host.
@@ -14,7 +14,7 @@ const SURVIVED: Span = Span::seconds(5);
 
 /// A program that exits because of an exception does so soon after printing it. It survived what it printed long before.
 pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
-    let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
+    let survived = |spot: &RelevantLine| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
     let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
     for sighting in &mut findings.sightings {
         let keeps = is_latent(sighting.signature);
@@ -70,7 +70,7 @@ fn forget_kills_in(catalog: &Catalog, findings: &mut Findings) -> bool {
     for sighting in &mut findings.sightings {
         let signature = catalog.signatures().get(sighting.signature);
         let Some(phrase) = signature.and_then(|of| of.needs_oom_kill.as_deref()) else { continue };
-        let is_kill = |spot: &Spot| spot.text.to_ascii_lowercase().contains(phrase);
+        let is_kill = |spot: &RelevantLine| spot.text.to_ascii_lowercase().contains(phrase);
         unexplained.extend(sighting.spots.iter().filter(|spot| is_kill(spot)).map(|spot| spot.line));
         sighting.spots.retain(|spot| !is_kill(spot));
     }

@@ -59,7 +59,7 @@ fn by_data(seen: &SeenBefore) -> Option<Observation> {
 
 fn on_other_hosts(seen: &SeenBefore) -> Option<Observation> {
     let hosts: Vec<&str> = seen.elsewhere.iter().map(|of| of.host.as_str()).collect();
-    let text = format!("this program failed so before on {}", hosts.join(", "));
+    let text = format!("this program failed in the same way before on {}", hosts.join(", "));
     let also = [
         (Class::UserConfig, ON_ANOTHER_HOST),
         (Class::Data, ON_ANOTHER_HOST),
@@ -70,7 +70,7 @@ fn on_other_hosts(seen: &SeenBefore) -> Option<Observation> {
 }
 
 fn in_other_jobs(seen: &SeenBefore) -> Option<Observation> {
-    let text = format!("{} other jobs failed so on this host", seen.other_jobs);
+    let text = format!("{} other jobs failed in the same way on this host", seen.other_jobs);
     let also = [(Class::HardwareHost, 0.7 * SEVERAL), (Class::Storage, 0.7 * SEVERAL)];
     (seen.other_jobs >= SEVERAL_JOBS)
         .then(|| observation("repetition_elsewhere", text, (Class::SoftwarePlatform, SEVERAL), &also))

@@ -28,9 +28,9 @@ impl Kind {
         let flag = |flag: Option<bool>| flag.map_or(0, |set| 1 + u64::from(set));
         let fatal = xid.nvlink.as_ref().and_then(|error| error.fatal);
         let link = xid.link_registers.as_ref().map_or(0, |of| u64::from(of.link & 0xff) + 1);
-        let said = xid.recovery_action.map_or(0, |number| u64::from(number & 0xff) + 1);
-        let said = said << 32 | link << 8 | flag(fatal) << 4 | flag(xid.reset_needed) << 2;
-        Kind::Xid(xid.gpu, xid.code, said | flag(xid.drain_and_reset_needed))
+        let recommended = xid.recovery_action.map_or(0, |number| u64::from(number & 0xff) + 1);
+        let recommended = recommended << 32 | link << 8 | flag(fatal) << 4 | flag(xid.reset_needed) << 2;
+        Kind::Xid(xid.gpu, xid.code, recommended | flag(xid.drain_and_reset_needed))
     }
 
     fn of_sxid(sxid: &Sxid) -> Kind {

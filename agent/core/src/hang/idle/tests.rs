@@ -7,7 +7,7 @@ struct Job {
     idle: Idle,
     now: Mono,
     pulses: Vec<Option<ActivitySample>>,
-    collected: Vec<Outlook>,
+    collected: Vec<HangStatus>,
 }
 
 impl Job {
@@ -47,13 +47,13 @@ impl Job {
     }
 
     fn hang(&self) -> Option<&Hang> {
-        self.collected
-            .iter()
-            .find_map(|collected| if let Outlook::Hang(hang) = collected { Some(&**hang) } else { None })
+        self.collected.iter().find_map(|collected| {
+            if let HangStatus::Confirmed(hang) = collected { Some(&**hang) } else { None }
+        })
     }
 
     fn said_nothing(&self) -> bool {
-        self.collected.iter().all(|collected| *collected == Outlook::Calm)
+        self.collected.iter().all(|collected| *collected == HangStatus::Progressing)
     }
 }
 
@@ -70,9 +70,12 @@ fn a_job_that_stops_working_hangs() {
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.len(), hang.victims.len()), (HangKind::AllStill, 0, 4));
     assert!(hang.confidence < 0.5 && hang.evidence[2].contains("no heartbeats"), "{hang:?}");
-    assert_eq!(hang.headline(), "all ranks hang: no rank makes progress, and no difference between them is visible");
+    assert_eq!(
+        hang.headline(),
+        "all ranks hang: no rank makes progress, and no difference between them is visible"
+    );
     assert!(
-        job.collected.iter().any(|collected| matches!(collected, Outlook::Waiting(_))),
+        job.collected.iter().any(|collected| matches!(collected, HangStatus::Pending(_))),
         "suspected before"
     );
 }
@@ -136,8 +139,8 @@ fn a_stopped_rank_is_named_while_others_spin() {
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(1)][..]));
     assert_eq!(hang.headline(), "rank 1 hangs: it is stopped by a signal");
-    let first = job.collected.iter().find(|collected| **collected != Outlook::Calm);
-    let Some(Outlook::Stopped(reported)) = first else { panic!("{first:?}") };
+    let first = job.collected.iter().find(|collected| **collected != HangStatus::Progressing);
+    let Some(HangStatus::Stopped(reported)) = first else { panic!("{first:?}") };
     assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], FLOOR));
 }
 
@@ -165,13 +168,13 @@ fn a_stopped_rank_that_resumes_is_no_hang() {
             if rank == 1 { stopped(pulse, ProcessState::Stopped) } else { work(pulse) }
         },
     );
-    assert!(matches!(job.collected.last(), Some(Outlook::Stopped(_))), "{:?}", job.collected.last());
+    assert!(matches!(job.collected.last(), Some(HangStatus::Stopped(_))), "{:?}", job.collected.last());
     job.seconds(60, |_, _, pulse| {
         stopped(pulse, ProcessState::Normal);
         work(pulse);
         pulse.output += 1;
     });
-    assert_eq!(job.collected.last(), Some(&Outlook::Calm));
+    assert_eq!(job.collected.last(), Some(&HangStatus::Progressing));
     assert!(job.hang().is_none());
 }
 
@@ -187,7 +190,7 @@ fn ranks_that_only_spin_are_doubted_and_never_condemned() {
     let doubt = job
         .collected
         .iter()
-        .find_map(|collected| if let Outlook::Doubt(doubt) = collected { Some(doubt) } else { None });
+        .find_map(|collected| if let HangStatus::Suspected(doubt) = collected { Some(doubt) } else { None });
     assert_eq!(doubt.expect("a doubt").ranks, [Rank(3)]);
 }
 
@@ -195,7 +198,7 @@ fn ranks_that_only_spin_are_doubted_and_never_condemned() {
 fn a_job_that_stops_soon_after_its_start_is_doubted_and_never_condemned() {
     let doubt = |job: &Job| {
         job.collected.iter().find_map(|collected| {
-            if let Outlook::Doubt(doubt) = collected { Some(doubt.clone()) } else { None }
+            if let HangStatus::Suspected(doubt) = collected { Some(doubt.clone()) } else { None }
         })
     };
     let mut job = Job::of(2);

@@ -194,8 +194,8 @@ impl Reading {
         let About::Errors { asynchronous } = self.about else { return };
         let Some(communicator) = self.report.communicators.last_mut() else { return };
         let error = |what: &str| Some(RankError { what: what.to_owned(), asynchronous });
-        let said = |words: &str| error(words.strip_prefix("reported ")?);
-        group_line(&mut communicator.errors, reported, said);
+        let stated = |words: &str| error(words.strip_prefix("reported ")?);
+        group_line(&mut communicator.errors, reported, stated);
     }
 
     fn mismatch(&mut self, reported: &str) {

@@ -21,9 +21,9 @@ impl Watch {
         if let Some(rank) =
             (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
         {
-            let said =
+            let stated =
                 if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
-            return Some(format!("rank {} announced {said}", self.number(rank).0));
+            return Some(format!("rank {} announced {stated}", self.number(rank).0));
         }
         let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
         traced.map(|rank| format!("a debugger holds rank {}", self.number(rank).0))
@@ -87,7 +87,7 @@ impl Watch {
         if matches!(suspects.kind, HangKind::Network | HangKind::BlockedIo | HangKind::SilentHost)
             || suspects.among.iter().any(|rank| self.state(*rank as usize) == ProcessState::Uninterruptible)
         {
-            wait(limits.passing, "what it waits for often comes back by itself".to_owned());
+            wait(limits.passing, "such a wait often ends by itself".to_owned());
         }
         let may_be_at_a_longer_step = !self.would_be_seen_at_work() && !self.devices_came_to_rest();
         if suspects.kind == HangKind::AllStill && may_be_at_a_longer_step {

@@ -2,7 +2,7 @@
 
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Activity;
-use crate::hang::finding::Outlook;
+use crate::hang::finding::HangStatus;
 use crate::hang::locate::Suspects;
 use crate::hang::phase::{Limit, LimitFrom, PhaseId};
 use crate::model::hang::{Hang, HangKind};
@@ -21,7 +21,7 @@ impl Watch {
         };
         let mut evidence = vec![
             format!(
-                "no beat, step, section or collective of any of {} ranks moved for {}",
+                "no heartbeat, step, section or collective of any of {} ranks advanced for {}",
                 self.ranks.len(),
                 self.silence(now)
             ),
@@ -71,7 +71,7 @@ impl Watch {
     }
 
     /// Heartbeats without a step, for ten times as long as a step may take.
-    pub(super) fn livelock(&mut self, now: Mono) -> Outlook {
+    pub(super) fn livelock(&mut self, now: Mono) -> HangStatus {
         let since = self.completed.max(self.restarted);
         let given = self.phases.limits().given.get("livelock").copied();
         let limit = given.unwrap_or_else(|| {
@@ -81,30 +81,30 @@ impl Watch {
         });
         if now.since(since) < limit || !self.anybody_trains() {
             self.beats_then = None;
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         let beats: Vec<u64> = self.ranks.iter().map(|rank| rank.sight.beats).collect();
         let Some((at, then)) = &self.beats_then else {
             self.beats_then = Some((now, beats));
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         };
         if now.since(*at) < Span::seconds(1) {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         let moving = (0..beats.len()).filter(|rank| beats[*rank] != then[*rank]);
         let moving: Vec<u32> = moving.map(|rank| u32::try_from(rank).unwrap_or(u32::MAX)).collect();
         if moving.is_empty() {
-            return Outlook::Calm;
+            return HangStatus::Progressing;
         }
         let evidence = vec![
             format!("no rank completed a step or a collective for {}", now.since(since)),
-            format!("{} beat all the while", self.listed(&moving)),
+            format!("{} sent heartbeats throughout", self.listed(&moving)),
         ];
         let all = moving.len() == self.ranks.len();
         let culprits = if all { Vec::new() } else { moving };
         let confidence = if all { 0.6 } else { 0.8 };
         let hang =
             self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
-        Outlook::Hang(Box::new(hang))
+        HangStatus::Confirmed(Box::new(hang))
     }
 }

@@ -55,7 +55,7 @@ impl ExporterJudge {
         };
         let ours: Vec<&Sample> = samples.iter().filter(|sample| sample.name.starts_with("DCGM_")).collect();
         if ours.is_empty() {
-            return self.unknown(at, "its page tells nothing of DCGM".to_owned());
+            return self.unknown(at, "its page has no DCGM metrics".to_owned());
         }
         let now = faults(&ours);
         let facts = self.last.as_ref().map(|last| changes(last, &now)).unwrap_or_default();

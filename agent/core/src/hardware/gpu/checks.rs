@@ -1,4 +1,4 @@
-//! The checks of one GPU's readings. Each returns one [`Look`]; the watch decides whether it counts.
+//! The checks of one GPU's readings. Each returns one [`CheckResult`]; the watch decides whether it counts.
 
 use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
@@ -6,7 +6,7 @@ use super::faults;
 use super::reading::{GpuReading, GpuTrouble, PcieLink, Read};
 use super::readings::Readings;
 use super::rules::{POWER_BRAKE, Rules, SAMPLED, look};
-use super::watch::{Look, Problem};
+use super::watch::{CheckResult, Problem};
 use crate::base::time::{Mono, Span};
 use crate::model::health::{HealthState, RecommendedAction};
 
@@ -16,12 +16,12 @@ use RecommendedAction::{ContactSupport, RebootNode, ReplaceNode, ResetDevice};
 /// The check that asks whether the GPU can be used at all.
 pub(super) const TROUBLE: &str = "gpu_trouble";
 
-type Checked = Vec<(&'static str, Look)>;
+type Checked = Vec<(&'static str, CheckResult)>;
 
 /// What is wrong with a GPU as a whole. What the driver reports counts at once. A GPU that cannot be opened, or a call
 /// that does not return, is unknown at first.
-pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> Look {
-    let Some(trouble) = &reading.trouble else { return Look::Well };
+pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> CheckResult {
+    let Some(trouble) = &reading.trouble else { return CheckResult::Healthy };
     let (state, action) = match trouble {
         GpuTrouble::Lost | GpuTrouble::NoInterrupts => (Unhealthy, RebootNode),
         GpuTrouble::ResetRequired => (Unhealthy, ResetDevice),
@@ -36,7 +36,7 @@ pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused:
         GpuTrouble::Hangs(since) => format!("{} since {}", trouble.words(), at.since(*since)),
         _ => trouble.words(),
     };
-    Look::Ill(Problem::new(state, words.clone(), action).by("NVML", words, "").was(Some("answers")))
+    CheckResult::Faulty(Problem::new(state, words.clone(), action).by("NVML", words, "").was(Some("answers")))
 }
 
 fn yes_or_no(yes: bool) -> &'static str {
@@ -180,38 +180,38 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
 
 /// A reading that fails although the GPU answers other queries. On a split GPU (MIG) the driver withholds such readings
 /// by design.
-fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: RecommendedAction) -> Look {
+fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: RecommendedAction) -> CheckResult {
     let split = reading.mig.value() == Some(&true);
     match read {
-        Read::Failed(_) if !split && reading.temperature.value().is_none() => Look::Unread,
+        Read::Failed(_) if !split && reading.temperature.value().is_none() => CheckResult::Unread,
         Read::Failed(why) if !split => {
             let words = format!("{what} cannot be read: {why}");
             let problem = Problem::new(Degraded, words, action).sure(SAMPLED);
-            Look::Ill(problem.by(&format!("NVML, {what}"), why, ""))
+            CheckResult::Faulty(problem.by(&format!("NVML, {what}"), why, ""))
         }
-        Read::Value(_) | Read::NotOffered | Read::Failed(_) => Look::Well,
+        Read::Value(_) | Read::NotOffered | Read::Failed(_) => CheckResult::Healthy,
     }
 }
 
 /// Uses the count of the whole GPU, or the sum by place if it is higher: some drivers count by place only.
-fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> Look {
+fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> CheckResult {
     let by_place = of.details.as_ref().map(|details| {
         let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
         of_now.map(|of| of.count).fold(0, u64::saturating_add)
     });
     let total = match &reading.ecc_volatile {
         Read::Value(total) => *total,
-        Read::Failed(_) => return Look::Unread,
+        Read::Failed(_) => return CheckResult::Unread,
         // The rarely read details have not been read yet.
-        Read::NotOffered if by_place.is_none() => return Look::Unread,
+        Read::NotOffered if by_place.is_none() => return CheckResult::Unread,
         Read::NotOffered => 0,
     };
     let by_place = by_place.unwrap_or(0);
     if by_place > total {
         let source = "NVML uncorrected ECC errors by place, volatile";
-        return Look::Ill(memory_errors(by_place).by(source, by_place, 0));
+        return CheckResult::Faulty(memory_errors(by_place).by(source, by_place, 0));
     }
-    Look::of((total > 0).then(|| {
+    CheckResult::of((total > 0).then(|| {
         let problem = memory_errors(total).by("NVML uncorrected ECC errors, volatile", total, 0);
         problem.was(last.ecc_volatile.value())
     }))
@@ -222,9 +222,9 @@ fn memory_errors(count: u64) -> Problem {
     Problem::new(Unhealthy, words, ResetDevice)
 }
 
-fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Look {
+fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     if reading.clock_reasons == Read::NotOffered && reading.slowdown == Read::NotOffered {
-        return Look::Well;
+        return CheckResult::Healthy;
     }
     let limit = rules.limits.slow_minutes;
     let words = format!("slowed down by {by} in {minutes} of the last 10 minutes");
@@ -233,11 +233,11 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Loo
     let problem =
         || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
     let near = f64::from(minutes) >= rules.taken_back(f64::from(limit));
-    Look::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
+    CheckResult::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
 /// Corrected errors by their rate: the total over a GPU's life may be high.
-fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
+fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let window = Span::seconds(3600);
     let Some(count) = reading.ecc_corrected.value() else { return unread(&reading.ecc_corrected) };
     let grown = of.corrected.step(at, *count, window);
@@ -245,7 +245,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
     let near = grown.by as f64 >= rules.taken_back(limit as f64);
-    Look::of(ill.then(|| {
+    CheckResult::of(ill.then(|| {
         Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
             &grown,
@@ -255,24 +255,24 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     .unless_near(near)
 }
 
-fn unread<T>(read: &Read<T>) -> Look {
-    if matches!(read, Read::NotOffered) { Look::Well } else { Look::Unread }
+fn unread<T>(read: &Read<T>) -> CheckResult {
+    if matches!(read, Read::NotOffered) { CheckResult::Healthy } else { CheckResult::Unread }
 }
 
 /// Normal replayed packets per minute and lane for each PCIe generation, from generation 1 (DCGM's table).
 const REPLAYS_PER_LANE: [f64; 6] = [0.15, 0.3, 0.48, 0.96, 1.92, 3.84];
 
-fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
+fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let Some(count) = reading.pcie_replays.value() else { return unread(&reading.pcie_replays) };
     let grown = of.replays.step(at, (*count).into(), Span::seconds(300));
     // An idle link is slower than its maximum; the limit is that of a link under load.
-    let Some(link) = reading.pcie_max.value().or(reading.pcie.value()) else { return Look::Unread };
+    let Some(link) = reading.pcie_max.value().or(reading.pcie.value()) else { return CheckResult::Unread };
     let place = (link.generation.max(1) as usize - 1).min(REPLAYS_PER_LANE.len() - 1);
     let limit = (REPLAYS_PER_LANE[place] * f64::from(link.width)).ceil() * rules.limits.pcie_replays;
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
     let near = grown.per_minute() > rules.taken_back(limit);
-    Look::of(ill.then(|| {
+    CheckResult::of(ill.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
             &grown,
@@ -283,29 +283,29 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
 }
 
 /// The link is compared with its maximum only under load: an idle link slows down.
-fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
+fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let (Some(now), Some(best)) = (reading.pcie.value(), reading.pcie_max.value()) else {
         return unread(&reading.pcie);
     };
     let busy =
         reading.utilization.value().is_some_and(|percent| f64::from(*percent) >= rules.limits.pcie_load.0);
     if !busy {
-        return Look::Unread;
+        return CheckResult::Unread;
     }
     // A library that returns 0 does not know the value.
     let slow =
         now.generation > 0 && now.generation < best.generation || now.width > 0 && now.width < best.width;
     let link = |link: &PcieLink| format!("generation {} with {} lanes", link.generation, link.width);
     let words = format!("under load its PCIe link has {} of {}", link(now), link(best));
-    Look::of(slow.then(|| {
+    CheckResult::of(slow.then(|| {
         let problem = Problem::new(Degraded, words, ContactSupport);
         problem.by("NVML PCIe link", link(now), link(best)).was(last.pcie.value().map(link))
     }))
 }
 
-fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) -> Look {
+fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     if !rules.limits.judge_margin {
-        return Look::Well;
+        return CheckResult::Healthy;
     }
     let least = details.and_then(|of| of.slowdown_margin.value().copied());
     let cooler = i32::try_from(rules.limits.cooler_by).unwrap_or(i32::MAX);

@@ -113,12 +113,12 @@ fn answered(
     expected: &ExpectedGpus,
 ) -> Said {
     let version = driver.unwrap_or("of unknown version");
-    let mut said = (Healthy, format!("driver {version}, {} GPUs", gpus.len()), RecommendedAction::None);
+    let mut stated = (Healthy, format!("driver {version}, {} GPUs", gpus.len()), RecommendedAction::None);
     let mut add = |state: HealthState, words: String, action: RecommendedAction| {
-        said = (said.0.max(state), format!("{}; {words}", said.1), said.2.max(action));
+        stated = (stated.0.max(state), format!("{}; {words}", stated.1), stated.2.max(action));
     };
     for gpu in gpus.iter().filter(|gpu| gpu.identity.is_none()) {
-        let why = gpu.trouble.as_ref().map_or("it does not say which it is".to_owned(), GpuTrouble::words);
+        let why = gpu.trouble.as_ref().map_or("its identity is unknown".to_owned(), GpuTrouble::words);
         let words = format!("GPU {} of its list: {why}", gpu.index);
         match &gpu.trouble {
             // This is normal in a container that has only some of the GPUs.
@@ -153,7 +153,7 @@ fn answered(
     if !expected.driver.is_empty() && driver != Some(expected.driver.as_str()) {
         add(Degraded, format!("driver {} is expected", expected.driver), RecommendedAction::None);
     }
-    said
+    stated
 }
 
 /// Severity if no GPU can be read. If the driver reports that no GPU can be used, the state is known.
@@ -179,8 +179,8 @@ fn words(trouble: DriverTrouble) -> &'static str {
             "library and kernel module of the driver are of different versions (reload the module or reboot)"
         }
         DriverTrouble::NoPermission => "the agent may not ask the driver (give it /dev/nvidia*)",
-        DriverTrouble::GpuLost => "the driver lost a GPU and answers for none",
-        DriverTrouble::ResetRequired => "a GPU has to be reset, and the driver answers for none",
+        DriverTrouble::GpuLost => "the driver lost a GPU and answers no query for any GPU",
+        DriverTrouble::ResetRequired => "a GPU needs a reset, and the driver answers no query for any GPU",
         DriverTrouble::Other => "the driver refuses",
     }
 }

@@ -3,7 +3,7 @@
 use super::reading::{FabricInfo, GpuReading};
 use super::rules::Rules;
 use super::rules::{SAMPLED, look};
-use super::watch::{Look, Problem};
+use super::watch::{CheckResult, Problem};
 use crate::base::time::Mono;
 use crate::model::health::{HealthState, RecommendedAction};
 
@@ -21,13 +21,13 @@ const FABRIC_MASK: [(u32, &str, HealthState); 4] = [
 /// Four bits of the mask from this position report a wrong configuration: 1 is none, more is one.
 const FABRIC_CONFIGURATION: u32 = 8;
 
-pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
+pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let before = last.fabric.value();
     look(&reading.fabric, |info| match info.state {
         // Registration takes some time after the boot; a single GPU has no fabric.
         1 | 2 if at.0 < rules.limits.fabric_grace.0.0 || rules.gpus < 2 => None,
         1 | 2 => {
-            let stage = if info.state == 1 { "has not started" } else { "does not come to an end" };
+            let stage = if info.state == 1 { "has not started" } else { "does not finish" };
             let words = format!("its registration with the fabric {stage} (is the fabric manager running?)");
             let problem = Problem::new(Degraded, words, RebootNode).by("NVML fabric state", info.state, 3);
             Some(problem.was(before.map(|before| before.state)).sure(SAMPLED))

@@ -10,7 +10,7 @@ use crate::model::health::{Evidence, HealthState, RecommendedAction};
 
 /// What a log line reports about a device.
 #[derive(Clone, Debug)]
-pub(super) struct Came {
+pub(super) struct FaultReport {
     pub(super) at: Mono,
     pub(super) kind: &'static str,
     pub(super) code: u32,
@@ -35,7 +35,7 @@ fn one_fault(code: u32) -> u32 {
 struct Fault {
     last: Mono,
     count: u64,
-    came: Came,
+    came: FaultReport,
     /// Codes that followed as a consequence.
     echoes: BTreeSet<u32>,
     /// An earlier remedy did not help.
@@ -61,12 +61,12 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Adds a fault. Codes shortly before it that were only its echo are folded into it.
-    pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
+    pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
         let window = limits.echo_window.0;
         let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
         let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
         let again = action > came.action;
-        let came = Came { action, ..came };
+        let came = FaultReport { action, ..came };
         self.of_another_boot = false;
         let earlier: BTreeSet<u32> = self
             .held
@@ -105,7 +105,7 @@ impl Faults {
         line: &str,
         limits: &DeviceLimits,
     ) {
-        let mut came = Came::unknown(at, kind, code, line);
+        let mut came = FaultReport::unknown(at, kind, code, line);
         if self.history.of_unknown(code, at, limits.link_burst.0, limits.repeats_window.0)
             >= limits.unknown_codes
         {
@@ -211,9 +211,9 @@ impl Faults {
     /// State and action of all faults. The driver's recovery action overrides the table.
     pub(super) fn weight(&self) -> (HealthState, RecommendedAction) {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.action));
-        let said = self.driver.iter().map(DriverSays::means);
+        let stated = self.driver.iter().map(DriverSays::means);
         let (mut state, mut action) = (HealthState::Healthy, RecommendedAction::None);
-        for (of_one, needed) in held.chain(said) {
+        for (of_one, needed) in held.chain(stated) {
             (state, action) = (state.max(of_one), action.max(needed));
         }
         (state, action)
@@ -222,15 +222,15 @@ impl Faults {
     /// When the first fault of this severity was logged.
     pub(super) fn began(&self, state: HealthState) -> Option<Mono> {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.at));
-        let said = self.driver.iter().map(|says| (says.means().0, says.at));
-        held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
+        let stated = self.driver.iter().map(|says| (says.means().0, says.at));
+        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
     }
 
     /// Confidence that the device is in this state.
     pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));
-        let said = self.driver.iter().map(|says| (says.means().0, 1.0));
-        held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
+        let stated = self.driver.iter().map(|says| (says.means().0, 1.0));
+        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
     }
 
     /// Most severe first.
@@ -252,11 +252,11 @@ impl Faults {
 
 impl Fault {
     fn reported(&self) -> String {
-        let Came { kind, code, name, .. } = &self.came;
+        let FaultReport { kind, code, name, .. } = &self.came;
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =
-            if wake.is_empty() { String::new() } else { format!(" (in its wake {})", wake.join(", ")) };
+            if wake.is_empty() { String::new() } else { format!(" (followed by {})", wake.join(", ")) };
         let again = if self.again { "; it recurred after the attempted repair" } else { "" };
         match *kind {
             "" => format!("{name}{times}{wake}{again}"),

@@ -5,7 +5,7 @@ use super::details::GpuDetails;
 use super::reading::{GpuReading, GpuTrouble, Read};
 use super::readings::Readings;
 use super::rules::Rules;
-use super::watch::{Change, Look};
+use super::watch::{Change, CheckResult};
 use crate::base::time::Mono;
 
 impl Readings {
@@ -25,7 +25,7 @@ impl Readings {
             let look = checks::trouble(at, reading, rules, self.refused);
             self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
         } else {
-            self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
+            self.step(checks::TROUBLE, CheckResult::Healthy, rules.at_once(), &mut changes);
             self.read_at = Some(at);
             if let Some(details) = &reading.details {
                 self.details_before = self.details.replace(GpuDetails::clone(details));

@@ -137,7 +137,7 @@ impl DeviceJudge {
                 let until = at.after(self.limits.nvlink_failed_for.0);
                 if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
                     gpu.readings.recall(value("check"), Some(problem));
-                    gpu.shown.said = Some((state, at));
+                    gpu.shown.last_shown = Some((state, at));
                 }
                 gpu.fault_at = Some(at);
             }

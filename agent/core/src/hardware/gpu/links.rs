@@ -9,7 +9,7 @@ use super::limits::DeviceLimits;
 use super::reading::{GpuReading, Read};
 use super::rules::Rules;
 use super::rules::SAMPLED;
-use super::watch::{Change, Growth, Look, Problem, Watch};
+use super::watch::{Change, CheckResult, Growth, Problem, Watch};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -107,11 +107,11 @@ impl Links {
             let reported = reading.nvlinks.iter().find(|of| of.link == link);
             let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
             let look = match reported.map(|of| &of.up) {
-                _ if split => Look::Absent,
-                Some(Read::Value(true)) => Look::Well,
-                Some(Read::Failed(_)) => Look::Unread,
+                _ if split => CheckResult::NotApplicable,
+                Some(Read::Value(true)) => CheckResult::Healthy,
+                Some(Read::Failed(_)) => CheckResult::Unread,
                 // The driver does not report the link as down; it no longer reports it at all.
-                Some(Read::NotOffered) | None if wanted == 0 => Look::of(should.then(|| {
+                Some(Read::NotOffered) | None if wanted == 0 => CheckResult::of(should.then(|| {
                     let words = format!("NVLink {link} was up before, and the driver no longer reports it");
                     Problem::new(Unknown, words, RecommendedAction::None).by(
                         "NVML NVLink state",
@@ -119,7 +119,7 @@ impl Links {
                         "up",
                     )
                 })),
-                Some(Read::Value(false) | Read::NotOffered) | None => Look::of(should.then(|| {
+                Some(Read::Value(false) | Read::NotOffered) | None => CheckResult::of(should.then(|| {
                     let why = if wanted > 0 {
                         format!(": {wanted} should be up")
                     } else {
@@ -230,7 +230,7 @@ impl Links {
             let confidence = weighty.map(|problem| problem.confidence).reduce(f64::max).unwrap_or(1.0);
             let mut reasons: Vec<String> = problems.iter().map(|problem| problem.reason.clone()).collect();
             if reasons.is_empty() {
-                reasons.push("up, and well again".to_owned());
+                reasons.push("up and healthy again".to_owned());
             }
             if let Some(remote) = link.remote {
                 reasons.push(format!("its other end is {remote}"));
@@ -273,10 +273,10 @@ impl Link {
         self.remote = reported.remote.or(self.remote);
         let errors = self.damaged(at, reported, limits);
         push(changes, reported.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
-        let failed = reported.recovery_failed.map_or(Look::Absent, |count| {
+        let failed = reported.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
             let grown = self.failures.step(at, count, limits.nvlink_failed_for.0);
             let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
-            Look::of((grown.by > 0).then(|| {
+            CheckResult::of((grown.by > 0).then(|| {
                 let problem = Problem::new(Unhealthy, words, ResetDevice);
                 problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
@@ -296,14 +296,14 @@ impl Link {
     }
 
     /// Judges the increase within a window: counters do not fall before a reset, and one old error is not news.
-    fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> Look {
+    fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
         if reported.replays.is_none()
             && reported.crc.is_none()
             && reported.recoveries.is_none()
             && reported.recovered.is_none()
             && reported.damaged_packets.is_none()
         {
-            return Look::Absent;
+            return CheckResult::NotApplicable;
         }
         let kinds = [reported.replays, reported.crc, reported.damaged_packets].into_iter().flatten();
         let damaged = kinds.fold(0, u64::saturating_add);
@@ -321,7 +321,7 @@ impl Link {
         let near = checked
             .iter()
             .any(|(grown, limit, _)| grown.per_minute() >= limits.taken_back(f64::from(*limit)));
-        let judged = Look::of(ill.map(|(grown, limit, what)| {
+        let judged = CheckResult::of(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
             Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
@@ -334,16 +334,15 @@ impl Link {
 }
 
 /// The error rate after correction, by bits or symbols, whichever is higher.
-fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> Look {
+fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
     let limit = limits.nvlink_error_rate;
     let rates = [("bit", reported.effective_ber), ("symbol", reported.symbol_ber)];
     let reported_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
     let Some((what, rate)) = reported_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
-        return Look::Absent;
+        return CheckResult::NotApplicable;
     };
-    let words =
-        format!("NVLink {}: a share of {rate:.0e} of its {what}s is wrong after correction", reported.link);
-    Look::of((rate > limit).then(|| {
+    let words = format!("NVLink {}: error rate after correction is {rate:.0e} per {what}", reported.link);
+    CheckResult::of((rate > limit).then(|| {
         Problem::new(Degraded, words, ContactSupport).by(
             &format!("NVML NVLink {what} error rate after correction"),
             format!("{rate:.1e}"),

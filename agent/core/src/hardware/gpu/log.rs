@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::faults::Came;
+use super::faults::FaultReport;
 use super::programs::Programs;
 use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::base::pci::PciAddress;
@@ -36,8 +36,11 @@ impl DeviceJudge {
         let (state, action) = self.weight_of(xid);
         if state > HealthState::Healthy {
             let gpu = self.gpus.entry(xid.gpu).or_default();
-            let mut came =
-                Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
+            let mut came = FaultReport {
+                state,
+                action,
+                ..FaultReport::known(at, "XID", xid.code, meaning, &xid.place.line)
+            };
             if known_by_number_alone(xid) {
                 came.confidence = UNSURE;
             }
@@ -110,10 +113,10 @@ impl DeviceJudge {
             && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
         if state > HealthState::Healthy && !note {
             let came = match known {
-                Some(meaning) => Came::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
-                None => Came::unknown(at, "SXID", sxid.code, &sxid.place.line),
+                Some(meaning) => FaultReport::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
+                None => FaultReport::unknown(at, "SXID", sxid.code, &sxid.place.line),
             };
-            switch.faults.came(Came { state, action, ..came }, &no_codes(), &self.limits);
+            switch.faults.came(FaultReport { state, action, ..came }, &no_codes(), &self.limits);
         }
     }
 
@@ -140,7 +143,7 @@ impl DeviceJudge {
             }
             KernelClass::GpuOffBus => {
                 let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
-                let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
+                let came = FaultReport::known(at, "XID", OFF_BUS, meaning, &report.place.line);
                 let echoes = self.catalog.echoes_of(OFF_BUS);
                 let gpu = self.gpus.entry(address).or_default();
                 gpu.faults.came(came, &echoes, &self.limits);
@@ -151,7 +154,7 @@ impl DeviceJudge {
                 else {
                     return;
                 };
-                let came = Came {
+                let came = FaultReport {
                     at,
                     kind: "",
                     code,
@@ -204,9 +207,9 @@ impl Switch {
     }
 }
 
-impl Came {
-    fn known(at: Mono, kind: &'static str, code: u32, meaning: &CodeMeaning, line: &str) -> Came {
-        Came {
+impl FaultReport {
+    fn known(at: Mono, kind: &'static str, code: u32, meaning: &CodeMeaning, line: &str) -> FaultReport {
+        FaultReport {
             at,
             kind,
             code,
@@ -219,14 +222,11 @@ impl Came {
     }
 
     /// A code with unknown meaning is an event: a newer driver also logs what the device needs (XID 154).
-    pub(super) fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
+    pub(super) fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> FaultReport {
         let unused = kind == "XID" && code <= LAST_LISTED;
-        let name = if unused {
-            "a code that NVIDIA calls unused"
-        } else {
-            "a code that the catalog does not know"
-        };
-        Came {
+        let name =
+            if unused { "a code that NVIDIA calls unused" } else { "a code that the catalog does not know" };
+        FaultReport {
             at,
             kind,
             code,

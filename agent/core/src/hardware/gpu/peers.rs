@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::watch::{Look, Problem};
+use super::watch::{CheckResult, Problem};
 use crate::base::pci::PciAddress;
 use crate::model::health::HealthState::Unhealthy;
 use crate::model::health::RecommendedAction::RebootNode;
@@ -34,7 +34,7 @@ pub(super) struct Reach {
 }
 
 /// Judges each GPU.
-pub(super) fn judge(all: &BTreeMap<PciAddress, Reach>) -> BTreeMap<PciAddress, Look> {
+pub(super) fn judge(all: &BTreeMap<PciAddress, Reach>) -> BTreeMap<PciAddress, CheckResult> {
     let mut broken: BTreeSet<(PciAddress, PciAddress)> = BTreeSet::new();
     for (own, reach) in all {
         let lost = reach.now.iter().filter(|(peer, status)| {
@@ -57,9 +57,9 @@ pub(super) fn judge(all: &BTreeMap<PciAddress, Reach>) -> BTreeMap<PciAddress, L
             .filter(|other| failing(own) >= failing(other))
             .collect();
         let look = match (reach.now.is_empty(), blamed.is_empty()) {
-            (true, _) => Look::Unread,
-            (false, true) => Look::Well,
-            (false, false) => Look::Ill(problem(&blamed, reach.learned.len())),
+            (true, _) => CheckResult::Unread,
+            (false, true) => CheckResult::Healthy,
+            (false, false) => CheckResult::Faulty(problem(&blamed, reach.learned.len())),
         };
         looks.insert(*own, look);
     }

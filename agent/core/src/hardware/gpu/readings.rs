@@ -7,7 +7,7 @@ use super::details::GpuDetails;
 use super::links::Links;
 use super::peers;
 use super::reading::{GpuProcess, GpuReading, Read, SlowdownTimes};
-use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
+use super::watch::{Change, CheckResult, Growth, Hysteresis, Problem, Watch};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
 use crate::model::health::Evidence;
@@ -65,8 +65,8 @@ impl Readings {
     pub(super) fn compared(
         &mut self,
         name: &'static str,
-        look: Look,
-        patience: Patience,
+        look: CheckResult,
+        patience: Hysteresis,
     ) -> Option<(String, Change)> {
         let mut changes = Vec::new();
         self.step(name, look, patience, &mut changes);
@@ -88,8 +88,8 @@ impl Readings {
     pub(super) fn step(
         &mut self,
         name: &'static str,
-        look: Look,
-        patience: Patience,
+        look: CheckResult,
+        patience: Hysteresis,
         changes: &mut Vec<(String, Change)>,
     ) {
         let watch = self.watches.entry(name).or_default();
@@ -168,7 +168,7 @@ impl Readings {
             || last.memory.value().is_some()
             || last.clock_reasons.value().is_some();
         if !reports && unread.is_empty() {
-            unread.push("the driver tells nothing of how it is".to_owned());
+            unread.push("the driver reports no readings for it".to_owned());
         }
         unread
     }

@@ -317,24 +317,24 @@ mod tests {
     #[test]
     fn a_gpu_is_idle_only_if_driver_and_kernel_see_no_process() {
         let holder = Holder { pid: Pid(7), name: "python".into(), file: "/dev/nvidia0".into() };
-        let said = |reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>| {
+        let stated = |reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>| {
             idle(reading, holders).err().map(|error| error.to_string())
         };
-        assert_eq!(said(Some(&gpu()), Ok(vec![])), None);
+        assert_eq!(stated(Some(&gpu()), Ok(vec![])), None);
         assert_eq!(
-            said(Some(&with(&[7])), Ok(vec![])).as_deref(),
+            stated(Some(&with(&[7])), Ok(vec![])).as_deref(),
             Some("it is not idle: by the driver, process 7 works on it")
         );
         let two = vec![holder.clone(), Holder { pid: Pid(8), ..holder.clone() }];
         assert_eq!(
-            said(Some(&gpu()), Ok(two)).as_deref(),
+            stated(Some(&gpu()), Ok(two)).as_deref(),
             Some("it is not idle: process 7 (python) has /dev/nvidia0 open, and 1 more")
         );
         // The driver lists no processes of a GPU that waits for its reset; only the kernel can show whether it is idle.
         let lost = GpuReading { trouble: Some(GpuTrouble::ResetRequired), ..with(&[7]) };
-        assert_eq!(said(Some(&lost), Ok(vec![])), None);
-        assert!(said(Some(&lost), Ok(vec![holder])).is_some());
-        assert!(said(None, Err("denied".into())).is_some_and(|words| words.contains("is unknown: denied")));
+        assert_eq!(stated(Some(&lost), Ok(vec![])), None);
+        assert!(stated(Some(&lost), Ok(vec![holder])).is_some());
+        assert!(stated(None, Err("denied".into())).is_some_and(|words| words.contains("is unknown: denied")));
     }
 
     #[test]

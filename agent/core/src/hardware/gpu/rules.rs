@@ -2,7 +2,7 @@
 
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::read::Read;
-use super::watch::{Look, Patience, Problem};
+use super::watch::{CheckResult, Hysteresis, Problem};
 
 /// What a check uses in addition to the readings.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +20,13 @@ impl Rules<'_> {
     }
 
     /// For what the driver reports explicitly.
-    pub(super) fn at_once(&self) -> Patience {
-        Patience { worsen_after: 1, recover_after: self.limits.recover_after }
+    pub(super) fn at_once(&self) -> Hysteresis {
+        Hysteresis { worsen_after: 1, recover_after: self.limits.recover_after }
     }
 
     /// For readings beyond a limit.
-    pub(super) fn patient(&self) -> Patience {
-        Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after }
+    pub(super) fn patient(&self) -> Hysteresis {
+        Hysteresis { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after }
     }
 }
 
@@ -37,10 +37,10 @@ pub(super) const POWER_BRAKE: &str = "power_brake";
 pub(super) const SAMPLED: f64 = 0.9;
 
 /// Judges a value if it was read.
-pub(super) fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> Look {
+pub(super) fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> CheckResult {
     match read {
-        Read::Value(value) => Look::of(judge(value)),
-        Read::NotOffered => Look::Well,
-        Read::Failed(_) => Look::Unread,
+        Read::Value(value) => CheckResult::of(judge(value)),
+        Read::NotOffered => CheckResult::Healthy,
+        Read::Failed(_) => CheckResult::Unread,
     }
 }

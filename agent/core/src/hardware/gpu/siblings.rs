@@ -9,7 +9,7 @@
 use super::details::GpuDetails;
 use super::limits::DeviceLimits;
 use super::reading::GpuReading;
-use super::watch::{Look, Problem};
+use super::watch::{CheckResult, Problem};
 use crate::model::health::HealthState::Degraded;
 use crate::model::health::RecommendedAction::{ContactSupport, None as Nothing};
 
@@ -27,7 +27,7 @@ pub(super) struct Sibling<'a> {
 }
 
 /// The results of the comparison of one GPU, by check.
-pub(super) type Compared = Vec<(&'static str, Look)>;
+pub(super) type Compared = Vec<(&'static str, CheckResult)>;
 
 /// Compares the GPU at `place` with its siblings.
 pub(super) fn compare(all: &[Sibling<'_>], place: usize, limits: &DeviceLimits) -> Compared {
@@ -59,18 +59,18 @@ impl Sibling<'_> {
     }
 }
 
-fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Look {
+fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
     let of = |sibling: &Sibling<'_>| {
         let clocks = sibling.reading.clocks.value().filter(|clocks| clocks.sm > 0)?;
         sibling.works(limits).then_some(clocks.sm)
     };
     let (Some(sm), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
-        return Look::Unread;
+        return CheckResult::Unread;
     };
     let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
     let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
     let near = f64::from(sm) < f64::from(usual) * (1.0 - limits.taken_back(limits.sibling_clock.0) / 100.0);
-    Look::of((f64::from(sm) < least).then(|| {
+    CheckResult::of((f64::from(sm) < least).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML SM clock",
             format!("{sm} MHz"),
@@ -80,18 +80,18 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Lo
     .unless_near(near)
 }
 
-fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Look {
+fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
     let of = |sibling: &Sibling<'_>| {
         let degrees = *sibling.reading.temperature.value()?;
         sibling.works(limits).then_some(degrees)
     };
     let (Some(degrees), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
-        return Look::Unread;
+        return CheckResult::Unread;
     };
     let most = usual.saturating_add(limits.sibling_heat);
     let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
     let near = f64::from(degrees) > f64::from(usual) + limits.taken_back(f64::from(limits.sibling_heat));
-    Look::of((degrees > most).then(|| {
+    CheckResult::of((degrees > most).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML temperature among siblings",
             format!("{degrees} °C"),
@@ -102,13 +102,13 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Loo
 }
 
 /// Compares the maximum link: a GPU whose link was trained narrower at boot reports that width as its maximum.
-fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
+fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
     let of = |sibling: &Sibling<'_>| {
         let best = *sibling.reading.pcie_max.value()?;
         (best.generation > 0 && best.width > 0).then_some((best.generation, best.width))
     };
-    let Some((generation, width)) = of(own) else { return Look::Unread };
-    let Some(usual) = all_alike(others.iter().map(of)) else { return Look::Unread };
+    let Some((generation, width)) = of(own) else { return CheckResult::Unread };
+    let Some(usual) = all_alike(others.iter().map(of)) else { return CheckResult::Unread };
     let link = |(generation, width): (u32, u32)| format!("generation {generation} with {width} lanes");
     let below = generation < usual.0 || width < usual.1;
     let words = format!(
@@ -116,7 +116,7 @@ fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
         link((generation, width)),
         link(usual)
     );
-    Look::of(below.then(|| {
+    CheckResult::of(below.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML PCIe link at best",
             link((generation, width)),
@@ -125,15 +125,15 @@ fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
     }))
 }
 
-fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
+fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
     let of = |sibling: &Sibling<'_>| sibling.details?.power_limit.value().copied().filter(|limit| *limit > 0);
-    let Some(limit) = of(own) else { return Look::Unread };
-    let Some(usual) = all_alike(others.iter().map(of)) else { return Look::Unread };
+    let Some(limit) = of(own) else { return CheckResult::Unread };
+    let Some(usual) = all_alike(others.iter().map(of)) else { return CheckResult::Unread };
     let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
     let words = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
     // Differences within 5 % are board-specific calibration of the same model.
     let below = f64::from(limit) < f64::from(usual) * 0.95;
-    Look::of(below.then(|| {
+    CheckResult::of(below.then(|| {
         Problem::new(Degraded, words, Nothing).sure(INFERRED).by(
             "NVML power limit",
             watts(limit),

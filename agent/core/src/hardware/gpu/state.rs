@@ -134,7 +134,7 @@ impl Gpu {
             ));
         }
         let mut problems = self.problems(around);
-        let (counted, said) = self.opinion(state, &problems, around);
+        let (counted, last_shown) = self.opinion(state, &problems, around);
         problems.extend(counted);
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.state));
         for problem in problems {
@@ -144,7 +144,7 @@ impl Gpu {
             reasons.push(problem.reason);
             evidence.extend(problem.evidence);
         }
-        evidence.extend(said);
+        evidence.extend(last_shown);
         evidence.extend(self.readings.evidence());
         evidence.extend(self.programs.evidence());
         let notes = notes::notes(&self.readings, limits);

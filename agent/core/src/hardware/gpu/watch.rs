@@ -62,34 +62,34 @@ impl Problem {
 
 /// The result of one check of one reading.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Look {
+pub(super) enum CheckResult {
     /// Healthy.
-    Well,
+    Healthy,
     /// Faulty.
-    Ill(Problem),
+    Faulty(Problem),
     /// Healthy, but too near the limit to clear a finding.
-    Near,
+    NearLimit,
     /// Not read, or cannot be judged now.
     Unread,
     /// Nothing to judge: an earlier finding no longer applies.
-    Absent,
+    NotApplicable,
 }
 
-impl Look {
+impl CheckResult {
     /// Healthy if there is no problem.
-    pub(super) fn of(problem: Option<Problem>) -> Look {
-        problem.map_or(Look::Well, Look::Ill)
+    pub(super) fn of(problem: Option<Problem>) -> CheckResult {
+        problem.map_or(CheckResult::Healthy, CheckResult::Faulty)
     }
 
     /// A healthy value near its limit: a value that swings around the limit is reported once.
-    pub(super) fn unless_near(self, near: bool) -> Look {
-        if near && self == Look::Well { Look::Near } else { self }
+    pub(super) fn unless_near(self, near: bool) -> CheckResult {
+        if near && self == CheckResult::Healthy { CheckResult::NearLimit } else { self }
     }
 }
 
 /// How many readings a change needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Hysteresis {
     pub(super) worsen_after: u32,
     pub(super) recover_after: u32,
 }
@@ -127,26 +127,26 @@ impl Watch {
     }
 
     /// Like `step` at a time: a finding that counts for a fixed time is not cleared before.
-    pub(super) fn step_at(&mut self, at: Mono, look: Look, patience: Patience) -> Change {
-        let stands = look == Look::Well && self.held.is_some() && at < self.until;
-        self.step(if stands { Look::Unread } else { look }, patience)
+    pub(super) fn step_at(&mut self, at: Mono, look: CheckResult, patience: Hysteresis) -> Change {
+        let stands = look == CheckResult::Healthy && self.held.is_some() && at < self.until;
+        self.step(if stands { CheckResult::Unread } else { look }, patience)
     }
 
-    pub(super) fn step(&mut self, look: Look, patience: Patience) -> Change {
+    pub(super) fn step(&mut self, look: CheckResult, patience: Hysteresis) -> Change {
         match look {
-            Look::Unread => Change::None,
-            Look::Near => {
+            CheckResult::Unread => Change::None,
+            CheckResult::NearLimit => {
                 (self.ill, self.well) = (0, 0);
                 if self.held.is_none() {
                     self.last = None;
                 }
                 Change::None
             }
-            Look::Absent => {
+            CheckResult::NotApplicable => {
                 let held = std::mem::take(self).held;
                 held.map_or(Change::None, Change::Ended)
             }
-            Look::Well => {
+            CheckResult::Healthy => {
                 self.ill = 0;
                 self.well = self.well.saturating_add(1);
                 let over = self.held.take_if(|_| self.well >= patience.recover_after);
@@ -158,7 +158,7 @@ impl Watch {
                     None => Change::None,
                 }
             }
-            Look::Ill(problem) => {
+            CheckResult::Faulty(problem) => {
                 self.well = 0;
                 self.ill = self.ill.saturating_add(1);
                 let problem = match &self.last {
@@ -230,7 +230,7 @@ impl Growth {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience { worsen_after: 2, recover_after: 2 };
+    const PATIENCE: Hysteresis = Hysteresis { worsen_after: 2, recover_after: 2 };
 
     /// i: faulty, w: healthy, n: healthy and near the limit, u: unread, a: absent; X: held.
     fn check(readings: &str, held: &str) {
@@ -241,11 +241,11 @@ mod tests {
                 let ill = Problem::new(HealthState::Degraded, "it", RecommendedAction::None);
                 watch.step(
                     match reading {
-                        'i' => Look::Ill(ill),
-                        'w' => Look::Well,
-                        'n' => Look::Well.unless_near(true),
-                        'a' => Look::Absent,
-                        _ => Look::Unread,
+                        'i' => CheckResult::Faulty(ill),
+                        'w' => CheckResult::Healthy,
+                        'n' => CheckResult::Healthy.unless_near(true),
+                        'a' => CheckResult::NotApplicable,
+                        _ => CheckResult::Unread,
                     },
                     PATIENCE,
                 );

@@ -26,7 +26,7 @@ pub(super) const BY_NVML_EVENT: &str = "reported by an NVML event";
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct XidDeduplicator {
-    seen: VecDeque<Sighting>,
+    seen: VecDeque<XidReport>,
     /// XIDs that the driver reported without a GPU.
     of_no_process: Vec<(Mono, u32)>,
     /// Other driver events for the journal, and the time of the last one of each kind.
@@ -47,7 +47,7 @@ const OTHERS: [(u64, &str); 8] = [
 ];
 
 #[derive(Clone, Debug)]
-struct Sighting {
+struct XidReport {
     at: Mono,
     gpu: PciAddress,
     code: u32,
@@ -64,7 +64,7 @@ enum By {
 }
 
 impl XidDeduplicator {
-    fn note(&mut self, sighting: Sighting) {
+    fn note(&mut self, sighting: XidReport) {
         if self.seen.len() == REMEMBERED {
             self.seen.pop_front();
         }
@@ -111,7 +111,7 @@ impl DeviceJudge {
         if judged {
             self.xid(at, &xid);
         }
-        self.reported.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
+        self.reported.note(XidReport { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
     }
 
     /// Events other than XIDs go to the journal once a minute per kind, since some come in storms.
@@ -172,7 +172,7 @@ impl DeviceJudge {
         let mut news = true;
         if xid.by_event {
             // An event from the journal, after a restart.
-            self.reported.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
+            self.reported.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
             let event = self
                 .reported
@@ -189,7 +189,7 @@ impl DeviceJudge {
                 }
                 Some(By::Line) | None => {}
             }
-            self.reported.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
+            self.reported.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
         }
         self.xid(at, xid);
         news

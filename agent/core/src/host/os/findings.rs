@@ -18,8 +18,11 @@ impl Findings {
     pub(super) fn problem(&mut self, checked: impl Into<Checked>, reason: String, action: RecommendedAction) {
         let Checked { state, recovering } = checked.into();
         if state > HealthState::Healthy {
-            let reported =
-                if recovering { format!("{reason}, better again but not for long enough") } else { reason };
+            let reported = if recovering {
+                format!("{reason}; recovering, but not for long enough yet")
+            } else {
+                reason
+            };
             self.problems.push((state, reported));
             self.action = self.action.max(action);
         }

@@ -4,7 +4,7 @@ use crate::model::health::HealthState;
 
 /// How many readings a change needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Hysteresis {
     pub(super) worsen_after: u32,
     pub(super) recover_after: u32,
 }
@@ -34,7 +34,7 @@ impl Default for Latch {
 
 impl Latch {
     /// Processes a reading and returns the new state.
-    pub(super) fn step(&mut self, level: Level, patience: Patience) -> HealthState {
+    pub(super) fn step(&mut self, level: Level, patience: Hysteresis) -> HealthState {
         if level.raw > self.state {
             self.better = None;
             let (count, mildest) =
@@ -66,7 +66,7 @@ pub(super) struct Presence {
 
 impl Presence {
     /// Notes whether a reading is available. Returns how many more are needed; 0 if it counts.
-    pub(super) fn step(&mut self, there: bool, patience: Patience) -> u32 {
+    pub(super) fn step(&mut self, there: bool, patience: Hysteresis) -> u32 {
         self.to_go = if there { self.to_go.saturating_sub(1) } else { patience.recover_after };
         self.to_go
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use HealthState::{Degraded, Healthy, Unhealthy};
 
-    const PATIENCE: Patience = Patience { worsen_after: 3, recover_after: 2 };
+    const PATIENCE: Hysteresis = Hysteresis { worsen_after: 3, recover_after: 2 };
 
     /// H, D and U are readings with the same state by both limits; d is within the margin below D.
     fn check(readings: &str, states: &str) {

@@ -32,7 +32,7 @@ use processes::ProcessWatch;
 use services::ServiceWatch;
 
 use super::findings::Findings;
-use super::latch::Patience;
+use super::latch::Hysteresis;
 use super::{Checks, Recall, Shown, show};
 use crate::base::id::BootId;
 use crate::base::time::{Mono, Span, Stamp, Wall};
@@ -48,7 +48,7 @@ const BOOTED: &str = "boot";
 #[derive(Clone, Debug)]
 pub struct SystemJudge {
     limits: SystemLimits,
-    patience: Patience,
+    patience: Hysteresis,
     margin: f64,
     recall: Recall,
     shown: BTreeMap<String, Shown>,
@@ -68,7 +68,7 @@ impl SystemJudge {
     pub fn new(limits: SystemLimits, host: &super::HostLimits) -> SystemJudge {
         SystemJudge {
             limits,
-            patience: Patience { worsen_after: host.worsen_after, recover_after: host.recover_after },
+            patience: Hysteresis { worsen_after: host.worsen_after, recover_after: host.recover_after },
             margin: host.margin.0 / 100.0,
             recall: Recall::default(),
             shown: BTreeMap::new(),

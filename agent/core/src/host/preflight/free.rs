@@ -51,7 +51,7 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuA
             GpuAvailability::Held(format!("{held} of its memory is in use but no process is visible"))
         }
         (_, Some(_)) => GpuAvailability::Free,
-        (_, None) => GpuAvailability::Unknown("it does not tell how much of its memory is in use".to_owned()),
+        (_, None) => GpuAvailability::Unknown("its memory usage is unknown".to_owned()),
     };
     (freedom, evidence)
 }

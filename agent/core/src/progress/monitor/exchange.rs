@@ -106,7 +106,7 @@ impl Exchange {
             what: FindingKind::SlowLink,
             over: false,
             headline: format!(
-                "exchanging between ranks takes {:.0} % longer since step {since}, and no rank works longer: a link is slow; \
+                "communication between ranks takes {:.0} % longer since step {since}, and no rank computes longer: a link is slow; \
                  without it a step would be {:.1} % shorter",
                 (grew.exp() - 1.0) * 100.0,
                 cost * 100.0,
@@ -122,8 +122,8 @@ impl Exchange {
             cost_percent: Some((f64::from(cost) * 1000.0).round() / 10.0),
             evidence: vec![
                 format!(
-                    "the rank that waits least of {ranks}, which came last, waits {:.1} ms, and {:.1} ms before: that is what \
-                     exchanging itself takes",
+                    "the rank that waits least of {ranks}, the last to arrive, waits {:.1} ms, and {:.1} ms before: that is the time \
+                     of the communication itself",
                     now.exp() * 1e3,
                     usual.exp() * 1e3,
                 ),

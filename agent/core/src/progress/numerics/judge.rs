@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::replicas::{Replicas, Split};
-use super::shards::{Apart, Compared, Shards};
+use super::replicas::{DigestDivergence, Replicas};
+use super::shards::{Compared, ShardDivergence, Shards};
 use super::spike::{Series, Spike};
 use crate::model::finding::FindingKind;
 use crate::model::verdict::FaultDomain;
@@ -108,7 +108,7 @@ impl Judge {
         let compared = self.shards.compare(step, shards);
         let agreed = compared == Compared::Agreed;
         let seen = match compared {
-            Compared::Apart(apart) => vec![self.unlike(step, apart)],
+            Compared::ShardDivergence(apart) => vec![self.unlike(step, apart)],
             Compared::Agreed | Compared::Nothing => Vec::new(),
         };
         self.settle(step, seen, |_, place| place == SHARDS && agreed, out);
@@ -230,7 +230,7 @@ impl Judge {
         })
     }
 
-    fn corrupt(&self, step: u64, split: Split) -> Anomaly {
+    fn corrupt(&self, step: u64, split: DigestDivergence) -> Anomaly {
         let agreed = match split.last_agreed {
             Some(agreed) => format!("they last agreed at step {agreed}: checkpoints after it are doubtful"),
             None => "they never agreed in this attempt: all its checkpoints are doubtful".to_owned(),
@@ -267,8 +267,8 @@ impl Judge {
     }
 
     /// The finding for saved chunks that should be equal and differ.
-    fn unlike(&self, step: u64, apart: Apart) -> Anomaly {
-        let Apart { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
+    fn unlike(&self, step: u64, apart: ShardDivergence) -> Anomaly {
+        let ShardDivergence { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
         let (what, headline, domain, confidence) = if named {
             (
                 FindingKind::SilentCorruption,
@@ -280,7 +280,7 @@ impl Judge {
         } else {
             (
                 FindingKind::ReplicasDiffer,
-                "possible silent data corruption: what {ranks} saved was always the same and differs; which copy is right is unknown"
+                "possible silent data corruption: {ranks} always saved the same content before and now differ; which copy is right is unknown"
                     .to_owned(),
                 FaultDomain::Unknown,
                 0.5,

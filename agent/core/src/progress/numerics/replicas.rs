@@ -21,7 +21,7 @@ pub(super) struct Replicas {
 
 /// Replicas that do not agree at a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Split {
+pub(super) struct DigestDivergence {
     pub(super) group: u32,
     /// The ranks that differ from the majority; all ranks if there is none.
     pub(super) ranks: Vec<u32>,
@@ -43,7 +43,11 @@ impl Replicas {
     }
 
     /// Compares the digests of a step. Returns the groups that agree, and those that do not.
-    pub(super) fn compare(&mut self, step: u64, digests: &[Option<u64>]) -> (Vec<u32>, Vec<Split>) {
+    pub(super) fn compare(
+        &mut self,
+        step: u64,
+        digests: &[Option<u64>],
+    ) -> (Vec<u32>, Vec<DigestDivergence>) {
         let (mut whole, mut splits) = (Vec::new(), Vec::new());
         let Some(groups) = self.groups.clone().or_else(|| self.learn(digests)) else {
             return (whole, splits);
@@ -74,7 +78,13 @@ impl Replicas {
             let outside = |class: &&Vec<u32>| majority.is_none() || class.len() != largest;
             let mut ranks: Vec<u32> = classes.values().filter(outside).flatten().copied().collect();
             ranks.sort_unstable();
-            splits.push(Split { group, ranks, majority, of, last_agreed: self.agreed.get(&group).copied() });
+            splits.push(DigestDivergence {
+                group,
+                ranks,
+                majority,
+                of,
+                last_agreed: self.agreed.get(&group).copied(),
+            });
         }
         self.differed |= !splits.is_empty();
         if !self.differed {
@@ -123,7 +133,7 @@ mod tests {
         let (_, splits) = replicas.compare(20, &some(&[6, 6, 7, 6]));
         assert_eq!(
             splits,
-            [Split { group: 0, ranks: vec![2], majority: Some(3), of: 4, last_agreed: Some(10) }]
+            [DigestDivergence { group: 0, ranks: vec![2], majority: Some(3), of: 4, last_agreed: Some(10) }]
         );
     }
 

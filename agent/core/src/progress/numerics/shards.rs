@@ -43,12 +43,12 @@ pub(super) enum Compared {
     /// All chunks that should be equal are.
     Agreed,
     /// Some differ.
-    Apart(Apart),
+    ShardDivergence(ShardDivergence),
 }
 
 /// Shards that should be equal and differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Apart {
+pub(super) struct ShardDivergence {
     /// The ranks that differ from a majority. Without a majority, all ranks that should be equal.
     pub(super) ranks: Vec<u32>,
     /// Whether a majority names them.
@@ -103,12 +103,12 @@ impl Shards {
                     *chunk = Chunk::new(sums);
                     continue;
                 }
-                Some(Split::Apart { .. }) => differing += 1,
+                Some(Split::ShardDivergence { .. }) => differing += 1,
                 None => {}
             }
             compared += 1;
             chunk.sums = sums;
-            if let Some(Split::Apart { ranks, named, of }) = split {
+            if let Some(Split::ShardDivergence { ranks, named, of }) = split {
                 found = Some(match found {
                     None => (place, ranks, named, of),
                     Some((first, before, all_named, of)) => {
@@ -121,7 +121,14 @@ impl Shards {
             Some((first, ranks, named, of)) => {
                 self.differed = true;
                 let chunks = (differing, compared);
-                Compared::Apart(Apart { ranks, named, chunks, first, of, last_agreed: self.agreed })
+                Compared::ShardDivergence(ShardDivergence {
+                    ranks,
+                    named,
+                    chunks,
+                    first,
+                    of,
+                    last_agreed: self.agreed,
+                })
             }
             None if compared == 0 => Compared::Nothing,
             None => {
@@ -139,7 +146,7 @@ impl Shards {
 enum Split {
     /// All from each other: they diverge by design now.
     ByDesign,
-    Apart {
+    ShardDivergence {
         ranks: Vec<u32>,
         named: bool,
         of: usize,
@@ -199,7 +206,7 @@ impl Chunk {
             let (before, all_named, of) = found.unwrap_or((Vec::new(), true, 0));
             found = Some((joined(before, apart.collect()), all_named && named, of.max(group.len())));
         }
-        found.map(|(ranks, named, of)| Split::Apart { ranks, named, of })
+        found.map(|(ranks, named, of)| Split::ShardDivergence { ranks, named, of })
     }
 }
 
@@ -239,9 +246,15 @@ mod tests {
         let mut tables = saved(4, 6);
         tables[2][1] ^= 1;
         let found = shards.compare(6, &tables);
-        let apart =
-            Apart { ranks: vec![2], named: true, chunks: (1, 2), first: 1, of: 4, last_agreed: Some(5) };
-        assert_eq!(found, Compared::Apart(apart));
+        let apart = ShardDivergence {
+            ranks: vec![2],
+            named: true,
+            chunks: (1, 2),
+            first: 1,
+            of: 4,
+            last_agreed: Some(5),
+        };
+        assert_eq!(found, Compared::ShardDivergence(apart));
         assert!(shards.differed());
         // They agree again: what was saved in between stays doubtful.
         assert_eq!(shards.compare(7, &saved(4, 7)), Compared::Agreed);
@@ -253,7 +266,7 @@ mod tests {
         let mut shards = learned(2);
         let mut tables = saved(2, 6);
         tables[1][2] ^= 1;
-        let Compared::Apart(apart) = shards.compare(6, &tables) else { panic!("they differ") };
+        let Compared::ShardDivergence(apart) = shards.compare(6, &tables) else { panic!("they differ") };
         assert_eq!((apart.ranks.as_slice(), apart.named), ([0, 1].as_slice(), false));
     }
 
@@ -276,7 +289,7 @@ mod tests {
         (1..=4).for_each(|step| _ = shards.compare(step, &tables(step)));
         let mut spoilt = tables(5);
         spoilt[3][0] += 1;
-        let Compared::Apart(apart) = shards.compare(5, &spoilt) else { panic!("one differs") };
+        let Compared::ShardDivergence(apart) = shards.compare(5, &spoilt) else { panic!("one differs") };
         assert_eq!((apart.ranks.as_slice(), apart.named, apart.of), ([3].as_slice(), true, 3));
     }
 

@@ -57,7 +57,7 @@ const MIDDLE_HALF: f32 = 1.05;
 
 /// The learned noise of one job.
 #[derive(Clone, Debug)]
-pub(super) struct Carried {
+pub(super) struct NoiseModel {
     /// Half of the squared differences, by band: their sum and their number.
     squares: [f32; BANDS],
     pairs: [f32; BANDS],
@@ -85,13 +85,13 @@ struct Learned {
     rests_on: f32,
 }
 
-impl Carried {
+impl NoiseModel {
     /// Nothing seen yet.
-    pub(super) fn new(ranks: usize) -> Carried {
+    pub(super) fn new(ranks: usize) -> NoiseModel {
         let series = (ranks.max(2) - 1) as f32;
         // The peers' median is noisy too.
         let variance = USUAL_NOISE * USUAL_NOISE * (1.0 + 1.2 / series).min(2.0);
-        let mut carried = Carried {
+        let mut carried = NoiseModel {
             squares: [0.0; BANDS],
             pairs: [0.0; BANDS],
             steps: 0.0,

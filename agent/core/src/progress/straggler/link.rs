@@ -117,7 +117,7 @@ impl Links {
         let shared = if of.hosts.len() == 1 { of.hosts.first().cloned() } else { None };
         let mut evidence = vec![
             format!(
-                "once its last rank has come it takes {:.2} of what {} communicator(s) of its kind take, \
+                "after its last rank arrives it takes {:.2} times as long as {} communicator(s) of its kind, \
                  over {} steps",
                 found.ratio, found.peers, found.steps
             ),

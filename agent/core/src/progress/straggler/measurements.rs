@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::autocorrelation::Carried;
+use super::autocorrelation::NoiseModel;
 use super::found::Slow;
 use super::history::{History, ROWS};
 use super::paces::Paces;
@@ -67,7 +67,7 @@ pub(super) struct Measurements {
     peers: Peers,
     history: History,
     recent: Recent,
-    carried: Carried,
+    carried: NoiseModel,
     regime: Regime,
     paces: Paces,
     /// What is currently slow.
@@ -145,7 +145,7 @@ impl Measurements {
             limits,
             history: History::new(ranks),
             recent: Recent::default(),
-            carried: Carried::new(ranks),
+            carried: NoiseModel::new(ranks),
             regime: Regime::default(),
             paces: Paces::new(ranks),
             slow: BTreeSet::new(),

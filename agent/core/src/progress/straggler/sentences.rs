@@ -52,7 +52,7 @@ impl ReportedFinding {
         let mut finding = self.bare.clone();
         for hint in &self.hints {
             finding.confidence = (finding.confidence + 0.05).min(0.99);
-            finding.evidence.push(format!("it may explain it: {}", hint.fact));
+            finding.evidence.push(format!("possible cause: {}", hint.fact));
         }
         finding
     }
@@ -206,7 +206,7 @@ fn headline(found: &Found, names: &Names) -> String {
             format!("pipeline stage {stage} takes {percent:.0} % longer than the other stages{cost}")
         }
         Slow::Rotating => format!(
-            "in each step another rank is the slowest, typically by {percent:.0} %: the work is spread unevenly{cost}"
+            "a different rank is the slowest in each step, typically by {percent:.0} %: the work is unevenly distributed{cost}"
         ),
     }
 }
@@ -225,8 +225,8 @@ fn evidence(found: &Found) -> Vec<String> {
             found.ratio, found.steps,
         ),
         Slow::Rotating => format!(
-            "over {} steps the slowest rank takes {:.2} of its peers' median in a typical step, and no rank is it in half of \
-             them: no slow device",
+            "over {} steps the slowest rank takes {:.2} of its peers' median in a typical step, and no rank is the slowest in half \
+             of them: no slow device",
             found.steps, found.ratio,
         ),
     }];

@@ -142,9 +142,9 @@ mod tests {
                 mapping.round_trip(Mono(now), Mono(leader(now + there)), Mono(now + there + back));
                 now += there + back + 1_000;
             }
-            let (said, truth) = (mapping.to_leader(Mono(now)).0, leader(now));
+            let (stated, truth) = (mapping.to_leader(Mono(now)).0, leader(now));
             let uncertainty = mapping.uncertainty().expect("there were round trips").0;
-            prop_assert!(said.abs_diff(truth) <= uncertainty + 1, "{said} {truth} {uncertainty}");
+            prop_assert!(stated.abs_diff(truth) <= uncertainty + 1, "{stated} {truth} {uncertainty}");
             prop_assert!(mapping.from_leader(mapping.to_leader(Mono(now))).0.abs_diff(now) <= 1);
         }
     }

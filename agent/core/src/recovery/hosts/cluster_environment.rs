@@ -14,7 +14,7 @@ pub type Variables = BTreeMap<String, String>;
 
 /// What options or torchrun's `PET_` variables already specify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct ExplicitOptions {
     /// `--nnodes`.
     pub hosts: Option<(u32, u32)>,
     /// `--node-rank`.
@@ -82,7 +82,11 @@ struct Source {
 ///
 /// # Errors
 /// The variables specify several hosts, but contradict each other or lack something.
-pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> Result<Start, Refused> {
+pub fn start(
+    variables: &Variables,
+    full_name: Option<&str>,
+    given: &ExplicitOptions,
+) -> Result<Start, Refused> {
     let is_alone = given.hosts.is_some_and(|(_, most)| most == 1);
     let is_complete = given.hosts.is_some()
         && given.has_address
@@ -108,7 +112,7 @@ pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> R
     merge(source, given)
 }
 
-fn merge(source: Source, given: &Given) -> Result<Start, Refused> {
+fn merge(source: Source, given: &ExplicitOptions) -> Result<Start, Refused> {
     let found = source.hosts.as_ref().map(|hosts| hosts.value);
     let Some((least, most)) = given.hosts.or(found.map(|hosts| (hosts, hosts))) else {
         return Ok(Start::default());

@@ -14,9 +14,9 @@ use crate::base::time::{Mono, Span, Stamp};
 use crate::model::entry::Body;
 
 use super::clock::{Mapping, times};
-use super::lost::Vital;
+use super::lost::LivenessMonitor;
 use super::sequence::{Inbox, Outbox, Received};
-use super::succession::Standing;
+use super::succession::LeadershipRole;
 use super::wire::{Command, Down, Report, Seat, Up};
 
 /// The limit of reports that the leader has not acknowledged. With more this host counts as cut off.
@@ -114,13 +114,13 @@ pub struct Follow {
     catches_up: bool,
     /// The newest entry of the leader's journal that was written here.
     entries: u64,
-    /// The newest local entry when the present leader took office.
+    /// The newest local entry when the present leader was elected.
     since: u64,
     /// How often, since the last connection, the leader's host has answered that no process listens there. `None`
     /// before the first connection.
     refusals: Option<u32>,
     /// Whether the leader is alive, as far as this host can see.
-    vital: Vital,
+    vital: LivenessMonitor,
     /// Whether this host has published that it misses the leader.
     misses: bool,
     /// Whether ranks of an attempt may be running on this host.
@@ -146,7 +146,7 @@ impl Follow {
         clock: Mapping,
         open: bool,
     ) -> Follow {
-        let mut vital = Vital::expected(at, lease);
+        let mut vital = LivenessMonitor::expected(at, lease);
         if open {
             vital.connects(at);
         }
@@ -193,8 +193,8 @@ impl Follow {
         ((self.inbox.have(), self.entries), &self.leader.launcher)
     }
 
-    fn standing(&self) -> Standing<'_> {
-        Standing::Follows { leader: &self.leader.launcher, epoch: self.leader.epoch }
+    fn standing(&self) -> LeadershipRole<'_> {
+        LeadershipRole::Follows { leader: &self.leader.launcher, epoch: self.leader.epoch }
     }
 
     /// The leader that it follows.
@@ -212,7 +212,7 @@ impl Follow {
         self.gone.is_none()
     }
 
-    /// The newest local journal entry when the present leader took office.
+    /// The newest local journal entry when the present leader was elected.
     pub fn since(&self) -> u64 {
         self.since
     }
@@ -254,8 +254,8 @@ impl Follow {
             let host = &self.leader.host;
             // A spare has no ranks.
             let ranks = if self.waits { "" } else { "; the ranks go on" };
-            let said = format!("no connection to the leader on host {host}: {why}{ranks}");
-            self.acts.push_back(Act::Print(said));
+            let message = format!("no connection to the leader on host {host}: {why}{ranks}");
+            self.acts.push_back(Act::Print(message));
         }
         if !self.cut_off {
             self.campaign();

@@ -92,7 +92,7 @@ pub enum SteppedDown {
 
 /// The leader and its rules.
 #[derive(Clone, Debug)]
-pub struct Office {
+pub struct LeaderSettings {
     /// The seat of the leader.
     pub seat: u32,
     /// Its launcher.
@@ -116,7 +116,7 @@ pub struct Office {
 pub struct Lead {
     job: Job,
     merge: Merge,
-    office: Office,
+    leader_settings: LeaderSettings,
     next: VecDeque<Next>,
     /// Outputs of the job that are not carried out yet.
     outputs: VecDeque<(Mono, Output)>,
@@ -129,19 +129,19 @@ pub struct Lead {
     /// Launchers that wait for a seat.
     spares: Vec<(Member, Connection)>,
     /// Where copies of checkpoints are stored, as last sent to all. `None` before the first spare.
-    keepers: Option<spares::Keepers>,
+    replica_addresses: Option<spares::ReplicaAddresses>,
     /// The record that stores changed seats, until it is stored.
     seats_due: Option<u64>,
     /// Launchers that were declared lost.
     lost: BTreeSet<String>,
     /// Whether the store knows this launcher as the leader.
-    in_office: bool,
+    is_registered: bool,
     /// Whether there is something to store that the newest record lacks.
     record_due: bool,
     /// When time alone last made a record due.
     remembered: Mono,
     /// Orders that wait until their record is stored.
-    held: VecDeque<leadership::Held>,
+    held: VecDeque<leadership::PendingOrder>,
     /// The status of the job, once it is over.
     over: Option<i32>,
     /// Another launcher leads: this one decides nothing more.
@@ -161,8 +161,8 @@ pub struct Lead {
 
 impl Lead {
     /// A leader without connected followers.
-    pub fn new(at: Mono, mut job: Job, merge: Merge, office: Office) -> Lead {
-        let within = office.lease.plus(BACK_WITHIN);
+    pub fn new(at: Mono, mut job: Job, merge: Merge, leader_settings: LeaderSettings) -> Lead {
+        let within = leader_settings.lease.plus(BACK_WITHIN);
         let link = |seated: &Seated| Link::new(seated.clone(), at, within);
         job.on_hosts(merge.places());
         let links: Vec<Link> = merge.seats().map(link).collect();
@@ -171,16 +171,16 @@ impl Lead {
             links,
             job,
             merge,
-            office,
+            leader_settings,
             next: VecDeque::new(),
             outputs: VecDeque::new(),
             acts: VecDeque::new(),
             seats: BTreeMap::new(),
             spares: Vec::new(),
-            keepers: None,
+            replica_addresses: None,
             seats_due: None,
             lost: BTreeSet::new(),
-            in_office: true,
+            is_registered: true,
             record_due: false,
             remembered: at,
             held: VecDeque::new(),
@@ -255,7 +255,7 @@ impl Lead {
 
     /// A report of the leader's host.
     pub fn report_of_mine(&mut self, at: Mono, report: Report) {
-        self.take_report(at, self.office.seat, report);
+        self.take_report(at, self.leader_settings.seat, report);
     }
 
     fn take_report(&mut self, at: Mono, seat: u32, report: Report) {
@@ -274,10 +274,10 @@ impl Lead {
 
     /// Sends a command to the host at this seat.
     pub fn command(&mut self, seat: u32, command: Command) {
-        if seat == self.office.seat {
+        if seat == self.leader_settings.seat {
             return self.acts.push_back(Act::Obey(command));
         }
-        let epoch = self.office.epoch;
+        let epoch = self.leader_settings.epoch;
         let Some(link) = self.links.get_mut(seat as usize) else { return };
         match link.outbox.push(command.clone()) {
             Ok(number) => self.send(seat as usize, Down::Command { number, epoch, command }),
@@ -369,7 +369,7 @@ impl Lead {
 
     /// The epoch of its orders.
     pub fn epoch(&self) -> u64 {
-        self.office.epoch
+        self.leader_settings.epoch
     }
 
     /// The exit status of the job, once it is over.

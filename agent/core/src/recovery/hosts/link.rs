@@ -2,7 +2,7 @@
 
 use crate::base::time::{Mono, Span};
 
-use super::lost::Vital;
+use super::lost::LivenessMonitor;
 use super::round::Seated;
 use super::sequence::{Inbox, Outbox};
 use super::wire::Command;
@@ -22,7 +22,7 @@ pub struct Link {
     pub(super) seated: Seated,
     pub(super) connection: Option<Connection>,
     /// Whether it is alive.
-    pub(super) vital: Vital,
+    pub(super) vital: LivenessMonitor,
     /// Why it counts as lost, whatever else is seen of it.
     pub(super) given_up: Option<String>,
     pub(super) lost: bool,
@@ -38,7 +38,7 @@ impl Link {
         Link {
             seated,
             connection: None,
-            vital: Vital::expected(at, within),
+            vital: LivenessMonitor::expected(at, within),
             given_up: None,
             lost: false,
             inbox: Inbox::default(),

@@ -35,12 +35,12 @@ const UNASKED: Span = Span::seconds(2);
 const UNSEEN: Span = Span::seconds(2);
 
 /// How many other hosts are asked to check, in addition to the leader's.
-pub const LOOKERS: usize = 2;
+pub const PROBERS: usize = 2;
 
 /// What a check of a launcher finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sight {
+pub enum ProbeResult {
     /// A launcher of the job answers.
     Answers,
     /// The kernel accepts connections, but no launcher answers on them.
@@ -56,15 +56,15 @@ pub enum Sight {
 pub enum Judgement {
     /// Nothing: it is not silent, or the evidence is not sufficient yet.
     Wait,
-    /// Have others check it: see [`Vital::asks`].
+    /// Have others check it: see [`LivenessMonitor::asks`].
     Look,
-    /// It is lost: [`Vital::reported`] returns the reason.
+    /// It is lost: [`LivenessMonitor::reported`] returns the reason.
     Lost,
 }
 
 /// Whether a follower is alive, as its leader sees it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Vital {
+pub struct LivenessMonitor {
     suspicion: Suspicion,
     was_connected: bool,
     broken: Option<Broken>,
@@ -84,14 +84,19 @@ struct Broken {
 struct Inquiry {
     since: Mono,
     asked: Vec<u32>,
-    found: BTreeMap<u32, Sight>,
+    found: BTreeMap<u32, ProbeResult>,
 }
 
-impl Vital {
+impl LivenessMonitor {
     /// A follower that is not connected yet, and has this long to connect.
-    pub fn expected(at: Mono, within: Span) -> Vital {
+    pub fn expected(at: Mono, within: Span) -> LivenessMonitor {
         let broken = Broken { since: at, why: "it has not come back".to_owned(), within };
-        Vital { suspicion: Suspicion::new(at), was_connected: false, broken: Some(broken), inquiry: None }
+        LivenessMonitor {
+            suspicion: Suspicion::new(at),
+            was_connected: false,
+            broken: Some(broken),
+            inquiry: None,
+        }
     }
 
     /// Shortens the time that it has to connect.
@@ -151,7 +156,7 @@ impl Vital {
     }
 
     /// The result of one check.
-    pub fn looked(&mut self, by: u32, sight: Sight) {
+    pub fn looked(&mut self, by: u32, sight: ProbeResult) {
         if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.asked.contains(&by)) {
             inquiry.found.insert(by, sight);
         }
@@ -160,7 +165,9 @@ impl Vital {
     /// Whether someone checked, and no one got an answer.
     pub fn is_unreached(&self) -> bool {
         let found = self.inquiry.as_ref().map(|inquiry| &inquiry.found);
-        found.is_some_and(|found| !found.is_empty() && found.values().all(|sight| *sight != Sight::Answers))
+        found.is_some_and(|found| {
+            !found.is_empty() && found.values().all(|sight| *sight != ProbeResult::Answers)
+        })
     }
 
     /// How long it has been silent or disconnected.
@@ -188,9 +195,9 @@ impl Vital {
         let lost = match () {
             () if inquiry.found.is_empty() && self.broken.is_none() => silence >= patience,
             () if inquiry.found.is_empty() => silence >= UNSEEN.max(within),
-            () if found(Sight::Answers) => silence >= patience.max(within),
-            () if found(Sight::Accepts) => silence >= UNANSWERED,
-            () if self.broken.is_some() && !found(Sight::Silent) => true,
+            () if found(ProbeResult::Answers) => silence >= patience.max(within),
+            () if found(ProbeResult::Accepts) => silence >= UNANSWERED,
+            () if self.broken.is_some() && !found(ProbeResult::Silent) => true,
             () => silence >= UNREACHED,
         };
         match lost {
@@ -205,21 +212,21 @@ impl Vital {
     pub fn reported(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
         let silence = self.silence(at);
         let seen = match &self.broken {
-            None => format!("no beat for {silence}"),
+            None => format!("no heartbeat for {silence}"),
             Some(Broken { why, .. }) => {
                 format!("its launcher has had no connection for {silence} ({why})")
             }
         };
-        let by = |sight: Sight| -> Vec<String> {
+        let by = |sight: ProbeResult| -> Vec<String> {
             let found = self.inquiry.iter().flat_map(|inquiry| &inquiry.found);
             found.filter(|(_, found)| **found == sight).map(|(seat, _)| name(*seat)).collect()
         };
         let mut reported = vec![seen];
         for (sight, what) in [
-            (Sight::Silent, "cannot reach it either"),
-            (Sight::Accepts, "can connect to it and get no answer"),
-            (Sight::Refuses, "can reach it and find that its launcher is gone"),
-            (Sight::Answers, "can reach it"),
+            (ProbeResult::Silent, "cannot reach it either"),
+            (ProbeResult::Accepts, "can connect to it and get no answer"),
+            (ProbeResult::Refuses, "can reach it and find that its launcher is gone"),
+            (ProbeResult::Answers, "can reach it"),
         ] {
             let who = by(sight);
             if !who.is_empty() {
@@ -247,7 +254,7 @@ mod tests {
 
     /// A follower whose beats were regular for half a minute until now.
     struct Watched {
-        vital: Vital,
+        vital: LivenessMonitor,
         now: Mono,
         /// When its last message arrived.
         received: Mono,
@@ -256,7 +263,7 @@ mod tests {
     impl Watched {
         fn new() -> Watched {
             let mut watched =
-                Watched { vital: Vital::expected(Mono(0), LEASE), now: Mono(0), received: Mono(0) };
+                Watched { vital: LivenessMonitor::expected(Mono(0), LEASE), now: Mono(0), received: Mono(0) };
             watched.vital.connects(Mono(0));
             for _ in 0..60 {
                 watched.now = watched.now.after(Span::millis(500));
@@ -268,7 +275,7 @@ mod tests {
 
         /// Time passes in looks of the leader. The hosts that are asked, seats 0, 2 and 3, find these sights. Returns
         /// when it is lost, if within `span`.
-        fn lost_within(&mut self, span: Span, sights: &[(u32, Sight)]) -> Option<Span> {
+        fn lost_within(&mut self, span: Span, sights: &[(u32, ProbeResult)]) -> Option<Span> {
             let until = self.now.after(span);
             let mut asked = None;
             while self.now < until {
@@ -293,14 +300,14 @@ mod tests {
         }
     }
 
-    fn all(sight: Sight) -> [(u32, Sight); 3] {
+    fn all(sight: ProbeResult) -> [(u32, ProbeResult); 3] {
         [(0, sight), (2, sight), (3, sight)]
     }
 
     #[test]
     fn a_host_without_power_is_lost_within_three_seconds() {
         let mut watched = Watched::new();
-        let lost = watched.lost_within(LEASE, &all(Sight::Silent)).expect("it is lost");
+        let lost = watched.lost_within(LEASE, &all(ProbeResult::Silent)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
         assert_eq!(
             watched.reported(),
@@ -311,7 +318,7 @@ mod tests {
     #[test]
     fn a_host_whose_kernel_hangs_is_lost_within_three_seconds() {
         let mut watched = Watched::new();
-        let lost = watched.lost_within(LEASE, &all(Sight::Accepts)).expect("it is lost");
+        let lost = watched.lost_within(LEASE, &all(ProbeResult::Accepts)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
         let reported = format!("no beat for {lost}; hosts a, c and d can connect to it and get no answer");
         assert_eq!(watched.reported(), reported);
@@ -321,7 +328,7 @@ mod tests {
     fn a_host_whose_launcher_was_killed_is_lost_when_its_port_is_closed() {
         let mut watched = Watched::new();
         watched.vital.breaks(watched.now, "the connection was closed by the other side".to_owned());
-        let lost = watched.lost_within(LEASE, &all(Sight::Refuses)).expect("it is lost");
+        let lost = watched.lost_within(LEASE, &all(ProbeResult::Refuses)).expect("it is lost");
         assert!(lost < Span::seconds(2), "{lost}");
         assert!(
             watched.reported().ends_with("hosts a, c and d can reach it and find that its launcher is gone")
@@ -333,7 +340,9 @@ mod tests {
         // What it sends is lost, or what is sent to it: in both cases no one gets an answer. One of the other hosts
         // is slow.
         let mut watched = Watched::new();
-        let lost = watched.lost_within(LEASE, &[(0, Sight::Silent), (2, Sight::Silent)]).expect("it is lost");
+        let lost = watched
+            .lost_within(LEASE, &[(0, ProbeResult::Silent), (2, ProbeResult::Silent)])
+            .expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
         assert!(watched.reported().ends_with("hosts a and c cannot reach it either"));
     }
@@ -341,7 +350,8 @@ mod tests {
     #[test]
     fn a_host_that_others_reach_is_lost_only_when_it_cannot_follow_any_more() {
         let mut watched = Watched::new();
-        let lost = watched.lost_within(Span::seconds(30), &[(0, Sight::Silent), (2, Sight::Answers)]);
+        let lost =
+            watched.lost_within(Span::seconds(30), &[(0, ProbeResult::Silent), (2, ProbeResult::Answers)]);
         let lost = lost.expect("it is lost");
         assert!(lost >= LEASE, "{lost}");
         assert!(watched.reported().ends_with("host a cannot reach it either; host c can reach it"));
@@ -354,7 +364,7 @@ mod tests {
         watched.vital.received(watched.now);
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
         watched.vital.breaks(watched.now, "closed".to_owned());
-        assert_eq!(watched.lost_within(Span::millis(500), &all(Sight::Answers)), None);
+        assert_eq!(watched.lost_within(Span::millis(500), &all(ProbeResult::Answers)), None);
         watched.vital.connects(watched.now);
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
     }
@@ -366,7 +376,7 @@ mod tests {
         watched.vital.deaf_for(watched.now, Span::seconds(60));
         watched.received = watched.now;
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
-        let lost = watched.lost_within(LEASE, &all(Sight::Silent)).expect("it is gone after all");
+        let lost = watched.lost_within(LEASE, &all(ProbeResult::Silent)).expect("it is gone after all");
         assert!(lost > Span::seconds(1), "{lost}");
     }
 
@@ -383,13 +393,13 @@ mod tests {
 
     #[test]
     fn a_host_with_time_to_join_a_new_leader_is_lost_sooner_only_if_unreachable() {
-        let lost = |sights: &[(u32, Sight)]| {
-            let vital = Vital::expected(Mono(0), Span::seconds(12));
+        let lost = |sights: &[(u32, ProbeResult)]| {
+            let vital = LivenessMonitor::expected(Mono(0), Span::seconds(12));
             let mut watched = Watched { vital, now: Mono(0), received: Mono(0) };
             watched.lost_within(Span::seconds(30), sights).expect("it is lost")
         };
         assert!(lost(&[]) >= Span::seconds(12));
-        assert!(lost(&all(Sight::Answers)) >= Span::seconds(12));
-        assert!(lost(&all(Sight::Silent)) < Span::seconds(4));
+        assert!(lost(&all(ProbeResult::Answers)) >= Span::seconds(12));
+        assert!(lost(&all(ProbeResult::Silent)) < Span::seconds(4));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::id::Attempt;
 use crate::base::time::{Mono, Stamp};
-use crate::recovery::job::Carried;
+use crate::recovery::job::HandoverState;
 
 use super::round::Seated;
 use packed::Packed;
@@ -31,7 +31,7 @@ pub struct Record {
     /// Whether all of its ranks have started.
     pub running: bool,
     /// The kept state of the job. `None` before its first start.
-    pub carried: Option<Carried>,
+    pub carried: Option<HandoverState>,
     /// The exit status of all launchers, once decided.
     pub ended: Option<i32>,
 }
@@ -52,7 +52,7 @@ struct Written {
     #[serde(default)]
     running: bool,
     #[serde(default)]
-    carried: Option<Carried>,
+    carried: Option<HandoverState>,
     #[serde(default)]
     ended: Option<i32>,
 }
@@ -84,7 +84,7 @@ impl Record {
 
     /// The kept state of the job, with its times on this host's clock. Wall clocks give the difference between the
     /// clocks of two hosts: a host that takes over may never have had a connection to the one that wrote it.
-    pub fn carried_here(&self, now: Stamp) -> Option<Carried> {
+    pub fn carried_here(&self, now: Stamp) -> Option<HandoverState> {
         let passed = i128::from(now.wall.0) - i128::from(self.at.wall.0);
         let offset = i128::from(now.mono.0) - passed.max(0) - i128::from(self.at.mono.0);
         let here = |at: Mono| {

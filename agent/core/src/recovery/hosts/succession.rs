@@ -4,7 +4,7 @@
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span, Stamp};
 use crate::model::entry::JobSpec;
-use crate::recovery::job::{Carried, Job};
+use crate::recovery::job::{HandoverState, Job};
 use crate::recovery::policy::Settings;
 
 use super::merge::Merge;
@@ -13,7 +13,7 @@ use super::round::{Member, Seated};
 
 /// The role that a launcher believes it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing<'a> {
+pub enum LeadershipRole<'a> {
     /// It leads.
     Leads {
         /// The epoch of its orders.
@@ -54,16 +54,16 @@ pub enum OnElection {
     StepDown,
 }
 
-impl Standing<'_> {
+impl LeadershipRole<'_> {
     /// The store names `leader` with `epoch`; `me` is this launcher.
     pub fn on_leader(self, me: &str, leader: &str, epoch: u64) -> OnLeader {
         match self {
             _ if leader == me => OnLeader::Nothing,
-            Standing::Leads { epoch: mine } if epoch > mine => OnLeader::StepDown,
-            Standing::Follows { epoch: known, .. } if epoch <= known => OnLeader::Nothing,
-            Standing::Follows { leader: known, .. } if known == leader => OnLeader::NewEpoch,
-            Standing::Follows { .. } => OnLeader::Follow,
-            Standing::Leads { .. } => OnLeader::Nothing,
+            LeadershipRole::Leads { epoch: mine } if epoch > mine => OnLeader::StepDown,
+            LeadershipRole::Follows { epoch: known, .. } if epoch <= known => OnLeader::Nothing,
+            LeadershipRole::Follows { leader: known, .. } if known == leader => OnLeader::NewEpoch,
+            LeadershipRole::Follows { .. } => OnLeader::Follow,
+            LeadershipRole::Leads { .. } => OnLeader::Nothing,
         }
     }
 
@@ -71,17 +71,17 @@ impl Standing<'_> {
     /// store.
     pub fn on_election(self, connected: bool, last: Option<u64>) -> OnElection {
         match self {
-            Standing::Leads { epoch } if last.is_some_and(|last| last > epoch) => OnElection::StepDown,
-            Standing::Leads { .. } => OnElection::LeadAgain,
-            Standing::Follows { .. } if connected => OnElection::GiveBack,
-            Standing::Follows { .. } => OnElection::TakeOver,
+            LeadershipRole::Leads { epoch } if last.is_some_and(|last| last > epoch) => OnElection::StepDown,
+            LeadershipRole::Leads { .. } => OnElection::LeadAgain,
+            LeadershipRole::Follows { .. } if connected => OnElection::GiveBack,
+            LeadershipRole::Follows { .. } => OnElection::TakeOver,
         }
     }
 
     /// Whether to obey an order of this epoch. A lower epoch belongs to a leader that was replaced.
     pub fn obeys(self, order: u64) -> bool {
         match self {
-            Standing::Leads { epoch } | Standing::Follows { epoch, .. } => order >= epoch,
+            LeadershipRole::Leads { epoch } | LeadershipRole::Follows { epoch, .. } => order >= epoch,
         }
     }
 }
@@ -99,7 +99,7 @@ pub struct Adopted {
     pub lost: Option<Seated>,
     /// The seat of the launcher that takes over.
     pub me: u32,
-    carried: Option<Carried>,
+    carried: Option<HandoverState>,
 }
 
 impl Adopted {
@@ -144,7 +144,7 @@ impl Adopted {
 mod tests {
     use super::*;
 
-    const FOLLOWS: Standing<'_> = Standing::Follows { leader: "a", epoch: 3 };
+    const FOLLOWS: LeadershipRole<'_> = LeadershipRole::Follows { leader: "a", epoch: 3 };
 
     #[test]
     fn a_follower_follows_the_leader_with_a_higher_epoch() {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_leader_steps_down_for_a_higher_epoch_only() {
-        let leads = Standing::Leads { epoch: 3 };
+        let leads = LeadershipRole::Leads { epoch: 3 };
         assert_eq!(leads.on_leader("me", "b", 4), OnLeader::StepDown);
         assert_eq!(leads.on_leader("me", "b", 2), OnLeader::Nothing);
         assert_eq!(leads.on_election(false, Some(4)), OnElection::StepDown);

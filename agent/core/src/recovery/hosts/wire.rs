@@ -13,7 +13,7 @@ use crate::hang::RankSeen;
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
-use super::lost::Sight;
+use super::lost::ProbeResult;
 
 mod copy_list;
 mod fast_parse;
@@ -326,7 +326,7 @@ pub enum Report {
         /// The launcher that was checked.
         launcher: String,
         /// The result.
-        sight: Sight,
+        sight: ProbeResult,
     },
 }
 

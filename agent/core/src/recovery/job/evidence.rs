@@ -34,8 +34,13 @@ impl Job {
         // added to the stacks without blaming anyone.
         let reported = &mut pending.verdict.evidence;
         let found = host_evidence.findings.iter().map(Finding::stood);
-        let beside: Vec<String> =
-            host_evidence.gpus.iter().cloned().chain(found).filter(|said| !reported.contains(said)).collect();
+        let beside: Vec<String> = host_evidence
+            .gpus
+            .iter()
+            .cloned()
+            .chain(found)
+            .filter(|message| !reported.contains(message))
+            .collect();
         if pending.received.is_none() && !beside.is_empty() {
             reported.extend(beside);
             out.push(Output::Record(Body::Verdict(pending.verdict.clone())));

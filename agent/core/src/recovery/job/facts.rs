@@ -87,7 +87,7 @@ impl Job {
                 self.hang = None;
             }
             Fact::EvidenceTaken { attempt, file, groups, waits, summary, .. } if attempt == self.attempt => {
-                let file = file.map(|file| format!("what all ranks were at: {file}"));
+                let file = file.map(|file| format!("state of all ranks: {file}"));
                 let found = summary.into_iter().chain(file);
                 self.evidence_taken(at, &groups, waits, found, out);
             }

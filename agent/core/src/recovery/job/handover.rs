@@ -18,7 +18,7 @@ const INCIDENTS_WITH_TEXTS: usize = 64;
 
 /// The state of a job, with times on the clock of the leader that wrote it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Carried {
+pub struct HandoverState {
     /// The current attempt.
     pub attempt: Attempt,
     attempt_began: Mono,
@@ -33,10 +33,10 @@ pub struct Carried {
     rung: Rung,
 }
 
-impl Carried {
+impl HandoverState {
     /// The same with its times converted to another clock.
     #[must_use]
-    pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> Carried {
+    pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> HandoverState {
         let past = self.past.into_iter();
         let past = past.map(|past| PastFailure { decided_at: at(past.decided_at), ..past }).collect();
         let incidents = self.incidents.into_iter().map(|of| IncidentTimes {
@@ -49,7 +49,7 @@ impl Carried {
             first_step_at: of.first_step_at.map(at),
             ..of
         });
-        Carried {
+        HandoverState {
             attempt_began: at(self.attempt_began),
             past,
             incidents: incidents.collect(),
@@ -62,14 +62,14 @@ impl Carried {
 
 impl Job {
     /// The state for the next leader.
-    pub fn carried(&self) -> Carried {
+    pub fn carried(&self) -> HandoverState {
         let mut incidents = self.incidents.clone();
         let old = incidents.len().saturating_sub(INCIDENTS_WITH_TEXTS);
         for incident in incidents.iter_mut().take(old) {
             incident.headline.clear();
             incident.decision.clear();
         }
-        Carried {
+        HandoverState {
             attempt: self.attempt,
             attempt_began: self.attempt_began,
             past: self.past.clone(),
@@ -90,7 +90,7 @@ impl Job {
         at: Mono,
         spec: JobSpec,
         policy: impl Into<Settings>,
-        carried: Option<Carried>,
+        carried: Option<HandoverState>,
         running: &[Rank],
     ) -> Job {
         let mut job = Job::begin(at, spec, policy, &mut Vec::new());

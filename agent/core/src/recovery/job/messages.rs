@@ -46,7 +46,7 @@ pub enum Input {
     /// State of the host and its devices that may explain why ranks are slow.
     RankContext(SlowdownHints),
     /// The agent's evidence about a failure. `None` if there is no agent or it did not answer in time.
-    Ruling(Option<Ruling>),
+    AgentEvidence(Option<AgentEvidence>),
     /// Host evidence about a failure after its decision. Ignored for any but the last failure.
     LateEvidence {
         /// The failure.
@@ -62,7 +62,7 @@ pub enum Input {
 
 /// The agent's evidence about a failure, or what a replay has of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ruling {
+pub struct AgentEvidence {
     /// The incident that the agent was asked about. Answers to others are ignored.
     pub incident: Incident,
     /// An action that replaces the job's own decision. Agents leave that to the launcher: only a replay sets it, to
@@ -106,7 +106,7 @@ pub enum Order {
     },
     /// Record what all ranks of the attempt are doing; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence(Attempt),
-    /// Ask the agent for its evidence; answered by [`Input::Ruling`]. For an ordered restart the incident is
+    /// Ask the agent for its evidence; answered by [`Input::AgentEvidence`]. For an ordered restart the incident is
     /// [`Incident::ORDERED`].
     Consult(Box<Verdict>),
     /// Wake the job at this time; answered by [`Input::LookAgain`].

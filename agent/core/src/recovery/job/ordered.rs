@@ -109,7 +109,7 @@ fn no_rank_failed(attempt: Attempt, at: Mono) -> Verdict {
     Verdict {
         incident: Incident::ORDERED,
         attempt,
-        headline: "somebody ordered a restart".to_owned(),
+        headline: "a user ordered a restart".to_owned(),
         cause: Cause::ExitCode { code: 0 },
         domain: FaultDomain::Unknown,
         class: None,

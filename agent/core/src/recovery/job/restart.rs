@@ -87,7 +87,7 @@ impl Job {
 
 impl Overdue {
     fn reported(self) -> String {
-        format!("{} has brought no step of all ranks within {}", self.rung.words(), self.within)
+        format!("after {}, the ranks did not all complete a step within {}", self.rung.words(), self.within)
     }
 
     fn observed(self) -> Fact {

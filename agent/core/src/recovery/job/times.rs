@@ -46,7 +46,8 @@ pub struct Summary {
     /// How often the ranks were started.
     pub attempts: u32,
     /// The time accounting.
-    pub books: TimeAccounting,
+    #[serde(rename = "books")]
+    pub accounting: TimeAccounting,
     /// Its failures.
     pub incidents: Vec<IncidentTimes>,
     /// The advised save interval. `None` before it has saved a few times.

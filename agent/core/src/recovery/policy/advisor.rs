@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn of(
-        said: Result<Option<Advice>, String>,
+        response: Result<Option<Advice>, String>,
         settings: &Settings,
         past: &[PastFailure],
     ) -> (Choice, Option<Trouble>) {
@@ -111,7 +111,7 @@ mod tests {
             spares: 0,
             now: Mono(100_000_000_000),
         };
-        decide_with(Some(&Says(said)), settings, case)
+        decide_with(Some(&Says(response)), settings, case)
     }
 
     fn advice(rung: Rung) -> Result<Option<Advice>, String> {

@@ -4,7 +4,7 @@
 use crate::base::time::Span;
 use crate::recovery::policy::ladder::mildest;
 use crate::recovery::policy::{
-    Advice, Case, CauseKind, Readiness, Rung, Settings, hands, idle, in_window, readiness,
+    Advice, Case, CauseKind, Readiness, Rung, Settings, available_rungs, idle, in_window, readiness,
     repeats_at_same_place,
 };
 
@@ -21,10 +21,7 @@ pub const LONGEST_DELAY: Span = Span::seconds(3600);
 /// Why this advice is forbidden. `None` if it is allowed.
 pub fn forbidden(settings: &Settings, case: Case<'_>, advice: &Advice) -> Option<String> {
     if advice.after > LONGEST_DELAY {
-        return Some(format!(
-            "nothing is held back for more than {LONGEST_DELAY}, and not for {}",
-            advice.after
-        ));
+        return Some(format!("a decision is delayed by at most {LONGEST_DELAY}, not by {}", advice.after));
     }
     match advice.rung {
         None => wait(settings, case),
@@ -38,7 +35,7 @@ fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
     match settings.ready_within {
         None => Some("the job does not wait for its host (--ready-within off)".to_owned()),
         Some(limit) if case.host.waited >= limit => {
-            Some(format!("it has been waited for {limit} already (--ready-within)"))
+            Some(format!("the job has already waited for its host for {limit} (--ready-within)"))
         }
         Some(_) => None,
     }
@@ -46,7 +43,7 @@ fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
 
 fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
     let kind = CauseKind::of(&case.verdict.cause);
-    if !hands(settings, case).has(rung) {
+    if !available_rungs(settings, case).has(rung) {
         return Some("this job does not support it now".to_owned());
     }
     if rung == Rung::Replace && case.spares == 0 {

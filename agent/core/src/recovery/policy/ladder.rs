@@ -11,12 +11,12 @@ pub(super) fn open(settings: &Settings, case: Case<'_>) -> Vec<Rung> {
     let mildest = mildest(CauseKind::of(&case.verdict.cause));
     let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
     let just_failed = |rung: Rung| beyond.is_some_and(|past| rung <= past.rung && past.rung < Rung::All);
-    let stays = hands(settings, case).iter().filter(|rung| rung.stays());
+    let stays = available_rungs(settings, case).iter().filter(|rung| rung.stays());
     stays.filter(|rung| *rung >= mildest && !just_failed(*rung)).collect()
 }
 
 /// The rungs that can be carried out: those that always can, and those that the waiting ranks allow.
-pub fn hands(settings: &Settings, case: Case<'_>) -> Rungs {
+pub fn available_rungs(settings: &Settings, case: Case<'_>) -> Rungs {
     let named = case.verdict.culprit.is_some();
     let opened = Rung::ALL.into_iter().filter(|rung| is_opened_by_waiting(*rung, case.job, named));
     opened.fold(settings.rungs, Rungs::with)

@@ -89,7 +89,7 @@ fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted(
     assert_eq!(decided(&now, &[], &received).action, RESTART);
     let choice = decided(&now, &once, &received);
     assert_eq!(choice.action, elsewhere);
-    assert!(choice.why.contains("another host tells"), "{}", choice.why);
+    assert!(choice.why.contains("another host shows"), "{}", choice.why);
     // The job ends if the records are not shared, the verdict is sure, or it was tried before.
     let sure = Verdict { confidence: 0.95, ..now.clone() };
     let alone = SeenBefore::default();

@@ -53,8 +53,8 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     page.section(&mut lines, "Evidence", &evidence);
     if options.all {
         let against = match verdict.domain {
-            FaultDomain::Unknown => "Also seen, and can mean several things",
-            _ => "What speaks against it",
+            FaultDomain::Unknown => "Also seen, ambiguous",
+            _ => "Evidence against it",
         };
         page.section(&mut lines, against, &doubts.against);
         page.section(&mut lines, "What would change this", &doubts.would_change);

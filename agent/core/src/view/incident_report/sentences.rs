@@ -30,7 +30,7 @@ pub(super) fn origin(verdict: &Verdict) -> Option<String> {
     let sure = verdict
         .culprit_confidence
         .or((verdict.domain == FaultDomain::Unknown).then_some(verdict.confidence))?;
-    Some(format!("It began with {culprit}: {} sure.", percent(sure)))
+    Some(format!("It started on {culprit} ({} sure).", percent(sure)))
 }
 
 /// One line for the terminal and the list of events: what happened, whose fault and with what confidence.
@@ -64,8 +64,8 @@ fn not_seen(verdict: &Verdict) -> String {
         // Journals of earlier versions have only the class.
         _ if verdict.class.as_deref() == Some(HOST_LOST) => LOST_HOST.to_owned(),
         Cause::Signal { signal: 9 } => format!(
-            "Cause not seen: {rank} was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer did not \
-             either; a scheduler, another process or a person sent it."
+            "Cause not seen: {rank} was ended by SIGKILL. Neither Mainstay nor the kernel's OOM killer sent it; a scheduler, \
+             another process or a person did."
         ),
         Cause::Signal { signal } if comes_from_outside(*signal) => format!(
             "Cause not seen: {rank} received {}, which Mainstay did not send; a scheduler, another process or a \
@@ -73,8 +73,8 @@ fn not_seen(verdict: &Verdict) -> String {
             ExitStatus::Signal(*signal)
         ),
         Cause::Signal { signal: 6 } => format!(
-            "Cause not seen: native code in {rank} called abort(), as a library does that finds itself in a state it cannot \
-             continue from. The end of its output may say why."
+            "Cause not seen: native code in {rank} called abort(), usually because a library detected an \
+             unrecoverable state. The end of its output may show why."
         ),
         Cause::Signal { signal } => format!(
             "Cause not seen: {rank} crashed in native code ({}). The program, a library or the hardware can be the reason; a \
@@ -82,7 +82,7 @@ fn not_seen(verdict: &Verdict) -> String {
             ExitStatus::Signal(*signal)
         ),
         Cause::ExitCode { code: 1 } if has_last_message(verdict) => {
-            format!("No known failure has the last message of {rank}; it is quoted below.")
+            format!("The last message of {rank} matches no known failure; it is quoted below.")
         }
         Cause::ExitCode { code: 1 } => {
             format!("Cause not seen: {rank} exited with code 1 and left no message on its standard error.")
@@ -92,14 +92,14 @@ fn not_seen(verdict: &Verdict) -> String {
             ExitStatus::Signal(code - 128)
         ),
         Cause::ExitCode { code } => format!(
-            "Cause not seen: the program of {rank} chose to exit with code {code}, and no known message says why."
+            "Cause not seen: the program of {rank} exited with code {code}, and no known message shows why."
         ),
         Cause::Exception { .. } if lost_a_peer(verdict) => format!(
             "Cause not seen: {rank} lost its connection to another rank, and no rank of this host failed for another reason. \
              Another host of the job, or the network, can be the reason."
         ),
         Cause::Exception { .. } => format!(
-            "No known failure has the message of {rank}; it is quoted below with its place in the program."
+            "The message of {rank} matches no known failure; it is quoted below with its location in the program."
         ),
         Cause::HostLost { .. } => LOST_HOST.to_owned(),
         Cause::OutOfMemory => {
@@ -108,7 +108,7 @@ fn not_seen(verdict: &Verdict) -> String {
             )
         }
         Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
-        Cause::Hang { .. } => "Nothing that was seen says why the ranks do not move.".to_owned(),
+        Cause::Hang { .. } => "No evidence shows why the ranks make no progress.".to_owned(),
     }
 }
 
@@ -146,7 +146,7 @@ pub fn done(decision: Option<&Decision>, since_then: AfterFailure) -> String {
         return format!("The job ended with exit status {exit} while it waited: {why}.");
     }
     let done = match action {
-        Action::RestartInProcess { .. } => "The ranks began again in their processes".to_owned(),
+        Action::RestartInProcess { .. } => "The ranks restarted in their processes".to_owned(),
         Action::RespawnRanks { .. } => {
             "The lost ranks were started again; the others waited for them".to_owned()
         }
@@ -203,7 +203,9 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
                 AfterFailure::Starting => {
                     "Nothing now: the ranks are starting; mainstay status shows their first step.".to_owned()
                 }
-                AfterFailure::Ended { exit: 0 } => "Nothing: the job ended well after it.".to_owned(),
+                AfterFailure::Ended { exit: 0 } => {
+                    "Nothing: the job completed successfully afterwards.".to_owned()
+                }
                 AfterFailure::Ended { exit } => {
                     format!("The job ended with exit status {exit} since then: read its last failure first.")
                 }
@@ -225,7 +227,7 @@ fn to_start_again(verdict: &Verdict) -> &'static str {
             "Take this host out of the job and have it checked, then start the job again."
         }
         (FaultDomain::Infrastructure, _) => {
-            "See that the network, the storage and the host work, then start the job again."
+            "Check the network, the storage and the host, then start the job again."
         }
         (FaultDomain::Platform, _) => {
             "Check the versions and settings of the software under the program, then start the job again."
@@ -234,10 +236,10 @@ fn to_start_again(verdict: &Verdict) -> &'static str {
             "Find out who sent the signal (the scheduler's log, the host's other users), then start the job again."
         }
         (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
-            "Find in the program and in the output of the rank that began it why it exits with this code, then start the job again."
+            "Find out from the program and the culprit's output why it exits with this code, then start the job again."
         }
         (FaultDomain::Unknown, _) => {
-            "Read the last lines of the rank that began it and the kernel's log of that time, then start the job again."
+            "Read the culprit's last output and the kernel log of that time, then start the job again."
         }
     }
 }
@@ -252,13 +254,13 @@ fn if_it_comes_back(verdict: &Verdict, look: Option<String>) -> String {
             (FaultDomain::Infrastructure, _) => "Check the network, the storage and the host.",
             (FaultDomain::Platform, _) => "Check the software under the program.",
             (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
-                "Find in the program and in the output of the rank that began it why it exits with this code."
+                "Find out from the program and the culprit's output why it exits with this code."
             }
-            _ => "Read the last lines of the rank that began it and the kernel's log of that time.",
+            _ => "Read the culprit's last output and the kernel log of that time.",
         };
         look.to_owned()
     });
-    format!("If it comes back: {then}")
+    format!("If it recurs: {then}")
 }
 
 /// A duration for people: "38.2 s", "12 min", "3 h 5 min".

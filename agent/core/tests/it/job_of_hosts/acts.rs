@@ -50,7 +50,7 @@ impl World {
                 self.write(me, number, *record);
             }
             lead::Act::Campaign => {
-                (self.launchers[me].client.office, self.launchers[me].client.campaigns) = (None, true);
+                (self.launchers[me].client.leads_in, self.launchers[me].client.campaigns) = (None, true);
             }
             lead::Act::StepDown(lead::SteppedDown::Ended { exit }) => self.ends(me, exit),
             lead::Act::StepDown(_) => {

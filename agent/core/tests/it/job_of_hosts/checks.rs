@@ -70,7 +70,7 @@ impl World {
                     lead.merge().waits_for(),
                     lead.merge().attempt(),
                     lead.over(),
-                    launcher.client.office,
+                    launcher.client.leads_in,
                 ),
                 Brain::Follows(follow) => format!(
                     "follows {:?}, connected {}, cut off {}",

@@ -388,7 +388,7 @@ impl World {
         if lead.awaits_followers() && now - since < 5 * SECOND {
             return;
         }
-        if launcher.client.office.is_some() && launcher.client.ends.is_none() {
+        if launcher.client.leads_in.is_some() && launcher.client.ends.is_none() {
             launcher.client.ends = Some(exit);
             lead.close_all();
             self.settle(me);
@@ -420,7 +420,7 @@ impl World {
         launcher.living.clear();
         launcher.waiting.clear();
         launcher.timers.clear();
-        (launcher.client.campaigns, launcher.client.office) = (false, None);
+        (launcher.client.campaigns, launcher.client.leads_in) = (false, None);
         launcher.connection = None;
         self.end_all_of(me);
         self.will_respawn(me);

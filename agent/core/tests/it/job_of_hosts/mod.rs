@@ -268,7 +268,7 @@ impl World {
         let world_size = self.launchers[0].seat.as_ref().expect("it has one").world_size;
         let job = Job::begin(now, JobSpec { world_size, ..JobSpec::default() }, settings(), &mut out);
         let seats: Vec<_> = merge.seats().cloned().collect();
-        let office = lead::Office {
+        let leader_settings = lead::LeaderSettings {
             seat: 0,
             launcher: self.launchers[0].name.clone(),
             names: ("job".to_owned(), "launch".to_owned()),
@@ -278,12 +278,12 @@ impl World {
             epoch: 1,
             newest_record: 1,
         };
-        let merge = merge.within(self.limits, &office.launcher);
-        let mut lead = Lead::new(now, job, merge, office);
+        let merge = merge.within(self.limits, &leader_settings.launcher);
+        let mut lead = Lead::new(now, job, merge, leader_settings);
         lead.gathered(&[], Vec::new());
         lead.begin_with(now, out);
         self.launchers[0].brain = Brain::Leads(Box::new(lead));
-        self.launchers[0].client.office = Some(1);
+        self.launchers[0].client.leads_in = Some(1);
         let key = LeaderKey { launcher: 0, epoch: 1 };
         for seated in seats.iter().skip(1) {
             let me = seated.seat.group_rank as usize;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use mainstay_core::base::time::Mono;
-use mainstay_core::recovery::hosts::lost::Sight;
+use mainstay_core::recovery::hosts::lost::ProbeResult;
 use mainstay_core::recovery::hosts::wire::{Down, Up};
 
 use super::{Event, MS, SECOND, Time, World};
@@ -101,14 +101,14 @@ impl World {
     }
 
     /// The result when a launcher checks another one.
-    pub fn sight(&self, from: usize, of: usize) -> Sight {
+    pub fn sight(&self, from: usize, of: usize) -> ProbeResult {
         let (near, far) = (self.launchers[from].machine, self.launchers[of].machine);
         let there = self.passes(near, far) && self.passes(far, near) && self.machines[far].up;
         match () {
-            () if !there => Sight::Silent,
-            () if self.machines[far].stalled > self.now => Sight::Accepts,
-            () if self.launchers[of].listens() => Sight::Answers,
-            () => Sight::Refuses,
+            () if !there => ProbeResult::Silent,
+            () if self.machines[far].stalled > self.now => ProbeResult::Accepts,
+            () if self.launchers[of].listens() => ProbeResult::Answers,
+            () => ProbeResult::Refuses,
         }
     }
 

@@ -37,7 +37,7 @@ impl World {
 
     /// The store no longer knows this leader.
     pub fn forgotten(&mut self, me: usize, epoch: u64) {
-        self.launchers[me].client.office = None;
+        self.launchers[me].client.leads_in = None;
         let leader = self.launchers[me].client.leader.clone().map(|key| self.named(&key));
         if let Brain::Leads(lead) = &mut self.launchers[me].brain {
             lead.forgotten(epoch);
@@ -100,7 +100,7 @@ impl World {
         let world_size = record.seats[0].seat.world_size;
         let spec = JobSpec { world_size, ..JobSpec::default() };
         let (job, merge) = adopted.resume(now.mono, spec, settings(), PATIENCE);
-        let office = lead::Office {
+        let leader_settings = lead::LeaderSettings {
             seat,
             launcher: launcher.name.clone(),
             names: (record.job.clone(), record.launch.clone()),
@@ -110,8 +110,8 @@ impl World {
             epoch,
             newest_record: 1,
         };
-        let merge = merge.within(self.limits, &office.launcher);
-        let mut lead = Lead::new(now.mono, job, merge, office);
+        let merge = merge.within(self.limits, &leader_settings.launcher);
+        let mut lead = Lead::new(now.mono, job, merge, leader_settings);
         let since = follow.since() as usize;
         let newest = launcher.journal.len() as u64;
         let before = follow.leader().launcher.clone();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
-use mainstay_core::recovery::hosts::lead::{self, Lead, Office, SteppedDown};
+use mainstay_core::recovery::hosts::lead::{self, Lead, LeaderSettings, SteppedDown};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
 use mainstay_core::recovery::hosts::wire::Command;
@@ -34,7 +34,7 @@ fn leader() -> Lead {
     let round = seated(2);
     let spec = JobSpec { world_size: 2, ..JobSpec::default() };
     let job = Job::begin(Mono(1), spec, settings(), &mut Vec::new());
-    let office = Office {
+    let leader_settings = LeaderSettings {
         seat: 0,
         launcher: "l0".to_owned(),
         names: (String::new(), String::new()),
@@ -44,7 +44,7 @@ fn leader() -> Lead {
         epoch: 1,
         newest_record: 1,
     };
-    Lead::new(Mono(1), job, Merge::new(round, Span::seconds(5)), office)
+    Lead::new(Mono(1), job, Merge::new(round, Span::seconds(5)), leader_settings)
 }
 
 #[test]

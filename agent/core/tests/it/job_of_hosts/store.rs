@@ -55,8 +55,8 @@ pub struct Client {
     revision: u64,
     pub lease_lost: bool,
     pub campaigns: bool,
-    /// The epoch of its office, if it has one.
-    pub office: Option<u64>,
+    /// The epoch in which it leads, if it does.
+    pub leads_in: Option<u64>,
     /// The newest record that is not yet stored.
     pub unwritten: Option<(u64, Arc<Record>)>,
     /// The exit status to write at the end of the job.
@@ -224,17 +224,17 @@ impl World {
                     client.record = Some(record.clone());
                 }
                 let mine = leader.as_ref().is_some_and(|leader| leader.launcher == launcher);
-                if let (true, Some(leader)) = (mine && client.office.is_none(), &leader) {
+                if let (true, Some(leader)) = (mine && client.leads_in.is_none(), &leader) {
                     // Won in an election whose answer was lost or no longer awaited: resign.
                     let epoch = leader.epoch;
                     return self.ask(launcher, Ask::Resign { epoch });
                 }
-                if leader.is_none() && client.campaigns && client.office.is_none() && ended.is_none() {
+                if leader.is_none() && client.campaigns && client.leads_in.is_none() && ended.is_none() {
                     let seen = record.as_ref().map(|record| record.0);
                     let epoch = client.highest_epoch.max(seen.unwrap_or_default()) + 1;
                     self.ask(launcher, Ask::Elect { epoch, seen });
                 }
-                if let Some(epoch) = self.launchers[launcher].client.office
+                if let Some(epoch) = self.launchers[launcher].client.leads_in
                     && leader != Some(LeaderKey { launcher, epoch })
                 {
                     self.forgotten(launcher, epoch);
@@ -259,7 +259,7 @@ impl World {
                     return self.ask(launcher, Ask::Resign { epoch });
                 }
                 client.campaigns = false;
-                client.office = Some(epoch);
+                client.leads_in = Some(epoch);
                 let record = last.as_ref().and_then(|last| last.1.clone()).or_else(|| client.record.clone());
                 self.elected(launcher, epoch, last.map(|last| last.0), record);
             }
@@ -270,7 +270,7 @@ impl World {
                 self.stored(launcher, number);
             }
             Answer::Superseded { epoch } => {
-                if client.office == Some(epoch) {
+                if client.leads_in == Some(epoch) {
                     self.forgotten(launcher, epoch);
                 }
             }
@@ -284,12 +284,12 @@ impl World {
         let client = &mut self.launchers[launcher].client;
         if !client.lease_lost && now.saturating_sub(client.answered) >= LEASE {
             client.lease_lost = true;
-            if let Some(epoch) = client.office {
+            if let Some(epoch) = client.leads_in {
                 self.forgotten(launcher, epoch);
             }
         }
         let client = &mut self.launchers[launcher].client;
-        if let Some(epoch) = client.office {
+        if let Some(epoch) = client.leads_in {
             if let Some(exit) = client.ends {
                 self.ask(launcher, Ask::End { epoch, exit });
             } else if let Some((number, record)) = client.unwritten.clone() {
@@ -302,13 +302,13 @@ impl World {
         let record = Arc::new(record);
         let client = &mut self.launchers[launcher].client;
         client.unwritten = Some((number, record.clone()));
-        if let Some(epoch) = client.office {
+        if let Some(epoch) = client.leads_in {
             self.ask(launcher, Ask::Write { number, epoch, record });
         }
     }
 
     pub fn resign(&mut self, launcher: usize) {
-        if let Some(epoch) = self.launchers[launcher].client.office.take() {
+        if let Some(epoch) = self.launchers[launcher].client.leads_in.take() {
             self.ask(launcher, Ask::Resign { epoch });
         }
     }

@@ -2,7 +2,7 @@
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{Class, Count, Hang, Limits, Outlook, PhaseId, Probe, Sight, Watch};
+use mainstay_core::hang::{Class, Count, Hang, HangStatus, Limits, PhaseId, Probe, RankSample, Watch};
 
 pub const RANKS: usize = 8;
 pub const LOOK: Span = Span::millis(100);
@@ -11,7 +11,7 @@ pub const LOOK: Span = Span::millis(100);
 pub struct Job {
     pub now: Mono,
     pub watch: Watch,
-    pub sights: Vec<Sight>,
+    pub sights: Vec<RankSample>,
     pub counts: Vec<Vec<Count>>,
     pub probes: Vec<Option<Probe>>,
 }
@@ -22,7 +22,7 @@ impl Job {
         let mut job = Job {
             now,
             watch: Watch::new(limits, Rank(0), RANKS, now),
-            sights: vec![Sight::default(); RANKS],
+            sights: vec![RankSample::default(); RANKS],
             counts: vec![Vec::new(); RANKS],
             probes: vec![None; RANKS],
         };
@@ -81,7 +81,7 @@ impl Job {
         self.beat(rank);
     }
 
-    pub fn look(&mut self) -> Outlook {
+    pub fn look(&mut self) -> HangStatus {
         for rank in 0..RANKS {
             self.watch.sight(rank, self.now, &self.sights[rank]);
             self.watch.counts(rank, self.now, &self.counts[rank]);
@@ -102,7 +102,7 @@ impl Job {
         let until = self.now.after(span);
         while self.now < until {
             self.now = self.now.after(LOOK).min(until);
-            if let Outlook::Hang(hang) = self.look() {
+            if let HangStatus::Confirmed(hang) = self.look() {
                 return judged(*hang);
             }
         }

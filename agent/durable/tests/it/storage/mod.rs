@@ -19,7 +19,7 @@ use mainstay_durable::{Bucket, Settings, Tier, listing};
 use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{self, Sealed, Service, User, Watched, look_directory};
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -266,7 +266,7 @@ fn service(store: &TempDir) -> Arc<Service> {
         slowdown: 0.01,
         streams: 1,
         interval: Duration::from_millis(50),
-        patience: Patience::default(),
+        patience: Timeouts::default(),
         software: "test".to_owned(),
     };
     Arc::new(Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap())

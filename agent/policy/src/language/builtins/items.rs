@@ -69,7 +69,7 @@ pub(in crate::language) fn slice(
         return heap.text(&part);
     }
     if matches!(of, Value::Dict(_)) {
-        return Err("a dict cannot be cut".to_owned());
+        return Err("a dict cannot be sliced".to_owned());
     }
     let part = heap.iterate(of)?.into_iter().skip(from).take(count).collect();
     if matches!(of, Value::Tuple(_)) { heap.tuple(part) } else { heap.list(part) }

@@ -16,7 +16,7 @@ pub(super) fn method(heap: &mut Heap<'_>, id: usize, name: &str, given: Argument
         }
         "pop" => {
             if let Object::Items(items) = heap.changing(id)? {
-                return items.pop().ok_or_else(|| "pop() of nothing".to_owned());
+                return items.pop().ok_or_else(|| "pop() from an empty list".to_owned());
             }
             Ok(Value::None)
         }

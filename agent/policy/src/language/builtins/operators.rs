@@ -155,6 +155,6 @@ fn contains(heap: &mut Heap<'_>, holder: &Value, value: &Value) -> Made<bool> {
             }
             Ok(false)
         }
-        (other, _) => Err(format!("nothing can be in {}", other.kind())),
+        (other, _) => Err(format!("{} does not support `in`", other.kind())),
     }
 }

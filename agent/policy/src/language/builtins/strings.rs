@@ -79,7 +79,7 @@ fn format(heap: &mut Heap<'_>, text: &str, given: Arguments) -> Made<Value> {
         }
         let end = rest.find('}').filter(|_| bracket == "{");
         let Some(end) = end else {
-            return Err("format(): a bracket is alone; write {{ or }} for one".to_owned());
+            return Err("format(): unmatched brace; write {{ or }} for a literal brace".to_owned());
         };
         let field = &rest[..end];
         rest = &rest[end + 1..];

@@ -127,7 +127,7 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            other => Err(format!("nothing can be put into {}", other.kind())),
+            other => Err(format!("{} does not support item assignment", other.kind())),
         }
     }
 

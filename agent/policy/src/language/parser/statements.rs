@@ -140,7 +140,7 @@ impl Parser {
             Token::Keyword(word @ ("break" | "continue")) => {
                 let word = *word;
                 if self.loops == 0 {
-                    return self.wrong("this belongs into a loop");
+                    return self.wrong("this is only allowed in a loop");
                 }
                 self.next();
                 return Ok(if word == "break" { Statement::Break } else { Statement::Continue });

@@ -15,7 +15,7 @@ use crate::files::tree::Mark;
 use crate::medium::medium_at;
 use crate::peer::pooled::{self, Pooled};
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{As, User};
+use crate::peer::user::{User, UserGuard};
 
 /// The mark of a file when it was last read, and its manifest; none if it was not valid.
 pub(super) type LastRead = (Mark, Option<Arc<Sealed>>);
@@ -105,7 +105,7 @@ fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
     if let Some(pool) = &place.pool {
         seen.pooled = pooled::look(pool, place.user, &place.run, known);
     }
-    let Ok(_as_user) = As::user(place.user) else { return seen };
+    let Ok(_as_user) = UserGuard::user(place.user) else { return seen };
     let Ok(at) = Beneath::open(&place.directory) else { return seen };
     let medium = medium_at(&at);
     for below in rank_directories(&at) {

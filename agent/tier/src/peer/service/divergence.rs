@@ -8,7 +8,7 @@ use mainstay_core::checkpoint::divergence::{ReplicaDivergence, SavedShard, diver
 use mainstay_core::checkpoint::inventory::StepKey;
 
 use super::Shared;
-use crate::peer::message::Held;
+use crate::peer::message::StoredCopy;
 use crate::peer::sealed::Sealed;
 
 /// Maximum number that is remembered; the oldest steps are forgotten first.
@@ -38,7 +38,7 @@ impl Shared {
     }
 
     fn reported_shared_content(&self) -> Vec<SavedShard> {
-        let of = |holder: &str, held: &Held| {
+        let of = |holder: &str, held: &StoredCopy| {
             let (group, root) = held.shared_content.clone().filter(|_| held.own)?;
             let (of, rank) = (held.shard.of.clone(), held.shard.rank);
             Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })

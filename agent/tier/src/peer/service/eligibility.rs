@@ -87,7 +87,7 @@ pub(super) fn report(host: &str, before: Option<&str>, now: Option<&str>) {
             tracing::warn!(
                 host,
                 reason,
-                "a host is excluded: replicas go elsewhere, and those it has count no more"
+                "a host is excluded: replicas go elsewhere, and those it has no longer count"
             );
         }
         (Some(_), None) => tracing::info!(host, "a host is a place for replicas again"),

@@ -12,7 +12,7 @@ use mainstay_core::checkpoint::prepared_memory::expected;
 use super::{DISTRUST, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
-use crate::peer::message::{Dropped, Held, Inventory, Withdrawal};
+use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
 
 /// Between two requests, interval of checks whether the service stops.
 const WAITS: Duration = Duration::from_millis(50);
@@ -36,7 +36,7 @@ impl Shared {
     /// All known copies, except those that were found damaged.
     pub(crate) fn copies(&self) -> Vec<Copy> {
         let mut copies = Vec::new();
-        let named = |holder: &str, held: Held| Copy {
+        let named = |holder: &str, held: StoredCopy| Copy {
             // A peer can report its own copies only.
             holder: holder.into(),
             medium: held.medium,
@@ -74,14 +74,14 @@ impl Shared {
         (!self.stops()).then(|| sizes.clone())
     }
 
-    pub(super) fn inventory_unlooked(&self) -> Vec<Held> {
+    pub(super) fn inventory_unlooked(&self) -> Vec<StoredCopy> {
         let own = self.own.list().into_iter().map(|of| (of, true));
         let kept = self.store.list().into_iter().map(|of| (of, false));
         let shared_content = self.own.shared_content();
         let held = |((shard, medium, verified), own): ((Shard, Medium, bool), bool)| {
             // Only a rank's own agent reports the rank's group.
             let shared_content = shared_content.get(&shard.root).filter(|_| own).cloned();
-            Held { shard, medium, own, verified, shared_content }
+            StoredCopy { shard, medium, own, verified, shared_content }
         };
         own.chain(kept).map(held).collect()
     }

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use mainstay_core::checkpoint::lag::{CopyLag, LagReason};
-use mainstay_core::checkpoint::replication_cost::Hold;
+use mainstay_core::checkpoint::replication_cost::DelayReason;
 
 use super::{Service, Shared};
 use crate::os::monotonic;
@@ -57,14 +57,14 @@ impl Shared {
         }
         drop(peers);
         match self.throttle.holds() {
-            Some(Hold::Spent) => {
+            Some(DelayReason::Spent) => {
                 let percent = self.settings.slowdown * 100.0;
                 let why = format!(
                     "copies have cost training its share of {percent:.0} %: `checkpoint.slowdown_percent`"
                 );
                 return (LagReason::Slowdown, why);
             }
-            Some(Hold::Measurement) => {
+            Some(DelayReason::Measurement) => {
                 let why = "one is left out, to measure what copies cost training".to_owned();
                 return (LagReason::Measurement, why);
             }

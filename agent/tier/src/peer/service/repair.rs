@@ -17,7 +17,7 @@ use crate::parity::cut;
 use crate::peer::client::Sending;
 use crate::peer::error::{PeerError, Reason};
 use crate::peer::local_shards::Opened;
-use crate::peer::message::Held;
+use crate::peer::message::StoredCopy;
 use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
 
@@ -157,7 +157,8 @@ impl Shared {
                 // The peer confirmed it; its next inventory will include it.
                 let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
                 peer.inventory.copies.retain(|other| other.shard.root != offered.root);
-                let held = Held { shard: offered, medium, own: false, verified: true, shared_content: None };
+                let held =
+                    StoredCopy { shard: offered, medium, own: false, verified: true, shared_content: None };
                 peer.inventory.copies.push(held);
             }
             Err(error) if (is_ours(&error) || matches!(error, PeerError::Local(_))) && !opened.is_still() => {

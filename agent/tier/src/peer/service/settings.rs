@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mainstay_core::checkpoint::parity::Parity;
 
-use crate::peer::wire::Patience;
+use crate::peer::wire::Timeouts;
 
 /// Settings of the service.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct Settings {
     /// Time between two checks of own directories and peers.
     pub interval: Duration,
     /// Time limits for peers.
-    pub patience: Patience,
+    pub patience: Timeouts,
     /// This version of Mainstay.
     pub software: String,
 }
@@ -64,7 +64,7 @@ impl Settings {
             slowdown: 0.0,
             streams: 1,
             interval: Duration::from_millis(500),
-            patience: Patience::default(),
+            patience: Timeouts::default(),
             software: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }

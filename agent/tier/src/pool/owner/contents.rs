@@ -6,7 +6,7 @@ use mainstay_checkpoint::control::Control;
 
 use super::{Inner, Whole};
 use crate::pool::Settings;
-use crate::pool::choose::{self, At, Held};
+use crate::pool::choose::{self, At, SealedSlot};
 use crate::pool::memory::Memory;
 
 /// Maximum number of steps that wait to be taken.
@@ -18,15 +18,15 @@ impl Inner {
     }
 
     pub(super) fn add_notice(&mut self, words: String) {
-        if self.last_said != words {
+        if self.last_messages != words {
             tracing::debug!("{words}");
-            self.last_said.clone_from(&words);
-            self.said.push(words);
+            self.last_messages.clone_from(&words);
+            self.messages.push(words);
         }
     }
 
-    pub(super) fn held(&self) -> Vec<Held> {
-        let held = self.sealed.iter().map(|((rank, index), sealed)| Held {
+    pub(super) fn held(&self) -> Vec<SealedSlot> {
+        let held = self.sealed.iter().map(|((rank, index), sealed)| SealedSlot {
             rank: *rank,
             index: *index,
             at: (sealed.slot.epoch, sealed.slot.step),
@@ -41,7 +41,7 @@ impl Inner {
     }
 
     /// The shards to write next: first the step to go back to, then the newest whole one.
-    pub(super) fn unsaved(&self, settings: &Settings) -> Vec<Held> {
+    pub(super) fn unsaved(&self, settings: &Settings) -> Vec<SealedSlot> {
         let held = self.held();
         let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
         let vouched = choose::to_write(&held, self.vouched, &on_disk);
@@ -81,7 +81,7 @@ impl Inner {
         self.whole.push(Whole { attempt: at.0, step: at.1, chunks });
     }
 
-    pub(super) fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {
+    pub(super) fn newest_whole_of(&self, held: &[SealedSlot], settings: &Settings) -> Option<At> {
         let elsewhere =
             |at: At, rank: u32| self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank));
         choose::newest_whole(held, &settings.ranks, &elsewhere)

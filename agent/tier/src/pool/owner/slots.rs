@@ -11,7 +11,7 @@ use super::{Inner, LONG, PAUSE, Sealed};
 use crate::disk::WriteError;
 use crate::os::monotonic_ms;
 use crate::pool::Settings;
-use crate::pool::choose::{self, Held};
+use crate::pool::choose::{self, SealedSlot};
 use crate::pool::memory::Memory;
 use crate::pool::writer::{Batch, Written};
 use crate::seal::SealError;
@@ -22,7 +22,7 @@ impl Inner {
     /// The slots to seal: filled in this attempt, or accepted when it ended.
     pub(super) fn accept(&mut self, settings: &Settings) -> Vec<Task> {
         let mut tasks = Vec::new();
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         for memory in &self.ranks {
             let Ok(control) = memory.control() else { continue };
             for slot in control.all() {
@@ -37,7 +37,7 @@ impl Inner {
                     }
                     (State::Filled, _) => {
                         _ = control.advance(&slot, State::Damaged);
-                        said.push(format!(
+                        messages.push(format!(
                             "step {} of rank {} is not taken: it is of attempt {} and a world of {}, and this is attempt {} of {}",
                             slot.step, memory.rank, slot.epoch, slot.world_size, self.epoch, settings.world_size
                         ));
@@ -46,7 +46,7 @@ impl Inner {
                 }
             }
         }
-        said.into_iter().for_each(|words| self.add_notice(words));
+        messages.into_iter().for_each(|words| self.add_notice(words));
         tasks
     }
 
@@ -198,7 +198,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn withdraw(&mut self, held: Held) {
+    pub(super) fn withdraw(&mut self, held: SealedSlot) {
         self.sealed.remove(&(held.rank, held.index));
         let memory = self.ranks.iter().find(|memory| memory.rank == held.rank);
         if let Some(Ok(control)) = memory.map(Memory::control) {

@@ -305,9 +305,9 @@ impl<'a> Place<'a> {
 
     /// Does what a launcher does before it starts the ranks. Returns the messages.
     pub(super) fn go_back(&self, again: bool) -> Result<Vec<String>, String> {
-        let said = Mutex::new(Vec::new());
-        self.go_back_telling(again, &|line| said.lock().unwrap().push(line))?;
-        Ok(said.into_inner().unwrap())
+        let printed = Mutex::new(Vec::new());
+        self.go_back_telling(again, &|line| printed.lock().unwrap().push(line))?;
+        Ok(printed.into_inner().unwrap())
     }
 
     pub(super) fn go_back_telling(
@@ -445,19 +445,19 @@ impl Case<'_> {
             return match back {
                 Err(refused) if !refused.is_empty() => None,
                 Ok(_) if is_gone && place.found() == Found::Nothing => None,
-                Ok(said) => Some(format!("not refused: {:?}, {said:?}", place.found())),
+                Ok(printed) => Some(format!("not refused: {:?}, {printed:?}", place.found())),
                 Err(_) => Some("refused without words".to_owned()),
             };
         }
-        let said = match back {
-            Ok(said) => said,
+        let printed = match back {
+            Ok(printed) => printed,
             Err(refused) => return Some(format!("refused: {refused}")),
         };
         if is_gone && self.moment == Moment::BeforeTheSeal {
             wanted.push(Found::Nothing);
         }
         let found = place.found();
-        (!wanted.contains(&found)).then(|| format!("{found:?}, {said:?}"))
+        (!wanted.contains(&found)).then(|| format!("{found:?}, {printed:?}"))
     }
 
     /// Two hosts: what is damaged on one is intact on the other.

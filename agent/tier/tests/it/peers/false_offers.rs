@@ -7,12 +7,12 @@ use std::time::Duration;
 use mainstay_core::checkpoint::inventory::Medium;
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::frame::{Header, Kind};
-use mainstay_tier::peer::wire::{Frame, Patience, Wire};
-use mainstay_tier::peer::{Held, Inventory, Sealed};
+use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
+use mainstay_tier::peer::{Inventory, Sealed, StoredCopy};
 
 use super::support::{address, bytes, hosts_named, identity, manifest, pass, until};
 
-const SHORT: Patience = Patience { connect: Duration::from_millis(500), stall: Duration::from_millis(500) };
+const SHORT: Timeouts = Timeouts { connect: Duration::from_millis(500), stall: Duration::from_millis(500) };
 
 /// Answers each connection to `at` with `answer`, on threads that end with the test.
 fn impostor(at: &str, answer: impl Fn(std::net::TcpStream) + Send + Sync + 'static) {
@@ -33,7 +33,7 @@ fn another_version_is_reported_by_its_number() {
         greeting[4] = 9;
         stream.write_all(&greeting).unwrap();
     });
-    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
+    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err().to_string();
     assert!(error.contains("version 9") && error.contains("version 2"), "{error}");
 }
 
@@ -44,7 +44,7 @@ fn a_server_that_is_not_an_agent_is_reported() {
         let _ =
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
-    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
+    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err().to_string();
     assert!(error.contains("not a frame of this protocol"), "{error}");
 }
 
@@ -62,7 +62,7 @@ fn a_peer_that_accepts_the_token_without_knowing_it_is_an_impostor() {
         answer.extend(proof);
         stream.write_all(&answer).unwrap();
     });
-    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err();
+    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err();
     assert!(matches!(error, PeerError::Impostor { .. }), "{error}");
 }
 
@@ -85,9 +85,9 @@ fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
     impostor(&liar, move |stream| {
         let sealed = sealed.clone();
         std::thread::spawn(move || {
-            let Ok(mut wire) = Wire::accept(stream, &pass(), Patience::default()) else { return };
+            let Ok(mut wire) = Wire::accept(stream, &pass(), Timeouts::default()) else { return };
             while let Ok(Some(Frame::Message(header, _))) = wire.receive() {
-                let held = Held {
+                let held = StoredCopy {
                     shard: sealed.shard.clone(),
                     medium: Medium::Memory,
                     own: false,
@@ -144,7 +144,7 @@ fn a_changed_or_repeated_frame_is_rejected() {
     let at = listener.local_addr().unwrap().to_string();
     let serving = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut wire = Wire::accept(stream, &pass(), Patience::default()).unwrap();
+        let mut wire = Wire::accept(stream, &pass(), Timeouts::default()).unwrap();
         assert!(matches!(wire.receive(), Ok(Some(Frame::Message(..)))));
         wire.receive().unwrap_err()
     });
@@ -168,7 +168,7 @@ fn a_changed_or_repeated_frame_is_rejected() {
         server.write_all(&frame).unwrap();
         server
     });
-    let mut wire = Wire::connect(&front, &pass(), Patience::default()).unwrap();
+    let mut wire = Wire::connect(&front, &pass(), Timeouts::default()).unwrap();
     wire.send(Header::of(Kind::List), &[]).unwrap();
     let error = serving.join().unwrap();
     assert!(matches!(error, PeerError::Forged { .. }), "{error}");

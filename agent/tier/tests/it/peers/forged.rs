@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::frame::{Header, Kind};
-use mainstay_tier::peer::wire::{Frame, Patience, Wire};
+use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
 
 use super::support::{Proxy, address, pass};
 
@@ -25,7 +25,7 @@ fn sent(
     let (report, reported) = mpsc::channel();
     std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut wire = Wire::accept(stream, &pass(), Patience::default()).unwrap();
+        let mut wire = Wire::accept(stream, &pass(), Timeouts::default()).unwrap();
         let mut taken = Vec::new();
         let end = match wire.receive() {
             Ok(Some(Frame::Chunk(header))) => wire.read_chunk(header.length, &mut Vec::new(), |piece| {
@@ -37,7 +37,7 @@ fn sent(
         };
         report.send(end.map(|()| taken)).unwrap();
     });
-    let mut wire = Wire::connect(front, &pass(), Patience::default()).unwrap();
+    let mut wire = Wire::connect(front, &pass(), Timeouts::default()).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[7; BYTES]).unwrap();
     let header = Header { length: BYTES as u32, ..Header::of(Kind::Chunk) };

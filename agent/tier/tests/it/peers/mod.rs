@@ -32,11 +32,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::steps;
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::store::{Offer, Store, StoreError};
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::{Patience, Wire};
+use mainstay_tier::peer::wire::{Timeouts, Wire};
 use mainstay_tier::peer::{Sealed, Service};
 use support::{Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, pass, seal, shard, until};
 use testing::TempDir;
@@ -358,8 +358,8 @@ fn a_host_without_the_token_reads_and_writes_nothing() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
-    let stranger = Pass::from(Token::new(b"another secret altogether").unwrap());
-    let refused = Wire::connect(&hosts[1].name, &stranger, Patience::default()).unwrap_err();
+    let stranger = Credentials::from(Token::new(b"another secret altogether").unwrap());
+    let refused = Wire::connect(&hosts[1].name, &stranger, Timeouts::default()).unwrap_err();
     assert!(matches!(refused, PeerError::Refused { .. }), "{refused}");
     assert!(refused.to_string().contains("token"), "{refused}");
     // An agent with another token is not a peer, and reports why.

@@ -91,8 +91,8 @@ fn a_damaged_piece_is_skipped() {
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10));
     let name = &hosts[holder].name;
-    let said = format!("a piece of the shard of rank 0 at {name} cannot be used");
-    assert!(reported.iter().any(|reported| reported.starts_with(&said)), "{reported:?}");
+    let printed = format!("a piece of the shard of rank 0 at {name} cannot be used");
+    assert!(reported.iter().any(|reported| reported.starts_with(&printed)), "{reported:?}");
     hosts[0].has(10, &[0]);
 }
 
@@ -159,8 +159,8 @@ fn with_more_false_pieces_than_parity_the_previous_step_is_restored() {
     hosts[0].start();
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10), "{reported:?}");
-    let said = |reported: &String| reported.starts_with("step 20 cannot be restored: ");
-    assert!(reported.iter().any(said), "{reported:?}");
+    let printed = |reported: &String| reported.starts_with("step 20 cannot be restored: ");
+    assert!(reported.iter().any(printed), "{reported:?}");
     hosts[0].has(10, &[0]);
     let newer = fs::read_dir(hosts[0].directory.path().join("step-000000000020"));
     assert_eq!(newer.map_or(0, Iterator::count), 0, "nothing of the newer step lies there");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::wire::{Patience, Wire};
+use mainstay_tier::peer::wire::{Timeouts, Wire};
 
 use super::support::{Proxy, address, hosts, hosts_named, pass};
 
@@ -55,7 +55,7 @@ fn a_client_that_sends_its_greeting_slowly_is_disconnected() {
         }
     });
     let (stream, _) = listener.accept().unwrap();
-    let patience = Patience { connect: Duration::from_millis(500), stall: Duration::from_secs(5) };
+    let patience = Timeouts { connect: Duration::from_millis(500), stall: Duration::from_secs(5) };
     let error = Wire::accept(stream, &pass(), patience).unwrap_err();
     assert!(matches!(error, PeerError::Lost { .. }) && error.to_string().contains("too long"), "{error}");
     dripping.join().unwrap();

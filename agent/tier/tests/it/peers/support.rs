@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::files::Files;
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings, User, Watched};
 use testing::TempDir;
 use twox_hash::XxHash3_128;
@@ -35,7 +35,7 @@ pub fn token() -> Token {
     Token::new(b"a secret of sixteen or more").unwrap()
 }
 
-pub fn pass() -> Pass {
+pub fn pass() -> Credentials {
     token().into()
 }
 
@@ -47,7 +47,7 @@ pub struct Host {
     pub directory: TempDir,
     pub store: TempDir,
     pub settings: Settings,
-    pub pass: Pass,
+    pub pass: Credentials,
 }
 
 /// A directory for a store, in memory as for real agents.
@@ -68,7 +68,7 @@ pub fn hosts_named(names: &[String], change: impl Fn(usize, &mut Settings)) -> V
 /// Same as [`hosts_named`], each with its own credentials.
 pub fn hosts_with(
     names: &[String],
-    shows: impl Fn(usize) -> Pass,
+    shows: impl Fn(usize) -> Credentials,
     change: impl Fn(usize, &mut Settings),
 ) -> Vec<Host> {
     let of = |(index, name): (usize, &String)| {
@@ -88,7 +88,7 @@ pub fn hosts_with(
             slowdown: 0.01,
             streams: 2,
             interval: Duration::from_millis(100),
-            patience: Patience { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },
+            patience: Timeouts { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },
             software: "test".to_owned(),
         };
         change(index, &mut settings);

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use mainstay_tier::peer::Service;
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
-use mainstay_tier::peer::wire::{Patience, Wire};
+use mainstay_tier::peer::wire::{Timeouts, Wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -54,31 +54,31 @@ impl Authority {
         files
     }
 
-    fn pass(&self, address: &str, trusted: &Authority) -> Pass {
+    fn pass(&self, address: &str, trusted: &Authority) -> Credentials {
         let home = TempDir::new().unwrap();
         // The content stays after the files are removed.
-        Pass::Certificate(Tls::read(self.files(home.path(), address, trusted)).unwrap(), None)
+        Credentials::Certificate(Tls::read(self.files(home.path(), address, trusted)).unwrap(), None)
     }
 }
 
 /// The results on both sides when a client with `theirs` connects to a server with `ours`, which may depend on the server's address.
 fn meet(
-    ours: impl Fn(&str) -> Pass,
-    theirs: &Pass,
+    ours: impl Fn(&str) -> Credentials,
+    theirs: &Credentials,
 ) -> (Result<Wire, PeerError>, std::thread::Result<Result<Wire, PeerError>>) {
     let at = address();
     let listener = TcpListener::bind(&at).unwrap();
     let shown = ours(&at);
     let accepting = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        Wire::accept(stream, &shown, Patience::default())
+        Wire::accept(stream, &shown, Timeouts::default())
     });
-    let connected = Wire::connect(&at, theirs, Patience::default());
+    let connected = Wire::connect(&at, theirs, Timeouts::default());
     (connected, accepting.join())
 }
 
 /// Same as [`meet`], if both sides fail.
-fn refused(ours: impl Fn(&str) -> Pass, theirs: &Pass) -> (PeerError, PeerError) {
+fn refused(ours: impl Fn(&str) -> Credentials, theirs: &Credentials) -> (PeerError, PeerError) {
     let (connected, accepted) = meet(ours, theirs);
     (connected.unwrap_err(), accepted.unwrap().unwrap_err())
 }
@@ -89,7 +89,7 @@ fn with_certificates_steps_are_sent_and_restored_as_without() {
         let authority = Authority::new();
         let names = [address(), address(), address()];
         let shows = |index: usize| match authority.pass(&names[index], &authority) {
-            Pass::Certificate(tls, _) if with_token => Pass::Certificate(tls, Some(token())),
+            Credentials::Certificate(tls, _) if with_token => Credentials::Certificate(tls, Some(token())),
             alone => alone,
         };
         let mut hosts = hosts_with(&names, shows, |_, _| {});
@@ -185,7 +185,7 @@ fn a_client_without_a_certificate_gets_an_error_that_one_is_required() {
     let shown = ours.pass(&at, &ours);
     let accepting = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        Wire::accept(stream, &shown, Patience::default())
+        Wire::accept(stream, &shown, Timeouts::default())
     });
     let mut trusted = rustls::RootCertStore::empty();
     trusted.add(CertificateDer::from_pem_slice(ours.pem.as_bytes()).unwrap()).unwrap();
@@ -221,7 +221,7 @@ fn if_only_one_of_two_uses_tls_both_errors_explain_what_to_do() {
 fn a_certificate_does_not_replace_a_configured_token() {
     let ours = Authority::new();
     let with_token = |at: &str| match ours.pass(at, &ours) {
-        Pass::Certificate(tls, _) => Pass::Certificate(tls, Some(token())),
+        Credentials::Certificate(tls, _) => Credentials::Certificate(tls, Some(token())),
         other => other,
     };
     let (there, here) = refused(with_token, &ours.pass(&address(), &ours));
@@ -235,15 +235,15 @@ fn certificates_that_are_replaced_are_used_from_then_on_and_bad_ones_never() {
     let (home, at) = (TempDir::new().unwrap(), address());
     let files = old.files(home.path(), &at, &old);
     let tls = Tls::read(files.clone()).unwrap();
-    let shown = || Pass::Certificate(tls.clone(), None);
-    let meets = |theirs: &Pass| {
+    let shown = || Credentials::Certificate(tls.clone(), None);
+    let meets = |theirs: &Credentials| {
         let listener = TcpListener::bind(&at).unwrap();
         let shown = shown();
         let accepting = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            Wire::accept(stream, &shown, Patience::default()).is_ok()
+            Wire::accept(stream, &shown, Timeouts::default()).is_ok()
         });
-        Wire::connect(&at, theirs, Patience::default()).is_ok() & accepting.join().unwrap()
+        Wire::connect(&at, theirs, Timeouts::default()).is_ok() & accepting.join().unwrap()
     };
     let (of_old, of_new) = (old.pass(&address(), &old), new.pass(&address(), &new));
     assert!(meets(&of_old) && !meets(&of_new));

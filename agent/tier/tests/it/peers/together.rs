@@ -5,16 +5,16 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use mainstay_core::checkpoint::inventory::{StepKey, steps};
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::{Brought, Progress};
 
 use super::support::{Host, RUN, address, hosts_with, until};
 
-fn of_secret(secret: &str) -> Pass {
+fn of_secret(secret: &str) -> Credentials {
     let token = Token::new(secret.as_bytes()).unwrap();
-    Pass::Certificate(Tls::of_secret(secret.as_bytes()).unwrap(), Some(token))
+    Credentials::Certificate(Tls::of_secret(secret.as_bytes()).unwrap(), Some(token))
 }
 
 /// Two hosts of a job, and one with another secret. None knows an address yet.

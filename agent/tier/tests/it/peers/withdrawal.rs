@@ -2,7 +2,7 @@
 
 use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::store::{Offer, Store, Withdrawn};
-use mainstay_tier::peer::wire::{Frame, Patience, Wire};
+use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
 use mainstay_tier::peer::{Sealed, WithdrawalKey};
 use testing::TempDir;
 
@@ -10,7 +10,7 @@ use super::support::{Host, bytes, hosts, identity, manifest, pass, until};
 
 /// The answer of `holder`, as JSON, to a client with the token that requests the deletion of replicas.
 fn asked_to_drop(holder: &Host, message: &serde_json::Value) -> serde_json::Value {
-    let mut wire = Wire::connect(&holder.name, &pass(), Patience::default()).unwrap();
+    let mut wire = Wire::connect(&holder.name, &pass(), Timeouts::default()).unwrap();
     wire.send(Header::of(Kind::Drop), message.to_string().as_bytes()).unwrap();
     match wire.receive().unwrap() {
         Some(Frame::Message(header, answer)) if header.kind == Kind::Dropped => {

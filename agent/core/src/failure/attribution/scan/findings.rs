@@ -24,11 +24,11 @@ pub enum Kind {
 
 /// A signature in a source.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct SignatureMatch {
     /// Its index in `Catalog::signatures`.
     pub signature: usize,
     /// Where it was seen: only the first and last sightings.
-    pub spots: Vec<Spot>,
+    pub spots: Vec<RelevantLine>,
     /// The total number of sightings.
     pub count: u64,
     /// Ranks that reported it.
@@ -37,7 +37,7 @@ pub struct Sighting {
 
 /// A relevant line.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spot {
+pub struct RelevantLine {
     /// Its number in its source, from 1.
     pub line: u64,
     /// The rank that wrote the line or that it is about.
@@ -56,7 +56,7 @@ pub struct Spot {
     pub text: String,
 }
 
-impl Spot {
+impl RelevantLine {
     /// Whether training continued normally after the line.
     pub fn is_past(&self) -> bool {
         // For an exception that was caught and logged, one step is enough.
@@ -82,7 +82,7 @@ pub struct Exception {
     /// Its type with modules.
     pub name: String,
     /// Where it is.
-    pub spot: Spot,
+    pub spot: RelevantLine,
     /// The innermost frame of its traceback.
     pub frame: Option<Frame>,
     /// The line has other text before it.
@@ -106,13 +106,13 @@ pub struct Findings {
     /// The text is the rank's own exit note: it is what ended the rank, not an unrelated line nearby.
     pub ended: bool,
     /// Signatures, in the order of their first sighting.
-    pub sightings: Vec<Sighting>,
+    pub sightings: Vec<SignatureMatch>,
     /// Exceptions, in order.
     pub exceptions: Vec<Exception>,
     /// The last line that reports a problem and that nothing explains.
-    pub unexplained: Option<Spot>,
+    pub unexplained: Option<RelevantLine>,
     /// Of the lines that nothing explains, the one with the most conclusive words, and the classes that they support.
-    pub words: Option<(Spot, Opinion)>,
+    pub words: Option<(RelevantLine, Opinion)>,
     /// All known words: of all lines for a small text, of the relevant lines for a large one.
     pub vocabulary: BTreeSet<Word>,
     /// Lines that report completed steps, in order.

@@ -81,8 +81,8 @@ pub(super) fn above_traceback(before: &[u8]) -> Option<String> {
     let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
     let text = |line: &[u8]| {
         let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
-        let said = line[lines::prefix(&line).len..].trim();
-        let passes = said.is_empty() || said == "\"\"\"" || said.ends_with("RemoteTraceback:");
+        let reported = line[lines::prefix(&line).len..].trim();
+        let passes = reported.is_empty() || reported == "\"\"\"" || reported.ends_with("RemoteTraceback:");
         (!passes).then_some(line)
     };
     lines.filter_map(text).next()

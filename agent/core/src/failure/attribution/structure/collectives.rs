@@ -6,7 +6,7 @@ use super::{number_after, spots_of, vote};
 use crate::failure::attribution::Evidence;
 use crate::failure::attribution::catalog::Catalog;
 use crate::failure::attribution::class::Class;
-use crate::failure::attribution::scan::Spot;
+use crate::failure::attribution::scan::RelevantLine;
 use crate::failure::attribution::vote::Vote;
 
 /// Log-odds when ranks wait in different collectives of one group: the program's branches differ.
@@ -23,12 +23,12 @@ struct Waiting {
     operation: String,
     elements: String,
     place: usize,
-    spot: Spot,
+    spot: RelevantLine,
 }
 
 /// The rank that all others wait for: the only one that is behind in a group, or that has no pending work while the others have. `None`
 /// if the lines do not show it.
-pub fn laggard(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, Spot)> {
+pub fn laggard(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
     of_status(catalog, evidence).or_else(|| of_sequences(&waiting(catalog, evidence)))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn disagreement(catalog: &Catalog, evidence: &Evidence) -> Option<Vot
         return Some(vote(
             "nccl.collectives_differ",
             format!(
-                "at collective {} {}, {}: their programs took different ways",
+                "at collective {} {}, {}: they took different code paths",
                 one.sequence,
                 reported(other),
                 reported(one)
@@ -73,7 +73,7 @@ fn is_point_to_point(one: &Waiting) -> bool {
 }
 
 /// The rank that is alone behind the others of its group.
-fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, Spot)> {
+fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, RelevantLine)> {
     let mut first: BTreeMap<(&str, u32), &Waiting> = BTreeMap::new();
     for one in waiting {
         first.entry((one.group.as_str(), one.rank)).or_insert(one);
@@ -91,8 +91,8 @@ fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, Spot)> {
 
 /// `last enqueued work: 7220, last completed work: 7218`: a rank that has completed all its enqueued work while others have pending
 /// work never entered the collective.
-fn of_status(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, Spot)> {
-    let mut idle: BTreeMap<u32, (usize, Spot)> = BTreeMap::new();
+fn of_status(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
+    let mut idle: BTreeMap<u32, (usize, RelevantLine)> = BTreeMap::new();
     let mut busy = 0;
     for (place, spot) in spots_of(catalog, evidence, "nccl.last_enqueued") {
         let (Some(rank), Some(enqueued), Some(completed)) = (

@@ -9,7 +9,7 @@ mod http_frames;
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::Class;
-use super::scan::{Findings, Sighting, Spot};
+use super::scan::{Findings, RelevantLine, SignatureMatch};
 use super::vote::Vote;
 
 pub use collectives::laggard;
@@ -34,7 +34,7 @@ pub(super) fn number_after(text: &str, names: &[&str]) -> Option<u64> {
     rest[..digits].parse().ok()
 }
 
-fn is(catalog: &Catalog, sighting: &Sighting, id: &str) -> bool {
+fn is(catalog: &Catalog, sighting: &SignatureMatch, id: &str) -> bool {
     catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == id)
 }
 
@@ -42,7 +42,7 @@ pub(super) fn spots_of<'e>(
     catalog: &'e Catalog,
     evidence: &'e Evidence,
     id: &'static str,
-) -> impl Iterator<Item = (usize, &'e Spot)> {
+) -> impl Iterator<Item = (usize, &'e RelevantLine)> {
     let sources = evidence.findings.iter().enumerate();
     sources.flat_map(move |(place, findings)| spots_in(catalog, findings, id).map(move |spot| (place, spot)))
 }
@@ -51,7 +51,7 @@ fn spots_in<'e>(
     catalog: &'e Catalog,
     findings: &'e Findings,
     id: &'static str,
-) -> impl Iterator<Item = &'e Spot> {
+) -> impl Iterator<Item = &'e RelevantLine> {
     findings.sightings.iter().filter(move |of| is(catalog, of, id)).flat_map(|of| of.spots.iter())
 }
 
@@ -59,7 +59,7 @@ fn vote(
     id: &str,
     meaning: String,
     (class, weight): (Class, f64),
-    spots: Vec<(usize, Spot)>,
+    spots: Vec<(usize, RelevantLine)>,
     family: &str,
 ) -> Vote {
     Vote {

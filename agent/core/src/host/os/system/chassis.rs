@@ -41,7 +41,7 @@ impl ChassisWatch {
             if seen < looks.max(1) {
                 continue;
             }
-            let how = if sensor.level == Level::Critical { "is in trouble" } else { "is near its limit" };
+            let how = if sensor.level == Level::Critical { "is critical" } else { "is near its limit" };
             let words = format!("{} {how}: {}", sensor.name, sensor.reading);
             findings.problem(HealthState::Degraded, words, RecommendedAction::ContactSupport);
         }

@@ -6,7 +6,7 @@ use super::sample::{MountState, SystemSample};
 use super::{MountLimits, lasting};
 use crate::base::time::Mono;
 use crate::host::os::findings::Findings;
-use crate::host::os::latch::{Latch, Level, Patience};
+use crate::host::os::latch::{Hysteresis, Latch, Level};
 use crate::model::health::{HealthState, RecommendedAction};
 
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ impl MountWatch {
         for mount in &sample.mounts {
             let bad = matches!(mount.state, MountState::Fails(_) | MountState::Silent { .. });
             let level = if bad { HealthState::Unhealthy } else { HealthState::Healthy };
-            let patience = Patience { worsen_after: 1, recover_after: limits.recover_after };
+            let patience = Hysteresis { worsen_after: 1, recover_after: limits.recover_after };
             let latch = self.latches.entry(mount.point.clone()).or_default();
             let state = latch.step(Level { raw: level, eased: level }, patience);
             let name = format!("{} ({} from {})", mount.point, mount.kind, mount.from);

@@ -92,7 +92,7 @@ impl ProcessWatch {
         });
         findings.problem(
             *checked,
-            format!("{zombies} of {processes} processes have ended and are not waited for{by}"),
+            format!("{zombies} of {processes} processes are zombies{by}"),
             RecommendedAction::RestartProcess,
         );
     }

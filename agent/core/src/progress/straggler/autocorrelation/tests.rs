@@ -6,7 +6,7 @@ use super::*;
 /// Scores of ranks in order, and what was learned from them so far.
 struct Series {
     history: History,
-    carried: Carried,
+    carried: NoiseModel,
     moods: Vec<f32>,
     seed: u64,
 }
@@ -15,7 +15,7 @@ impl Series {
     fn of(ranks: usize) -> Series {
         Series {
             history: History::new(ranks),
-            carried: Carried::new(ranks),
+            carried: NoiseModel::new(ranks),
             moods: vec![0.0; ranks],
             seed: 20_261_122,
         }

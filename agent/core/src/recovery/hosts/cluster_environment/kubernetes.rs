@@ -1,13 +1,13 @@
 //! Kubernetes: pods of JobSets and Indexed Jobs, and workers of operators that set `RANK` and `WORLD_SIZE` for each pod.
 
-use super::{Found, Given, Refused, Source, Variables, first_number, master_address, number, text};
+use super::{ExplicitOptions, Found, Refused, Source, Variables, first_number, master_address, number, text};
 
 /// A pod of an Indexed Job or a JobSet. Kubernetes does not pass the number of pods to a pod: without `--nnodes` each
 /// pod of an Indexed Job is a separate job.
 pub(super) fn indexed(
     variables: &Variables,
     full_name: Option<&str>,
-    given: &Given,
+    given: &ExplicitOptions,
 ) -> Result<Option<Source>, Refused> {
     let Some(index) = first_number(variables, &["JOB_COMPLETION_INDEX"])? else { return Ok(None) };
     let (set, job) = (text(variables, "JOBSET_NAME"), text(variables, "REPLICATED_JOB_NAME"));
@@ -43,7 +43,7 @@ pub(super) fn indexed(
 
 /// A worker of a PyTorchJob from before `PET_` variables, or of a platform that follows it: `RANK` and `WORLD_SIZE`
 /// count pods.
-pub(super) fn workers(variables: &Variables, given: &Given) -> Result<Option<Source>, Refused> {
+pub(super) fn workers(variables: &Variables, given: &ExplicitOptions) -> Result<Option<Source>, Refused> {
     // Ranks of another launcher have this variable.
     if text(variables, "LOCAL_RANK").is_some() {
         return Ok(None);

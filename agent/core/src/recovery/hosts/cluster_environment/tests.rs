@@ -5,21 +5,21 @@ fn variables(text: &str) -> Variables {
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-fn started(text: &str, given: &Given) -> Result<Start, String> {
+fn started(text: &str, given: &ExplicitOptions) -> Result<Start, String> {
     start(&variables(text), None, given).map_err(|refused| refused.to_string())
 }
 
 /// Hosts, node rank, endpoint and run id.
 fn found(text: &str) -> (u32, u32, String, String) {
-    let start = started(text, &Given::default()).expect(text);
+    let start = started(text, &ExplicitOptions::default()).expect(text);
     let (address, port) = start.endpoint.expect("an endpoint").value;
     let port = port.map_or(String::new(), |port| format!(":{port}"));
     let run_id = start.run_id.map_or(String::new(), |id| id.value);
     (start.hosts.expect("hosts").value, start.node_rank.expect("a node rank").value, address + &port, run_id)
 }
 
-fn exactly(hosts: u32) -> Given {
-    Given { hosts: Some((hosts, hosts)), ..Given::default() }
+fn exactly(hosts: u32) -> ExplicitOptions {
+    ExplicitOptions { hosts: Some((hosts, hosts)), ..ExplicitOptions::default() }
 }
 
 const STEP: &str = "SLURM_JOB_ID=4711 SLURM_STEP_ID=2 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 \
@@ -56,19 +56,19 @@ fn one_host_is_started_as_without_slurm() {
         "WORLD_SIZE=8 RANK=3 LOCAL_RANK=3 MASTER_ADDR=a",
         "",
     ] {
-        assert_eq!(started(text, &Given::default()), Ok(Start::default()), "{text}");
+        assert_eq!(started(text, &ExplicitOptions::default()), Ok(Start::default()), "{text}");
     }
     for text in [STEP, MPIRUN] {
         assert_eq!(started(text, &exactly(1)), Ok(Start::default()), "--nnodes 1 wins");
         let rank = format!("{text} TORCHELASTIC_RUN_ID=x");
-        assert_eq!(started(&rank, &Given::default()), Ok(Start::default()), "within a rank");
+        assert_eq!(started(&rank, &ExplicitOptions::default()), Ok(Start::default()), "within a rank");
     }
 }
 
 #[test]
 fn a_batch_script_on_several_hosts_gets_a_hint_about_srun() {
     let batch = "SLURM_JOB_ID=2 SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_PROCID=0";
-    let start = started(batch, &Given::default()).expect("a start");
+    let start = started(batch, &ExplicitOptions::default()).expect("a start");
     assert!(start.hint.as_deref().is_some_and(|hint| hint.starts_with("SLURM_JOB_NUM_NODES=2, but srun")));
     assert_eq!(Start { hint: None, ..start }, Start::default());
     assert_eq!(started(batch, &exactly(2)), Ok(Start::default()), "whoever counts hosts knows");
@@ -76,20 +76,25 @@ fn a_batch_script_on_several_hosts_gets_a_hint_about_srun() {
 
 #[test]
 fn options_win_over_slurm() {
-    let numbered = Given { node_rank: Some(0), ..exactly(3) };
+    let numbered = ExplicitOptions { node_rank: Some(0), ..exactly(3) };
     let start = started(STEP, &numbered).expect("a start");
     assert_eq!((start.hosts, start.node_rank, start.is_endpoint), (None, None, Some(true)));
-    let addressed = Given { has_address: true, is_numbered: Some(true), ..exactly(3) };
+    let addressed = ExplicitOptions { has_address: true, is_numbered: Some(true), ..exactly(3) };
     let start = started(STEP, &addressed).expect("a start");
     assert_eq!((start.node_rank.map(|rank| rank.value), start.endpoint), (Some(1), None));
-    let elastic = Given { hosts: Some((1, 4)), ..Given::default() };
+    let elastic = ExplicitOptions { hosts: Some((1, 4)), ..ExplicitOptions::default() };
     let start = started(STEP, &elastic).expect("a start");
     assert_eq!((start.hosts, start.node_rank, start.is_endpoint), (None, None, Some(false)));
     assert_eq!(start.endpoint.expect("an endpoint").value, ("gpu07".to_owned(), Some(16_245)));
-    let complete = Given { hosts: Some((9, 9)), node_rank: Some(8), has_address: true, ..Given::default() };
+    let complete = ExplicitOptions {
+        hosts: Some((9, 9)),
+        node_rank: Some(8),
+        has_address: true,
+        ..ExplicitOptions::default()
+    };
     assert_eq!(started(STEP, &complete), Ok(Start::default()), "nothing is left to be found");
     let here = "SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0";
-    let addressed = Given { has_address: true, is_numbered: Some(true), ..exactly(2) };
+    let addressed = ExplicitOptions { has_address: true, is_numbered: Some(true), ..exactly(2) };
     assert_eq!(started(here, &addressed), Ok(Start::default()), "steps of one host each");
 }
 
@@ -112,7 +117,7 @@ fn pods_are_hosts() {
     let workers = "WORLD_SIZE=2 RANK=1 MASTER_ADDR=job-master-0 MASTER_PORT=23456";
     assert_eq!(found(workers), (2, 1, "job-master-0:23456".to_owned(), String::new()));
     let newer = "WORLD_SIZE=16 RANK=1 MASTER_ADDR=job-master-0";
-    let start = started(newer, &Given { ranks: Some(8), ..exactly(2) }).expect("a start");
+    let start = started(newer, &ExplicitOptions { ranks: Some(8), ..exactly(2) }).expect("a start");
     assert_eq!(start.node_rank.map(|rank| rank.value), Some(1));
     let set = "JOB_COMPLETION_INDEX=3 JOBSET_NAME=llm REPLICATED_JOB_NAME=workers";
     let start = started(set, &exactly(4)).expect("a start");
@@ -138,7 +143,7 @@ fn the_full_name_of_a_pod_is_in_its_file_of_hosts() {
 #[test]
 fn contradictory_or_missing_variables_are_named() {
     let two = exactly(2);
-    let none = Given::default();
+    let none = ExplicitOptions::default();
     for (text, given, reported) in [
         (STEP.replace("TASKS=3", "TASKS=24"), &none, "SLURM_STEP_NUM_TASKS=24 on 3 hosts"),
         (
@@ -175,7 +180,7 @@ fn contradictory_or_missing_variables_are_named() {
         let error = started(&text, given).expect_err(&text);
         assert!(error.contains(reported), "{text}: {error}");
     }
-    let ranks = Given { ranks: Some(8), ..Given::default() };
+    let ranks = ExplicitOptions { ranks: Some(8), ..ExplicitOptions::default() };
     let error = started("WORLD_SIZE=16 RANK=1 MASTER_ADDR=a PET_NPROC_PER_NODE=8", &ranks)
         .expect_err("pods or ranks");
     assert!(error.contains("set PET_NNODES"), "{error}");
@@ -224,7 +229,7 @@ proptest::proptest! {
             .filter_map(|(name, value)| Some(((*name).to_owned(), VALUES[value?].to_owned())))
             .collect();
         let hosts = hosts.map(|(least, more)| (least, least + more));
-        let given = Given { hosts, node_rank, has_address, ..Given::default() };
+        let given = ExplicitOptions { hosts, node_rank, has_address, ..ExplicitOptions::default() };
         if let Ok(start) = start(&variables, None, &given)
             && start != (Start { hint: start.hint.clone(), ..Start::default() })
         {

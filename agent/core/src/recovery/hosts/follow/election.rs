@@ -4,7 +4,7 @@
 use super::{Act, CutOff, Follow, Leads, REPORTS};
 use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::clock::Mapping;
-use crate::recovery::hosts::lost::Vital;
+use crate::recovery::hosts::lost::LivenessMonitor;
 use crate::recovery::hosts::record::Record;
 use crate::recovery::hosts::sequence::{Inbox, Outbox};
 use crate::recovery::hosts::succession::{OnElection, OnLeader};
@@ -43,13 +43,13 @@ impl Follow {
                 self.miss_leader(false);
             }
             OnLeader::Follow => {
-                let said = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
-                self.acts.push_back(Act::Print(said));
+                let message = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
+                self.acts.push_back(Act::Print(message));
                 (self.open, self.gone, self.since) = (false, Some(now), newest);
                 (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
                 (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
                 (self.refusals, self.leader, self.cannot_lead) = (None, leader, false);
-                self.vital = Vital::expected(now, self.lease);
+                self.vital = LivenessMonitor::expected(now, self.lease);
                 self.miss_leader(false);
                 self.acts.push_back(Act::Connect);
             }
@@ -81,9 +81,9 @@ impl Follow {
     fn leave_office_to_others(&mut self, now: Mono) {
         (self.cannot_lead, self.gone) = (true, Some(now));
         self.acts.push_back(Act::StandDown);
-        let said = "this host was elected, but has no record of the job in which it has a place; it waits for another \
+        let message = "this host was elected, but has no record of the job in which it has a place; it waits for another \
                     host to lead";
-        self.acts.push_back(Act::Print(said.to_owned()));
+        self.acts.push_back(Act::Print(message.to_owned()));
     }
 
     /// To be called as time passes. A follower that is cut off from the leader ends: others may have its ranks by

@@ -2,7 +2,7 @@
 
 use super::{Act, Follow};
 use crate::base::time::{Mono, Span};
-use crate::recovery::hosts::lost::{Judgement, Sight};
+use crate::recovery::hosts::lost::{Judgement, ProbeResult};
 use crate::recovery::hosts::wire::Down;
 
 /// Only this host checks the leader.
@@ -40,10 +40,10 @@ impl Follow {
                 if self.gone.is_none() {
                     self.gone = Some(now);
                     let (host, silence) = (&self.leader.host, self.vital.silence(now));
-                    let said = format!(
+                    let message = format!(
                         "nothing from the leader on host {host} for {silence}, and this host cannot reach it; the ranks go on"
                     );
-                    self.acts.push_back(Act::Print(said));
+                    self.acts.push_back(Act::Print(message));
                 }
                 self.campaign();
             }
@@ -52,7 +52,7 @@ impl Follow {
     }
 
     /// The result of a check at the leader's address.
-    pub(super) fn saw_leader(&mut self, sight: Sight) {
+    pub(super) fn saw_leader(&mut self, sight: ProbeResult) {
         self.vital.looked(ME, sight);
     }
 

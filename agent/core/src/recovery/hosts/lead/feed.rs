@@ -103,7 +103,7 @@ impl Lead {
         // The kept entries follow only if all older ones were read.
         let newest = if is_cut { older.last().map_or(behind, |entry| entry.seq) } else { recent.newest() };
         let kept = recent.after(behind.max(complete_after)).filter(|_| !is_cut);
-        let news = News::of(older.iter().chain(kept));
+        let news = JournalUpdate::of(older.iter().chain(kept));
         let (count, mut left) = (self.links.len(), most);
         let keepers = if all { count } else { KEEPERS.min(count) };
         let first = self.fed_from.clamp(keepers, count);
@@ -158,7 +158,7 @@ impl Link {
 
 /// The news of the journal, indexed so that each of many followers finds its part without scanning the entries of all
 /// other ranks.
-struct News<'a> {
+struct JournalUpdate<'a> {
     all: Vec<&'a Recorded>,
     /// Entries that are not about a single rank.
     of_the_job: Vec<&'a Recorded>,
@@ -166,10 +166,10 @@ struct News<'a> {
     of_ranks: Vec<(Rank, &'a Recorded)>,
 }
 
-impl<'a> News<'a> {
+impl<'a> JournalUpdate<'a> {
     /// Indexes entries that are given in order.
-    fn of(entries: impl Iterator<Item = &'a Recorded>) -> News<'a> {
-        let mut news = News { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
+    fn of(entries: impl Iterator<Item = &'a Recorded>) -> JournalUpdate<'a> {
+        let mut news = JournalUpdate { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
         for entry in &news.all {
             match only_rank(&entry.body) {
                 Some(rank) => news.of_ranks.push((rank, entry)),
@@ -236,7 +236,7 @@ mod tests {
         let of_the_job = |seq| recorded(seq, Fact::RanksStepping { attempt: Attempt(0), step: seq });
         let entries =
             [of_rank(1, 9), of_the_job(2), of_rank(3, 20), of_rank(4, 8), of_rank(5, 9), of_the_job(6)];
-        let news = News::of(entries.iter());
+        let news = JournalUpdate::of(entries.iter());
         let numbers = |of: Vec<&Recorded>| of.into_iter().map(|entry| entry.seq).collect::<Vec<u64>>();
         assert_eq!(numbers(news.for_host(0, &(8..16))), [1, 2, 4, 5, 6]);
         assert_eq!(numbers(news.for_host(4, &(8..16))), [5, 6]);

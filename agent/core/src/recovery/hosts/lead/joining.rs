@@ -34,7 +34,7 @@ impl Lead {
 
     /// A launcher has connected and wants to take part.
     pub fn joined(&mut self, at: Mono, connection: Connection, join: &Join) {
-        if let Some(why) = refusal(self.office.hosts, join) {
+        if let Some(why) = refusal(self.leader_settings.hosts, join) {
             self.acts.push_back(Act::Print(format!("host {} cannot take part: {why}", join.host)));
             return self.refuse(connection, why);
         }
@@ -46,7 +46,7 @@ impl Lead {
         if let Some(seat) = self.of_launcher.get(&join.launcher).copied() {
             return self.came_back(at, seat, connection, join);
         }
-        let said = format!("host {} has joined and waits for a seat", join.host);
+        let message = format!("host {} has joined and waits for a seat", join.host);
         let member = Member::of(join);
         let waits = self.waits_as_spare(&member);
         self.acts.push_back(Act::Send(connection, waits));
@@ -56,11 +56,11 @@ impl Lead {
         self.spares = others;
         before.into_iter().for_each(|(_, connection)| self.close(Some(connection)));
         if member.prepares {
-            self.report_to_keepers(connection);
+            self.send_replica_addresses(connection);
         }
         self.spares.push((member, connection));
         self.seat_spares(at);
-        self.acts.push_back(Act::Print(said));
+        self.acts.push_back(Act::Print(message));
     }
 
     fn refuse(&mut self, connection: Connection, why: String) {
@@ -70,7 +70,7 @@ impl Lead {
 
     fn came_back(&mut self, at: Mono, seat: usize, connection: Connection, join: &Join) {
         let Some(link) = self.links.get_mut(seat) else { return };
-        if self.office.launcher == join.have_of {
+        if self.leader_settings.launcher == join.have_of {
             link.outbox.acknowledged(join.have.0);
             link.entries = join.have.1;
         } else if let Some(predecessor) = &self.predecessor {
@@ -79,13 +79,13 @@ impl Lead {
         self.connect(at, seat, connection);
         self.welcome(seat);
         if join.prepares {
-            self.report_to_keepers(connection);
+            self.send_replica_addresses(connection);
         }
     }
 
     pub(super) fn welcome(&mut self, seat: usize) {
-        let (job, launch) = self.office.names.clone();
-        let epoch = self.office.epoch;
+        let (job, launch) = self.leader_settings.names.clone();
+        let epoch = self.leader_settings.epoch;
         let Some(link) = self.links.get(seat) else { return };
         let Some(connection) = link.connection else { return };
         let (have, seat) = (link.inbox.have(), link.seated.seat.clone());

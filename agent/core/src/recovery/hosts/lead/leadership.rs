@@ -1,10 +1,10 @@
 //! What a leader stores before it acts, how it continues for a lost leader, and how it steps down.
 
-use super::{Act, Lead, Office, SteppedDown};
+use super::{Act, Lead, LeaderSettings, SteppedDown};
 use crate::base::time::{Mono, Span, Stamp};
 use crate::model::entry::Fact;
 use crate::recovery::hosts::record::Record;
-use crate::recovery::hosts::succession::{Adopted, OnElection, OnLeader, Standing};
+use crate::recovery::hosts::succession::{Adopted, LeadershipRole, OnElection, OnLeader};
 use crate::recovery::hosts::wire::Report;
 use crate::recovery::job::{Input, Order};
 
@@ -13,15 +13,15 @@ const LEASES_TO_END: u64 = 6;
 
 /// An order that waits until its record is stored.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct PendingOrder {
     record: u64,
     since: Mono,
     order: Order,
 }
 
 impl Lead {
-    fn standing(&self) -> Standing<'_> {
-        Standing::Leads { epoch: self.office.epoch }
+    fn standing(&self) -> LeadershipRole<'_> {
+        LeadershipRole::Leads { epoch: self.leader_settings.epoch }
     }
 
     /// Handles an order of the job. An order that starts ranks waits until it is stored: the store refuses a leader
@@ -42,7 +42,7 @@ impl Lead {
     }
 
     fn hold(&mut self, since: Mono, order: Order) {
-        self.held.push_back(Held { record: self.office.newest_record, since, order });
+        self.held.push_back(PendingOrder { record: self.leader_settings.newest_record, since, order });
     }
 
     /// Carries out the orders that waited for this record.
@@ -56,15 +56,16 @@ impl Lead {
     /// different one: the store has been silent for a lease. Before that, this launcher may be cut off from a store
     /// that has elected another. `silent`: how long the store has not answered.
     pub(super) fn end_without_record(&mut self, now: Mono, silent: Option<Span>) {
-        let Office { lease, .. } = self.office;
+        let LeaderSettings { lease, .. } = self.leader_settings;
         // A store that answers accepts the record or names the new leader, even if that is a leader which was just
         // re-elected.
         let within = match silent.is_some_and(|silent| silent >= lease) {
             true => lease,
             false => Span(LEASES_TO_END.saturating_mul(lease.0)),
         };
-        let is_due =
-            |held: &mut Held| matches!(held.order, Order::Finish { .. }) && now.since(held.since) >= within;
+        let is_due = |held: &mut PendingOrder| {
+            matches!(held.order, Order::Finish { .. }) && now.since(held.since) >= within
+        };
         if let Some(held) = self.held.pop_front_if(is_due) {
             self.merge.order(now, held.order, &mut self.next);
         }
@@ -91,13 +92,13 @@ impl Lead {
 
     pub(super) fn write_record(&mut self) {
         self.record_due = false;
-        self.office.newest_record += 1;
+        self.leader_settings.newest_record += 1;
         let carried = self.job.carried();
-        let (job, launch) = self.office.names.clone();
+        let (job, launch) = self.leader_settings.names.clone();
         let record = Record {
             at: Stamp::default(),
             seats: self.seats().cloned().collect(),
-            leader: self.office.launcher.clone(),
+            leader: self.leader_settings.launcher.clone(),
             job,
             launch,
             attempt: carried.attempt,
@@ -105,8 +106,8 @@ impl Lead {
             carried: Some(carried),
             ended: self.over,
         };
-        if self.in_office {
-            self.acts.push_back(Act::Store(self.office.newest_record, Box::new(record)));
+        if self.is_registered {
+            self.acts.push_back(Act::Store(self.leader_settings.newest_record, Box::new(record)));
         }
     }
 
@@ -120,14 +121,14 @@ impl Lead {
 
     /// The store no longer knows the leader of this epoch.
     pub fn forgotten(&mut self, epoch: u64) {
-        if !self.in_office || self.office.epoch != epoch {
+        if !self.is_registered || self.leader_settings.epoch != epoch {
             return;
         }
-        self.in_office = false;
+        self.is_registered = false;
         self.acts.push_back(Act::Campaign);
-        let said = "the coordination store does not know this leader any more; training goes on, and nothing is \
-                    decided until it does";
-        self.acts.push_back(Act::Print(said.to_owned()));
+        let message = "the coordination store no longer knows this leader; training continues, and nothing is \
+                    decided until a leader is elected";
+        self.acts.push_back(Act::Print(message.to_owned()));
     }
 
     /// This launcher was elected again. `last`: the epoch of the record in the store.
@@ -138,16 +139,16 @@ impl Lead {
         }
         // The store was wiped, or unavailable for longer than the lease: its contents are written again.
         self.acts.push_back(Act::Print(format!("this host leads again (epoch {epoch})")));
-        (self.office.epoch, self.in_office) = (epoch, true);
+        (self.leader_settings.epoch, self.is_registered) = (epoch, true);
         self.write_record();
-        let newest = self.office.newest_record;
+        let newest = self.leader_settings.newest_record;
         self.held.iter_mut().for_each(|held| held.record = newest);
         self.seats_due = self.seats_due.map(|_| newest);
     }
 
     /// The store names the leader.
     pub fn led_by(&mut self, launcher: &str, host: &str, epoch: u64) {
-        if self.standing().on_leader(&self.office.launcher, launcher, epoch) == OnLeader::StepDown {
+        if self.standing().on_leader(&self.leader_settings.launcher, launcher, epoch) == OnLeader::StepDown {
             self.step_down(SteppedDown::Replaced { host: host.to_owned(), epoch });
         }
     }
@@ -167,7 +168,7 @@ impl Lead {
             return;
         }
         let followed = self.links.len() == 1 || self.links.iter().any(|link| link.connection.is_some());
-        if !followed && silent.is_some_and(|silent| silent >= self.office.lease) {
+        if !followed && silent.is_some_and(|silent| silent >= self.leader_settings.lease) {
             self.step_down(SteppedDown::CutOff);
         }
     }
@@ -176,7 +177,7 @@ impl Lead {
         if self.deposed {
             return;
         }
-        (self.deposed, self.in_office) = (true, false);
+        (self.deposed, self.is_registered) = (true, false);
         self.held.clear();
         self.close_all();
         self.acts.push_back(Act::StepDown(why));
@@ -196,7 +197,7 @@ impl Lead {
         self.over = self.over.or(ended);
         self.write_record();
         let lost = adopted.lost.as_ref().map(|seated| seated.seat.group_rank);
-        if let Some(seat) = lost.filter(|seat| *seat != self.office.seat) {
+        if let Some(seat) = lost.filter(|seat| *seat != self.leader_settings.seat) {
             self.lose(now, seat as usize, "its launcher, which led the job, is lost");
         }
         self.merge.give_up_start(now, &mut self.next);

@@ -3,7 +3,7 @@
 
 use super::Lead;
 use crate::base::time::{Mono, Span};
-use crate::recovery::hosts::lost::{Judgement, LOOKERS, Sight};
+use crate::recovery::hosts::lost::{Judgement, PROBERS, ProbeResult};
 use crate::recovery::hosts::wire::Command;
 
 /// A leader that misses this many of its looks was stalled: messages that followers sent meanwhile may not have been
@@ -27,11 +27,11 @@ impl Lead {
         }
         let since = now.since(std::mem::replace(&mut self.looked, now));
         self.end_without_record(now, silent);
-        if since >= Span(MISSED_LOOKS * self.office.looks_every.0) || !self.in_office {
+        if since >= Span(MISSED_LOOKS * self.leader_settings.looks_every.0) || !self.is_registered {
             // Silent followers may have sent something, and nothing is decided without the store.
             self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));
         }
-        if !self.in_office {
+        if !self.is_registered {
             return self.look_at_store(silent);
         }
         for seat in 0..self.links.len() {
@@ -45,7 +45,7 @@ impl Lead {
     }
 
     fn look_at(&mut self, now: Mono, seat: usize) {
-        let (patience, me) = (self.office.lease, self.office.seat as usize);
+        let (patience, me) = (self.leader_settings.lease, self.leader_settings.seat as usize);
         let Some(link) = self.links.get_mut(seat).filter(|link| seat != me && !link.lost) else { return };
         if let Some(why) = link.given_up.take() {
             return self.lose(now, seat, &why);
@@ -74,11 +74,11 @@ impl Lead {
             let count = self.links.len();
             let others = (1..count).map(|after| (seat + after) % count);
             let able = |other: &usize| {
-                *other != self.office.seat as usize
+                *other != self.leader_settings.seat as usize
                     && self.links.get(*other).is_some_and(|link| !link.lost && link.can_look(now))
             };
-            let others = others.filter(able).take(LOOKERS).map(|other| other as u32);
-            asked = std::iter::once(self.office.seat).chain(others).collect();
+            let others = others.filter(able).take(PROBERS).map(|other| other as u32);
+            asked = std::iter::once(self.leader_settings.seat).chain(others).collect();
         }
         for looker in &asked {
             let (launcher, address) = (launcher.clone(), address.clone());
@@ -90,7 +90,7 @@ impl Lead {
     }
 
     /// What the host at seat `by` found when it checked another.
-    pub(super) fn looked_at(&mut self, by: u32, launcher: &str, sight: Sight) {
+    pub(super) fn looked_at(&mut self, by: u32, launcher: &str, sight: ProbeResult) {
         let seat = self.of_launcher.get(launcher).copied();
         if let Some(link) = seat.and_then(|seat| self.links.get_mut(seat)) {
             link.vital.looked(by, sight);

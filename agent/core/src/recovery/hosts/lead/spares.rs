@@ -8,7 +8,7 @@ use crate::recovery::hosts::wire::{Down, Spare};
 
 /// Where launchers store copies of checkpoints for each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Keepers {
+pub(super) struct ReplicaAddresses {
     hosts: Vec<String>,
     spares: Vec<String>,
 }
@@ -25,7 +25,7 @@ impl Lead {
         let seats: Vec<Seated> = self.seats().cloned().collect();
         let like = vacant(&seats, member).and_then(|seat| seats.get(seat as usize));
         let seat = like.or(seats.first()).map(|seated| seated.seat.clone()).unwrap_or_default();
-        let (job, launch) = self.office.names.clone();
+        let (job, launch) = self.leader_settings.names.clone();
         Spare { seat, job, launch }
     }
 
@@ -38,27 +38,27 @@ impl Lead {
         let spares = self.spares.iter().map(|(member, _)| member);
         let spares = spares.filter(|member| member.prepares && !member.replicas.is_empty());
         let spares: Vec<String> = spares.map(|member| member.replicas.clone()).collect();
-        let known = self.keepers.as_ref();
+        let known = self.replica_addresses.as_ref();
         if known.is_none_or(|known| known.spares.is_empty()) && spares.is_empty() {
             return;
         }
-        let keepers = Keepers { hosts: self.merge.peers(), spares };
-        if known == Some(&keepers) {
+        let replica_addresses = ReplicaAddresses { hosts: self.merge.peers(), spares };
+        if known == Some(&replica_addresses) {
             return;
         }
-        let Keepers { hosts, spares } = keepers.clone();
+        let ReplicaAddresses { hosts, spares } = replica_addresses.clone();
         self.acts.push_back(Act::Meet { hosts, spares });
-        self.keepers = Some(keepers);
+        self.replica_addresses = Some(replica_addresses);
         let seated = self.links.iter().filter(|link| link.seated.member.prepares);
         let waiting = self.spares.iter().filter(|(member, _)| member.prepares);
         let to = seated.filter_map(|link| link.connection).chain(waiting.map(|(_, connection)| *connection));
         let to: Vec<Connection> = to.collect();
-        to.into_iter().for_each(|connection| self.report_to_keepers(connection));
+        to.into_iter().for_each(|connection| self.send_replica_addresses(connection));
     }
 
     /// Sends a launcher that has connected the addresses where copies are stored.
-    pub(super) fn report_to_keepers(&mut self, connection: Connection) {
-        if let Some(Keepers { hosts, spares }) = self.keepers.clone() {
+    pub(super) fn send_replica_addresses(&mut self, connection: Connection) {
+        if let Some(ReplicaAddresses { hosts, spares }) = self.replica_addresses.clone() {
             self.acts.push_back(Act::Send(connection, Down::Meet { hosts, spares }));
         }
     }

@@ -24,9 +24,9 @@ impl Lead {
             });
         }
         self.of_launcher = by_launcher(&self.links);
-        let me = |link: &Link| link.seated.member.launcher == self.office.launcher;
+        let me = |link: &Link| link.seated.member.launcher == self.leader_settings.launcher;
         if let Some(seat) = self.links.iter().position(me) {
-            self.office.seat = u32::try_from(seat).unwrap_or(self.office.seat);
+            self.leader_settings.seat = u32::try_from(seat).unwrap_or(self.leader_settings.seat);
         }
         let connected = self.links.iter().enumerate();
         self.seats = connected.filter_map(|(seat, link)| Some((link.connection?, seat))).collect();
@@ -40,7 +40,7 @@ impl Lead {
         self.report_who_waits();
         self.job.on_hosts(self.merge.places());
         self.write_record();
-        self.seats_due = Some(self.office.newest_record);
+        self.seats_due = Some(self.leader_settings.newest_record);
     }
 
     /// The changed seats are stored: members that had none are welcomed, and hosts are informed.
@@ -55,7 +55,7 @@ impl Lead {
                 self.welcome(seat);
             }
         }
-        let me = self.office.seat as usize;
+        let me = self.leader_settings.seat as usize;
         for (_, link) in self.links.iter_mut().enumerate().filter(|(seat, _)| *seat != me) {
             if link.connection.is_none() && !link.lost && !link.vital.was_connected() {
                 // It left before it was welcomed.

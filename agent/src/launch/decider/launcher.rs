@@ -7,39 +7,39 @@ use mainstay_core::recovery::hosts::late_orders::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Order, Output, StopWhy};
 
-use super::{Brain, Task};
+use super::{Decider, Task};
 use crate::hosts::{look, streams};
-use crate::launch::shell::Launcher;
+use crate::launch::event_loop::Launcher;
 use crate::os::clock;
 
 impl Launcher {
     /// Processes an event on this host.
     pub(in crate::launch) fn step(&mut self, at: Mono, input: Input) {
         let mut out = Vec::new();
-        match &mut self.brain {
-            Brain::Alone(job) => {
+        match &mut self.decider {
+            Decider::Alone(job) => {
                 job.step(at, input, &mut out);
                 self.publish(at, out);
             }
-            Brain::Leading(leading) if leading.lead.is_deposed() => self.see_deposed(at, input),
-            Brain::Leading(leading) => {
+            Decider::Leading(leading) if leading.lead.is_deposed() => self.see_deposed(at, input),
+            Decider::Leading(leading) => {
                 leading.lead.see(at, input);
                 self.lead(at);
             }
-            Brain::Following(_) => self.report_input(at, input),
-            Brain::Gone => {}
+            Decider::Following(_) => self.report_input(at, input),
+            Decider::Gone => {}
         }
     }
 
     /// Sends a report that only leaders need.
     pub(in crate::launch) fn report(&mut self, at: Mono, report: Report) {
-        match &mut self.brain {
-            Brain::Alone(_) | Brain::Gone => {}
-            Brain::Leading(leading) => {
+        match &mut self.decider {
+            Decider::Alone(_) | Decider::Gone => {}
+            Decider::Leading(leading) => {
                 leading.lead.report_of_mine(at, report);
                 self.lead(at);
             }
-            Brain::Following(_) => self.report_up(at, report),
+            Decider::Following(_) => self.report_up(at, report),
         }
     }
 
@@ -62,7 +62,7 @@ impl Launcher {
     pub(in crate::launch) async fn obey_command(
         &mut self,
         command: Command,
-        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::shell::Ended>,
+        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::event_loop::Ended>,
     ) {
         match command {
             Command::Seat { attempt, seat } => self.take_seat(attempt, seat).await,
@@ -107,7 +107,7 @@ impl Launcher {
             Command::SaveDue { .. } => {}
             Command::Look { launcher, address } => self.look_at_launcher(launcher, address),
             Command::Finish { exit, summary } => {
-                if let Brain::Following(following) = &mut self.brain {
+                if let Decider::Following(following) = &mut self.decider {
                     following.summary = summary.map(|summary| *summary);
                 }
                 self.exit = Some(exit);
@@ -117,7 +117,7 @@ impl Launcher {
 
     /// Checks outside the loop whether another launcher is alive, and reports the result.
     pub(in crate::launch) fn look_at_launcher(&mut self, launcher: String, address: String) {
-        let Some(token) = self.brain.token() else { return };
+        let Some(token) = self.decider.token() else { return };
         let sights = self.sights.0.clone();
         streams().spawn(async move {
             let sight = look::look(address, token).await;
@@ -130,7 +130,7 @@ impl Launcher {
         &mut self,
         attempt: Attempt,
         why: StopWhy,
-        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::shell::Ended>,
+        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::event_loop::Ended>,
     ) {
         if on_stop(attempt, self.attempt) {
             self.attempt = attempt;

@@ -10,7 +10,7 @@ use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::report::SensorReport;
 use mainstay_core::model::verdict::FaultDomain;
-use mainstay_core::recovery::hosts::lost::Sight;
+use mainstay_core::recovery::hosts::lost::ProbeResult;
 use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::in_process::{Round, Word};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary};
@@ -25,14 +25,14 @@ use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
 use crate::act::stop::{Stop, sweep};
-use crate::launch::brain::{Brain, Task};
+use crate::launch::decider::{Decider, Task};
 use crate::launch::drill::Injected;
 use crate::launch::following::ToFollower;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::leading::ToLeader;
 use crate::launch::move_memory::{Moving, next_moved};
 use crate::launch::order::Ordered;
-use crate::launch::rank_output::Spoken;
+use crate::launch::rank_output::RankOutput;
 use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::{LOOK_EVERY, Settings, Warm};
@@ -71,7 +71,7 @@ pub(super) struct Ended {
 }
 
 /// A launcher, and the result of the check whether it is alive.
-type Sighting = (String, Sight);
+type LauncherProbe = (String, ProbeResult);
 
 /// The launcher of one job.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub struct Launcher {
     pub(super) id: JobId,
     pub(super) settings: Settings,
     pub(super) rank_spec: RankSpec,
-    pub(super) brain: Brain,
+    pub(super) decider: Decider,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
     pub(super) memory: Option<(Memory, u32)>,
@@ -101,7 +101,7 @@ pub struct Launcher {
     /// The channel on which lifelines report that a rank's process is ending.
     pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
     /// The channel for checks whether other launchers are alive.
-    pub(super) sights: (mpsc::UnboundedSender<Sighting>, mpsc::UnboundedReceiver<Sighting>),
+    pub(super) sights: (mpsc::UnboundedSender<LauncherProbe>, mpsc::UnboundedReceiver<LauncherProbe>),
     /// The sockets of ranks that may connect to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
@@ -136,7 +136,7 @@ pub struct Launcher {
     pub(super) step_times: Vec<StepTime>,
     pub(super) oom_kills: OomKills,
     /// What ranks write, and when.
-    pub(super) spoken: Spoken,
+    pub(super) spoken: RankOutput,
     /// What was last seen here without an agent and may explain slow ranks.
     pub(super) rank_context: SlowdownHints,
     pub(super) exit: Option<i32>,
@@ -181,7 +181,7 @@ impl Launcher {
                     self.step(clock::mono(), Input::LookAgain);
                 }
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
-                news = next_news(self.replicas.as_mut()) => self.checkpoints_news(news),
+                update = next_news(self.replicas.as_mut()) => self.checkpoints_news(update),
                 moved = next_moved(self.moving.as_mut()) => self.moved(moved),
                 () = until(report_at) => self.ask_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
@@ -189,11 +189,11 @@ impl Launcher {
                     self.force();
                     self.end_attempt_if_over().await;
                 }
-                event = next_from_hosts(&mut self.brain) => match event {
+                event = next_from_hosts(&mut self.decider) => match event {
                     FromOthers::Leading(ToLeader::Host(event)) => self.host_reported(*event),
-                    FromOthers::Leading(ToLeader::Store(news)) => self.store_sent_to_leader(news),
+                    FromOthers::Leading(ToLeader::Store(update)) => self.store_sent_to_leader(update),
                     FromOthers::Following(ToFollower::Leader(event)) => self.leader_sent(*event),
-                    FromOthers::Following(ToFollower::Store(news)) => self.store_sent_to_follower(news),
+                    FromOthers::Following(ToFollower::Store(update)) => self.store_sent_to_follower(update),
                 },
                 Some((launcher, sight)) = self.sights.1.recv() => {
                     self.report(clock::mono(), Report::Looked { launcher, sight });
@@ -201,8 +201,8 @@ impl Launcher {
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
-                news = self.warm.news() => {
-                    if let Some(fact) = self.warm.received(news) {
+                update = self.warm.update() => {
+                    if let Some(fact) = self.warm.received(update) {
                         self.fact(fact);
                     }
                 }
@@ -247,7 +247,7 @@ impl Launcher {
 
     /// Child processes of the launcher that do not belong to the ranks: the guardian, and a coordination store.
     pub(super) fn helpers(&self) -> Vec<Pid> {
-        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.brain.store_process()).collect()
+        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.decider.store_process()).collect()
     }
 
     /// The policy of this job.
@@ -264,20 +264,20 @@ impl Launcher {
 
     /// Leaves the group of the job, if it has several hosts.
     async fn leave_meeting(&mut self, exit: i32, why: &str) {
-        match std::mem::replace(&mut self.brain, Brain::Gone) {
-            Brain::Alone(_) | Brain::Gone => {}
-            Brain::Leading(leading) => match (leading.office, leading.lead.over()) {
-                (Some(office), Some(_)) => leading.meeting.end(office, exit, why).await,
-                _ => leading.meeting.leave_early(why).await,
+        match std::mem::replace(&mut self.decider, Decider::Gone) {
+            Decider::Alone(_) | Decider::Gone => {}
+            Decider::Leading(leading) => match (leading.record_writer, leading.lead.over()) {
+                (Some(record_writer), Some(_)) => leading.store_session.end(record_writer, exit, why).await,
+                _ => leading.store_session.leave_early(why).await,
             },
-            Brain::Following(following)
+            Decider::Following(following)
                 if following.follow.is_cut_off()
                     || (following.follow.waits_for_a_seat() && self.asked_by.is_some()) =>
             {
-                following.meeting.leave_early(why).await;
+                following.store_session.leave_early(why).await;
             }
             // The leader removes what the job has in the store.
-            Brain::Following(following) => following.meeting.stop_store().await,
+            Decider::Following(following) => following.store_session.stop_store().await,
         }
     }
 
@@ -291,9 +291,9 @@ impl Launcher {
 
     /// Takes in the job's first output.
     pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
-        match &mut self.brain {
-            Brain::Leading(leading) => leading.lead.begin_with(at, out),
-            Brain::Alone(_) | Brain::Following(_) | Brain::Gone => return self.publish(at, out),
+        match &mut self.decider {
+            Decider::Leading(leading) => leading.lead.begin_with(at, out),
+            Decider::Alone(_) | Decider::Following(_) | Decider::Gone => return self.publish(at, out),
         }
         self.lead(at);
     }
@@ -321,15 +321,15 @@ impl Launcher {
         }
         self.remember();
         self.announce_end().await;
-        let summary = self.brain.summary(clock::mono(), exit);
+        let summary = self.decider.summary(clock::mono(), exit);
         self.warm.end();
         // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();
         sweep(None, || helpers.clone(), Span::default()).await;
         if let Some(pool_owner) = self.pool_owner.take() {
             // The guardian stays until this is done: if this launcher is killed meanwhile, the guardian completes it.
-            let said = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
-            said.into_iter().for_each(|line| self.terminal.print(line));
+            let messages = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
+            messages.into_iter().for_each(|line| self.terminal.print(line));
         }
         // Last: until then messages to the leader are delivered.
         self.leave_meeting(exit, &summary.reason).await;
@@ -346,11 +346,11 @@ enum FromOthers {
     Following(ToFollower),
 }
 
-async fn next_from_hosts(brain: &mut Brain) -> FromOthers {
-    match brain {
-        Brain::Alone(_) | Brain::Gone => std::future::pending().await,
-        Brain::Leading(leading) => FromOthers::Leading(leading.next().await),
-        Brain::Following(following) => FromOthers::Following(following.next().await),
+async fn next_from_hosts(decider: &mut Decider) -> FromOthers {
+    match decider {
+        Decider::Alone(_) | Decider::Gone => std::future::pending().await,
+        Decider::Leading(leading) => FromOthers::Leading(leading.next().await),
+        Decider::Following(following) => FromOthers::Following(following.next().await),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::launch::leading::Leading;
 
 /// The decider.
 #[derive(Debug)]
-pub(super) enum Brain {
+pub(super) enum Decider {
     Alone(Box<Job>),
     Leading(Box<Leading>),
     Following(Box<Following>),
@@ -35,30 +35,30 @@ pub(super) enum Task {
     Command(Command),
 }
 
-impl Brain {
+impl Decider {
     /// The job, if it is decided here.
     pub(super) fn job(&self) -> Option<&Job> {
         match self {
-            Brain::Alone(job) => Some(job),
-            Brain::Leading(leading) => Some(leading.lead.job()),
-            Brain::Following(_) | Brain::Gone => None,
+            Decider::Alone(job) => Some(job),
+            Decider::Leading(leading) => Some(leading.lead.job()),
+            Decider::Following(_) | Decider::Gone => None,
         }
     }
 
     pub(super) fn job_mut(&mut self) -> Option<&mut Job> {
         match self {
-            Brain::Alone(job) => Some(job),
-            Brain::Leading(leading) => Some(leading.lead.job_mut()),
-            Brain::Following(_) | Brain::Gone => None,
+            Decider::Alone(job) => Some(job),
+            Decider::Leading(leading) => Some(leading.lead.job_mut()),
+            Decider::Following(_) | Decider::Gone => None,
         }
     }
 
     /// The process of the coordination store that runs on this host.
     pub(super) fn store_process(&self) -> Option<Pid> {
         match self {
-            Brain::Leading(leading) => leading.meeting.store_process(),
-            Brain::Following(following) => following.meeting.store_process(),
-            Brain::Alone(_) | Brain::Gone => None,
+            Decider::Leading(leading) => leading.store_session.store_process(),
+            Decider::Following(following) => following.store_session.store_process(),
+            Decider::Alone(_) | Decider::Gone => None,
         }
     }
 
@@ -69,30 +69,30 @@ impl Brain {
     /// The proof that this launcher and the others of the job show each other.
     pub(super) fn token(&self) -> Option<Token> {
         match self {
-            Brain::Leading(leading) => Some(leading.meeting.token.clone()),
-            Brain::Following(following) => Some(following.meeting.token.clone()),
-            Brain::Alone(_) | Brain::Gone => None,
+            Decider::Leading(leading) => Some(leading.store_session.token.clone()),
+            Decider::Following(following) => Some(following.store_session.token.clone()),
+            Decider::Alone(_) | Decider::Gone => None,
         }
     }
 
     /// How the job went.
     pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
         let reported = match self {
-            Brain::Leading(leading) if leading.lead.is_deposed() => {
+            Decider::Leading(leading) if leading.lead.is_deposed() => {
                 let reason = "another launcher leads the job, or this host is cut off".to_owned();
                 Some(Summary { exit, reason, ..leading.lead.job().summary(at) })
             }
-            Brain::Following(following) => following.summary.clone(),
-            Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
+            Decider::Following(following) => following.summary.clone(),
+            Decider::Alone(_) | Decider::Leading(_) | Decider::Gone => self.job().map(|job| job.summary(at)),
         };
         reported.unwrap_or_else(|| {
             let cut_off = match self {
-                Brain::Following(following) => following.cut_off.clone(),
+                Decider::Following(following) => following.cut_off.clone(),
                 _ => None,
             };
             let reason = cut_off.unwrap_or_else(|| "the leader of the job was lost".to_owned());
-            let books = Ledger::open(at).books(at);
-            Summary { exit, reason, attempts: 0, books, incidents: Vec::new(), saving: None }
+            let accounting = Ledger::open(at).accounting(at);
+            Summary { exit, reason, attempts: 0, accounting, incidents: Vec::new(), saving: None }
         })
     }
 }

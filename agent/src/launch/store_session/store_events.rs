@@ -16,19 +16,19 @@ const MISSES: &str = "misses";
 
 /// What a launcher publishes about itself in the body of its member.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Says {
+pub(super) struct PublishedState {
     pub(super) seated: bool,
     pub(super) misses: Option<Missed>,
 }
 
-impl Says {
+impl PublishedState {
     fn body(&self) -> Value {
         json!({ SEATED: self.seated, MISSES: self.misses })
     }
 
-    pub(super) fn of(member: &Member) -> Says {
+    pub(super) fn of(member: &Member) -> PublishedState {
         let misses = member.body.get(MISSES).and_then(|misses| Missed::deserialize(misses).ok());
-        Says { seated: member.body.get(SEATED) == Some(&Value::Bool(true)), misses }
+        PublishedState { seated: member.body.get(SEATED) == Some(&Value::Bool(true)), misses }
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn missed(leader: &Leader) -> Missed {
 }
 
 /// Publishes the newest state of a launcher.
-pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
+pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiver<PublishedState>) {
     while says.changed().await.is_ok() {
         let body = says.borrow_and_update().body();
         let Some(membership) = membership.upgrade() else { return };
@@ -51,7 +51,7 @@ pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiv
 /// Handles the store's news for a launcher.
 pub(super) struct StoreListener {
     pub(super) me: String,
-    pub(super) news: mpsc::UnboundedSender<FromStore>,
+    pub(super) update: mpsc::UnboundedSender<FromStore>,
     pub(super) record: watch::Sender<Option<StoredRecord>>,
     pub(super) has_vote: watch::Sender<bool>,
     pub(super) electors: Electors,
@@ -80,12 +80,12 @@ impl StoreListener {
         let print = self.electors.has_vote(&self.me, &leader.launch);
         self.has_vote.send_if_modified(|before| std::mem::replace(before, print) != print);
         if print && self.electors.miss(&missed(leader)) {
-            let _ = self.news.send(FromStore::LeaderMissed);
+            let _ = self.update.send(FromStore::LeaderMissed);
         }
     }
 
     fn set(&mut self, member: &Member) {
-        let Says { seated, misses } = Says::of(member);
+        let PublishedState { seated, misses } = PublishedState::of(member);
         self.electors.set(&member.launch, seated, misses);
     }
 }
@@ -96,7 +96,7 @@ pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
         let event = match watch.next().await {
             Ok(event) => event,
             Err(error) => {
-                let _ = listener.news.send(FromStore::Trouble(format!("the coordination store: {error}")));
+                let _ = listener.update.send(FromStore::Trouble(format!("the coordination store: {error}")));
                 tokio::time::sleep(REPORT_EVERY).await;
                 continue;
             }
@@ -122,7 +122,7 @@ pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
             | GroupEvent::RoundPublished(_) => continue,
         };
         for news_of_it in reported {
-            if listener.news.send(news_of_it).is_err() {
+            if listener.update.send(news_of_it).is_err() {
                 return;
             }
         }

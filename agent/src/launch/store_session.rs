@@ -1,8 +1,8 @@
 //! Where the launchers of a job meet: the coordination store, with this launcher as a member. It learns here who leads, and
-//! is elected here. What a leader writes for its successor goes through its [`Office`].
+//! is elected here. What a leader writes for its successor goes through its [`RecordWriter`].
 
-mod news;
-mod office;
+mod record_writer;
+mod store_events;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::electors::Electors;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,9 +26,9 @@ use tokio::time::Instant;
 use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
-use news::{Says, StoreListener, missed, report, watch_group};
-pub use office::Office;
-use office::{Wanted, hold};
+pub use record_writer::RecordWriter;
+use record_writer::{Wanted, hold};
+use store_events::{PublishedState, StoreListener, missed, report, watch_group};
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -61,8 +61,8 @@ pub enum FromStore {
 /// This launcher leads from now on.
 #[derive(Debug)]
 pub struct Elected {
-    /// The office in which it writes.
-    pub office: Office,
+    /// Its write access to the store.
+    pub record_writer: RecordWriter,
     /// The record of the previous leader.
     pub record: Option<Record>,
     /// The epoch of the previous leader, if the store has it.
@@ -71,7 +71,7 @@ pub struct Elected {
 
 /// This launcher's part in the group of the job.
 #[derive(Debug)]
-pub struct Meeting {
+pub struct StoreSession {
     group: Group,
     membership: Arc<Membership>,
     launcher: String,
@@ -83,9 +83,9 @@ pub struct Meeting {
     _watch: Aborting,
     leader: Option<Leader>,
     /// What this launcher publishes about itself.
-    says: Says,
-    reported: watch::Sender<Says>,
-    _teller: Aborting,
+    says: PublishedState,
+    reported: watch::Sender<PublishedState>,
+    _publisher: Aborting,
     /// Whether it has a say on the leader.
     has_vote: watch::Receiver<bool>,
     record: watch::Receiver<Option<StoredRecord>>,
@@ -95,13 +95,13 @@ pub struct Meeting {
     /// The proof between launchers.
     pub token: Token,
     /// The same proof, for launchers that keep copies of each other's checkpoints.
-    pub pass: Pass,
+    pub pass: Credentials,
     /// Runs for as long as this field is kept.
     server: Option<Server>,
     managed: Option<Managed>,
 }
 
-impl Meeting {
+impl StoreSession {
     /// Opens the store and joins the group. Waits for a store that does not answer.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Meeting {
         port: u16,
         directory: &Path,
         print: &impl Fn(String),
-    ) -> anyhow::Result<Meeting> {
+    ) -> anyhow::Result<StoreSession> {
         let until = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
         let (server, managed) = store_access::run_here(plan, join, directory, print).await?;
         let client = Client::new(store_access::settings(plan, join, server.as_ref()))?;
@@ -137,20 +137,20 @@ impl Meeting {
         let (say_sender, has_vote) = watch::channel(false);
         let listener = StoreListener {
             me: join.launcher.clone(),
-            news: sender.clone(),
+            update: sender.clone(),
             record: record_sender,
             has_vote: say_sender,
             electors: Electors::default(),
             leader: None,
         };
         let watch = Aborting(tokio::spawn(watch_group(group.watch(), listener)));
-        let (reported, to_report) = watch::channel(Says::default());
+        let (reported, to_report) = watch::channel(PublishedState::default());
         let teller = Aborting(tokio::spawn(report(Arc::downgrade(&membership), to_report)));
         let may_begin = match plan.store {
             StoreKind::Builtin => server.is_some(),
             StoreKind::Managed | StoreKind::Etcd { .. } => true,
         };
-        Ok(Meeting {
+        Ok(StoreSession {
             group,
             membership,
             launcher: join.launcher.clone(),
@@ -160,9 +160,9 @@ impl Meeting {
             removal: None,
             _watch: watch,
             leader: None,
-            says: Says::default(),
+            says: PublishedState::default(),
             reported,
-            _teller: teller,
+            _publisher: teller,
             has_vote,
             record,
             silent_since: None,
@@ -177,14 +177,14 @@ impl Meeting {
     /// The next news. May be dropped and called again.
     pub async fn next(&mut self) -> FromStore {
         match self.events.recv().await {
-            Some(news) => {
-                if let FromStore::Leader(leader) = &news {
+            Some(update) => {
+                if let FromStore::Leader(leader) = &update {
                     self.leader.clone_from(leader);
                 }
-                if let FromStore::Elected(_) = &news {
+                if let FromStore::Elected(_) = &update {
                     self.campaign = None;
                 }
-                news
+                update
             }
             None => std::future::pending().await,
         }
@@ -220,8 +220,9 @@ impl Meeting {
                     let kept = leadership.record().and_then(read);
                     let record = kept.or_else(|| record.borrow().as_ref().and_then(read));
                     let (wanted, orders) = mpsc::unbounded_channel();
-                    let office = Office { epoch: leadership.epoch(), wanted };
-                    let _ = sender.send(FromStore::Elected(Box::new(Elected { office, record, last })));
+                    let record_writer = RecordWriter { epoch: leadership.epoch(), wanted };
+                    let _ =
+                        sender.send(FromStore::Elected(Box::new(Elected { record_writer, record, last })));
                     tokio::spawn(hold(leadership, orders, sender));
                 }
                 Err(error) => {
@@ -277,7 +278,7 @@ impl Meeting {
     /// Whether another launcher can go on with the job. If so, this one, which has no seat, must not start it again.
     pub async fn goes_on_elsewhere(&self) -> bool {
         match self.group.state().await {
-            Ok(state) => state.members.values().any(|member| Says::of(member).seated),
+            Ok(state) => state.members.values().any(|member| PublishedState::of(member).seated),
             Err(_) => true,
         }
     }
@@ -301,9 +302,9 @@ impl Meeting {
     }
 
     /// Ends the job in the store: its leader removes the job's keys.
-    pub async fn end(self, office: Office, exit: i32, why: &str) {
+    pub async fn end(self, record_writer: RecordWriter, exit: i32, why: &str) {
         let (done, is_done) = oneshot::channel();
-        let _ = office.wanted.send(Wanted::End { why: why.to_owned(), exit, done });
+        let _ = record_writer.wanted.send(Wanted::End { why: why.to_owned(), exit, done });
         let _ = tokio::time::timeout(END_WITHIN, is_done).await;
         self.stop_store().await;
     }
@@ -311,7 +312,7 @@ impl Meeting {
     /// Leaves the group while the job goes on.
     pub async fn leave_early(mut self, why: &str) {
         self.campaign = None;
-        let Meeting { membership, server, managed, .. } = self;
+        let StoreSession { membership, server, managed, .. } = self;
         if let Some(membership) = Arc::into_inner(membership) {
             let _ = tokio::time::timeout(END_WITHIN, membership.goodbye(why)).await;
         }
@@ -331,11 +332,11 @@ impl Meeting {
 }
 
 /// The proof that launchers of the job show each other to keep copies of checkpoints.
-fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Pass, TokenError> {
+fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Credentials, TokenError> {
     let token = PeerToken::new(format!("{secret}\0{run_id}").as_bytes())?;
     Ok(match encryption {
-        Some(tls) => Pass::Certificate(tls, Some(token)),
-        None => Pass::Token(token),
+        Some(tls) => Credentials::Certificate(tls, Some(token)),
+        None => Credentials::Token(token),
     })
 }
 

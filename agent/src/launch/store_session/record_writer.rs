@@ -1,4 +1,4 @@
-//! The office of a leader: what it writes into the store for its successor.
+//! What a leader writes into the store for its successor.
 
 use mainstay_coord::{CoordError, Leadership};
 use mainstay_core::recovery::hosts::record::Record;
@@ -9,7 +9,7 @@ use super::{FromStore, PAUSE, REPORT_EVERY};
 
 /// The leader's write access to the store.
 #[derive(Debug)]
-pub struct Office {
+pub struct RecordWriter {
     /// The epoch of this leadership.
     pub epoch: u64,
     pub(super) wanted: mpsc::UnboundedSender<Wanted>,
@@ -28,7 +28,7 @@ pub(super) enum Wanted {
     },
 }
 
-impl Office {
+impl RecordWriter {
     /// Has the record stored; [`FromStore::Written`] reports when it is. A newer record replaces one that is not stored yet.
     pub fn write(&self, number: u64, record: &Record) {
         // The receiver ends with the leadership, which is reported separately.
@@ -36,18 +36,18 @@ impl Office {
     }
 }
 
-/// Holds the office: writes the leader's records and reports when the office is over.
+/// Writes the records of the leader and reports when the leadership is over.
 pub(super) async fn hold(
     leadership: Leadership,
     mut wanted: mpsc::UnboundedReceiver<Wanted>,
-    news: mpsc::UnboundedSender<FromStore>,
+    update: mpsc::UnboundedSender<FromStore>,
 ) {
     let deposed = FromStore::Deposed(leadership.epoch());
     let mut unwritten: Option<(u64, u32, Value)> = None;
     loop {
         let order = tokio::select! {
             () = leadership.lost() => {
-                let _ = news.send(deposed);
+                let _ = update.send(deposed);
                 return;
             }
             order = wanted.recv() => order,
@@ -72,12 +72,12 @@ pub(super) async fn hold(
         match leadership.write_record_for(needs, record).await {
             Ok(_) => {
                 unwritten = None;
-                if news.send(FromStore::Written(number)).is_err() {
+                if update.send(FromStore::Written(number)).is_err() {
                     return;
                 }
             }
             Err(CoordError::Superseded { .. }) => {
-                let _ = news.send(deposed);
+                let _ = update.send(deposed);
                 return;
             }
             Err(error) if error.is_unreachable() || error.is_unsure() => {
@@ -86,7 +86,7 @@ pub(super) async fn hold(
             Err(error) => {
                 let reported =
                     format!("the job's record cannot be written, so nothing is restarted: {error}");
-                let _ = news.send(FromStore::Trouble(reported));
+                let _ = update.send(FromStore::Trouble(reported));
                 tokio::time::sleep(REPORT_EVERY).await;
             }
         }
