@@ -98,7 +98,7 @@ enum Event {
     Answered(usize, Answer),
     Stored(u64),
     Ruled,
-    LookAgain,
+    Wake,
 }
 
 /// The leader with its followers.
@@ -304,7 +304,7 @@ impl Crowd {
             Event::Deliver(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
             Event::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
             Event::Ruled => self.deliver(Input::Ruling(None)),
-            Event::LookAgain => self.deliver(Input::LookAgain),
+            Event::Wake => self.deliver(Input::Wake),
         }
     }
 
@@ -360,7 +360,7 @@ impl Crowd {
                     }
                 }
                 Act::Local(Order::Consult(_)) => self.at(from + self.plan.agent, Event::Ruled),
-                Act::Local(Order::LookAgain { at }) => self.at(at.0.max(from), Event::LookAgain),
+                Act::Local(Order::Wake { at }) => self.at(at.0.max(from), Event::Wake),
                 Act::Store(number, record) => {
                     let bytes = serde_json::to_vec(&record).map_or(0, |bytes| bytes.len() as u64);
                     self.counts.records = (self.counts.records.0 + 1, self.counts.records.1 + bytes);

@@ -13,7 +13,7 @@ use mainstay_core::base::timeline::{Moment, Timeline};
 use crate::os::clock;
 
 /// How often lengths are read: the resolution of a line's time.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The files under watch, shared with the thread that looks.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Growths {
 }
 
 fn look(files: &Files, ended: &Receiver<()>) {
-    while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+    while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         let paths: Vec<PathBuf> = lock(files).keys().cloned().collect();
         for path in paths {
             // What a look finds was there when it ended. What it does not find was written after it started.

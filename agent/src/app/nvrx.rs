@@ -17,7 +17,7 @@ use crate::source::slurm;
 use crate::state::StateReader;
 
 /// How often to look for new jobs while the node is unfit: that scans all processes.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Minimum time between two looks at the snapshots.
 const REST: Duration = Duration::from_millis(200);
@@ -73,7 +73,7 @@ async fn keep_files(
     loop {
         if snapshots.roster().is_complete() {
             let node = health(&snapshots, &clock, fail_on_unknown);
-            let due = !written || walked.is_none_or(|at: Instant| at.elapsed() >= LOOK_EVERY);
+            let due = !written || walked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL);
             let change = match (node.is_fit(), written) {
                 (true, true) => Some(None),
                 (false, _) if due => Some(Some(node.failed.join("; "))),
@@ -97,7 +97,7 @@ async fn keep_files(
         }
         // The snapshot is published at every look of a sensor; that is more often than needed.
         tokio::time::sleep(REST).await;
-        if tokio::time::timeout(LOOK_EVERY, snapshots.changed()).await == Ok(false) {
+        if tokio::time::timeout(POLL_INTERVAL, snapshots.changed()).await == Ok(false) {
             return;
         }
     }

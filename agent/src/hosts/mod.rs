@@ -7,7 +7,7 @@
 pub mod connect;
 mod encrypted;
 pub mod listen;
-pub mod look;
+pub mod probe;
 
 use std::io;
 use std::sync::OnceLock;

@@ -35,7 +35,7 @@ use crate::launch::order::Ordered;
 use crate::launch::rank_output::RankOutput;
 use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
-use crate::launch::{LOOK_EVERY, Settings, Warm};
+use crate::launch::{POLL_INTERVAL, Settings, Warm};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
@@ -127,7 +127,7 @@ pub struct Launcher {
     pub(super) agent_has: Option<u64>,
     pub(super) ruling_until: Option<tokio::time::Instant>,
     /// When the job wants to look again.
-    pub(super) look_at: Option<tokio::time::Instant>,
+    pub(super) wake_at: Option<tokio::time::Instant>,
     /// Processes of the previous attempt that did not die of SIGKILL.
     pub(super) undying: Vec<Pid>,
     pub(super) evidence: Option<Evidence>,
@@ -154,7 +154,7 @@ impl Launcher {
     /// Runs the job to its end. Returns the exit status, the summary, and the terminal for final messages.
     pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
-        let mut looks = tokio::time::interval(LOOK_EVERY);
+        let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Each publication copies the state of all ranks of the job, so entries that arrive together are published together.
         self.snapshots.hold();
@@ -165,8 +165,8 @@ impl Launcher {
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let report_at = self.stop.as_ref().and_then(|stop| stop.report_at).map(from_now);
-            let spared_at = self.stop.as_ref().and_then(Stop::look_at).map(from_now);
-            let (ruling_until, look_at) = (self.ruling_until, self.look_at);
+            let spared_at = self.stop.as_ref().and_then(Stop::wake_at).map(from_now);
+            let (ruling_until, wake_at) = (self.ruling_until, self.wake_at);
             // In order of importance when several are ready.
             tokio::select! {
                 biased;
@@ -176,9 +176,9 @@ impl Launcher {
                 (pid, word) = next_word(self.round_server.as_mut()) => self.received(pid, word).await,
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
-                () = until(look_at) => {
-                    self.look_at = None;
-                    self.step(clock::mono(), Input::LookAgain);
+                () = until(wake_at) => {
+                    self.wake_at = None;
+                    self.step(clock::mono(), Input::Wake);
                 }
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 update = next_news(self.replicas.as_mut()) => self.checkpoints_news(update),
@@ -240,7 +240,7 @@ impl Launcher {
             Order::StopRanks { .. } => {}
             Order::TakeEvidence(attempt) => self.take_evidence(attempt),
             Order::Consult(verdict) => self.consult(verdict),
-            Order::LookAgain { at } => self.look_at = Some(from_now(at)),
+            Order::Wake { at } => self.wake_at = Some(from_now(at)),
             Order::Finish { exit } => self.exit = Some(exit),
         }
     }

@@ -17,7 +17,7 @@ use mainstay_core::recovery::job::Job;
 use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
-use crate::launch::LOOK_EVERY;
+use crate::launch::POLL_INTERVAL;
 use crate::launch::hosts::{HostsPlan, span};
 use crate::launch::rendezvous::{FIRST_RECORD, Gathered};
 use crate::launch::store_session::{FromStore, RecordWriter, StoreSession};
@@ -91,7 +91,7 @@ impl Leading {
             names,
             hosts: plan.hosts,
             lease: plan.lease(),
-            looks_every: span(LOOK_EVERY),
+            looks_every: span(POLL_INTERVAL),
             epoch: record_writer.epoch,
             newest_record: FIRST_RECORD,
         };

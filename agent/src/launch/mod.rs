@@ -12,11 +12,11 @@ pub mod hang;
 pub mod hosts;
 mod leading;
 pub mod lineage;
-mod look;
 mod move_memory;
 mod notice;
 pub mod order;
 pub mod paths;
+mod poll_pages;
 mod prefix;
 mod rank_output;
 mod recorded;
@@ -54,7 +54,7 @@ use crate::launch::hang::HangSettings;
 use crate::os::numa::Binding;
 
 /// Pages are read this often even if nothing rings.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The job as requested on the command line.
 #[derive(Clone, Debug)]

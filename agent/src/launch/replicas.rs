@@ -31,7 +31,7 @@ const STREAMS: usize = 2;
 const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
 
 /// How often to look which step has its copies, multiplied by the number of hosts: a look covers the copies of all hosts.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long to wait for checksums of what ranks have saved; the leader waits longer.
 const SEALED_WITHIN: Duration = Duration::from_nanos(SUMMED_WITHIN.0);
@@ -173,7 +173,7 @@ impl Replicas {
             sender,
             update,
             launch: rank_spec.launch.clone(),
-            every: LOOK_EVERY * others,
+            every: POLL_INTERVAL * others,
             stop: Arc::default(),
             brought: None,
         };

@@ -16,7 +16,7 @@ use crate::launch::lineage::Output;
 use crate::launcher_link::checkpoint::{self, Answer, Resumed};
 
 /// Time between two looks at the directories.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The directories that `--checkpoint-watch` names.
 #[derive(Clone, Debug)]
@@ -162,7 +162,7 @@ impl Sealing {
         let failed = |error: String| FilesError::Manifest(error);
         let name = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
         let settings = Settings {
-            interval: LOOK_EVERY,
+            interval: POLL_INTERVAL,
             ..Settings::alone(self.run_dir.join("sealing"), name.unwrap_or_default())
         };
         let pass =
@@ -172,7 +172,7 @@ impl Sealing {
             home: self.home.clone(),
             spool: self.run_dir.join("sealing/spool"),
             hosts: Vec::new(),
-            interval: LOOK_EVERY,
+            interval: POLL_INTERVAL,
         };
         Ok(Files::new(Arc::new(service), plan))
     }

@@ -156,7 +156,7 @@ impl Launcher {
             agent: None,
             agent_has: None,
             ruling_until: None,
-            look_at: None,
+            wake_at: None,
             undying: Vec::new(),
             evidence: None,
             looks: 0,

@@ -24,21 +24,21 @@ const TO_PRINT: Span = Span::millis(300);
 const TO_END_ALIKE: Span = Span::seconds(2);
 
 /// How often to check whether a traceback is printed. Only files of ranks that raised and have not printed are read.
-const LOOK_EVERY: Span = Span::millis(2);
+const POLL_INTERVAL: Span = Span::millis(2);
 
 impl Launcher {
     /// The ranks that a stop leaves out at first.
     pub(super) fn to_spare(&self, why: StopWhy) -> Spared {
         let now = clock::mono();
-        let look_at = now.after(LOOK_EVERY);
+        let wake_at = now.after(POLL_INTERVAL);
         if why != StopWhy::Fault {
             return Spared::default();
         }
         if self.spoken.may_not_run() && !self.spoken.has_steps() {
             let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid).collect();
-            return Spared { ranks, until: now.after(TO_END_ALIKE), look_at: now.after(TO_END_ALIKE) };
+            return Spared { ranks, until: now.after(TO_END_ALIKE), wake_at: now.after(TO_END_ALIKE) };
         }
-        Spared { ranks: self.silent(), until: now.after(TO_PRINT), look_at }
+        Spared { ranks: self.silent(), until: now.after(TO_PRINT), wake_at }
     }
 
     /// Checks whether spared ranks have printed their tracebacks.
@@ -46,7 +46,7 @@ impl Launcher {
         let silent = self.silent();
         let now = clock::mono();
         if let Some(stop) = &mut self.stop {
-            stop.spare_only(&silent, now.after(LOOK_EVERY), now, &self.ranks);
+            stop.spare_only(&silent, now.after(POLL_INTERVAL), now, &self.ranks);
         }
     }
 

@@ -26,7 +26,7 @@ use tonic::transport::{Endpoint, Uri};
 use crate::launcher_link::{handover, trust, wire};
 
 /// How often to look for an agent while there is none.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long an agent may take to answer the first message.
 const WELCOME_WITHIN: Duration = Duration::from_secs(2);
@@ -113,7 +113,7 @@ pub async fn keep(
         }
         tokio::select! {
             () = events.closed() => return,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
 }

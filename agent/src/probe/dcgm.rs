@@ -315,10 +315,10 @@ impl Connection {
 
     fn incidents(&mut self) -> Result<Vec<Incident>, String> {
         let mut refused = String::new();
-        for (number, room) in self.response.map_or(RESPONSES.to_vec(), |known| vec![known]) {
-            match self.incidents_of(number, room) {
+        for (number, capacity) in self.response.map_or(RESPONSES.to_vec(), |known| vec![known]) {
+            match self.incidents_of(number, capacity) {
                 Ok(incidents) => {
-                    self.response = Some((number, room));
+                    self.response = Some((number, capacity));
                     return Ok(incidents);
                 }
                 Err(why) if refused.is_empty() => refused = why,
@@ -328,8 +328,8 @@ impl Connection {
         Err(refused)
     }
 
-    fn incidents_of(&self, number: c_uint, room: usize) -> Result<Vec<Incident>, String> {
-        let size = size_of::<ResponseHead>() + room * size_of::<RawIncident>();
+    fn incidents_of(&self, number: c_uint, capacity: usize) -> Result<Vec<Incident>, String> {
+        let size = size_of::<ResponseHead>() + capacity * size_of::<RawIncident>();
         // A megabyte: on the heap, as words so that it is aligned.
         let mut memory = vec![0_u32; size.div_ceil(4)];
         memory[0] = version(size, number);
@@ -339,7 +339,7 @@ impl Connection {
             (Handle, usize, *mut u32),
             (self.handle, ALL_GPUS, memory.as_mut_ptr())
         )?;
-        let count = (memory[2] as usize).min(room);
+        let count = (memory[2] as usize).min(capacity);
         let words = size_of::<RawIncident>() / 4;
         let incidents = memory[size_of::<ResponseHead>() / 4..].chunks_exact(words).take(count);
         Ok(incidents.map(incident).collect())

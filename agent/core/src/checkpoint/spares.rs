@@ -13,7 +13,7 @@ pub struct SpareHost {
     /// Its name.
     pub name: String,
     /// Free space, bytes.
-    pub room: u64,
+    pub free_bytes: u64,
 }
 
 /// The next shard that `me` sends to a spare, once all shards have their copies on other hosts. It is the first shard
@@ -30,7 +30,7 @@ pub fn to_spare(me: &str, launch: &str, copies: &[Copy], spares: &[SpareHost]) -
     let mine = copies.iter().filter(own).map(|copy| &copy.shard).filter(|shard| shard.of == *newest);
     let absent: Vec<&Shard> = mine.filter(|shard| !there.contains(&*shard.root)).collect();
     let next = absent.iter().min_by_key(|shard| shard.rank)?;
-    let fits = next.bytes <= spare.room;
+    let fits = next.bytes <= spare.free_bytes;
     fits.then(|| Repair { shard: (*next).clone(), to: spare.name.clone(), piece: None })
 }
 
@@ -46,8 +46,8 @@ mod tests {
         Copy { holder: holder.into(), medium: Medium::Memory, own: holder == "a", verified: true, shard }
     }
 
-    fn spare(name: &str, room: u64) -> SpareHost {
-        SpareHost { name: name.to_owned(), room }
+    fn spare(name: &str, free_bytes: u64) -> SpareHost {
+        SpareHost { name: name.to_owned(), free_bytes }
     }
 
     fn next(copies: &[Copy], spares: &[SpareHost]) -> Option<(u64, u32, String)> {

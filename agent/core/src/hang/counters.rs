@@ -32,7 +32,7 @@ impl Entry {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Room {
+struct RankSlots {
     start: u32,
     used: u16,
     held: u16,
@@ -41,7 +41,7 @@ struct Room {
 /// The counters of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
-    rooms: Vec<Room>,
+    slots: Vec<RankSlots>,
     entries: Vec<Entry>,
     rows: BTreeMap<u64, u32>,
     names: Vec<u64>,
@@ -58,7 +58,7 @@ pub(crate) struct Moved {
 
 impl Counters {
     pub(crate) fn of(ranks: usize) -> Counters {
-        Counters { rooms: vec![Room::default(); ranks], ..Counters::default() }
+        Counters { slots: vec![RankSlots::default(); ranks], ..Counters::default() }
     }
 
     /// Whether no rank has counters.
@@ -69,12 +69,12 @@ impl Counters {
     /// Sets a rank's counters.
     pub(crate) fn set(&mut self, rank: usize, counts: &[Count]) -> Moved {
         let mut moved = Moved::default();
-        let Some(room) = self.rooms.get(rank).copied() else { return moved };
-        let slots = &mut self.entries[room.start as usize..room.start as usize + usize::from(room.used)];
+        let Some(slot) = self.slots.get(rank).copied() else { return moved };
+        let slots = &mut self.entries[slot.start as usize..slot.start as usize + usize::from(slot.used)];
         let same = slots.len() == counts.len()
             && slots.iter().zip(counts).all(|(slot, count)| slot.count.comm == count.comm);
         if !same {
-            self.replace(rank, room, counts);
+            self.replace(rank, slot, counts);
             return Moved { any: true, completed: true };
         }
         for (slot, count) in slots.iter_mut().zip(counts) {
@@ -87,25 +87,25 @@ impl Counters {
         moved
     }
 
-    fn replace(&mut self, rank: usize, room: Room, counts: &[Count]) {
+    fn replace(&mut self, rank: usize, slot: RankSlots, counts: &[Count]) {
         let counts = &counts[..counts.len().min(usize::from(u16::MAX))];
-        let mut room = room;
-        if usize::from(room.held) < counts.len() {
+        let mut slot = slot;
+        if usize::from(slot.held) < counts.len() {
             // A rank adds its communicators one by one as it creates them. Spare room avoids a move for each.
             let held = counts.len().next_power_of_two().max(4);
-            room = Room {
+            slot = RankSlots {
                 start: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
                 used: 0,
                 held: u16::try_from(held).unwrap_or(u16::MAX),
             };
-            self.entries.resize(self.entries.len() + usize::from(room.held), Entry::default());
+            self.entries.resize(self.entries.len() + usize::from(slot.held), Entry::default());
         }
         for (index, count) in counts.iter().enumerate() {
             let row = self.row(count.comm);
-            self.entries[room.start as usize + index] = Entry { row, count: *count };
+            self.entries[slot.start as usize + index] = Entry { row, count: *count };
         }
-        room.used = u16::try_from(counts.len()).unwrap_or(u16::MAX);
-        self.rooms[rank] = room;
+        slot.used = u16::try_from(counts.len()).unwrap_or(u16::MAX);
+        self.slots[rank] = slot;
     }
 
     fn row(&mut self, comm: u64) -> u32 {
@@ -117,14 +117,14 @@ impl Counters {
     }
 
     pub(crate) fn entries_of(&self, rank: usize) -> &[Entry] {
-        let room = self.rooms.get(rank).copied().unwrap_or_default();
-        &self.entries[room.start as usize..room.start as usize + usize::from(room.used)]
+        let slot = self.slots.get(rank).copied().unwrap_or_default();
+        &self.entries[slot.start as usize..slot.start as usize + usize::from(slot.used)]
     }
 
     /// The memory that the counters use, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         // A B-tree node holds eleven entries and is two thirds full on average.
-        self.rooms.capacity() * size_of::<Room>()
+        self.slots.capacity() * size_of::<RankSlots>()
             + self.entries.capacity() * size_of::<Entry>()
             + self.names.capacity() * size_of::<u64>()
             + self.rows.len() * 2 * size_of::<(u64, u32)>()

@@ -268,7 +268,7 @@ impl Job {
                 self.receive_late(incident, host_evidence, out)
             }
             Input::Held(held) => self.held = held,
-            Input::LookAgain => self.look_again(at, out),
+            Input::Wake => self.wake(at, out),
         }
     }
 

@@ -196,7 +196,7 @@ impl World {
                 }
                 Next::Arranged(arranged) => self.arranged(*arranged),
                 Next::Local(Order::Consult(_)) => self.consulted = true,
-                Next::Local(Order::LookAgain { at }) => {
+                Next::Local(Order::Wake { at }) => {
                     self.timers.insert(at);
                 }
                 Next::Local(other) => panic!("{other:?} is for one host alone"),
@@ -318,7 +318,7 @@ impl World {
             9 => {
                 if let Some(due) = self.timers.pop_first() {
                     self.now = self.now.max(due);
-                    self.next.push_back(Next::Job(self.now, Input::LookAgain));
+                    self.next.push_back(Next::Job(self.now, Input::Wake));
                 }
                 self.merge.look(self.now, &mut self.next);
             }

@@ -63,7 +63,7 @@ fn a_rank_that_lost_a_peer_stops_no_rank_until_the_peer_exits() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise(0, 0, LOST);
-    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
     run.exit(0, 1, ExitStatus::Code(3), false);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
     run.exit(0, 0, ExitStatus::Signal(15), true);
@@ -78,11 +78,11 @@ fn the_wait_for_a_lost_peer_that_does_not_exit_is_limited() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise(0, 0, LOST);
-    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.report(Input::LookAgain);
-    assert_eq!(run.last_order(), &Order::LookAgain { at });
+    let Order::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.report(Input::Wake);
+    assert_eq!(run.last_order(), &Order::Wake { at });
     run.now = at.0;
-    run.report(Input::LookAgain);
+    run.report(Input::Wake);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
 }
 
@@ -211,7 +211,7 @@ fn a_restart_waits_for_resources_in_use_and_reports_it_once() {
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.report_evidence(1, held.clone());
     for _ in 0..5 {
-        assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+        assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
         assert!(matches!(run.last_order(), Order::Consult(_)));
         run.report_evidence(1, held.clone());
@@ -261,9 +261,9 @@ fn a_second_restart_without_a_new_step_is_delayed_and_a_stop_ends_the_delay() {
     run.start(1);
     run.steps(1, 1..=5);
     run.kill_and_decide(1);
-    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.report(Input::LookAgain);
-    assert_eq!(run.last_order(), &Order::LookAgain { at }, "too early");
+    let Order::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.report(Input::Wake);
+    assert_eq!(run.last_order(), &Order::Wake { at }, "too early");
     let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now, step: run.step };
     asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(asked.last_order(), &Order::Finish { exit: 143 });
@@ -351,7 +351,7 @@ fn any_input() -> impl Strategy<Value = Input> {
             5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
             6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
             7 => Input::Ruling(None),
-            8 => Input::LookAgain,
+            8 => Input::Wake,
             10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
             9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
             _ => Input::Steps {

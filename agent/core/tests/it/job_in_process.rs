@@ -95,7 +95,7 @@ fn processes_that_fail_again_before_a_step_are_replaced_by_new_ones() {
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // Delayed, because the previous restart brought no new step.
     run.now += 10_000_000_000;
-    run.report(Input::LookAgain);
+    run.report(Input::Wake);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
 }
 
@@ -193,9 +193,9 @@ fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     run.steps(0, 1..=7);
     run.raise_and_decide(0, "lost");
     run.start(1);
-    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "the restart still has time");
+    assert!(matches!(run.last_order(), Order::Wake { .. }), "the restart still has time");
     run.wait(Span::seconds(299));
-    assert!(matches!(run.last_order(), Order::LookAgain { .. }));
+    assert!(matches!(run.last_order(), Order::Wake { .. }));
     run.wait(Span::seconds(2));
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
     run.ended_with(1, &[0, 1]);

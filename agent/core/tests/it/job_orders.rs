@@ -77,7 +77,7 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
     let mut run = ordered();
     for _ in 0..3 {
         run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
-        assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+        assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
         assert!(matches!(run.last_order(), Order::Consult(_)));
     }

@@ -29,7 +29,7 @@ fn fails_after(
         saved(run, attempt, step);
     }
     run.crash_and_decide(attempt);
-    if let Order::LookAgain { .. } = run.last_order() {
+    if let Order::Wake { .. } = run.last_order() {
         run.wait(Span::seconds(600));
     }
     matches!(run.last_order(), Order::StartRanks(_))

@@ -77,7 +77,7 @@ struct World {
     /// The ranks of this attempt never complete a step.
     stuck: bool,
     /// When the job looks again while its ranks train.
-    look_at: Option<Mono>,
+    wake_at: Option<Mono>,
     step: u64,
     /// The step of the newest checkpoint.
     saved: u64,
@@ -105,7 +105,7 @@ impl World {
             waiting: Vec::new(),
             dead: Vec::new(),
             stuck: false,
-            look_at: None,
+            wake_at: None,
             step: 0,
             saved: 0,
             faults: 0,
@@ -171,10 +171,10 @@ impl World {
                 }
                 Order::StopRanks { attempt, why } => self.stop(attempt, why),
                 Order::Consult(verdict) => self.rule(verdict.incident),
-                Order::LookAgain { at } if self.alive.is_some() => self.look_at = Some(at),
-                Order::LookAgain { at } => {
+                Order::Wake { at } if self.alive.is_some() => self.wake_at = Some(at),
+                Order::Wake { at } => {
                     self.now = self.now.max(at);
-                    self.report(Input::LookAgain);
+                    self.report(Input::Wake);
                 }
                 Order::Finish { exit } => {
                     assert_eq!(self.alive, None, "the job ends with live processes");
@@ -202,7 +202,7 @@ impl World {
         self.alive = Some(attempt);
         self.step = self.saved;
         self.dead.clear();
-        self.look_at = None;
+        self.wake_at = None;
         // Nested: ranks that continue in their processes and complete no step.
         self.stuck = self.in_process && attempt.0 > 0 && self.random.one_in(25);
         let started = |n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(n as i32 + 1), page: None };
@@ -219,12 +219,12 @@ impl World {
 
     fn train(&mut self, end_at: u64) {
         let attempt = self.alive.expect("without orders the ranks train");
-        if self.look_at.is_some_and(|at| at <= self.now) {
-            self.look_at = None;
-            return self.report(Input::LookAgain);
+        if self.wake_at.is_some_and(|at| at <= self.now) {
+            self.wake_at = None;
+            return self.report(Input::Wake);
         }
         if self.stuck {
-            match self.look_at {
+            match self.wake_at {
                 Some(at) => self.now = at,
                 // No look is due: new processes of all ranks have no time limit. They complete a step at last.
                 None => self.stuck = false,
@@ -361,7 +361,7 @@ impl World {
                 }
             }
         }
-        (self.alive, self.look_at) = (None, None);
+        (self.alive, self.wake_at) = (None, None);
         let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
         // A late message of an attempt that is over.

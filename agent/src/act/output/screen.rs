@@ -14,7 +14,7 @@ use crate::act::log_files;
 use crate::os::timed_files::Patient;
 
 /// How often the files are read. The terminal is for people; nothing waits for it.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long to wait for a stream that takes nothing before orders are checked.
 const WAIT_FOR_READER: Duration = Duration::from_millis(20);
@@ -90,7 +90,7 @@ impl Screen {
                 // Do not retry at once if the files do not answer.
                 None if self.disk.is_stuck() => WAIT_FOR_READER,
                 None if self.behind || !self.flushes.is_empty() => Duration::ZERO,
-                None => LOOK_EVERY.saturating_sub(self.looked.elapsed()),
+                None => POLL_INTERVAL.saturating_sub(self.looked.elapsed()),
             };
             let mut next = orders.recv_timeout(wait);
             while let Ok(order) = next {
@@ -142,7 +142,7 @@ impl Screen {
     }
 
     fn turn(&mut self) {
-        if self.behind || !self.flushes.is_empty() || self.looked.elapsed() >= LOOK_EVERY {
+        if self.behind || !self.flushes.is_empty() || self.looked.elapsed() >= POLL_INTERVAL {
             self.look();
         }
         let taken: u64 = self.sinks.iter_mut().map(Sink::advance).sum();

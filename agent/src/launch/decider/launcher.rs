@@ -8,7 +8,7 @@ use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Order, Output, StopWhy};
 
 use super::{Decider, Task};
-use crate::hosts::{look, streams};
+use crate::hosts::{probe, streams};
 use crate::launch::event_loop::Launcher;
 use crate::os::clock;
 
@@ -120,7 +120,7 @@ impl Launcher {
         let Some(token) = self.decider.token() else { return };
         let sights = self.sights.0.clone();
         streams().spawn(async move {
-            let sight = look::look(address, token).await;
+            let sight = probe::probe(address, token).await;
             // The receiver goes only when the launcher does.
             let _ = sights.send((launcher, sight));
         });

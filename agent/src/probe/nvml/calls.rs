@@ -281,18 +281,18 @@ impl Handle {
 
     /// A list of unknown length: requested again with more room until it fits.
     fn list<T: Copy>(self, call: GetList<T>, empty: T) -> Answer<Vec<T>> {
-        let mut room = 32;
+        let mut capacity = 32;
         loop {
-            let mut list = vec![empty; room];
-            let mut count = room as c_uint;
+            let mut list = vec![empty; capacity];
+            let mut count = capacity as c_uint;
             // SAFETY: as in `get`; the list has room for `count` elements.
             match nvml_try(unsafe { call(self.0, &mut count, list.as_mut_ptr()) }) {
                 Ok(()) => {
                     list.truncate(count as usize);
                     return Ok(list);
                 }
-                Err(NvmlError::InsufficientSize(_)) if room < 8192 => {
-                    room = (count as usize + 32).max(room * 2)
+                Err(NvmlError::InsufficientSize(_)) if capacity < 8192 => {
+                    capacity = (count as usize + 32).max(capacity * 2)
                 }
                 Err(error) => return Err(error),
             }

@@ -15,7 +15,7 @@ use mainstay_core::hang::nccl_ras::{Asked, RasReport};
 use mainstay_core::hang::{Waits, waits};
 use nix::libc;
 
-use super::python::LOOK_EVERY;
+use super::python::POLL_INTERVAL;
 use super::{Subject, left, nccl_version};
 use crate::os::processes;
 use crate::source::nccl_ras;
@@ -99,10 +99,10 @@ pub(super) fn flight_records(
             }
             None => true,
         });
-        if waited_for.is_empty() || left(deadline) <= LOOK_EVERY {
+        if waited_for.is_empty() || left(deadline) <= POLL_INTERVAL {
             break;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     for (rank, path) in waited_for {
         let why = errors.get(&rank).map_or("it was not written in time", String::as_str);

@@ -19,7 +19,7 @@ const NATIVE_WITHIN: Duration = Duration::from_secs(1);
 /// A rank that has not started to write by then will not.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 /// How often to check whether stacks are written.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// No dump is longer than this.
 const LONGEST: u64 = 1 << 20;
 
@@ -77,7 +77,7 @@ fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>
     let until = Instant::now() + ANSWERS_WITHIN.min(left(deadline));
     let mut lengths = vec![0; before.len()];
     loop {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
         let now: Vec<u64> = before.iter().map(|file| file.map_or(0, |(path, _)| length(path))).collect();
         let written = before.iter().zip(&now).all(|(file, now)| file.is_none_or(|(_, before)| *now > before));
         if (written && now == lengths) || Instant::now() >= until {
@@ -181,7 +181,7 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
         read.map(|_| text)
     });
     while !reader.is_finished() && left(deadline) > Duration::ZERO {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let _ = child.kill();
     let _ = child.wait();

@@ -226,49 +226,49 @@ impl<'a> Gathering<'a> {
 
 /// Fetches one piece into a separate file and verifies it with its manifest. Also returns the bytes received from a peer.
 fn fetch(shared: &Shared, copy: &Copy) -> Result<(LocalPiece, u64), PeerError> {
-    let mut room = Room { store: &shared.store, file: None };
+    let mut destination = Destination { store: &shared.store, file: None };
     let is_here = copy.holder == shared.name();
     let bytes = if is_here {
-        take(shared, copy, &mut room)?;
+        take(shared, copy, &mut destination)?;
         0
     } else {
-        shared.asking().get(&copy.holder, &copy.shard.root, &mut room, shared.settings.streams)?
+        shared.asking().get(&copy.holder, &copy.shard.root, &mut destination, shared.settings.streams)?
     };
-    let file = room.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
+    let file = destination.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
     Ok((LocalPiece { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
 }
 
 /// Takes a piece that is stored on this host.
-fn take(shared: &Shared, copy: &Copy, room: &mut Room<'_>) -> Result<(), PeerError> {
+fn take(shared: &Shared, copy: &Copy, destination: &mut Destination<'_>) -> Result<(), PeerError> {
     let gone = || PeerError::Local("a piece cannot be opened".to_owned());
     let opened = shared.open(&copy.shard.root).ok_or_else(gone)?;
     let reading = |error| PeerError::Local(format!("reading a piece: {error}"));
     if let Some(chunk) = opened.first_bad().map_err(reading)? {
         return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
     }
-    room.begin(&opened.sealed)?;
+    destination.begin(&opened.sealed)?;
     let mut buffer = vec![0; 1 << 20];
     let (mut offset, end) = (0, opened.sealed.shard.bytes);
     while offset < end {
         let length = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
         opened.bytes.read_exact_at(&mut buffer[..length], offset).map_err(reading)?;
-        room.write(offset, &buffer[..length])?;
+        destination.write(offset, &buffer[..length])?;
         offset += length as u64;
     }
     Ok(())
 }
 
 /// The file that receives a piece.
-struct Room<'a> {
+struct Destination<'a> {
     store: &'a Store,
     file: Option<File>,
 }
 
-impl Target for Room<'_> {
+impl Target for Destination<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
-        let room = self.store.scratch(sealed.shard.bytes);
+        let destination = self.store.scratch(sealed.shard.bytes);
         self.file =
-            Some(room.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?);
+            Some(destination.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ struct LentFile {
 }
 
 struct Taken<'a> {
-    room: Room<'a>,
+    destination: Destination<'a>,
     /// The checkpoint directory.
     at: Beneath,
     /// The temporary directory below it in which the shard is written, by path and opened.
@@ -50,7 +50,7 @@ struct Taken<'a> {
 }
 
 /// Storage of the bytes until all have arrived.
-enum Room<'a> {
+enum Destination<'a> {
     /// In a new file in the temporary directory.
     New(File),
     /// In memory of the store whose pages are already allocated.
@@ -138,9 +138,9 @@ impl<'a> ShardWriter<'a> {
 impl Taken<'_> {
     /// Moves the file into its directory if it was not created there; returns the manifest.
     fn fill_directory(self, user: User) -> io::Result<Vec<u8>> {
-        match self.room {
-            Room::New(file) => file.sync_data()?,
-            Room::Ready(ready) => {
+        match self.destination {
+            Destination::New(file) => file.sync_data()?,
+            Destination::Ready(ready) => {
                 if user != User::own() {
                     std::os::unix::fs::fchown(&ready.file, Some(user.uid), Some(user.gid))?;
                 }
@@ -177,19 +177,19 @@ impl Target for ShardWriter<'_> {
             // With its own rights, this agent puts a file only where the user may put one.
             let is_theirs = opened.metadata()?.uid() == self.user.uid;
             let ready = if is_theirs { self.store.lend(bytes, &opened) } else { None };
-            let room = match ready {
-                Some(ready) => Room::Ready(ready),
+            let destination = match ready {
+                Some(ready) => Destination::Ready(ready),
                 None => {
                     let _as_user = UserGuard::user(self.user)?;
                     let file = at.create(&aside.join(&sealed.file), 0o644)?;
                     make_room(&file, bytes)?;
-                    Room::New(file)
+                    Destination::New(file)
                 }
             };
             // The user sees the run under the name that the user gave.
             let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
             let (file, manifest) = (sealed.file.clone(), written.manifest);
-            Ok(Taken { room, at, aside, opened, home, file, manifest })
+            Ok(Taken { destination, at, aside, opened, home, file, manifest })
         };
         self.taken = Some(begin().map_err(|error| self.reported("making room for a shard in", &error))?);
         Ok(())
@@ -198,17 +198,17 @@ impl Target for ShardWriter<'_> {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
         let file = match (&self.lent, &self.taken) {
             (Some(lent), _) => &lent.file,
-            (None, Some(Taken { room: Room::New(file), .. })) => file,
-            (None, Some(Taken { room: Room::Ready(ready), .. })) => &ready.file,
+            (None, Some(Taken { destination: Destination::New(file), .. })) => file,
+            (None, Some(Taken { destination: Destination::Ready(ready), .. })) => &ready.file,
             (None, None) => return Ok(()),
         };
         file.write_all_at(bytes, offset).map_err(|error| self.reported("writing a shard into", &error))
     }
 
     fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
-        match &self.taken.as_ref()?.room {
-            Room::New(_) => None,
-            Room::Ready(ready) => ready.memory(offset, length),
+        match &self.taken.as_ref()?.destination {
+            Destination::New(_) => None,
+            Destination::Ready(ready) => ready.memory(offset, length),
         }
     }
 }

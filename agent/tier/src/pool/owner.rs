@@ -31,7 +31,7 @@ use crate::pool::writer::Batch;
 use crate::pool::{PoolError, Settings, directory_of, recover, reported};
 
 /// Interval of the pool owner's checks without a ring.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The same without a socket to ring.
 const LOOK_WITHOUT_BELL: Duration = Duration::from_millis(10);

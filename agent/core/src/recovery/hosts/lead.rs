@@ -5,8 +5,8 @@
 mod feed;
 mod joining;
 mod leadership;
-mod looking;
 mod parts;
+mod probing;
 mod spares;
 mod world;
 

@@ -132,8 +132,8 @@ impl LivenessMonitor {
     }
 
     /// The leader itself was stalled for this long until now, or could decide nothing.
-    pub fn deaf_for(&mut self, at: Mono, span: Span) {
-        self.suspicion.deaf_for(at, span);
+    pub fn exclude(&mut self, at: Mono, span: Span) {
+        self.suspicion.exclude(at, span);
         if let Some(broken) = &mut self.broken {
             broken.since = broken.since.after(span).min(at);
         }
@@ -373,7 +373,7 @@ mod tests {
     fn a_stalled_leader_declares_no_host_lost() {
         let mut watched = Watched::new();
         watched.now = watched.now.after(Span::seconds(60));
-        watched.vital.deaf_for(watched.now, Span::seconds(60));
+        watched.vital.exclude(watched.now, Span::seconds(60));
         watched.received = watched.now;
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
         let lost = watched.lost_within(LEASE, &all(ProbeResult::Silent)).expect("it is gone after all");

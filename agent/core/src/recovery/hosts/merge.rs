@@ -270,7 +270,7 @@ impl Merge {
                 self.to_all(&Command::TakeEvidence { attempt }, next);
             }
             Order::Finish { exit } => self.to_all(&Command::Finish { exit, summary: None }, next),
-            order @ (Order::Consult(_) | Order::LookAgain { .. }) => next.push_back(Next::Local(order)),
+            order @ (Order::Consult(_) | Order::Wake { .. }) => next.push_back(Next::Local(order)),
         }
     }
 

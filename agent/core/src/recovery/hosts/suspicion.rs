@@ -59,7 +59,7 @@ impl Suspicion {
     }
 
     /// The receiver was stalled for this long until now: nothing could arrive in that time.
-    pub fn deaf_for(&mut self, at: Mono, span: Span) {
+    pub fn exclude(&mut self, at: Mono, span: Span) {
         self.received = self.received.after(span).min(at).max(self.received);
         // The interval to the next beat would show nothing about the host.
         self.beat = None;
@@ -149,7 +149,7 @@ mod tests {
     fn time_in_which_the_receiver_was_stalled_does_not_count() {
         let (mut suspicion, at) = beaten(&[500; 60]);
         let later = at.after(Span::seconds(30));
-        suspicion.deaf_for(later, Span::seconds(30));
+        suspicion.exclude(later, Span::seconds(30));
         assert!(!suspicion.is_suspect(later));
         let before = suspicion.intervals.clone();
         suspicion.beat(later);

@@ -39,7 +39,7 @@ pub(super) struct Pending {
     /// The reason for the wait, as recorded.
     waits: Option<String>,
     /// When to ask again. `None` while an answer is awaited.
-    look_at: Option<Mono>,
+    wake_at: Option<Mono>,
     /// The last problem of the user's own policy. A policy that failed is not asked again about the same failure.
     trouble: Option<Trouble>,
 }
@@ -140,7 +140,7 @@ impl Job {
             received: None,
             host_evidence: HostEvidence::default(),
             waits: None,
-            look_at: None,
+            wake_at: None,
             trouble: None,
         };
         out.push(pending.consult());
@@ -261,9 +261,9 @@ impl Job {
             out.push(Output::Record(Body::Decision(decision)));
         }
         let waited = at.since(*pending.waits_since.get_or_insert(at));
-        let look_at = at.after(ask_again_after(waited));
-        pending.look_at = Some(look_at);
-        out.push(Output::Order(Order::LookAgain { at: look_at }));
+        let wake_at = at.after(ask_again_after(waited));
+        pending.wake_at = Some(wake_at);
+        out.push(Output::Order(Order::Wake { at: wake_at }));
         self.pending = Some(pending);
     }
 
@@ -302,21 +302,21 @@ impl Job {
         }
         let until = at.after(decision.after);
         self.phase = Phase::HeldBack { until };
-        out.push(Output::Order(Order::LookAgain { at: until }));
+        out.push(Output::Order(Order::Wake { at: until }));
     }
 
     /// It is time to ask for the host again, or for a delayed restart.
-    pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
+    pub(super) fn wake(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.phase {
             Phase::Ordered(ref ordered) => {
                 let ordered = ordered.clone();
-                self.look_again_for_the_ordered(at, ordered, out);
+                self.wake_for_the_ordered(at, ordered, out);
             }
             Phase::HeldBack { until } if at >= until => self.restart(at, out),
-            Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
+            Phase::HeldBack { until } => out.push(Output::Order(Order::Wake { at: until })),
             Phase::Judging { .. } => {
                 if let Some(pending) = &mut self.pending
-                    && pending.look_at.take().is_some()
+                    && pending.wake_at.take().is_some()
                 {
                     out.push(pending.consult());
                 }

@@ -35,7 +35,7 @@ impl Job {
         if self.lost_peer.is_none() {
             let until = at.after(WITHIN);
             self.lost_peer = Some(LostPeer { since: fault_at, until });
-            out.push(Output::Order(Order::LookAgain { at: until }));
+            out.push(Output::Order(Order::Wake { at: until }));
         }
     }
 
@@ -43,7 +43,7 @@ impl Job {
     pub(super) fn waits_for_lost_peer(&mut self, at: Mono, out: &mut Vec<Output>) -> bool {
         let Some(LostPeer { since, until }) = self.lost_peer else { return false };
         if at < until {
-            out.push(Output::Order(Order::LookAgain { at: until }));
+            out.push(Output::Order(Order::Wake { at: until }));
         } else {
             self.failure(at, since, out);
         }

@@ -56,8 +56,8 @@ pub enum Input {
     },
     /// Resources that the next ranks need and that the launcher sees in use; sent before each ruling.
     Held(Vec<String>),
-    /// The time of an [`Order::LookAgain`] has come.
-    LookAgain,
+    /// The time of an [`Order::Wake`] has come.
+    Wake,
 }
 
 /// The agent's evidence about a failure, or what a replay has of it.
@@ -109,8 +109,8 @@ pub enum Order {
     /// Ask the agent for its evidence; answered by [`Input::AgentEvidence`]. For an ordered restart the incident is
     /// [`Incident::ORDERED`].
     Consult(Box<Verdict>),
-    /// Wake the job at this time; answered by [`Input::LookAgain`].
-    LookAgain {
+    /// Wake the job at this time; answered by [`Input::Wake`].
+    Wake {
         /// The time.
         at: Mono,
     },

@@ -29,7 +29,7 @@ pub(super) struct Ordered {
     /// The reason for the wait, as recorded.
     waits: Option<String>,
     /// When to ask again. `None` while an answer is awaited.
-    look_at: Option<Mono>,
+    wake_at: Option<Mono>,
 }
 
 impl Job {
@@ -45,7 +45,7 @@ impl Job {
     pub(super) fn ask_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         self.ledger.enter(at, TimeCategory::Deciding);
         let verdict = no_rank_failed(self.attempt, at);
-        self.phase = Phase::Ordered(Ordered { look_at: None, ..ordered });
+        self.phase = Phase::Ordered(Ordered { wake_at: None, ..ordered });
         out.push(Output::Order(Order::Consult(Box::new(verdict))));
     }
 
@@ -77,9 +77,9 @@ impl Job {
                     out.push(Output::Record(Body::Fact(waits(&why))));
                     ordered.waits = Some(why);
                 }
-                let look_at = at.after(ask_again_after(waited));
-                self.phase = Phase::Ordered(Ordered { look_at: Some(look_at), ..ordered });
-                out.push(Output::Order(Order::LookAgain { at: look_at }));
+                let wake_at = at.after(ask_again_after(waited));
+                self.phase = Phase::Ordered(Ordered { wake_at: Some(wake_at), ..ordered });
+                out.push(Output::Order(Order::Wake { at: wake_at }));
             }
             Some(Choice { action, after, why }) if action.exit().is_some() => {
                 let reason = format!("a restart was ordered; {why}");
@@ -95,9 +95,9 @@ impl Job {
     }
 
     /// It is time to ask for the host again.
-    pub(super) fn look_again_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
-        match ordered.look_at {
-            Some(look_at) if at < look_at => out.push(Output::Order(Order::LookAgain { at: look_at })),
+    pub(super) fn wake_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
+        match ordered.wake_at {
+            Some(wake_at) if at < wake_at => out.push(Output::Order(Order::Wake { at: wake_at })),
             Some(_) => self.ask_for_the_ordered(at, ordered, out),
             None => {}
         }

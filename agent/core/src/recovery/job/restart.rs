@@ -30,13 +30,13 @@ impl Job {
         let within = policy::patience(self.rung, self.longest_start).filter(|_| recovers);
         self.restart_until = within.map(|within| (at.after(within), Overdue { rung: self.rung, within }));
         if let Some((until, _)) = self.restart_until {
-            out.push(Output::Order(Order::LookAgain { at: until }));
+            out.push(Output::Order(Order::Wake { at: until }));
         }
     }
 
     pub(super) fn look_after_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.restart_until {
-            Some((until, _)) if at < until => out.push(Output::Order(Order::LookAgain { at: until })),
+            Some((until, _)) if at < until => out.push(Output::Order(Order::Wake { at: until })),
             // A hang has its own evidence and is judged by that.
             Some((_, overdue)) if !self.stepping && self.hang.is_none() => {
                 out.push(Output::Record(Body::Fact(overdue.observed())));

@@ -41,7 +41,7 @@ impl World {
                 let at = self.after_a_while();
                 self.at(at, Event::Ruled(me));
             }
-            lead::Act::Local(Order::LookAgain { at }) => {
+            lead::Act::Local(Order::Wake { at }) => {
                 self.launchers[me].timers.insert(at);
             }
             lead::Act::Local(other) => panic!("{other:?} is for one host alone"),

@@ -364,7 +364,7 @@ impl World {
         match &mut self.launchers[me].brain {
             Brain::Leads(lead) => {
                 if due && !lead.is_deposed() {
-                    lead.report_to_job(now, Input::LookAgain);
+                    lead.report_to_job(now, Input::Wake);
                 }
                 lead.look(now, silent);
             }

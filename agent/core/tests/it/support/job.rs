@@ -191,7 +191,7 @@ impl Run {
 
     pub fn wait(&mut self, span: Span) {
         self.now += span.0;
-        self.report(Input::LookAgain);
+        self.report(Input::Wake);
     }
 
     pub fn decisions(&self) -> Vec<Action> {

@@ -66,7 +66,7 @@ impl Shared {
             spares.contains(*name) && peer.alive && peer.not_before.is_none_or(|until| until <= now)
         });
         let room = |peer: &Peer| peer.inventory.quota.saturating_sub(peer.inventory.used);
-        usable.map(|(name, peer)| SpareHost { name: name.clone(), room: room(peer) }).collect()
+        usable.map(|(name, peer)| SpareHost { name: name.clone(), free_bytes: room(peer) }).collect()
     }
 
     /// Rules for a placement: avoid the hosts in the configuration, and those whose ranks are next to this host's.

@@ -11,7 +11,7 @@ use mainstay_checkpoint::control::{BELL_NAME, POOL_NAME};
 use nix::fcntl::Flock;
 use serde_json::json;
 
-use super::LOOK_EVERY;
+use super::POLL_INTERVAL;
 use crate::pool::lock::lock;
 use crate::pool::{PoolError, Settings, recover, reported};
 
@@ -73,7 +73,7 @@ pub(super) fn open_bell(directory: &Path) -> Option<UnixDatagram> {
     let path = directory.join(BELL_NAME);
     let _ = fs::remove_file(&path);
     let bell =
-        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
+        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(POLL_INTERVAL)).map(|()| bell));
     bell.inspect_err(
         |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
     )

@@ -31,7 +31,7 @@ enum Found {
 }
 
 /// Checks the launcher that listens at this address.
-pub async fn look(address: String, token: Token) -> ProbeResult {
+pub async fn probe(address: String, token: Token) -> ProbeResult {
     let (response, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
     for number in 0..TRIES {
@@ -92,19 +92,19 @@ mod tests {
         let bound = Bound::new().await.expect("a port");
         let address = format!("127.0.0.1:{}", bound.port().expect("a port"));
         let listener = bound.listen(token());
-        assert_eq!(look(address.clone(), token()).await, ProbeResult::Answers);
+        assert_eq!(probe(address.clone(), token()).await, ProbeResult::Answers);
         drop(listener);
         // The task with the port ends at its next turn, not at once.
         while TcpStream::connect(&address).await.is_ok() {
             tokio::task::yield_now().await;
         }
-        assert_eq!(look(address, token()).await, ProbeResult::Refuses);
+        assert_eq!(probe(address, token()).await, ProbeResult::Refuses);
     }
 
     #[tokio::test]
     async fn a_port_without_a_launcher_differs_from_a_closed_port() {
         let still = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = still.local_addr().expect("an address").to_string();
-        assert_eq!(look(address, token()).await, ProbeResult::Accepts);
+        assert_eq!(probe(address, token()).await, ProbeResult::Accepts);
     }
 }

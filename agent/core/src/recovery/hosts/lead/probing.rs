@@ -29,7 +29,7 @@ impl Lead {
         self.end_without_record(now, silent);
         if since >= Span(MISSED_LOOKS * self.leader_settings.looks_every.0) || !self.is_registered {
             // Silent followers may have sent something, and nothing is decided without the store.
-            self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));
+            self.links.iter_mut().for_each(|link| link.vital.exclude(now, since));
         }
         if !self.is_registered {
             return self.look_at_store(silent);
