@@ -91,13 +91,16 @@ fn processor_time() -> Duration {
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
+/// The name of checks that run in sequence, and what runs them.
+pub type Row<'a> = (&'static str, Box<dyn FnOnce(&mut Checks) + Send + 'a>);
+
 /// The checks that have run.
 #[derive(Default)]
 pub struct Checks {
     done: Vec<Done>,
     /// Whether others run at the same time.
     is_beside_others: bool,
-    /// What both rows took, and their processor time.
+    /// What all rows took, and their processor time.
     beside_took: Option<(Duration, Duration)>,
 }
 
@@ -117,20 +120,16 @@ impl Checks {
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
-    /// Runs two rows of checks at the same time. Each line of their output starts with the name of the row.
-    pub fn beside(
-        &mut self,
-        (one, make_one): (&'static str, impl FnOnce(&mut Checks) + Send),
-        (other, make_other): (&'static str, impl FnOnce(&mut Checks) + Send),
-    ) {
+    /// Runs rows of checks at the same time. Each line of their output starts with the name of the row.
+    pub fn beside(&mut self, rows: Vec<Row<'_>>) {
         let (began, spent) = (Instant::now(), processor_time());
-        let (of_one, of_other) = thread::scope(|scope| {
-            let one = scope.spawn(move || Checks::row(one, make_one));
-            let other = Checks::row(other, make_other);
-            (one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), other)
+        let all: Vec<Checks> = thread::scope(|scope| {
+            let running: Vec<_> =
+                rows.into_iter().map(|(name, make)| scope.spawn(move || Checks::row(name, make))).collect();
+            let ended = running.into_iter().map(thread::ScopedJoinHandle::join);
+            ended.map(|row| row.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         });
-        output::unnamed();
-        self.done.extend([of_one, of_other].into_iter().flat_map(|checks| checks.done));
+        self.done.extend(all.into_iter().flat_map(|checks| checks.done));
         let (took, processor) = (began.elapsed(), processor_time().saturating_sub(spent));
         self.beside_took = Some((took, processor));
     }
@@ -165,7 +164,7 @@ impl Checks {
         if let Some((took, spent)) = self.beside_took {
             let (took, spent) = (took.as_secs_f64(), spent.as_secs_f64());
             println!(
-                "  those without a processor time of their own ran two at a time: {took:.1} s, {spent:.1} s CPU"
+                "  those without a processor time of their own ran at the same time: {took:.1} s, {spent:.1} s CPU"
             );
         }
         let failures = self.failures();

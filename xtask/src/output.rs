@@ -1,4 +1,4 @@
-//! Standard output of checks. If two rows of them run at once, each line starts with the name of its row.
+//! Standard output of checks. If several rows of them run at once, each line starts with the name of its row.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -10,11 +10,6 @@ thread_local! {
 /// Starts each line that this thread writes from now on with this name.
 pub fn named(name: &'static str) {
     NAME.set(Some(name));
-}
-
-/// Writes this thread's output unchanged from now on.
-pub fn unnamed() {
-    NAME.set(None);
 }
 
 /// Writes lines, the last of which may be incomplete.
