@@ -29,13 +29,13 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     let IncidentReport { verdict, decision, outcome, .. } = report;
     let page = Page { markdown: options.markdown };
     let mut lines = vec![page.title(&verdict.headline), String::new()];
-    page.section(&mut lines, "Since when", &[since(report)]);
+    page.section(&mut lines, "Time", &[since(report)]);
     let mut fault = vec![fault(verdict)];
     fault.extend(origin(verdict));
     if !verdict.victims.is_empty() && verdict.culprit.is_some() {
         fault.push(format!("Stopped because of it: {}.", listed(&verdict.victims)));
     }
-    page.section(&mut lines, "Whose fault", &fault);
+    page.section(&mut lines, "Fault domain", &fault);
     let mut acted = vec![done(decision.as_ref(), report.since_then())];
     acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.reported()))));
     page.section(&mut lines, "What was done", &acted);

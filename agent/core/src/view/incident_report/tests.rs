@@ -121,8 +121,8 @@ fn a_report_has_its_sections_in_order() {
     let mut from = 0;
     for part in [
         "rank 3 raised ValueError: bad\n",
-        "Since when:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; detected 2 ms later.",
-        "Whose fault:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
+        "Time:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; detected 2 ms later.",
+        "Fault domain:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
         "It started on rank 3 (99 % sure).",
         "Stopped because of it: rank 0.",
         "What was done:\n  The job was stopped with exit status 1: it recurred.",
