@@ -19,7 +19,7 @@ use mainstay_core::model::entry::{Body, Entry, JobSpec};
 use mainstay_core::recovery::hosts::lead::{Act, Lead, LeaderSettings};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::round::{Member, first};
-use mainstay_core::recovery::hosts::wire::{Command, Down, Outgoing, Report, Up};
+use mainstay_core::recovery::hosts::wire::Up;
 use mainstay_core::recovery::job::{Input, Job, Order};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
@@ -304,7 +304,7 @@ impl Crowd {
             Event::Deliver(0, answer) | Event::Mine(answer) => self.mine(answer),
             Event::Deliver(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
             Event::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
-            Event::Ruled => self.deliver(Input::Ruling(None)),
+            Event::Ruled => self.deliver(Input::AgentEvidence(None)),
             Event::Wake => self.deliver(Input::Wake),
         }
     }

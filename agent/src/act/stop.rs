@@ -86,7 +86,7 @@ pub struct Spared {
     /// The deadline.
     pub until: Mono,
     /// When to check next whether they still have something to write.
-    pub look_at: Mono,
+    pub wake_at: Mono,
 }
 
 impl Stop {
@@ -132,8 +132,8 @@ impl Stop {
     }
 
     /// When to look next at spared ranks; none if there are none.
-    pub fn look_at(&self) -> Option<Mono> {
-        (!self.spared.ranks.is_empty()).then_some(self.spared.look_at)
+    pub fn wake_at(&self) -> Option<Mono> {
+        (!self.spared.ranks.is_empty()).then_some(self.spared.wake_at)
     }
 
     /// Whether a rank was not asked to end so far.
@@ -141,12 +141,12 @@ impl Stop {
         self.spared.ranks.contains(&pid)
     }
 
-    /// Spares only these of the spared ranks until `look_at`, and asks the others to end. After the deadline it asks all of them.
-    pub fn spare_only(&mut self, still: &[Pid], look_at: Mono, now: Mono, ranks: &[RankProcess]) {
+    /// Spares only these of the spared ranks until `wake_at`, and asks the others to end. After the deadline it asks all of them.
+    pub fn spare_only(&mut self, still: &[Pid], wake_at: Mono, now: Mono, ranks: &[RankProcess]) {
         let over = now >= self.spared.until;
         let before = self.spared.ranks.clone();
         self.spared.ranks.retain(|pid| !over && still.contains(pid));
-        self.spared.look_at = look_at;
+        self.spared.wake_at = wake_at;
         let spared = self.spared.ranks.clone();
         let reported = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
         self.announce_stop(ranks.iter().filter(reported));

@@ -160,7 +160,7 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
     let message = match order {
-        ToLauncher::Ruling(incident, host_evidence) => {
+        ToLauncher::AgentEvidence(incident, host_evidence) => {
             wire::ruling_out(*incident, host_evidence).map(AgentMessage::Ruling)
         }
         ToLauncher::Late(incident, host_evidence) => {

@@ -9,11 +9,11 @@ use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::Component;
 use mainstay_core::model::report::SensorReport;
 use mainstay_core::model::verdict::Verdict;
-use mainstay_core::recovery::job::{Input, Ruling};
+use mainstay_core::recovery::job::{AgentEvidence, Input};
 
 use crate::act::log_files;
 use crate::act::port::HeldPort;
-use crate::launch::event_loop::{Launcher, RULING_WITHIN};
+use crate::launch::event_loop::{EVIDENCE_TIMEOUT, Launcher};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::{clock, processes};
 
@@ -25,7 +25,7 @@ impl Launcher {
         let held = self.held();
         self.step(clock::mono(), Input::Held(held));
         if self.send(LinkOrder::Verdict(verdict)) {
-            self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
+            self.ruling_until = Some(tokio::time::Instant::now() + EVIDENCE_TIMEOUT);
         } else {
             self.rule(None);
         }
@@ -45,12 +45,12 @@ impl Launcher {
         held
     }
 
-    pub(super) fn rule(&mut self, ruling: Option<Ruling>) {
+    pub(super) fn rule(&mut self, ruling: Option<AgentEvidence>) {
         self.ruling_until = None;
         if ruling.as_ref().is_some_and(|ruling| !ruling.host_evidence.held.is_empty()) {
             self.end_what_escaped();
         }
-        self.step(clock::mono(), Input::Ruling(ruling));
+        self.step(clock::mono(), Input::AgentEvidence(ruling));
     }
 
     pub(super) fn link(&mut self, event: LinkEvent) {
@@ -69,8 +69,8 @@ impl Launcher {
                     self.rule(None);
                 }
             }
-            LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
-            LinkEvent::Late(Ruling { incident, host_evidence, .. }) => {
+            LinkEvent::AgentEvidence(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Late(AgentEvidence { incident, host_evidence, .. }) => {
                 self.step(clock::mono(), Input::LateEvidence { incident, host_evidence });
             }
             LinkEvent::RankContext(known) => {

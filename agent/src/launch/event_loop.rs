@@ -47,7 +47,7 @@ use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
 /// How long an agent may take to answer with its evidence before the launcher decides alone.
-pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
+pub(super) const EVIDENCE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The channels to what runs outside the loop.
 #[derive(Debug)]
@@ -305,7 +305,7 @@ impl Launcher {
         self.replicas = None;
         if outside.agent_expected && self.agent.is_none() {
             // A job that ended at once must reach the agent all the same.
-            let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
+            let found = tokio::time::timeout(EVIDENCE_TIMEOUT, outside.link_events.recv()).await;
             if let Ok(Some(event)) = found {
                 self.link(event);
             }

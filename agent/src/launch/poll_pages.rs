@@ -14,7 +14,7 @@ use crate::act::stop::reap_orphans;
 use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Evidence;
-use crate::launch::rank_output::Words;
+use crate::launch::rank_output::StreamTails;
 use crate::launch::save;
 use crate::launch::signatures;
 use crate::launcher_link::agent::LinkOrder;
@@ -105,7 +105,7 @@ impl Launcher {
                 self.report_steps(std::mem::take(&mut stepped));
                 self.ranks[index].raised = true;
                 self.spoken.note(rank, &note);
-                self.note_end(Some(&note), None, &Words::default());
+                self.note_end(Some(&note), None, &StreamTails::default());
                 let data = self.pages.get(&rank).and_then(PageReader::data);
                 self.count_oom_kills();
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });

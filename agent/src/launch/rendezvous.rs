@@ -12,7 +12,7 @@ use anyhow::Context;
 use mainstay_coord::{Ended, Leader};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::round::{Lacking, Member, Seated};
-use mainstay_core::recovery::hosts::wire::{Join, Seat, Up};
+use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Up};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 

@@ -12,7 +12,7 @@ use mainstay_core::model::entry::{ExitStatus, Note};
 use mainstay_core::recovery::job::StopWhy;
 
 use super::event_loop::Launcher;
-use super::rank_output::Words;
+use super::rank_output::StreamTails;
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::Spared;
 use crate::os::clock;
@@ -62,7 +62,7 @@ impl Launcher {
     }
 
     /// Notes whether a rank's end shows that the program cannot run, before the job acts on it.
-    pub(super) fn note_end(&mut self, note: Option<&Note>, status: Option<ExitStatus>, words: &Words) {
+    pub(super) fn note_end(&mut self, note: Option<&Note>, status: Option<ExitStatus>, words: &StreamTails) {
         if self.attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
             self.spoken.note_that_it_may_not_run();
         }

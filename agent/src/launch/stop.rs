@@ -14,7 +14,7 @@ use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankFiles;
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::event_loop::{Ended, Launcher};
-use crate::launch::rank_output::Words;
+use crate::launch::rank_output::StreamTails;
 use crate::launch::save;
 use crate::launch::signatures;
 use crate::os::timed_files::Patient;
@@ -134,7 +134,7 @@ impl Launcher {
         let failed = !status.is_success() && !after_stop;
         let (attempt, at) = (self.attempt, end.at);
         // The output of a rank that raised is read even if the rank was asked to end on its way out.
-        let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
+        let words = if failed || raised { self.words(which, &files, end.at) } else { StreamTails::default() };
         let error_file = files.error.clone();
         let read = move || error_file::read(&error_file, at);
         let note = if failed && !raised { log_files::ask_at(&files.error, read).flatten() } else { None };
@@ -148,7 +148,7 @@ impl Launcher {
             }
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
-        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
+        let StreamTails { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
         self.fact_at(
             end.at,
             Fact::RankExited {
@@ -169,7 +169,7 @@ impl Launcher {
         self.end_attempt_if_over().await;
     }
 
-    fn words(&mut self, rank: Rank, files: &RankFiles, ended: Mono) -> Words {
+    fn words(&mut self, rank: Rank, files: &RankFiles, ended: Mono) -> StreamTails {
         let all: Vec<RankFiles> = self.ranks.iter().map(|rank| rank.files.clone()).collect();
         self.spoken.words(rank, files, &all, ended)
     }
@@ -307,7 +307,7 @@ impl Launcher {
         let page = self.pages.get(&rank);
         let step = page.and_then(|page| page.beat()?.step);
         let data = page.and_then(PageReader::data);
-        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = Words::default();
+        let StreamTails { stderr_tail, stdout_tail, stderr_times, stdout_times } = StreamTails::default();
         let attempt = self.attempt;
         let after_stop = true;
         self.fact(Fact::RankExited {

@@ -12,7 +12,7 @@ use mainstay_core::host::cloud::leave::Leave;
 use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
 use mainstay_core::model::verdict::Verdict;
-use mainstay_core::recovery::job::Ruling;
+use mainstay_core::recovery::job::AgentEvidence;
 use mainstay_core::view::node::BeatView;
 use mainstay_proto::v1;
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
@@ -55,9 +55,9 @@ pub enum LinkEvent {
         reason: String,
     },
     /// Its evidence about a failure.
-    Ruling(Ruling),
+    AgentEvidence(AgentEvidence),
     /// Evidence that it received about a failure after it ruled on it.
-    Late(Ruling),
+    Late(AgentEvidence),
     /// The state of the host that may explain why ranks are slow.
     RankContext(SlowdownHints),
     /// The machine is about to be taken away.
@@ -225,7 +225,7 @@ fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::
 async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {
     match message.message {
         Some(AgentMessage::Ruling(ruling)) => {
-            let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
+            let _ = events.send(LinkEvent::AgentEvidence(wire::ruling_in(&ruling)?)).await;
         }
         Some(AgentMessage::Late(reported)) => {
             let _ = events.send(LinkEvent::Late(wire::ruling_in(&reported)?)).await;

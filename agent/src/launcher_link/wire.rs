@@ -10,7 +10,7 @@ use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::messages::{self, FormError};
 use mainstay_core::model::verdict::Verdict;
 use mainstay_core::progress::monitor::Pace;
-use mainstay_core::recovery::job::Ruling;
+use mainstay_core::recovery::job::AgentEvidence;
 use mainstay_core::view::node::BeatView;
 use mainstay_proto::v1;
 
@@ -172,13 +172,13 @@ pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1
 ///
 /// # Errors
 /// It is not of this version.
-pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
+pub fn ruling_in(ruling: &v1::Ruling) -> Result<AgentEvidence, WireError> {
     let unhealthy =
         ruling.sick_components.iter().map(|text| messages::component(text)).collect::<Result<_, _>>()?;
     let records = ruling.failed_before.iter().map(|text| messages::record(text));
     let failed_before = records.collect::<Result<_, _>>()?;
     let seen_before = ruling.seen_before.as_deref().map(messages::seen_before).transpose()?;
-    Ok(Ruling {
+    Ok(AgentEvidence {
         incident: Incident(ruling.incident),
         instead: None,
         host_evidence: HostEvidence {

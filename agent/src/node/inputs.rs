@@ -147,7 +147,7 @@ pub struct Attached {
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
     /// The host's evidence about the failure in a proposal.
-    Ruling(Incident, HostEvidence),
+    AgentEvidence(Incident, HostEvidence),
     /// All of the host's evidence about a failure so far, if there is more than in the ruling.
     Late(Incident, HostEvidence),
     /// Observations of the host that may explain why ranks are slow.

@@ -78,7 +78,7 @@ impl Node {
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
             host_evidence.gpus.clone_from(&launcher.gpus_in_hang);
         }
-        if self.send(session, ToLauncher::Ruling(verdict.incident, host_evidence.clone())) {
+        if self.send(session, ToLauncher::AgentEvidence(verdict.incident, host_evidence.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             self.ruled.push(AnsweredFailure { session, verdict, host_evidence, of_then });

@@ -45,7 +45,7 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
 
     let summary = end.summary();
     assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (0, 2, 1));
-    assert_eq!((summary.books.steps, summary.books.steps_lost), (20, 1), "{end}");
+    assert_eq!((summary.accounting.steps, summary.accounting.steps_lost), (20, 1), "{end}");
     end.assert_printed("rank 1 was ended by SIGKILL after step 6");
     end.assert_printed("restart 1 of 3");
 }

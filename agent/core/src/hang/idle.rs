@@ -11,9 +11,8 @@ mod findings;
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
-use crate::hang::finding::{HangStatus, Suspicion};
-use crate::model::hang::Waits;
-use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
+use crate::hang::finding::HangStatus;
+use crate::model::hang::{Waits, listed};
 
 use devices::Devices;
 

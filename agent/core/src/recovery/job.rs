@@ -5,7 +5,7 @@
 //!  Starting ─────────────────► Running ───────────────────────────► Stopping
 //!     ▲  │                                                             │ AttemptEnded
 //!     │  └── StartFailed ─────────────────────────────┐                ▼
-//!     └─ HeldBack ◄── RestartInJob ── Ruling ◄──── Judging ◄───────────┤
+//!     └─ HeldBack ◄── RestartInJob ── AgentEvidence ◄──── Judging ◄───────────┤
 //!        (if the ones before brought    │  └─ Wait ─────┘              │ asked to stop, or all ranks done
 //!         nothing, until it is time)    │ Stop, HandBack               │
 //!                                       └──────────► Ended ◄───────────┘
@@ -57,7 +57,7 @@ pub use deciding::{POLICY, reported as policy_trouble};
 pub use handover::HandoverState;
 use late::Decided;
 use lost_peer::LostPeer;
-pub use messages::{Input, Order, Output, Ruling, StopWhy};
+pub use messages::{AgentEvidence, Input, Order, Output, StopWhy};
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
 use restart::Overdue;
@@ -263,7 +263,7 @@ impl Job {
                 let again = self.watch.set_rank_context(known);
                 self.report_found(again, out);
             }
-            Input::Ruling(ruling) => self.ruling(at, ruling, out),
+            Input::AgentEvidence(ruling) => self.ruling(at, ruling, out),
             Input::LateEvidence { incident, host_evidence } => {
                 self.receive_late(incident, host_evidence, out)
             }

@@ -8,7 +8,7 @@ use crate::base::time::Mono;
 use crate::model::entry::{Body, Entry, Fact};
 use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Action, Decision, Verdict};
-use crate::recovery::job::{Input, Job, Order, Output, POLICY, Ruling};
+use crate::recovery::job::{AgentEvidence, Input, Job, Order, Output, POLICY};
 use crate::recovery::policy::{Advisor, Budget};
 
 /// A verdict and its decision.
@@ -105,7 +105,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
                     rule(
                         job,
                         entry.at.mono,
-                        Ruling { incident: Incident::ORDERED, instead: None, host_evidence },
+                        AgentEvidence { incident: Incident::ORDERED, instead: None, host_evidence },
                     );
                 } else if let Some(incident) = consulted {
                     // Decided again once ranks that waited in their processes are gone.
@@ -143,7 +143,7 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     let later = rest.get(decided..)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
     let rule = |job: &mut Job, instead| {
         let host_evidence = host_evidence.cloned().unwrap_or_default();
-        rule(job, at, Ruling { incident, instead, host_evidence })
+        rule(job, at, AgentEvidence { incident, instead, host_evidence })
     };
     let mut job_now = job.clone();
     let mut judged = rule(&mut job_now, None);
@@ -167,9 +167,9 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     Some(Replayed { job: id.clone(), incident, then, now, trouble })
 }
 
-fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
+fn rule(job: &mut Job, at: Mono, ruling: AgentEvidence) -> Vec<Output> {
     let mut out = Vec::new();
-    job.step(at, Input::Ruling(Some(ruling)), &mut out);
+    job.step(at, Input::AgentEvidence(Some(ruling)), &mut out);
     out
 }
 

@@ -313,7 +313,7 @@ impl World {
             }
             8 if self.consulted => {
                 self.consulted = false;
-                self.next.push_back(Next::Job(self.now, Input::Ruling(None)));
+                self.next.push_back(Next::Job(self.now, Input::AgentEvidence(None)));
             }
             9 => {
                 if let Some(due) = self.timers.pop_first() {

@@ -240,7 +240,7 @@ fn a_launcher_that_joins_is_welcomed_once_its_seat_is_stored() {
     both(&mut waiting, &|_| Report::Fact {
         fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() },
     });
-    waiting.lead.report_to_job(at, Input::Ruling(None));
+    waiting.lead.report_to_job(at, Input::AgentEvidence(None));
     waiting.acts(at);
     // First the record of the attempt is stored, then that of the seats.
     let seats = waiting.stored(7 * SECOND);

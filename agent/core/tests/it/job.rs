@@ -10,7 +10,7 @@ use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, 
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
-use mainstay_core::recovery::job::{Input, Order, Ruling, StopWhy};
+use mainstay_core::recovery::job::{AgentEvidence, Input, Order, StopWhy};
 use mainstay_core::recovery::policy::HAND_BACK_EXIT;
 use mainstay_core::view::node::NodeView;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn a_killed_rank_is_the_culprit_and_all_ranks_are_restarted() {
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     run.start(1);
     run.steps(1, 6..=8);
@@ -138,7 +138,7 @@ fn the_same_exception_at_the_same_step_is_not_restarted_twice() {
         run.exit(attempt, 0, ExitStatus::Signal(15), true);
         run.exit(attempt, 1, ExitStatus::Signal(15), true);
         run.ended(attempt);
-        run.report(Input::Ruling(None));
+        run.report(Input::AgentEvidence(None));
     }
     assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
 }
@@ -175,13 +175,13 @@ fn the_agent_can_overrule_the_decision_on_the_open_incident_only() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
-    run.report(Input::Ruling(Some(Ruling {
+    run.report(Input::AgentEvidence(Some(AgentEvidence {
         incident: Incident(7),
         instead: Some(stop.clone()),
         host_evidence: HostEvidence::default(),
     })));
     assert!(matches!(run.last_order(), Order::Consult(_)));
-    run.report(Input::Ruling(Some(Ruling {
+    run.report(Input::AgentEvidence(Some(AgentEvidence {
         incident: Incident(1),
         instead: Some(stop),
         host_evidence: HostEvidence::default(),
@@ -231,10 +231,10 @@ fn resources_that_the_launcher_finds_in_use_delay_a_restart_for_a_limited_time()
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     run.report(Input::Held(vec!["port 29500: somebody listens on it".into()]));
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(61));
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
 }
 
@@ -275,7 +275,7 @@ fn a_second_restart_without_a_new_step_is_delayed_and_a_stop_ends_the_delay() {
 fn a_failed_start_is_not_retried() {
     let mut run = Run::begin(3);
     run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
 }
 
@@ -293,7 +293,7 @@ fn a_failed_rank_that_starts_to_exit_stops_the_others_and_is_the_culprit() {
     run.exit(0, 1, ExitStatus::Signal(9), false);
     assert_eq!(run.orders().len(), orders, "stopped once");
     run.ended(0);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     let verdict = run.bodies().into_iter().find_map(|body| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,
@@ -350,7 +350,7 @@ fn any_input() -> impl Strategy<Value = Input> {
             4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
             5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
             6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
-            7 => Input::Ruling(None),
+            7 => Input::AgentEvidence(None),
             8 => Input::Wake,
             10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
             9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),

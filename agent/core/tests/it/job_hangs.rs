@@ -15,7 +15,7 @@ impl Run {
     /// Rank 1 hangs after step 5, its evidence is taken, all ranks are stopped, the agent is absent.
     fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
         self.hang_with(attempt, kind, 0.9, Vec::new());
-        self.report(Input::Ruling(None));
+        self.report(Input::AgentEvidence(None));
     }
 
     fn hang_with(&mut self, attempt: u32, kind: HangKind, confidence: f64, waits: Vec<Waits>) {

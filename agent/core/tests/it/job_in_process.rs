@@ -22,7 +22,7 @@ impl Run {
     fn raise_and_decide(&mut self, attempt: u32, message: &str) {
         self.raise(attempt, 1, message);
         self.ended_with(attempt, &[0, 1]);
-        self.report(Input::Ruling(None));
+        self.report(Input::AgentEvidence(None));
     }
 
     fn last_action(&self) -> Action {
@@ -51,7 +51,7 @@ fn a_killed_rank_is_respawned_and_the_others_continue() {
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
 }
@@ -83,7 +83,7 @@ fn processes_that_fail_again_before_a_step_are_replaced_by_new_ones() {
     let kill_and_keep_the_other = |run: &mut Run, attempt| {
         run.exit(attempt, 1, ExitStatus::Signal(9), false);
         run.ended_with(attempt, &[0]);
-        run.report(Input::Ruling(None));
+        run.report(Input::AgentEvidence(None));
     };
     kill_and_keep_the_other(&mut run, 0);
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
@@ -91,7 +91,7 @@ fn processes_that_fail_again_before_a_step_are_replaced_by_new_ones() {
     kill_and_keep_the_other(&mut run, 1);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
     run.ended(1);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // Delayed, because the previous restart brought no new step.
     run.now += 10_000_000_000;
@@ -181,7 +181,7 @@ fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
     run.ended_with(0, &[0, 1]);
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     run.ended(0);
     assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }
@@ -199,14 +199,14 @@ fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     run.wait(Span::seconds(2));
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
     run.ended_with(1, &[0, 1]);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(
         run.last_verdict().headline,
         "after restarting in process, the ranks did not all complete a step within 300.00 s"
     );
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
     run.ended(1);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // The second restart without a new step is delayed.
     run.wait(Span::seconds(2));

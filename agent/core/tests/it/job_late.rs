@@ -61,7 +61,7 @@ fn findings_are_evidence_of_the_failure_and_in_its_replay() {
     let raised = "builtins.ValueError: the gradients are useless";
     run.raise(0, 1, raised);
     run.kill(0);
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     let host_evidence = run.bodies().into_iter().rev().find_map(|body| match body {
         Body::Fact(Fact::HostEvidenceReported { host_evidence, .. }) => Some(host_evidence.clone()),
         _ => None,

@@ -97,10 +97,10 @@ fn a_host_that_does_not_become_ready_for_an_ordered_restart_is_handed_back() {
     let mut run = ordered();
     // Without an agent, the launcher reports the resources in use.
     run.report(Input::Held(vec!["process 7 does not exit".into()]));
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(waits(&run).len(), 1);
     run.wait(Span::seconds(61));
-    run.report(Input::Ruling(None));
+    run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
     assert_eq!(run.decisions(), [Action::HandBack { exit: HAND_BACK_EXIT }]);
     let reason = run.job.summary(Mono(run.now)).reason;

@@ -11,7 +11,7 @@ use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, Note, Started
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::Action;
-use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling, StopWhy};
+use mainstay_core::recovery::job::{AgentEvidence, Input, Job, Order, Output, StopWhy};
 use mainstay_core::recovery::policy::{Budget, HAND_BACK_EXIT, Settings};
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -390,13 +390,14 @@ impl World {
             0 if host_evidence.is_empty() => None,
             1 => {
                 let other = Incident(incident.0 + 1);
-                let early = Ruling { incident: other, instead: None, host_evidence: HostEvidence::default() };
-                self.report(Input::Ruling(Some(early)));
-                Some(Ruling { incident, instead: None, host_evidence })
+                let early =
+                    AgentEvidence { incident: other, instead: None, host_evidence: HostEvidence::default() };
+                self.report(Input::AgentEvidence(Some(early)));
+                Some(AgentEvidence { incident, instead: None, host_evidence })
             }
-            _ => Some(Ruling { incident, instead: None, host_evidence }),
+            _ => Some(AgentEvidence { incident, instead: None, host_evidence }),
         };
-        self.report(Input::Ruling(answer));
+        self.report(Input::AgentEvidence(answer));
     }
 }
 

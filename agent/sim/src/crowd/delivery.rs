@@ -1,7 +1,7 @@
 //! The network between the leader and its followers: sizes, speed and latency of each message.
 
 use mainstay_core::base::time::Mono;
-use mainstay_core::recovery::hosts::wire::{Command, Down, Report, Up};
+use mainstay_core::recovery::hosts::wire::{Command, Down, Outgoing, Report, Up};
 use mainstay_core::recovery::job::Input;
 
 use super::follower::Answer;
@@ -28,7 +28,7 @@ impl Crowd {
     }
 
     /// Notes that a host has a command of a phase. After the last start command the ranks train.
-    fn starts(&mut self, at: u64, command: &Command) {
+    pub(super) fn starts(&mut self, at: u64, command: &Command) {
         let phase = match command {
             Command::Stop { .. } => "stop",
             Command::Seat { .. } => "seat",
@@ -65,7 +65,7 @@ impl Crowd {
     }
 
     /// Sends a message of a follower.
-    fn up(&mut self, host: usize, up: &Up) {
+    pub(super) fn up(&mut self, host: usize, up: &Up) {
         let mut bytes = Vec::new();
         let _ = up.write(&mut bytes);
         self.arrives(self.now, host, bytes);

@@ -3,7 +3,7 @@
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Mono;
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_core::hang::{Count, ProbeResult, RankSeen};
+use mainstay_core::hang::{Count, RankSample, RankSeen};
 use mainstay_core::model::entry::{ExitStatus, Fact, Spent, StartedRank, StepDone};
 use mainstay_core::recovery::hosts::wire::Report;
 
@@ -109,14 +109,14 @@ pub(super) fn seen(now: u64, rank: Rank, step: u64) -> RankSeen {
         completed: now / (step / 64),
         signature: 0x1234_5678_9abc,
     };
-    let sight = ProbeResult {
+    let sight = RankSample {
         registered: true,
         claim: 1,
         beats: now / (step / 5),
         beat_at: Mono(now),
         step: Some(now / step),
         since: Mono(now),
-        ..ProbeResult::default()
+        ..RankSample::default()
     };
     RankSeen {
         rank,

@@ -132,7 +132,7 @@ struct Plan<'a> {
 }
 
 impl Template {
-    /// Starts a template; [`Template::news`] reports when it is warm. Must be called from the main thread, within a tokio runtime.
+    /// Starts a template; [`Template::update`] reports when it is warm. Must be called from the main thread, within a tokio runtime.
     ///
     /// # Errors
     /// Its files could not be written, or its interpreter could not be started.
@@ -217,10 +217,10 @@ impl Template {
     }
 
     /// The next message. The future may be dropped and created again at any time.
-    pub async fn news(&mut self) -> TemplateEvent {
+    pub async fn update(&mut self) -> TemplateEvent {
         loop {
-            if let Some(news) = self.line() {
-                return news;
+            if let Some(update) = self.line() {
+                return update;
             }
             let mut buffer = [0; READ_AT_ONCE];
             let ready = self.control.readable().await;
@@ -352,10 +352,10 @@ impl Template {
     fn line(&mut self) -> Option<TemplateEvent> {
         let end = self.received.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.received.drain(..=end).collect();
-        let news = serde_json::from_slice(&line)
+        let update = serde_json::from_slice(&line)
             .unwrap_or_else(|error| TemplateEvent::Failed(format!("its answer is not understood: {error}")));
-        self.warm |= matches!(news, TemplateEvent::Warm { .. });
-        Some(news)
+        self.warm |= matches!(update, TemplateEvent::Warm { .. });
+        Some(update)
     }
 
     fn report(&mut self, order: &serde_json::Value) -> io::Result<()> {

@@ -1,6 +1,11 @@
 //! What a job without heartbeats seems to do: it works, it waits, or it hangs.
 
-use super::{Idle, now_minus};
+use super::{BEYOND, Collectives, Idle, NETWORK, REGULAR, SELDOM, STOPPED_REPORTED, UNSEEN, now_minus};
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
+use crate::hang::activity::{Activity, ProcessState};
+use crate::hang::finding::{HangStatus, Suspicion};
+use crate::model::hang::{ACTIVITY, Hang, HangKind};
 
 impl Idle {
     /// Ranks that a signal stopped. Such a rest is not the program's own.

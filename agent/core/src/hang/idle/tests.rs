@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::hang::{Hang, HangKind};
 
 const FLOOR: Span = Span::seconds(60);
 

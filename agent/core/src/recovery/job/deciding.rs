@@ -17,7 +17,7 @@ use crate::recovery::policy::{Case, Choice, Host, JobState, PastFailure, Rung, T
 
 use super::asking::ask_again_after;
 use super::late::Decided;
-use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
+use super::{AgentEvidence, IncidentTimes, Job, Order, Ordered, Output, Phase, StopWhy};
 
 /// What to do once the ranks that waited in their processes have ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,13 +194,13 @@ impl Job {
         Decision { incident, action, after, why, by: DecidedBy::Launcher }
     }
 
-    pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
+    pub(super) fn ruling(&mut self, at: Mono, ruling: Option<AgentEvidence>, out: &mut Vec<Output>) {
         if let Phase::Ordered(ordered) = &self.phase {
             let ordered = ordered.clone();
             return self.rule_on_the_ordered(at, ordered, ruling, out);
         }
         let Phase::Judging { exit } = self.phase else { return };
-        let fits = |ruling: &Ruling| {
+        let fits = |ruling: &AgentEvidence| {
             self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
         };
         if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {

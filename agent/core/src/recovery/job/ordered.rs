@@ -10,7 +10,7 @@ use crate::progress::goodput::TimeCategory;
 use crate::recovery::policy::{Choice, Host, Rung, hindrance};
 
 use super::asking::ask_again_after;
-use super::{Job, Order, Output, Phase, Ruling, StopWhy};
+use super::{AgentEvidence, Job, Order, Output, Phase, StopWhy};
 
 /// The component of orders in the journal.
 pub const ORDERS: &str = "job.orders";
@@ -54,7 +54,7 @@ impl Job {
         &mut self,
         at: Mono,
         mut ordered: Ordered,
-        ruling: Option<Ruling>,
+        ruling: Option<AgentEvidence>,
         out: &mut Vec<Output>,
     ) {
         if ruling.as_ref().is_some_and(|ruling| ruling.incident != Incident::ORDERED) {

@@ -4,6 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{JobPhase, JobView, RankPhase, RankView};
+use crate::base::id::{Attempt, JobId, Rank};
+use crate::base::time::Stamp;
+use crate::checkpoint::advice::Advised;
+use crate::checkpoint::copied_step::{self, CopiedStep};
+use crate::model::entry::{Body, Fact, JobSpec};
+use crate::model::observation::Observation;
+use crate::model::verdict::Decision;
+use crate::recovery::hosts::spare_ready::SpareReady;
+use crate::recovery::job::POLICY;
+use crate::recovery::policy::{CauseKind, Rung};
 
 impl JobView {
     /// Creates the view of a job from its start and the number of that entry.
@@ -215,5 +225,41 @@ impl RankView {
 
     pub(super) fn has_exited(&self) -> bool {
         matches!(self.phase, RankPhase::Exited(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::Pid;
+    use crate::model::entry::{ExitStatus, StartedRank};
+
+    fn exited(rank: u32, step: Option<u64>) -> Fact {
+        Fact::RankExited {
+            attempt: Attempt(0),
+            rank: Rank(rank),
+            pid: Pid(100),
+            status: ExitStatus::Code(0),
+            step,
+            data: None,
+            after_stop: false,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
+        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), (Stamp::default(), 1));
+        let ranks =
+            [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
+        job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });
+        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
+        job.apply_fact(&exited(0, Some(42)));
+        assert_eq!(job.step, Some(3), "the other rank still runs");
+        job.apply_fact(&exited(1, Some(41)));
+        assert_eq!(job.step, Some(41));
     }
 }

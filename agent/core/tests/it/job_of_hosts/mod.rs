@@ -396,7 +396,7 @@ impl World {
             Event::Ruled(me) => {
                 let now = self.clock(me);
                 if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-                    lead.report_to_job(now, Input::Ruling(None));
+                    lead.report_to_job(now, Input::AgentEvidence(None));
                 }
                 self.settle(me);
             }

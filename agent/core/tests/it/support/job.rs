@@ -5,7 +5,7 @@ use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Action, Verdict};
-use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling};
+use mainstay_core::recovery::job::{AgentEvidence, Input, Job, Order, Output};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
 /// A job of two ranks with its outputs.
@@ -137,7 +137,7 @@ impl Run {
         self.exit(attempt, 1, status, false);
         self.exit(attempt, 0, ExitStatus::Signal(15), true);
         self.ended(attempt);
-        self.report(Input::Ruling(None));
+        self.report(Input::AgentEvidence(None));
     }
 
     pub fn orders(&self) -> Vec<&Order> {
@@ -172,8 +172,8 @@ impl Run {
     }
 
     pub fn report_evidence(&mut self, incident: u64, host_evidence: HostEvidence) {
-        let ruling = Ruling { incident: Incident(incident), instead: None, host_evidence };
-        self.report(Input::Ruling(Some(ruling)));
+        let ruling = AgentEvidence { incident: Incident(incident), instead: None, host_evidence };
+        self.report(Input::AgentEvidence(Some(ruling)));
     }
 
     /// The records as journal entries.

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
     use crate::base::id::Rank;
     use crate::base::time::Mono;
-    use crate::hang::{Count, Probe, ProbeResult, ProcessState};
+    use crate::hang::{Count, Probe, ProcessState, RankSample};
 
     fn any_seen() -> impl Strategy<Value = RankSeen> {
         let sight = (any::<[bool; 2]>(), any::<[u64; 5]>(), any::<Option<u64>>());
@@ -46,7 +46,7 @@ mod tests {
                 };
                 RankSeen {
                     rank: Rank(rank),
-                    sight: ProbeResult {
+                    sight: RankSample {
                         registered: flags[0],
                         closed: flags[1],
                         claim,
@@ -55,7 +55,7 @@ mod tests {
                         step,
                         since: Mono(since),
                         quiet_until: Mono(quiet_until),
-                        ..ProbeResult::default()
+                        ..RankSample::default()
                     },
                     section,
                     long,
