@@ -209,7 +209,7 @@ fn gpus_that_are_in_use_are_not_touched_and_not_free() {
     let reported = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
     let held = of(&reported, "deep.gpu:0000:3b:00.0");
     assert_eq!(held["verdict"], "skipped");
-    assert!(held["reason"].as_str().unwrap().contains("30.0 GiB of its memory are held"), "{held:#}");
+    assert!(held["reason"].as_str().unwrap().contains("30.0 GiB of its memory is in use"), "{held:#}");
     assert_eq!(of(&reported, "free.0000:3b:00")["verdict"], "fail");
     assert_eq!(of(&reported, "free.0000:5e:00")["verdict"], "pass");
     let absent = of(&reported, "deep.gpu:0000:5e:00.0");

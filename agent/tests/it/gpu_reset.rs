@@ -164,7 +164,7 @@ fn nothing_is_reset_without_permission_and_nothing_that_does_not_exist() {
     let reported = String::from_utf8(unknown.stderr).unwrap();
     assert!(reported.contains("no GPU \"gpu.0000:09:00\" here; known: gpu.0000:01:00"), "{reported}");
     let nameless = host.mainstay(&["gpus", "reset", GPU, "--reason", " "]);
-    assert!(String::from_utf8(nameless.stderr).unwrap().contains("give the reason"));
+    assert!(String::from_utf8(nameless.stderr).unwrap().contains("a reason is required"));
     assert_eq!(host.calls(), "");
 }
 

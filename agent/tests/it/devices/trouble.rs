@@ -52,7 +52,7 @@ fn each_way_of_being_unreadable_has_its_own_message() {
         (18, DriverTrouble::VersionMismatch, "different versions", Unhealthy, RebootNode),
         (4, DriverTrouble::NoPermission, "may not ask", Unknown, Nothing),
         (15, DriverTrouble::GpuLost, "lost a GPU", Unhealthy, RebootNode),
-        (16, DriverTrouble::ResetRequired, "has to be reset", Unhealthy, ResetDevice),
+        (16, DriverTrouble::ResetRequired, "needs a reset", Unhealthy, ResetDevice),
         (10, DriverTrouble::Other, "refuses", Unknown, Nothing),
         (999, DriverTrouble::Other, "refuses", Unknown, Nothing),
     ] {
