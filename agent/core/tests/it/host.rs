@@ -92,7 +92,7 @@ fn little_memory_takes_three_readings_to_degrade_and_six_to_recover() {
         [Healthy, Healthy, Degraded, Degraded]
     );
     let recovering = host.sees("host.memory", &calm(), 6);
-    assert!(recovering[0].reason.contains("better again"), "{}", recovering[0].reason);
+    assert!(recovering[0].reason.contains("recovering, but not"), "{}", recovering[0].reason);
     let states: Vec<HealthState> = recovering.iter().map(|component| component.state).collect();
     assert_eq!(states, [Degraded, Degraded, Degraded, Degraded, Degraded, Healthy]);
     assert_eq!(recovering[5].since, host.now);

@@ -207,7 +207,7 @@ impl LivenessMonitor {
         }
     }
 
-    /// What was seen, and by whom: "no beat for 2.40 s; hosts c and d cannot reach it either". `name` returns a
+    /// What was seen, and by whom: "no heartbeat for 2.40 s; hosts c and d cannot reach it either". `name` returns a
     /// host's name.
     pub fn reported(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
         let silence = self.silence(at);
@@ -311,7 +311,7 @@ mod tests {
         assert!(lost < Span::seconds(3), "{lost}");
         assert_eq!(
             watched.reported(),
-            format!("no beat for {lost}; hosts a, c and d cannot reach it either")
+            format!("no heartbeat for {lost}; hosts a, c and d cannot reach it either")
         );
     }
 
@@ -320,7 +320,7 @@ mod tests {
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &all(ProbeResult::Accepts)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        let reported = format!("no beat for {lost}; hosts a, c and d can connect to it and get no answer");
+        let reported = format!("no heartbeat for {lost}; hosts a, c and d can connect to it and get no answer");
         assert_eq!(watched.reported(), reported);
     }
 

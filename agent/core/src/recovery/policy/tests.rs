@@ -102,7 +102,7 @@ fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted(
     let confirmed = SeenBefore { elsewhere: on_b(true), ..received.clone() };
     let choice = decided(&now, &[], &confirmed);
     assert_eq!(choice.action, Action::Stop { exit: 1 });
-    assert!(choice.why.contains("came after step 6 on b before"), "{}", choice.why);
+    assert!(choice.why.contains("occurred after step 6 on b before"), "{}", choice.why);
     assert_eq!(decided(&now, &[], &other_place).action, RESTART);
     for domain in [FaultDomain::Hardware, FaultDomain::Infrastructure, FaultDomain::Unknown] {
         assert_eq!(decided(&Verdict { domain, ..now.clone() }, &[], &confirmed).action, RESTART);

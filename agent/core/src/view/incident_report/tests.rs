@@ -208,7 +208,7 @@ fn confidence_in_the_rank_and_in_the_fault_are_separate() {
     let known = text(&reported(FaultDomain::User, Some("data")));
     assert!(known.contains("80 % sure.") && known.contains("It started on rank 3 (99 % sure)."), "{known}");
     let unknown = text(&reported(FaultDomain::Unknown, None));
-    assert!(unknown.contains("rank 3: 99 % sure.") && !unknown.contains("80 %"), "{unknown}");
+    assert!(unknown.contains("rank 3 (99 % sure).") && !unknown.contains("80 %"), "{unknown}");
     let mut earlier = reported(FaultDomain::Unknown, None);
     earlier.verdict.culprit_confidence = None;
     assert!(text(&earlier).contains("It started on rank 3 (80 % sure)."), "{}", text(&earlier));
