@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let started = Instant::now();
     let catalog = Catalog::built_in()?;
-    println!("catalogue of {} signatures compiled in {:.1?}", catalog.signatures().len(), started.elapsed());
+    println!("catalog of {} signatures compiled in {:.1?}", catalog.signatures().len(), started.elapsed());
     for _ in 0..3 {
         let started = Instant::now();
         let findings = Scan::of_text(catalog, "log", None, Kind::Log, &text);

@@ -139,7 +139,7 @@ fn an_order_without_a_reason_is_refused() {
     job.mark("up.0.0");
     let refused = order(&job, &["job", "stop", "--reason", " "]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(printed(&refused).contains("give the reason"), "{}", printed(&refused));
+    assert!(printed(&refused).contains("a reason is required"), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     job.end().assert_status(143);
 }

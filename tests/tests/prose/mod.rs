@@ -119,7 +119,7 @@ fn comments_and_the_names_of_tests_have_none_of_them_either() {
 }
 
 #[test]
-fn the_built_in_policy_and_the_catalogue_of_hardware_have_none_of_them_either() {
+fn the_built_in_policy_and_the_catalog_of_hardware_have_none_of_them_either() {
     let agent = super::repository().join("agent");
     let tables = fs::read_dir(agent.join("catalog/hardware")).expect("the catalog is a directory");
     let tables = tables.map(|entry| entry.expect("it can be listed").path());

@@ -50,5 +50,5 @@ fn every_entry_has_a_meaning_a_source_a_family_and_a_weight() {
 
 #[test]
 fn every_pattern_compiles() {
-    Catalog::read(Catalog::files()).expect("a valid catalogue with all of its patterns");
+    Catalog::read(Catalog::files()).expect("a valid catalog with all of its patterns");
 }

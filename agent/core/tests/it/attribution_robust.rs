@@ -9,7 +9,7 @@ use mainstay_core::failure::attribution::{Attribution, Evidence, attribute, expl
 use proptest::prelude::*;
 
 fn catalog() -> &'static Catalog {
-    Catalog::built_in().expect("a valid catalogue")
+    Catalog::built_in().expect("a valid catalog")
 }
 
 fn judged(findings: Vec<Findings>) -> Attribution {

@@ -151,7 +151,7 @@ fn nvlink_registers_are_decoded() {
 }
 
 #[test]
-fn entries_of_a_site_override_and_extend_the_catalogue() {
+fn entries_of_a_site_override_and_extend_the_catalog() {
     let file: OverrideFile = toml::from_str(
         r#"
         [[xid]]
@@ -220,7 +220,7 @@ fn the_severity_in_the_line_overrides_the_table() {
 }
 
 #[test]
-fn an_invalid_catalogue_is_refused() {
+fn an_invalid_catalog_is_refused() {
     let (mut xid, sxid, kernel, nvlink) = files();
     let again = xid.xid[0].clone();
     xid.xid.push(again);

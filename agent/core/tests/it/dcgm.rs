@@ -18,7 +18,7 @@ use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
 fn catalog() -> DcgmCatalog {
     let file: DcgmFile =
-        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalog");
     DcgmCatalog::new(file).expect("no code twice")
 }
 
@@ -107,9 +107,9 @@ fn a_host_without_dcgm_shows_nothing_unless_dcgm_is_expected() {
 }
 
 #[test]
-fn every_catalogue_entry_has_a_unique_name_a_meaning_and_a_source() {
+fn every_catalog_entry_has_a_unique_name_a_meaning_and_a_source() {
     let file: DcgmFile =
-        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalog");
     let names: BTreeSet<&str> = file.dcgm.iter().map(|entry| entry.name.as_str()).collect();
     assert_eq!(names.len(), file.dcgm.len(), "no two have the same name");
     assert!(file.dcgm.iter().all(|entry| !entry.meaning.is_empty() && !entry.source.is_empty()));

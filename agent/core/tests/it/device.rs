@@ -212,7 +212,7 @@ fn nvlink_lines_state_their_severity() {
 }
 
 #[test]
-fn an_xid_clears_the_faults_that_it_cancels_in_the_catalogue() {
+fn an_xid_clears_the_faults_that_it_cancels_in_the_catalog() {
     let mut host = Host::new();
     host.xid("163, PSHC disengaged");
     host.expect(GPU, Degraded, ResetDevice);

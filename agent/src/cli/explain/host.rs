@@ -293,7 +293,7 @@ mod tests {
     /// Every entry of the catalogs, by its example line: what was observed, what it means, what to do, where that
     /// is documented.
     #[test]
-    fn every_event_of_the_catalogue_is_explained() {
+    fn every_event_of_the_catalog_is_explained() {
         let catalog = catalog();
         let codes = (0..1000)
             .filter_map(|code| catalog.xid(code))

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_build_script_reads_the_files_of_the_catalogue() {
+    fn the_build_script_reads_the_files_of_the_catalog() {
         assert_eq!(FILES.map(|(name, _)| name), super::super::common::FILE_NAMES);
         let (made, read) = (Catalog::prepared().expect("tables"), Catalog::read(&FILES).expect("files"));
         assert_eq!(format!("{:?}", made.signatures), format!("{:?}", read.signatures));
