@@ -156,7 +156,7 @@ def test_a_meta_tensor_of_torch_is_left_out(python, page):
     pytest.importorskip("torch")
     done = python("import mainstay, torch; mainstay.step(1, loss=torch.ones((), device='meta'))", page=page)
     assert page.read()["records"][0]["loss"] is None
-    assert "it lives on meta" in done.stderr
+    assert "it is on meta" in done.stderr
 
 
 WRONG_CALLS = """

@@ -390,7 +390,7 @@ def save_steps(as_rank, steps, attempt=0):
 def test_doubtful_steps_are_offered_with_a_warning_unless_asked_otherwise(directory, as_rank, monkeypatch):
     save_steps(as_rank, (10, 20))
     doubt(directory, after=15)
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and offered all the same.*rank 2 differs"):
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and offered anyway.*rank 2 differs"):
         assert checkpoint.latest() == 20
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
     with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):

@@ -121,7 +121,7 @@ def test_memory_overwritten_by_a_failed_load_is_reported(launch):
         try:
             loaded = checkpoint.load(into={"w": np.zeros(3_000_000, np.float32)})
         except RuntimeError as error:
-            assert "is spoilt" in str(error), error
+            assert "were overwritten" in str(error), error
         else:
             raise AssertionError(loaded)
         """,

@@ -60,7 +60,7 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
 
     wait_for_peer(&agents[1], 2);
     let confirmed = run(&hosts.stages[1], &agents[1], &script);
-    confirmed.assert_status(1).assert_printed(&format!("came after step 7 on {} before", hosts.names[0]));
+    confirmed.assert_status(1).assert_printed(&format!("occurred after step 7 on {} before", hosts.names[0]));
     assert_eq!(journal::restarts(&confirmed.journal), 0, "{confirmed}");
     let verdicts = journal::verdicts(&confirmed.journal);
     let last = verdicts.last().expect("a verdict");
