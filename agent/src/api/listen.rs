@@ -24,6 +24,9 @@ use crate::os::peer_groups::peer_groups;
 /// How long accepting pauses after a failure that would repeat at once, such as too many open files.
 const REST: Duration = Duration::from_millis(200);
 
+/// Bytes of a socket's path: `sun_path` without its final zero (unix(7)).
+const LONGEST_PATH: usize = 107;
+
 /// Why a socket cannot be opened for listening.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -99,6 +102,14 @@ impl UnixSocket {
         refuse_unless_dead(path)?;
 
         let new = with_suffix(path, ".new");
+        let length = new.as_os_str().len();
+        if length > LONGEST_PATH {
+            let source = io::Error::other(format!(
+                "its path is too long: {length} bytes with the suffix .new, at most {LONGEST_PATH} are possible; use a \
+                 shorter directory (of a job: --runtime-dir or MAINSTAY_RUNTIME_DIR)"
+            ));
+            return Err(failed("creating the socket")(source));
+        }
         let _ = std::fs::remove_file(&new);
         let listening = listening_at(&new, mode, group).map_err(failed("creating the socket"))?;
         std::fs::rename(&new, path).map_err(failed("moving the new socket to"))?;

@@ -81,14 +81,18 @@ impl Launcher {
         });
         let round_server = rank_spec.page_dir.as_ref().and_then(|directory| {
             RoundServer::open(directory)
-                .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
+                .inspect_err(|error| {
+                    let place = directory.display();
+                    tracing::warn!("restart in process is not available: creating a socket in {place}: {error}");
+                })
                 .ok()
         });
         let drill = rank_spec.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
             RoundServer::open_for_drills(directory)
-                .inspect_err(
-                    |error| tracing::warn!(%error, "no socket for drills; only signals can be injected"),
-                )
+                .inspect_err(|error| {
+                    let place = directory.display();
+                    tracing::warn!("only signals can be injected: creating a socket in {place}: {error}");
+                })
                 .ok()
         });
         let first = Rank(rank_spec.seat.first_rank);

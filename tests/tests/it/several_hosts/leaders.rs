@@ -129,7 +129,7 @@ fn training_continues_without_the_store_and_lost_keys_are_written_again() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     etcd.wipe();
-    jobs[0].wait_until_printed("nothing is decided until it does");
+    jobs[0].wait_until_printed("nothing is decided until a leader is elected");
     // A failure that cannot be decided on.
     jobs[1].kill_rank(0, 1);
     etcd.resume();
