@@ -126,7 +126,7 @@ impl Lead {
         }
         self.is_registered = false;
         self.acts.push_back(Act::Campaign);
-        let message = "the coordination store no longer knows this leader; training continues, and nothing is \
+        let message = "the coordination store no longer knows this leader; training goes on, and nothing is \
                     decided until a leader is elected";
         self.acts.push_back(Act::Print(message.to_owned()));
     }
