@@ -8,15 +8,15 @@ use std::thread;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_tier::peer::credentials::Pass;
+use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::wire::{Patience, Wire};
+use mainstay_tier::peer::wire::{Timeouts, Wire};
 
 /// The maximum waits. Both ends are on this host, and the stranger closes at once.
-const PATIENCE: Patience = Patience { connect: Duration::from_secs(5), stall: Duration::from_secs(5) };
+const TIMEOUTS: Timeouts = Timeouts { connect: Duration::from_secs(5), stall: Duration::from_secs(5) };
 
-fn pass() -> Pass {
-    Pass::from(Token::new(b"the secret of the agents of a test").expect("it is long enough"))
+fn credentials() -> Credentials {
+    Credentials::from(Token::new(b"the secret of the agents of a test").expect("it is long enough"))
 }
 
 /// Sends all bytes and closes the sending side. Discards the answer.
@@ -32,10 +32,10 @@ fuzz_target!(|bytes: &[u8]| {
     thread::scope(|scope| {
         scope.spawn(|| speak(TcpStream::connect(address).expect("it listens"), bytes));
         let (stream, _) = listener.accept().expect("somebody connects");
-        assert!(Wire::accept(stream, &pass(), PATIENCE).is_err(), "a stranger got in");
+        assert!(Wire::accept(stream, &credentials(), TIMEOUTS).is_err(), "a stranger got in");
     });
     thread::scope(|scope| {
         scope.spawn(|| speak(listener.accept().expect("somebody connects").0, bytes));
-        assert!(Wire::connect(&address.to_string(), &pass(), PATIENCE).is_err(), "a stranger was believed");
+        assert!(Wire::connect(&address.to_string(), &credentials(), TIMEOUTS).is_err(), "a stranger was believed");
     });
 });

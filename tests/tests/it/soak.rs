@@ -249,8 +249,12 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
     let mut at_first = BTreeMap::new();
     for count in 0..planned {
         let pids = trace.wait_for(trace.attempt, 30);
-        if count == planned / 4 {
-            at_first = held(&job, &stage, &pids);
+        // Beside other load a single sample may be too early: a rank that has not connected yet holds nothing.
+        if (planned / 4..=planned / 2).contains(&count) {
+            for (what, now) in held(&job, &stage, &pids) {
+                let most = at_first.entry(what).or_insert(now);
+                *most = now.max(*most);
+            }
         }
         // Each kind occurs, whatever the seed.
         let fault = match FAULTS.get((first + count) as usize) {
@@ -264,13 +268,16 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
         trace.wait_for(attempt + 1, 1);
     }
     let pids = trace.wait_for(trace.attempt, 30);
-    let at_last = held(&job, &stage, &pids);
-    for (what, held) in at_last {
-        // The page of the previous process stays for later analysis; a rank that stayed in its process has none.
-        let in_passing = if what == "files on tmpfs" { ranks as usize } else { IN_PASSING };
-        let most = at_first.get(what).map_or(held, |before| before + in_passing);
-        if held > most {
-            println!("{what}: {} at a quarter of the faults, {held} at the end", at_first[what]);
+    // The page of the previous process stays for later analysis; a rank that stayed in its process has none.
+    let passing = |what: &str| if what == "files on tmpfs" { ranks as usize } else { IN_PASSING };
+    let most = |what: &str, now: usize| at_first.get(what).map_or(now, |before| before + passing(what));
+    let is_more = |(what, now): &(&'static str, usize)| *now > most(what, *now);
+    // What is in passing goes; a leak stays.
+    let leaks = || held(&job, &stage, &pids).into_iter().filter(is_more).collect::<Vec<_>>();
+    let gone = || processes::wait_until("what is in passing to go", || leaks().is_empty());
+    if catch_unwind(AssertUnwindSafe(gone)).is_err() {
+        for (what, held) in leaks() {
+            println!("{what}: {} after up to half of the faults, {held} at the end", at_first[what]);
             println!("on tmpfs: {:?}", names(&stage.tmpfs().join(job.id())));
             counts.leaks += 1;
         }

@@ -259,7 +259,7 @@ fn a_job_whose_state_fits_one_number_of_ranks_waits_for_a_host_instead_of_restar
     jobs[0].wait_until_printed("has a copy on another host");
     // A third one would be welcome, if what was saved could be divided.
     jobs.push(cluster.start_host_as(2, OWN_STATES, options, &[]));
-    let keeps = "the job keeps its 2 ranks, for another number cannot load what they saved";
+    let keeps = "the job keeps its 2 ranks, because another number of ranks cannot load what was saved";
     jobs[0].wait_until_printed(&format!("waits: {keeps}"));
     jobs.remove(2).lose_launcher();
     // One host too few is no reason to start over either.
