@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use self::environments::Environments;
 use self::steps::Suite;
-use crate::check::{Checks, Row, Verdict};
+use crate::check::{Checks, Verdict};
 use crate::leftovers::Snapshot;
 use crate::lint;
 use crate::packages;
@@ -93,28 +93,28 @@ fn build(checks: &mut Checks) -> Option<TestPrograms> {
     made
 }
 
-/// Runs the tests in rows at the same time: most of them wait for timers and processes half of their time.
+/// Runs the tests in two rows at the same time: one waits for timers and processes half of its time.
 fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
-    let mut rows: Vec<Row> = Vec::new();
-    if args.wants(Part::Scenarios) {
-        rows.push(("scenarios", Box::new(|row| suite.scenarios(row))));
-    } else if args.wants(Part::Unit) {
-        rows.push(("agent", Box::new(|row| suite.unit_that_wait(row))));
-    }
-    match (args.wants(Part::Unit), args.wants(Part::Scenarios)) {
-        (true, true) => rows.push((
-            "unit",
-            Box::new(|row| {
-                suite.unit(row);
-                suite.simulation(row);
-            }),
-        )),
-        (true, false) => rows.push(("others", Box::new(|row| suite.unit_that_compute(row)))),
-        (false, true) => rows.push(("simulation", Box::new(|row| suite.simulation(row)))),
-        (false, false) => {}
-    }
-    if args.wants(Part::Python) {
-        rows.push(("python", Box::new(|row| suite.python(row))));
-    }
-    checks.beside(rows);
+    let (unit, python) = (args.wants(Part::Unit), args.wants(Part::Python));
+    let has_scenarios = args.wants(Part::Scenarios);
+    let waiting = |row: &mut Checks| {
+        if has_scenarios {
+            suite.scenarios(row);
+            suite.simulation(row);
+        } else if unit {
+            suite.unit_that_wait(row);
+        }
+    };
+    let others = |row: &mut Checks| {
+        match (unit, has_scenarios) {
+            (true, true) => suite.unit(row),
+            (true, false) => suite.unit_that_compute(row),
+            (false, _) => {}
+        }
+        if python {
+            suite.python(row);
+        }
+    };
+    let name = if has_scenarios { "scenarios" } else { "agent" };
+    checks.beside(vec![(name, Box::new(waiting)), ("others", Box::new(others))]);
 }

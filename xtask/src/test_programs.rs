@@ -113,12 +113,12 @@ impl TestPrograms {
     }
 }
 
-/// Makes a test program run several tests at once on each processor: for those that mostly wait for processes, disks
-/// and timers.
-pub fn mostly_waits(test: &mut Command, each: usize) {
+/// Makes a test program run this many tests at once on so many processors: more than one on each for those that mostly
+/// wait for processes, disks and timers.
+pub fn at_once(test: &mut Command, tests: usize, processors: usize) {
     if std::env::var_os(THREADS).is_none() {
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        test.env(THREADS, (each * processors).to_string());
+        let all = std::thread::available_parallelism().map_or(2, usize::from);
+        test.env(THREADS, (all * tests / processors).max(1).to_string());
     }
 }
 

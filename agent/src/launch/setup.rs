@@ -83,7 +83,9 @@ impl Launcher {
             RoundServer::open(directory)
                 .inspect_err(|error| {
                     let place = directory.display();
-                    tracing::warn!("restart in process is not available: creating a socket in {place}: {error}");
+                    tracing::warn!(
+                        "restart in process is not available: creating a socket in {place}: {error}"
+                    );
                 })
                 .ok()
         });

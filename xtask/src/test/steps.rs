@@ -11,7 +11,7 @@ use crate::fuzz;
 use crate::leftovers::Snapshot;
 use crate::lint::cargo;
 use crate::paths;
-use crate::test_programs::{TestProgram, TestPrograms, mostly_waits};
+use crate::test_programs::{TestProgram, TestPrograms, at_once};
 use crate::venv::Venv;
 
 /// The number of simulated jobs of several hosts without a separate step.
@@ -66,7 +66,7 @@ impl Suite<'_> {
                 // The checkpoint tier is tested with files of each library.
                 test.envs(self.environments.variables());
                 let each = if self.beside_scenarios { 2 } else { 4 };
-                mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS), each);
+                at_once(test.env("MAINSTAY_SEEDS", FEW_SEEDS), each, 1);
             })
         });
     }
@@ -113,6 +113,8 @@ impl Suite<'_> {
             let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != FLOORS;
             self.programs.run(self.own, is_scenario, None, |test| {
                 test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
+                // Half of the time of most scenarios is spent waiting, but a few compute.
+                at_once(test, 3, 2);
             })
         });
     }

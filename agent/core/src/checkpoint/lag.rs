@@ -135,7 +135,10 @@ mod tests {
         let first = look(2, &saved(10, false));
         assert_eq!((first[0].copied.clone(), first[0].saved, first[0].waits), (None, 10, Span::default()));
         let first = look(70, &saved(10, false)).remove(0);
-        assert!(first.is_reported() && first.sentence("why").contains("no step has been copied"), "{first:?}");
+        assert!(
+            first.is_reported() && first.sentence("why").contains("no step has been copied"),
+            "{first:?}"
+        );
         // Half an hour without a save is not a lag.
         for at in [71, 1871] {
             let lag = look(at, &saved(10, true)).remove(0);

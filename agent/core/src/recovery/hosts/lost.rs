@@ -320,7 +320,8 @@ mod tests {
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &all(ProbeResult::Accepts)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        let reported = format!("no heartbeat for {lost}; hosts a, c and d can connect to it and get no answer");
+        let reported =
+            format!("no heartbeat for {lost}; hosts a, c and d can connect to it and get no answer");
         assert_eq!(watched.reported(), reported);
     }
 
