@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from forked_ranks import ForkedRanks
 
 pytest.importorskip("torch.distributed.checkpoint")
 
@@ -41,15 +40,22 @@ def assert_is(loaded, seed):
 """
 
 
+MODULES = [
+    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.tensor",
+]
+
+
 class Ranks:
     """Runs a script on this many ranks, as torchrun starts them, and waits."""
 
-    def __init__(self, tmp_path):
+    def __init__(self, tmp_path, forked):
         self.tmp_path = tmp_path
+        self.forked = forked
         self.directory = tmp_path / "checkpoints"
 
     def __call__(self, code: str, world: int, check: bool = True, **variables):
-        script = self.tmp_path / f"ranks-{len(list(self.tmp_path.glob('ranks-*')))}.py"
+        script = self.tmp_path / f"ranks-{len(list(self.tmp_path.glob('ranks-*.py')))}.py"
         script.write_text(PRELUDE + textwrap.dedent(code) + "\ndist.destroy_process_group()\n")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -58,24 +64,24 @@ class Ranks:
             **os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "MAINSTAY_CHECKPOINT_DIR": str(self.directory), "OMP_NUM_THREADS": "1", **variables,
         }
-        ranks = [
-            subprocess.Popen([sys.executable, str(script)], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for rank in range(world)
-        ]
-        try:
-            said = [rank.communicate(timeout=180)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
+        environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        ends = self.forked.run(str(script), environments, str(script.with_suffix(".output")), timeout=180)
+        printed = "\n".join(script.with_suffix(f".output.{rank}").read_text() for rank in range(world))
         if check:
-            assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
-        return [rank.returncode for rank in ranks], "\n".join(said)
+            assert ends == [0] * world, printed
+        return ends, printed
+
+
+@pytest.fixture(scope="module")
+def forked():
+    ranks = ForkedRanks(MODULES)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture
-def ranks(tmp_path):
-    return Ranks(tmp_path)
+def ranks(tmp_path, forked):
+    return Ranks(tmp_path, forked)
 
 
 SAVE = "dcp.save(state(SEED), storage_writer=mainstay.dcp.Writer(SEED))\n"
