@@ -103,7 +103,9 @@ impl Suite<'_> {
             self.pytest(python.as_ref(), Some("frameworks"), "")
         });
         if frameworks.is_some() {
-            checks.run("hooks for frameworks (pytest)", || self.pytest(frameworks.as_ref(), None, "frameworks"));
+            checks.run("hooks for frameworks (pytest)", || {
+                self.pytest(frameworks.as_ref(), None, "frameworks")
+            });
         }
     }
 
