@@ -166,6 +166,11 @@ impl Job {
     pub fn end(mut self) -> End {
         assert!(waiting::ended(&self.handle), "the job does not end\n{}", self.reported());
         let status = self.launcher.wait().expect("our own child");
+        // The launcher has killed its standbys, which are children of the template: only the kernel waits for them.
+        let standbys = processes::of_job(&self.id)
+            .into_iter()
+            .filter(|pid| processes::reported(*pid).contains("template.py"));
+        standbys.for_each(processes::wait_until_gone);
         let left: Vec<String> = processes::of_job(&self.id).into_iter().map(processes::reported).collect();
         assert!(left.is_empty(), "processes are left after the end: {left:#?}\n{}", self.reported());
         assert_eq!(processes::cgroups_of(&self.id), Vec::<PathBuf>::new(), "{}", self.reported());
