@@ -8,10 +8,17 @@ import pytest
 
 needs_megatron = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="not installed: megatron-core")
 
-# The stage is polled. A script that ended at once would end before the first poll.
-TOLD = """
-        import time
+# The stage is polled. A script that ended at once would end before the first poll. Process groups that are not destroyed
+# may abort at the exit of the interpreter ("terminate called without an active exception").
+POLLED = """
+        import atexit, time
+        import torch.distributed as dist
         from mainstay import _role
+        def leave():
+            if dist.is_initialized():
+                dist.barrier()
+                dist.destroy_process_group()
+        atexit.register(leave)
         while not _role._told:
             time.sleep(0.02)
 """
@@ -29,7 +36,7 @@ def test_the_stage_of_megatron_core(run_job):
         from megatron.core import parallel_state
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=1, pipeline_model_parallel_size=2)
         mine = parallel_state.get_pipeline_model_parallel_rank()
-    """ + TOLD + "        assert mine == dist.get_rank() // 2\n", ranks=4)
+    """ + POLLED + "        assert mine == dist.get_rank() // 2\n", ranks=4)
     assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
@@ -37,7 +44,7 @@ def test_the_stage_of_a_device_mesh(run_job):
     job = run_job("""
         from torch.distributed.device_mesh import init_device_mesh
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-    """ + TOLD, ranks=4)
+    """ + POLLED, ranks=4)
     assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
@@ -64,7 +71,7 @@ def test_the_stage_of_a_mesh_whose_other_dimension_shards_a_model(run_job):
         for _ in range(3):
             net(torch.ones(2, 8)).sum().backward()
             optimizer.step()
-    """ + TOLD + "        assert mesh.get_local_rank('pp') == dist.get_rank() % 2\n", ranks=4)
+    """ + POLLED + "        assert mesh.get_local_rank('pp') == dist.get_rank() % 2\n", ranks=4)
     assert stages(job) == [("", 0), ("", 1), ("", 0), ("", 1)]
 
 
@@ -106,7 +113,7 @@ PIPELINE = """
 def test_the_stage_of_a_pipeline_of_torch_without_a_mesh(run_job):
     job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleGPipe") + """
         train(ScheduleGPipe(stage(place, 2), n_microbatches=2, loss_fn=loss), place == 0, place == 1)
-    """ + TOLD, ranks=4)
+    """ + POLLED, ranks=4)
     assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
@@ -114,5 +121,5 @@ def test_ranks_with_several_stages_report_their_position(run_job):
     job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleInterleaved1F1B") + """
         mine = [stage(place, 4), stage(place + 2, 4)]
         train(ScheduleInterleaved1F1B(mine, n_microbatches=2, loss_fn=loss), place == 0, place == 1)
-    """ + TOLD, ranks=4)
+    """ + POLLED, ranks=4)
     assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
