@@ -52,7 +52,7 @@ pub(super) struct Args {
     /// Only events of at least this severity
     #[arg(long, value_enum, ignore_case = true)]
     severity: Option<AtLeast>,
-    /// Read the journal in this directory, without any server
+    /// Read the journal of this run directory, or in this directory, without any server
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
 }
@@ -322,11 +322,18 @@ fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Telle
         "{} is not a directory; give the directory that holds the journal's segments",
         dir.display()
     );
+    let inside = dir.join("journal");
+    let dir = if inside.is_dir() { inside } else { dir };
     let reader = JournalReader::new(&dir);
     let mut history = History::new(args, teller);
     let mut cursor = args.since;
     loop {
         let read = reader.entries_after(cursor, 1000)?;
+        anyhow::ensure!(
+            cursor > 0 || !read.entries.is_empty(),
+            "{} has no entries of a journal; give a run directory, or the directory that holds the journal's segments",
+            dir.display()
+        );
         if let Some(gap) = read.gap.filter(|_| cursor > 0) {
             let message = format!("events {} to {} are no longer kept", gap.first, gap.last);
             history.take(Item::Gap(Gap { first_missing: gap.first, last_missing: gap.last, message }))?;

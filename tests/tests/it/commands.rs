@@ -51,6 +51,13 @@ fn a_journal_is_read_whatever_socket_the_environment_names() {
     let journal = end.run_dir.join("journal").display().to_string();
     let read = asked(&stage, &["events", "--journal", &journal], &[("MAINSTAY_SOCKET", "/nowhere")]);
     assert!(read.status.success() && printed(&read).contains("ended"), "{}", printed(&read));
+    let run_dir = end.run_dir.display().to_string();
+    let of_run = asked(&stage, &["events", "--journal", &run_dir], &[]);
+    assert_eq!(printed(&of_run), printed(&read), "a run directory means its journal");
+    let empty = end.run_dir.join("checkpoints").display().to_string();
+    let empty = asked(&stage, &["events", "--journal", &empty], &[]);
+    assert_eq!(empty.status.code(), Some(3), "{}", printed(&empty));
+    assert!(printed(&empty).contains("has no entries of a journal"), "{}", printed(&empty));
     let refused = asked(&stage, &["events", "--journal", &journal, "--socket", "/nowhere"], &[]);
     assert_eq!(refused.status.code(), Some(64), "{}", printed(&refused));
     assert!(printed(&refused).contains("--journal and --socket"), "{}", printed(&refused));
