@@ -100,7 +100,6 @@ fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
     let waiting = |row: &mut Checks| {
         if has_scenarios {
             suite.scenarios(row);
-            suite.simulation(row);
         } else if unit {
             suite.unit_that_wait(row);
         }
@@ -113,6 +112,9 @@ fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
         }
         if python {
             suite.python(row);
+        }
+        if has_scenarios {
+            suite.simulation(row);
         }
     };
     let name = if has_scenarios { "scenarios" } else { "agent" };
