@@ -46,7 +46,7 @@ impl HangKind {
             HangKind::Mismatch => "entered a collective that does not fit those of the others",
             HangKind::Network => "waits in a collective that all have entered",
             HangKind::SilentHost => "no longer reports",
-            HangKind::Livelock => "sends heartsends heartbeats and completes no step",
+            HangKind::Livelock => "sends heartbeats and completes no step",
             HangKind::AllStill => "shows no activity",
         }
     }

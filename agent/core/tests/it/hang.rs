@@ -197,6 +197,7 @@ fn heartbeats_without_steps_are_a_livelock() {
     }
     let hang = found.expect("a verdict");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Livelock, &[Rank(2)][..]));
+    assert!(hang.headline().ends_with("it sends heartbeats and completes no step"), "{}", hang.headline());
 }
 
 #[test]
