@@ -10,6 +10,7 @@ mod checkpoint_torch;
 mod command_line;
 mod commands;
 mod corruption;
+mod ddp;
 mod drill;
 mod drills;
 mod exception;

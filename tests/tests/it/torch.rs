@@ -5,59 +5,18 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Job, Stage, has_torch, journal};
 
-/// Two ranks, gloo, a small model with an optimizer that has state; all of it in the checkpoint.
-const TRAINER: &str = r#"
-import hashlib, torch, torch.distributed as dist
-import mainstay
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-NAME = os.environ["NAME"]
-torch.use_deterministic_algorithms(True)
-torch.set_num_threads(1)
-torch.manual_seed(17)
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))
-optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-begin, saved = 0, mainstay.checkpoint.load()
-if saved is not None:
-    model.load_state_dict(saved["model"])
-    optimiser.load_state_dict(saved["optimiser"])
-    begin = saved["step"] + 1
-for step in range(begin, 24):
-    if NAME == "disturbed" and ATTEMPT == 0 and step == 13:
-        mark(f"waits.{RANK}")
-        if RANK == 1:
-            wait_for("never")
-        # Rank 0 goes on into the all-reduce, where it waits for rank 1.
-    data = torch.Generator().manual_seed(1000 * step + RANK)
-    inputs = torch.randn(8, 16, generator=data)
-    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    mainstay.step(step, loss=loss.item())
-    if step % 5 == 4:
-        with mainstay.section("checkpoint"):
-            state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
-            assert mainstay.checkpoint.save(step, state)
-digest = hashlib.sha256()
-for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-mark(f"final.{NAME}.{RANK}", digest.hexdigest())
-dist.destroy_process_group()
-"#;
+use crate::ddp::DDP;
 
 #[test]
 fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() {
     if !has_torch() {
         return;
     }
-    let stage = Stage::new();
-    let start = |name: &str| stage.python(TRAINER).ranks(2).variable("NAME", name).start();
-    let undisturbed = start("undisturbed");
-    let disturbed = start("disturbed");
-    disturbed.mark("waits.0");
-    disturbed.mark("waits.1");
+    let stages = [Stage::new(), Stage::new()];
+    let undisturbed = stages[0].python(DDP).ranks(2).options("--no-warm").start();
+    let disturbed = stages[1].python(DDP).ranks(2).variable("WAITS", "0").start();
+    disturbed.mark("waits.0.0");
+    disturbed.mark("waits.0.1");
     // The second attempt is forked from a process that holds torch already; the first was started plainly.
     disturbed.wait_for_fact(
         "a template that is warm",
@@ -65,8 +24,7 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
     );
     disturbed.kill_rank(0, 1);
 
-    let expected = parameters(&undisturbed, "undisturbed");
-    let found = parameters(&disturbed, "disturbed");
+    let (expected, found) = (parameters(&undisturbed), parameters(&disturbed));
     let end = disturbed.end();
     end.assert_status(0);
     undisturbed.end().assert_status(0);
@@ -80,8 +38,8 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
     assert!(outcome.to_ranks_connected.is_some(), "{end}");
 }
 
-fn parameters(job: &Job, name: &str) -> [String; 2] {
-    [0, 1].map(|rank| job.mark(&format!("final.{name}.{rank}")))
+fn parameters(job: &Job) -> [String; 2] {
+    [0, 1].map(|rank| job.mark(&format!("final.{rank}")))
 }
 
 #[test]

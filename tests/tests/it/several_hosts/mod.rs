@@ -24,6 +24,8 @@ use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{End, has_client, has_torch, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 
+use crate::ddp::DDP;
+
 /// Twenty steps with a checkpoint at every fifth; a rank waits in step 7 of the attempts that are named in WAITS.
 const TRAINER: &str = r#"
 import mainstay
@@ -232,45 +234,13 @@ fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_termina
     assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
 }
 
-/// A rank on each of two hosts, gloo over veth, a model with an optimizer that has state. With more ranks the sums
-/// of DDP depend on its buckets, which it orders again in the second step of each process.
-pub const DDP: &str = r#"
-import hashlib, torch, torch.distributed as dist
-import mainstay
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.use_deterministic_algorithms(True)
-torch.set_num_threads(1)
-torch.manual_seed(17)
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))
-optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-begin, saved = 0, mainstay.checkpoint.load()
-if saved is not None:
-    model.load_state_dict(saved["model"])
-    optimiser.load_state_dict(saved["optimiser"])
-    begin = saved["step"] + 1
-for step in range(begin, 24):
-    if str(ATTEMPT) in os.environ.get("WAITS", "").split(",") and step == 13:
-        mark(f"waits.{ATTEMPT}.{RANK}")
-        if RANK == 1:
-            wait_for("never")
-    data = torch.Generator().manual_seed(1000 * step + RANK)
-    inputs = torch.randn(8, 16, generator=data)
-    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    mainstay.step(step, loss=loss.item())
-    if step % 5 == 4:
-        state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
-        assert mainstay.checkpoint.save(step, state)
-digest = hashlib.sha256()
-for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-mark(f"final.{RANK}", digest.hexdigest())
-dist.destroy_process_group()
-"#;
+/// Asserts that both ranks of a training, on these hosts, have the parameters of an undisturbed one.
+fn assert_undisturbed(cluster: &Cluster, hosts: [usize; 2]) {
+    let read = |mark: &str| [0, 1].map(|rank| cluster.read(hosts[rank], &format!("{mark}.{rank}")));
+    let (finals, undisturbed) = (read("final"), read("undisturbed"));
+    assert_eq!(finals, undisturbed, "bit for bit");
+    assert_eq!(finals[0], finals[1], "all ranks of a DDP run have the same parameters");
+}
 
 #[test]
 fn ddp_over_two_hosts_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_run() {
@@ -280,27 +250,20 @@ fn ddp_over_two_hosts_that_loses_a_rank_ends_with_the_parameters_of_an_undisturb
     if !is_root() {
         return skipped("only root can make network namespaces");
     }
-    let finals = |waits: &str| {
-        let cluster = Cluster::in_namespaces(2);
-        let jobs = cluster.start(DDP, "--nproc-per-node 1", &[("WAITS", waits)]);
-        if !waits.is_empty() {
-            for (rank, job) in jobs.iter().enumerate() {
-                job.mark(&format!("waits.0.{rank}"));
-            }
-            jobs[1].kill_rank(0, 1);
-        }
-        let ends = cluster.ends(jobs);
-        for end in &ends {
-            end.assert_status(0);
-            assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
-        }
-        let started = ends[0].journal.iter().any(
-            |entry| matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 2),
-        );
-        assert!(started, "{}", ends[0]);
-        (0..2).map(|rank| cluster.read(rank, &format!("final.{rank}"))).collect::<Vec<String>>()
-    };
-    let (undisturbed, disturbed) = (finals(""), finals("0"));
-    assert!(undisturbed.iter().all(|of| *of == undisturbed[0]), "all ranks have the same parameters");
-    assert_eq!(undisturbed, disturbed, "bit for bit");
+    let cluster = Cluster::in_namespaces(2);
+    let jobs = cluster.start(DDP, "--nproc-per-node 1", &[("WAITS", "0")]);
+    for (rank, job) in jobs.iter().enumerate() {
+        job.mark(&format!("waits.0.{rank}"));
+    }
+    jobs[1].kill_rank(0, 1);
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+    let started = ends[0].journal.iter().any(
+        |entry| matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 2),
+    );
+    assert!(started, "{}", ends[0]);
+    assert_undisturbed(&cluster, [0, 1]);
 }
