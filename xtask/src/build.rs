@@ -1,7 +1,5 @@
 //! Building the program that the demo and the benchmarks run.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use crate::command;
@@ -17,7 +15,7 @@ pub fn release(progress: &Progress) -> Result<()> {
     let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
     progress.step(&format!("Building mainstay (cargo build --release{first})"), || {
         // As in the README: building a part of the workspace would select other features, and be another build.
-        let mut cargo = Command::new("cargo");
+        let mut cargo = command::cargo();
         cargo.args(["build", "--release"]).current_dir(paths::root());
         command::run(&mut cargo)
     })

@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -61,7 +60,7 @@ pub fn find(tool: &Tool) -> Result<std::result::Result<PathBuf, String>> {
 
 fn install(tool: &Tool, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     // Not in this checkout's target folder, which has its own settings; the tools share their common dependencies.
     let build = folder.join("target");
     cargo.args(["install", "--locked", "--root"]).arg(folder).arg("--target-dir").arg(&build);

@@ -9,6 +9,19 @@ use anyhow::{Context, Result, bail};
 
 use crate::output;
 
+/// `cargo`, as a shell starts it: without the variables in which `cargo run` describes this program. The build script of
+/// ring reads some of them, so with them ring, rustls and the agent are compiled again after each plain `cargo build`.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new("cargo");
+    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(of_this_program) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Runs to the end with the terminal as it is; an error names the command.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("starting {}", words(command)))?;

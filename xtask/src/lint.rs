@@ -36,7 +36,7 @@ pub fn systemd(checks: &mut Checks) {
 
 /// A cargo command in the repository.
 pub fn cargo(arguments: &[&str]) -> Command {
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo.args(arguments).current_dir(paths::root());
     cargo
 }

@@ -50,9 +50,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     write("CHANGELOG.md", &closed)?;
     write("Cargo.toml", &set)?;
     // The lock file has the version of each member.
-    command::run(
-        Command::new("cargo").args(["update", "--workspace", "--quiet"]).current_dir(paths::root()),
-    )?;
+    command::run(command::cargo().args(["update", "--workspace", "--quiet"]).current_dir(paths::root()))?;
     git(&["add", "CHANGELOG.md", "Cargo.toml", "Cargo.lock"])?;
     git(&["commit", "--quiet", "--message", &format!("Release {}", version.0)])?;
     git(&["tag", "--annotate", &tag, "--message", &format!("Mainstay {}", version.0)])?;

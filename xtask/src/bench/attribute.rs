@@ -77,7 +77,7 @@ fn ours() -> Result<Vec<Figure>> {
 }
 
 fn example() -> Command {
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo
         .args([
             "run",

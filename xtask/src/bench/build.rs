@@ -1,7 +1,6 @@
 //! How long a cold release build takes, and how large the program is.
 
 use std::fs;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -23,9 +22,9 @@ fn cold_build() -> Result<Vec<Figure>> {
         fs::remove_dir_all(&target).with_context(|| format!("emptying {}", target.display()))?;
     }
     // Downloading is not building.
-    command::run(Command::new("cargo").args(["fetch", "--locked", "--quiet"]).current_dir(paths::root()))?;
+    command::run(command::cargo().args(["fetch", "--locked", "--quiet"]).current_dir(paths::root()))?;
     let began = Instant::now();
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo.args(["build", "--release", "--locked", "--quiet", "--target-dir"]).arg(&target);
     command::run(cargo.current_dir(paths::root()))?;
     let seconds = began.elapsed().as_secs_f64();

@@ -4,7 +4,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,7 +81,7 @@ struct FakeHost {
 
 impl FakeHost {
     fn new(name: &'static str, gpus: usize) -> Result<FakeHost> {
-        let mut cargo = Command::new("cargo");
+        let mut cargo = command::cargo();
         cargo.args(["build", "--release", "--quiet", "--package", "fake-devices"]).current_dir(paths::root());
         command::run(&mut cargo)?;
         let folder = paths::target().join(format!("{name}_host"));

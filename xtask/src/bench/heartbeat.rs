@@ -43,7 +43,7 @@ pub fn measure(progress: &Progress, bed: &Bed, runs: usize, quick: bool, report:
 }
 
 fn rust(runs: usize) -> Result<Vec<Figure>> {
-    let mut build = Command::new("cargo");
+    let mut build = command::cargo();
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client", "--example", "beat_cost"]);
     command::run(build.current_dir(paths::root()))?;
     let program = paths::target().join("release/examples/beat_cost");
@@ -55,7 +55,7 @@ fn rust(runs: usize) -> Result<Vec<Figure>> {
 }
 
 fn c(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
-    let mut build = Command::new("cargo");
+    let mut build = command::cargo();
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client"]);
     command::run(build.current_dir(paths::root()))?;
     let (sources, release) = (paths::root().join("client/c"), paths::target().join("release"));

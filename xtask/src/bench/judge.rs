@@ -1,12 +1,13 @@
 //! The judges on simulated jobs of up to 131,072 ranks: the time of a tick, and the numbers of right and false
 //! verdicts.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::figure::{Figure, Report};
+use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
@@ -28,7 +29,7 @@ pub fn measure(progress: &Progress, trials: usize, report: &mut Report) {
 }
 
 fn simulate(trials: usize) -> Result<Vec<Figure>> {
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo
         .args(["run", "--release", "--locked", "--quiet", "-p", "mainstay-sim", "--example", "judge", "--"])
         .arg(trials.to_string())

@@ -68,7 +68,7 @@ fn nvrx(progress: &Progress, rounds: usize) -> Vec<f64> {
 }
 
 fn build() -> Result<()> {
-    let mut build = Command::new("cargo");
+    let mut build = command::cargo();
     build.args([
         "build",
         "--quiet",

@@ -1,12 +1,13 @@
 //! Jobs of 100,000 ranks, simulated: the cost of their leader, how soon all hosts restart, how often a living host
 //! is considered lost, and the share of time in training.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::figure::{Figure, Report};
+use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
@@ -43,7 +44,7 @@ pub fn measure(progress: &Progress, quick: bool, report: &mut Report) {
 }
 
 fn simulate(part: &str, quick: bool) -> Result<Vec<Figure>> {
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo
         .args([
             "run",

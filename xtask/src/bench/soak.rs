@@ -2,7 +2,6 @@
 //! of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
 
 use std::fs;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -35,7 +34,7 @@ fn soak(bed: &Bed, faults: usize) -> Result<Vec<Figure>> {
     if path.exists() {
         fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
     }
-    let mut cargo = Command::new("cargo");
+    let mut cargo = command::cargo();
     cargo
         .args(["test", "--quiet", "-p", "mainstay-tests", "--test", "soak", "--", "--nocapture"])
         .env("MAINSTAY_BIN", paths::given_mainstay().unwrap_or_else(|| paths::mainstay("release")))

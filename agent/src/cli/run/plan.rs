@@ -43,6 +43,9 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         (None, Some(_)) => "none".to_owned(),
         (None, None) => lineage::new_run_id().context("making a run id")?,
     };
+    let is_elastic = hosts.as_ref().is_some_and(|plan| plan.hosts.0 != plan.hosts.1);
+    // A template for a restart that cannot come would only take processor time from the ranks.
+    let may_restart = args.max_restarts > 0 || is_elastic || !args.warm_imports.is_empty();
     // The meeting place of several hosts is not that of the ranks of a round.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
     let settings = Settings {
@@ -85,7 +88,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
             keep: usize::try_from(args.checkpoint_keep).unwrap_or(usize::MAX),
             quota: args.checkpoint_quota,
         },
-        warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
+        warm: WarmSettings { enabled: !args.no_warm && may_restart, imports: args.warm_imports },
         shown: Shown {
             ranks: listed.map_err(wrong("--local-ranks-filter"))?,
             streams,
@@ -195,6 +198,21 @@ mod tests {
     fn modules_run_under_python() {
         let plan = plan_of(&["-m", "json.tool", "-h"]).expect("a plan");
         assert_eq!(plan.settings.command[1..], ["-m", "json.tool", "-h"]);
+    }
+
+    #[test]
+    fn a_job_that_cannot_restart_has_no_template() {
+        let has_template = |line: &str| {
+            let line: Vec<&str> = line.split_whitespace().chain(["/bin/sh"]).collect();
+            plan_of(&line).expect("a plan").settings.warm.enabled
+        };
+        assert!(!has_template("--max-restarts 0"));
+        assert!(!has_template("--max-restarts 0 --nnodes 2 --rdzv-endpoint a"));
+        assert!(!has_template("--no-warm"));
+        // Hosts that join or leave restart the ranks, too.
+        assert!(has_template("--max-restarts 0 --nnodes 1:2 --rdzv-endpoint a"));
+        assert!(has_template("--max-restarts 0 --warm-imports json"));
+        assert!(has_template(""));
     }
 
     #[test]
