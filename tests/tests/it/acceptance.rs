@@ -14,7 +14,7 @@ fn accept(python: &Path, parts: &str) -> Value {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/acceptance/accept.py");
     let done = Command::new(python)
         .arg(program)
-        .args(["--device", "cpu", "--small", "--parts", parts, "--mainstay"])
+        .args(["--device", "cpu", "--small", "--limit", "1800", "--parts", parts, "--mainstay"])
         .arg(mainstay())
         .arg("--out")
         .arg(report.path())
