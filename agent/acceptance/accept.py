@@ -29,7 +29,7 @@ def arguments():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--nvidia-smi", default="nvidia-smi")
     parser.add_argument("--limit", type=float, default=570, help="seconds for everything")
-    parser.add_argument("--small", action="store_true", help="small sizes, as the suite uses")
+    parser.add_argument("--small", action="store_true", help="small sizes and more time for each job, as the suite uses")
     chosen = parser.parse_args()
     unknown = set(chosen.parts.split(",")) - set(PARTS)
     if unknown:

@@ -121,3 +121,17 @@ pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    #[test]
+    fn cargo_gets_no_variable_of_this_package() {
+        // `cargo test` sets these for a test as `cargo run` does for a program.
+        let cargo = super::cargo();
+        let changed: Vec<_> = cargo.get_envs().collect();
+        assert!(changed.contains(&(OsStr::new("CARGO_MANIFEST_DIR"), None)), "{changed:?}");
+        assert!(changed.iter().all(|(name, value)| *name != "PATH" && value.is_none()), "{changed:?}");
+    }
+}

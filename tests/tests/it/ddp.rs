@@ -1,8 +1,8 @@
 //! A DDP training that can lose a rank, and trains once more without a failure to compare the results.
 
 /// Gloo, and a model with an optimizer that has state; all of it is in the checkpoint. Use two ranks: with more, the sums
-/// of DDP depend on its buckets, which it orders again in the second step of each process. A rank waits before step 13 of
-/// the attempts that are named in WAITS.
+/// of DDP depend on its buckets, which it orders again in the second step of each process. Rank 1
+/// waits before step 13 of the attempts that are named in WAITS, and rank 0 waits for it in the all-reduce.
 ///
 /// The mark `final.RANK` has the digest of the parameters. `undisturbed.RANK` has that of a training from the first step
 /// to the last in the same process, because on two processors a second start of PyTorch takes longer than this test.

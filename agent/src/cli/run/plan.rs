@@ -44,7 +44,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         (None, None) => lineage::new_run_id().context("making a run id")?,
     };
     let is_elastic = hosts.as_ref().is_some_and(|plan| plan.hosts.0 != plan.hosts.1);
-    // A template for a restart that cannot come would only take processor time from the ranks.
+    // Where only an order restarts the ranks, a template would take processor time from them for a rare case.
     let may_restart = args.max_restarts > 0 || is_elastic || !args.warm_imports.is_empty();
     // The meeting place of several hosts is not that of the ranks of a round.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_cannot_restart_has_no_template() {
+    fn a_job_that_only_an_order_restarts_has_no_template() {
         let has_template = |line: &str| {
             let line: Vec<&str> = line.split_whitespace().chain(["/bin/sh"]).collect();
             plan_of(&line).expect("a plan").settings.warm.enabled

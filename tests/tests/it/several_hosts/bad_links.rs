@@ -62,5 +62,5 @@ fn ddp_over_a_slow_link_that_loses_packets_and_a_rank_ends_with_the_parameters_o
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
     }
-    assert_undisturbed(&cluster, [0, 1]);
+    assert_undisturbed(&cluster, &[0, 1]);
 }

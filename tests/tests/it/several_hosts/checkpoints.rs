@@ -236,5 +236,5 @@ fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_un
         end.assert_status(0);
     }
     ends[1].assert_printed("all ranks go on from step");
-    assert_undisturbed(&cluster, [0, 2]);
+    assert_undisturbed(&cluster, &[0, 2]);
 }

@@ -112,7 +112,7 @@ fn ends_as_an_undisturbed_run(program: &str) {
     }
     let steps = |number: u32| cluster.stage(0).marks().join(format!("step.1.0.{number}")).exists();
     assert!(!steps(10) && steps(11), "the second attempt goes on from step 10\n{}", ends[0]);
-    assert_undisturbed(&cluster, [0, 1]);
+    assert_undisturbed(&cluster, &[0, 1]);
 }
 
 #[test]
