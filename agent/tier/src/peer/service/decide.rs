@@ -1,10 +1,10 @@
 //! Decides which step a job goes back to, for all hosts that ask, and announces it to all peers that answer.
 
 use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::{Decision, Word};
-use mainstay_core::checkpoint::inventory::{StepKey, StepState, newest_whole, restorable, steps};
+use mainstay_core::checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, restorable, steps};
 
 use super::Shared;
 use crate::peer::error::PeerError;
@@ -24,7 +24,7 @@ impl Shared {
         self.own.look();
         self.refresh();
         self.refresh_durable(run);
-        let newest = newest_whole(&restorable(self.copies()), run).map(|step| step.key);
+        let newest = self.newest_after_second_request(run);
         // A peer that knows a newer decision raises the number; after this many tries something is wrong.
         for _ in 0..8 {
             let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
@@ -39,6 +39,25 @@ impl Shared {
             let _ = decisions.report(&newer);
         }
         Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
+    }
+
+    /// The newest whole step. Peers that did not answer are asked once more if the job would otherwise start from scratch or
+    /// lose a step that is whole with what they reported last: on a busy host one request may time out. A lost host whose
+    /// shards have copies elsewhere delays nothing.
+    fn newest_after_second_request(&self, run: &str) -> Option<StepKey> {
+        let newest = |copies: Vec<Copy>| newest_whole(&restorable(copies), run).map(|step| step.key);
+        let answered = newest(self.copies());
+        let silent = self.silent();
+        if silent.is_empty() || (answered.is_some() && answered == newest(self.copies_as_last_reported())) {
+            return answered;
+        }
+        tracing::info!(
+            run,
+            peers = silent.join(", "),
+            "peers that may have the newest step do not answer: asking once more"
+        );
+        self.ask_peers(&silent, Duration::ZERO);
+        newest(self.copies())
     }
 
     /// Announces a decision to all peers that answer. Returns the newest decision with which one of them rejects it.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, steps};
 use mainstay_core::checkpoint::prepared_memory::expected;
 
-use super::{DISTRUST, REMEMBERED, Shared, eligibility};
+use super::{DISTRUST, Peer, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
@@ -33,8 +33,17 @@ impl Shared {
         }
     }
 
-    /// All known copies, except those that were found damaged.
+    /// All known copies on hosts that answer, except those that were found damaged.
     pub(crate) fn copies(&self) -> Vec<Copy> {
+        self.copies_at(|peer| peer.alive)
+    }
+
+    /// All known copies, also those on hosts that do not answer now, except those that were found damaged.
+    pub(super) fn copies_as_last_reported(&self) -> Vec<Copy> {
+        self.copies_at(|_| true)
+    }
+
+    fn copies_at(&self, counts: impl Fn(&Peer) -> bool) -> Vec<Copy> {
         let mut copies = Vec::new();
         let named = |holder: &str, held: StoredCopy| Copy {
             // A peer can report its own copies only.
@@ -45,7 +54,7 @@ impl Shared {
             shard: held.shard,
         };
         copies.extend(self.inventory_unlooked().into_iter().map(|held| named(self.name(), held)));
-        for (name, peer) in self.peers().iter().filter(|(_, peer)| peer.alive) {
+        for (name, peer) in self.peers().iter().filter(|(_, peer)| counts(peer)) {
             copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
         }
         copies.extend(self.durable().into_iter().flat_map(durable::copies));
@@ -115,7 +124,7 @@ impl Shared {
         let holders: Vec<(String, Vec<Shard>)> = {
             let mut peers = self.peers();
             let holders = peers.iter_mut().filter(|(_, peer)| peer.alive);
-            let of = |(name, peer): (&String, &mut super::Peer)| {
+            let of = |(name, peer): (&String, &mut Peer)| {
                 let copies = &mut peer.inventory.copies;
                 let gone = copies.extract_if(.., |held| held.shard.whole() == root);
                 let gone: Vec<Shard> = gone.map(|held| held.shard).collect();
@@ -174,7 +183,7 @@ impl Shared {
         roots.iter().for_each(|root| _ = self.store.forget(root));
         let late: Vec<(String, Vec<Shard>)> = {
             let peers = self.peers();
-            let of = |(name, peer): (&String, &super::Peer)| {
+            let of = |(name, peer): (&String, &Peer)| {
                 let copies = peer.inventory.copies.iter().map(|held| &held.shard);
                 let late = copies.filter(|shard| roots.contains(shard.whole()));
                 (name.clone(), late.cloned().collect::<Vec<_>>())
@@ -222,6 +231,11 @@ impl Shared {
 
     pub(crate) fn alive(&self) -> Vec<String> {
         self.peers().iter().filter(|(_, peer)| peer.alive).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The peers that did not answer the last request.
+    pub(super) fn silent(&self) -> Vec<String> {
+        self.peers().iter().filter(|(_, peer)| !peer.alive).map(|(name, _)| name.clone()).collect()
     }
 
     pub(crate) fn count_taken(&self, bytes: u64) {
