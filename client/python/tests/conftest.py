@@ -26,6 +26,7 @@ for _name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)
     del os.environ[_name]
 
 import pytest  # noqa: E402
+from forked_ranks import ForkedRanks, free_port  # noqa: E402
 
 from mainstay import _native  # noqa: E402
 
@@ -33,9 +34,9 @@ from mainstay import _native  # noqa: E402
 class Page:
     """A heartbeat page as a launcher creates it, and its content as an agent reads it."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, rank: int = 3, world_size: int = 4):
         self.path = path
-        _native._testing_format_page(path, now=time.monotonic_ns(), job="job-1", rank=3, world_size=4)
+        _native._testing_format_page(path, now=time.monotonic_ns(), job="job-1", rank=rank, world_size=world_size)
 
     def read(self) -> dict:
         return _native._testing_read_page(self.path)
@@ -68,6 +69,60 @@ def python(tmp_path):
         return done
 
     return run
+
+
+# Imported once for all ranks that are forked.
+FORKED_WITH = (
+    "torch", "torch._dynamo", "torch.distributed", "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict", "torch.distributed.device_mesh", "torch.distributed.fsdp",
+    "torch.distributed.pipelining", "torch.distributed.tensor",
+)
+
+
+@pytest.fixture(scope="session")
+def forked_ranks():
+    """The process that has imported PyTorch, and from which ranks are forked."""
+    pytest.importorskip("torch")
+    ranks = ForkedRanks(FORKED_WITH)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def forked_from(tmp_path):
+    """A function: the process from which ranks are forked, to the function that runs a script on such ranks.
+
+    Each rank has a heartbeat page and is watched as in a warm start. The result is the pages by rank, and the output of
+    all ranks.
+    """
+
+    def runs_on(forked_ranks: ForkedRanks):
+        def run(code: str, ranks: int = 1, page=None, **variables) -> tuple[dict, str]:
+            script = tmp_path / f"forked-{time.monotonic_ns()}.py"
+            script.write_text(textwrap.dedent(code))
+            common = {
+                **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                **{name: str(value) for name, value in variables.items()},
+            }
+            pages = [page] if page else [Page(script.with_suffix(f".{rank}.page"), rank, ranks) for rank in range(ranks)]
+            environments = [
+                {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "MAINSTAY_PAGE": str(pages[rank].path)}
+                for rank in range(ranks)
+            ]
+            ends = forked_ranks.run(str(script), environments, str(script.with_suffix(".output")), timeout=180)
+            printed = "".join(script.with_suffix(f".output.{rank}").read_text() for rank in range(ranks))
+            assert ends == [0] * ranks, printed
+            return {rank: page.read() for rank, page in enumerate(pages)}, printed
+
+        return run
+
+    return runs_on
+
+
+@pytest.fixture
+def forked(forked_from, forked_ranks):
+    """Runs a script on ranks that are forked with PyTorch imported."""
+    return forked_from(forked_ranks)
 
 
 class Job:

@@ -9,10 +9,18 @@ import atexit
 import contextlib
 import json
 import os
-import runpy
 import signal
+import socket
 import subprocess
 import sys
+import types
+
+
+def free_port() -> int:
+    """A port for the rendezvous of ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class ForkedRanks:
@@ -50,7 +58,9 @@ def _rank(script: str, environment: dict[str, str], output: str) -> None:
         os.environ.update(environment)
         sys.argv = [script]
         try:
-            runpy.run_path(script, run_name="__main__")
+            with open(script) as source:
+                program = compile(source.read(), script, "exec")
+            _run(program, script)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -62,6 +72,17 @@ def _rank(script: str, environment: dict[str, str], output: str) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _run(program: types.CodeType, script: str) -> None:
+    """Runs the program as the interpreter does, watched as a rank of a warm start is."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=sys.modules["builtins"])
+    sys.modules["__main__"] = main
+    import mainstay_auto
+
+    mainstay_auto.start(program)
+    exec(program, main.__dict__)
 
 
 def _serve() -> None:

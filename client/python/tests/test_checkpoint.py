@@ -87,8 +87,7 @@ def test_directory_may_be_given_and_the_module_is_there_by_attribute(python, tmp
     )
 
 
-def test_state_of_torch_is_restored_bit_for_bit(python, directory):
-    pytest.importorskip("torch")
+def test_state_of_torch_is_restored_bit_for_bit(forked, directory):
     script = """
         import random, sys, torch, mainstay.checkpoint as checkpoint
         def fresh():
@@ -107,8 +106,8 @@ def test_state_of_torch_is_restored_bit_for_bit(python, directory):
                                    "torch": torch.get_rng_state(), "random": random.getstate()})
         print(train(model, optimiser, 5))
     """
-    undisturbed = python(script, MAINSTAY_CHECKPOINT_DIR=directory).stdout
-    resumed = python(
+    _, undisturbed = forked(script, MAINSTAY_CHECKPOINT_DIR=directory)
+    _, resumed = forked(
         script.split("train(model, optimiser, 5)\n        assert")[0]
         + """saved = checkpoint.load()
         model.load_state_dict(saved["model"]); optimiser.load_state_dict(saved["optimiser"])
@@ -116,7 +115,7 @@ def test_state_of_torch_is_restored_bit_for_bit(python, directory):
         print(train(model, optimiser, 5))
     """,
         MAINSTAY_CHECKPOINT_DIR=directory,
-    ).stdout
+    )
     assert resumed == undisturbed and resumed
     assert state_file(directory, 5).suffix == ".pt"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import textwrap
 
 import pytest
-from forked_ranks import ForkedRanks
+from forked_ranks import free_port
 
 pytest.importorskip("torch.distributed.checkpoint")
 
@@ -40,12 +39,6 @@ def assert_is(loaded, seed):
 """
 
 
-MODULES = [
-    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.tensor",
-]
-
-
 class Ranks:
     """Runs a script on this many ranks, as torchrun starts them, and waits."""
 
@@ -57,9 +50,7 @@ class Ranks:
     def __call__(self, code: str, world: int, check: bool = True, **variables):
         script = self.tmp_path / f"ranks-{len(list(self.tmp_path.glob('ranks-*.py')))}.py"
         script.write_text(PRELUDE + textwrap.dedent(code) + "\ndist.destroy_process_group()\n")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         common = {
             **os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "MAINSTAY_CHECKPOINT_DIR": str(self.directory), "OMP_NUM_THREADS": "1", **variables,
@@ -72,16 +63,9 @@ class Ranks:
         return ends, printed
 
 
-@pytest.fixture(scope="module")
-def forked():
-    ranks = ForkedRanks(MODULES)
-    yield ranks
-    ranks.close()
-
-
 @pytest.fixture
-def ranks(tmp_path, forked):
-    return Ranks(tmp_path, forked)
+def ranks(tmp_path, forked_ranks):
+    return Ranks(tmp_path, forked_ranks)
 
 
 SAVE = "dcp.save(state(SEED), storage_writer=mainstay.dcp.Writer(SEED))\n"

@@ -96,9 +96,8 @@ def test_a_modules_parameters_and_buffers_count():
     assert int(mainstay.digest(net)) != before
 
 
-def test_replicas_report_the_same_until_a_bit_flips(run_job):
-    pytest.importorskip("torch")
-    job = run_job("""
+def test_replicas_report_the_same_until_a_bit_flips(forked):
+    pages, _ = forked("""
         import torch, torch.distributed as dist, mainstay
         dist.init_process_group("gloo")
         torch.manual_seed(1)
@@ -111,15 +110,14 @@ def test_replicas_report_the_same_until_a_bit_flips(run_job):
                 net.module.weight.data.view(torch.int32)[2, 3] ^= 1 << 20
             optimizer.step()
             mainstay.step(n)
-    """)
-    told = [{record["step"]: record["digest"] for record in page["records"]} for page in job.pages.values()]
+    """, ranks=2)
+    told = [{record["step"]: record["digest"] for record in page["records"]} for page in pages.values()]
     assert [[step for step, digest in rank.items() if digest is not None] for rank in told] == [[2, 5, 8, 11]] * 2
     assert [told[0][step] == told[1][step] for step in (2, 5, 8, 11)] == [True, True, False, False]
 
 
-def test_a_digest_of_a_device_goes_with_the_step_eight_later(python, page):
-    pytest.importorskip("torch")
-    python("""
+def test_a_digest_of_a_device_goes_with_the_step_eight_later(forked, page):
+    forked("""
         import torch, mainstay
         from mainstay import _digest
         tensor = torch.zeros(4, requires_grad=True)

@@ -284,9 +284,8 @@ def test_without_memory_a_rank_writes_to_the_disk_itself(launch):
     assert manifest(launch.steps, 1)["format"] == 1
 
 
-def test_a_state_is_loaded_as_it_was_saved(python):
-    pytest.importorskip("torch")
-    python(
+def test_a_state_is_loaded_as_it_was_saved(forked):
+    forked(
         """
         import pickle, numpy, torch
         from mainstay import _container

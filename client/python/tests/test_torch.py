@@ -86,8 +86,8 @@ def test_the_rank_that_does_not_enter_a_collective_differs_from_the_one_that_wai
     assert len(job.pages) == 2
 
 
-def test_a_script_that_reports_its_steps_is_not_counted_by_hooks(run_job):
-    job = run_job("""
+def test_a_script_that_reports_its_steps_is_not_counted_by_hooks(forked):
+    pages, _ = forked("""
         import torch, mainstay
         net = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -96,7 +96,7 @@ def test_a_script_that_reports_its_steps_is_not_counted_by_hooks(run_job):
             optimizer.step()
             mainstay.step(n, loss=0.25)
     """, ranks=1)
-    assert [record["step"] for record in job.pages[0]["records"]] == [100, 101, 102, 103]
+    assert [record["step"] for record in pages[0]["records"]] == [100, 101, 102, 103]
 
 
 def test_switched_off_it_does_nothing_at_all(run_job):
@@ -110,8 +110,8 @@ def test_a_program_without_torch_is_left_alone(run_job):
 
 
 @pytest.mark.parametrize("kind", ["FullyShardedDataParallel", "fully_shard"])
-def test_sharded_models_are_watched_at_their_root(run_job, kind):
-    job = run_job(f"""
+def test_sharded_models_are_watched_at_their_root(forked, kind):
+    pages, _ = forked(f"""
         import torch, torch.distributed as dist
         from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
         dist.init_process_group("gloo")
@@ -133,20 +133,20 @@ def test_sharded_models_are_watched_at_their_root(run_job, kind):
             optimizer.zero_grad()
         import time; time.sleep(1.2)
         dist.destroy_process_group()
-    """)
-    for page in job.pages.values():
+    """, ranks=2)
+    for page in pages.values():
         assert [record["step"] for record in page["records"]] == [1, 2, 3]
         assert sections(page) >= {"forward", "backward", "optimizer"}
         assert sum(group["entered"] for group in page["collectives"]) >= 8
 
 
-def test_results_are_bit_for_bit_those_without_it(run_job, tmp_path):
+def test_results_are_bit_for_bit_those_without_it(forked, tmp_path):
     ending = f"""
     torch.save([p for p in net.parameters()], {str(tmp_path)!r} + "/" + os.environ["WHICH"] + str(rank))
     dist.destroy_process_group()
     """
-    run_job(TRAINING + ending, WHICH="on")
-    run_job(TRAINING + ending, WHICH="off", MAINSTAY_TORCH=0)
+    forked(TRAINING + ending, ranks=2, WHICH="on")
+    forked(TRAINING + ending, ranks=2, WHICH="off", MAINSTAY_TORCH=0)
     import torch
 
     for rank in range(2):
@@ -154,8 +154,8 @@ def test_results_are_bit_for_bit_those_without_it(run_job, tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(on, off)) and len(on) == 2
 
 
-def test_errors_of_the_model_pass_through_and_leave_no_section_open(python, page):
-    python("""
+def test_errors_of_the_model_pass_through_and_leave_no_section_open(forked, page):
+    forked("""
         import torch, mainstay.torch
         class Broken(torch.nn.Module):
             def forward(self, x):
@@ -191,8 +191,8 @@ def test_without_a_page_nothing_is_hooked(python):
     """)
 
 
-def test_a_compiled_model_is_not_broken_in_pieces(python, page):
-    python("""
+def test_a_compiled_model_is_not_broken_in_pieces(forked, page):
+    forked("""
         import torch, mainstay.torch
         net = torch.nn.Linear(4, 4)
         mainstay.torch.watch(net)
@@ -212,8 +212,8 @@ ALONE = """
 """
 
 
-def test_a_watched_model_can_be_compiled_copied_and_pickled(python, page):
-    python(ALONE + """
+def test_a_watched_model_can_be_compiled_copied_and_pickled(forked, page):
+    forked(ALONE + """
     from torch.nn.parallel import DistributedDataParallel
     net = DistributedDataParallel(torch.nn.Linear(4, 4))
     compiled = torch.compile(net, backend="eager")
@@ -234,8 +234,8 @@ def test_a_watched_model_can_be_compiled_copied_and_pickled(python, page):
     assert page.read()["beat"]["sections"] == []
 
 
-def test_a_model_that_raises_within_ddp_leaves_its_section(python, page):
-    python(ALONE + """
+def test_a_model_that_raises_within_ddp_leaves_its_section(forked, page):
+    forked(ALONE + """
     class Broken(torch.nn.Linear):
         def forward(self, x):
             raise KeyError("the model's own")
@@ -252,8 +252,8 @@ def test_a_model_that_raises_within_ddp_leaves_its_section(python, page):
     assert told["beat"]["sections"] == [] and sections(told) == {"forward", "evaluation"}
 
 
-def test_only_the_thread_that_trains_is_in_a_section(python, page):
-    python(ALONE + """
+def test_only_the_thread_that_trains_is_in_a_section(forked, page):
+    forked(ALONE + """
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     beside = threading.Thread(target=lambda: net(torch.ones(1)).sum().backward())
     beside.start()
@@ -263,8 +263,8 @@ def test_only_the_thread_that_trains_is_in_a_section(python, page):
     assert sections(page.read()) == set()
 
 
-def test_the_steps_of_one_optimizer_count_and_of_the_next_one_when_it_is_gone(python, page):
-    python(ALONE + """
+def test_the_steps_of_one_optimizer_count_and_of_the_next_one_when_it_is_gone(forked, page):
+    forked(ALONE + """
     def optimizer():
         return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     lead, other = optimizer(), optimizer()

@@ -86,10 +86,10 @@ impl Suite<'_> {
         });
     }
 
-    /// A minute and a half on two processors. `MAINSTAY_SEEDS` sets more: a million by hand.
+    /// Half a minute on two processors. `MAINSTAY_SEEDS` sets more: a million by hand.
     pub fn simulation(&self, checks: &mut Checks) {
-        checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || {
-            let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
+        checks.run("a job of several hosts, simulated 30,000 times (cargo test)", || {
+            let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "30000".to_owned());
             let core = |program: &TestProgram| program.is_of("agent/core") && program.target == "it";
             self.programs
                 .run(self.own, core, Some("job_of_hosts"), |test| _ = test.env("MAINSTAY_SEEDS", &seeds))

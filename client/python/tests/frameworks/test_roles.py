@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from forked_ranks import ForkedRanks
 
 needs_megatron = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="not installed: megatron-core")
 
@@ -24,20 +25,23 @@ POLLED = """
 """
 
 
-def stages(job) -> list:
-    return [(page["claim"]["role"], page["claim"]["stage"]) for _, page in sorted(job.pages.items())]
+def stages(pages: dict) -> list:
+    return [(page["claim"]["role"], page["claim"]["stage"]) for _, page in sorted(pages.items())]
 
 
 @needs_megatron
-def test_the_stage_of_megatron_core(run_job):
-    job = run_job("""
+def test_the_stage_of_megatron_core(forked_from):
+    # Its import takes longer than that of PyTorch.
+    forked_ranks = ForkedRanks(["torch.distributed", "megatron.core.parallel_state"])
+    pages, _ = forked_from(forked_ranks)("""
         import torch.distributed as dist
         dist.init_process_group("gloo")
         from megatron.core import parallel_state
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=1, pipeline_model_parallel_size=2)
         mine = parallel_state.get_pipeline_model_parallel_rank()
     """ + POLLED + "        assert mine == dist.get_rank() // 2\n", ranks=4)
-    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
+    forked_ranks.close()
+    assert stages(pages) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
 def test_the_stage_of_a_device_mesh(run_job):
@@ -45,22 +49,22 @@ def test_the_stage_of_a_device_mesh(run_job):
         from torch.distributed.device_mesh import init_device_mesh
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     """ + POLLED, ranks=4)
-    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
+    assert stages(job.pages) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
-def test_a_mesh_without_a_pipeline_gives_no_stage(run_job):
-    job = run_job("""
+def test_a_mesh_without_a_pipeline_gives_no_stage(forked):
+    pages, _ = forked("""
         from torch.distributed.device_mesh import init_device_mesh
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         from mainstay import _role
         _role.from_frameworks()
         assert not _role._told and len(_role.meshes) == 1
     """, ranks=2)
-    assert [stage for _, stage in stages(job)] == [None, None]
+    assert [stage for _, stage in stages(pages)] == [None, None]
 
 
-def test_the_stage_of_a_mesh_whose_other_dimension_shards_a_model(run_job):
-    job = run_job("""
+def test_the_stage_of_a_mesh_whose_other_dimension_shards_a_model(forked):
+    pages, _ = forked("""
         import torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -72,11 +76,11 @@ def test_the_stage_of_a_mesh_whose_other_dimension_shards_a_model(run_job):
             net(torch.ones(2, 8)).sum().backward()
             optimizer.step()
     """ + POLLED + "        assert mesh.get_local_rank('pp') == dist.get_rank() % 2\n", ranks=4)
-    assert stages(job) == [("", 0), ("", 1), ("", 0), ("", 1)]
+    assert stages(pages) == [("", 0), ("", 1), ("", 0), ("", 1)]
 
 
-def test_a_model_that_is_sharded_and_replicated_has_no_stage(run_job):
-    job = run_job("""
+def test_a_model_that_is_sharded_and_replicated_has_no_stage(forked):
+    pages, _ = forked("""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -88,7 +92,7 @@ def test_a_model_that_is_sharded_and_replicated_has_no_stage(run_job):
         _role.from_frameworks()
         assert not _role._told and len(_role.meshes) >= 1
     """, ranks=4)
-    assert [stage for _, stage in stages(job)] == [None] * 4
+    assert [stage for _, stage in stages(pages)] == [None] * 4
 
 
 # Two pipelines of two ranks each, created from groups: ranks 0 and 2, and ranks 1 and 3.
@@ -110,16 +114,16 @@ PIPELINE = """
 """
 
 
-def test_the_stage_of_a_pipeline_of_torch_without_a_mesh(run_job):
-    job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleGPipe") + """
+def test_the_stage_of_a_pipeline_of_torch_without_a_mesh(forked):
+    pages, _ = forked(PIPELINE.replace("SCHEDULE", "ScheduleGPipe") + """
         train(ScheduleGPipe(stage(place, 2), n_microbatches=2, loss_fn=loss), place == 0, place == 1)
     """ + POLLED, ranks=4)
-    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
+    assert stages(pages) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
-def test_ranks_with_several_stages_report_their_position(run_job):
-    job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleInterleaved1F1B") + """
+def test_ranks_with_several_stages_report_their_position(forked):
+    pages, _ = forked(PIPELINE.replace("SCHEDULE", "ScheduleInterleaved1F1B") + """
         mine = [stage(place, 4), stage(place + 2, 4)]
         train(ScheduleInterleaved1F1B(mine, n_microbatches=2, loss_fn=loss), place == 0, place == 1)
     """ + POLLED, ranks=4)
-    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
+    assert stages(pages) == [("", 0), ("", 0), ("", 1), ("", 1)]

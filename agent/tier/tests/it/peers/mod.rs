@@ -165,7 +165,7 @@ fn no_whole_step_anywhere_is_no_error() {
 }
 
 #[test]
-fn a_holder_whose_first_answers_are_lost_is_asked_again_before_a_step_is_given_up() {
+fn a_holder_whose_first_answers_are_lost_is_asked_again_before_a_step_is_abandoned() {
     let (front, back, owner) = (address(), address(), address());
     let to_lose = std::sync::Arc::new(AtomicUsize::new(0));
     let left = std::sync::Arc::clone(&to_lose);
