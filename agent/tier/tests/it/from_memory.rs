@@ -11,6 +11,7 @@ use crate::common;
 use crate::peers::support;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use common::rank::{Rank, until as until_seen};
 use mainstay_checkpoint::control::{Answer, State};
@@ -171,12 +172,19 @@ fn if_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_disk() 
         step > 4 && !hosts[1].replicas().is_empty()
     });
     // Its owner also keeps it until a newer step has its copies: it is not sent back.
+    let (mut before, mut longest) = (Instant::now(), Duration::ZERO);
     until("two more", || {
+        longest = longest.max(before.elapsed());
+        before = Instant::now();
         step += 1;
         rank.save(step);
         let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
         until_seen(|| stored.exists(), |exists| *exists);
         hosts[0].service().counts().shards_sent >= 3
     });
+    // A holder that receives nothing of a newer step for 5 s sends the older one back: not a fault on a machine that stalls.
+    if longest > Duration::from_secs(2) {
+        return testing::skip_part("the machine is too busy to save a step within 2 s");
+    }
     assert_eq!(hosts[1].service().counts().shards_sent, 0);
 }
