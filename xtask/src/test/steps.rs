@@ -86,7 +86,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Half a minute on two processors. `MAINSTAY_SEEDS` sets more: a million by hand.
+    /// `MAINSTAY_SEEDS` sets another number: a million by hand.
     pub fn simulation(&self, checks: &mut Checks) {
         checks.run("a job of several hosts, simulated 30,000 times (cargo test)", || {
             let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "30000".to_owned());

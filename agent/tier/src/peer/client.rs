@@ -79,7 +79,8 @@ impl Asking<'_> {
         wire.expect_json(Kind::Inventory)
     }
 
-    /// Asks the leader `address` to which step `run` goes back. The leader asks other agents, so more time is allowed.
+    /// Asks the leader `address` to which step `run` goes back. The leader asks other agents, those that are silent twice, so
+    /// more time is allowed.
     ///
     /// # Errors
     /// The connection fails, or the answer is not valid.
@@ -90,7 +91,8 @@ impl Asking<'_> {
         asker: &str,
         distrusted: Vec<(String, String)>,
     ) -> Result<Decision, PeerError> {
-        let patience = Timeouts { stall: self.patience.stall + self.patience.connect * 4, ..self.patience };
+        let patience =
+            Timeouts { stall: (self.patience.stall + self.patience.connect * 4) * 2, ..self.patience };
         let mut wire = Wire::connect(address, self.pass, patience)?;
         let asked = Decide { run: run.to_owned(), asker: asker.to_owned(), distrusted };
         wire.send_json(Header::of(Kind::Decide), &asked)?;

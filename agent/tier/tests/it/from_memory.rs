@@ -162,24 +162,21 @@ fn if_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_disk() 
     hosts[0].wait_for_peers(1);
     let launcher = Launcher::with(&hosts[0], 2, true);
     let rank = launcher.rank(8 << 20);
-    let mut step = 0;
-    until("a step with its copies", || {
-        // Each step is on disk a moment later, and sent in two seconds.
+    let (mut step, mut last, mut longest) = (0, Instant::now(), Duration::ZERO);
+    // Each step is on disk a moment later, and sent in two seconds.
+    let mut save_next = || {
         step += 1;
         rank.save(step);
         let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
         until_seen(|| stored.exists(), |exists| *exists);
-        step > 4 && !hosts[1].replicas().is_empty()
-    });
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+        step
+    };
+    until("a step with its copies", || save_next() > 4 && !hosts[1].replicas().is_empty());
     // Its owner also keeps it until a newer step has its copies: it is not sent back.
-    let (mut before, mut longest) = (Instant::now(), Duration::ZERO);
     until("two more", || {
-        longest = longest.max(before.elapsed());
-        before = Instant::now();
-        step += 1;
-        rank.save(step);
-        let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
-        until_seen(|| stored.exists(), |exists| *exists);
+        save_next();
         hosts[0].service().counts().shards_sent >= 3
     });
     // A holder that receives nothing of a newer step for 5 s sends the older one back: not a fault on a machine that stalls.

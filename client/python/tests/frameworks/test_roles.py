@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import pytest
@@ -32,15 +33,14 @@ def stages(pages: dict) -> list:
 @needs_megatron
 def test_the_stage_of_megatron_core(forked_from):
     # Its import takes longer than that of PyTorch.
-    forked_ranks = ForkedRanks(["torch.distributed", "megatron.core.parallel_state"])
-    pages, _ = forked_from(forked_ranks)("""
+    with contextlib.closing(ForkedRanks(["torch.distributed", "megatron.core.parallel_state"])) as forked_ranks:
+        pages, _ = forked_from(forked_ranks)("""
         import torch.distributed as dist
         dist.init_process_group("gloo")
         from megatron.core import parallel_state
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=1, pipeline_model_parallel_size=2)
         mine = parallel_state.get_pipeline_model_parallel_rank()
     """ + POLLED + "        assert mine == dist.get_rank() // 2\n", ranks=4)
-    forked_ranks.close()
     assert stages(pages) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 

@@ -2,6 +2,7 @@
 //! sealed, or it does not arrive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+mod asked_again;
 mod clock;
 mod deduplication;
 mod divergence;
@@ -162,35 +163,6 @@ fn no_whole_step_anywhere_is_no_error() {
     let hosts = hosts(2, |_, _| {});
     assert_eq!(hosts[0].restore().unwrap().0, None);
     assert_eq!(fs::read_dir(hosts[0].directory.path()).unwrap().count(), 0);
-}
-
-#[test]
-fn a_holder_whose_first_answers_are_lost_is_asked_again_before_a_step_is_abandoned() {
-    let (front, back, owner) = (address(), address(), address());
-    let to_lose = std::sync::Arc::new(AtomicUsize::new(0));
-    let left = std::sync::Arc::clone(&to_lose);
-    let one_less = |left: usize| left.checked_sub(1);
-    let proxy = Proxy::start(&front, &back, move |_, _| {
-        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
-    });
-    let mut hosts = hosts_named(&[owner, front], |index, settings| {
-        if index == 1 {
-            settings.listen = back.parse().unwrap();
-        }
-    });
-    hosts[0].save(0, 2, &[0], 1);
-    hosts[0].wait_for_copies(2, 2);
-    hosts[0].lose();
-    // After its first round, it asks only for a restore.
-    hosts[0].settings.interval = Duration::from_secs(3600);
-    hosts[0].start();
-    hosts[0].wait_for_peers(1);
-    // The requests of the host that asks and of the leader.
-    to_lose.store(2, Ordering::SeqCst);
-    assert_eq!(hosts[0].restore().unwrap().0, Some(2));
-    assert_eq!(to_lose.load(Ordering::SeqCst), 0);
-    hosts[0].has(2, &[0]);
-    drop(proxy);
 }
 
 #[test]
