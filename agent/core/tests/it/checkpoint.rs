@@ -143,7 +143,7 @@ fn a_clock_jump_does_not_change_the_order_of_steps() {
         let order: Vec<(u64, u64)> =
             steps(&copies, None).iter().map(|state| (state.key.step, state.key.attempt)).collect();
         assert_eq!(order, [(30, 1), (20, 1), (20, 0), (10, 1)], "{first} and {second}");
-        let gone = deletable(&steps(&copies, None), Retention { keep: 2, copies: 1 });
+        let gone = deletable(&steps(&copies, None), |_| false, Retention { keep: 2, copies: 1 });
         assert_eq!(gone, [key(10, 1, 1), key(20, 0, 1)], "{first} and {second}");
     }
     // Launches are ordered only by their clocks, and the attempts of a launch stay together.
@@ -165,7 +165,7 @@ fn copies_on_an_excluded_host_neither_keep_nor_free_a_step() {
         [&one, &two].into_iter().flat_map(|of| [copy("a", true, of, 0), copy("b", false, of, 0)]).collect();
     let gone = |hosts: &[Host], copies: &[Copy]| {
         let (copies, wanted) = counting("a", copies.to_vec(), hosts, 2);
-        deletable(&steps(&copies, None), Retention { keep: 1, copies: wanted })
+        deletable(&steps(&copies, None), |_| false, Retention { keep: 1, copies: wanted })
     };
     assert_eq!(gone(&hosts, &copies), std::slice::from_ref(&one));
     hosts[1].excluded = true;
@@ -238,12 +238,35 @@ fn no_step_is_deleted_before_a_newer_one_has_all_its_copies() {
         copies.extend([copy(holder, true, &one, rank), copy(other, false, &one, rank)]);
         copies.push(copy(holder, true, &two, rank));
     }
-    assert!(deletable(&steps(&copies, None), retention).is_empty(), "step 2 is whole but has one copy");
+    assert!(
+        deletable(&steps(&copies, None), |_| false, retention).is_empty(),
+        "step 2 is whole but has one copy"
+    );
     copies.push(copy("b", false, &two, 0));
-    assert!(deletable(&steps(&copies, None), retention).is_empty(), "one of its shards has one copy");
+    assert!(
+        deletable(&steps(&copies, None), |_| false, retention).is_empty(),
+        "one of its shards has one copy"
+    );
     copies.push(copy("a", false, &two, 1));
-    assert_eq!(deletable(&steps(&copies, None), retention), [one]);
-    assert!(deletable(&steps(&copies, None), Retention { keep: 2, ..retention }).is_empty());
+    assert_eq!(deletable(&steps(&copies, None), |_| false, retention), [one]);
+    assert!(deletable(&steps(&copies, None), |_| false, Retention { keep: 2, ..retention }).is_empty());
+}
+
+#[test]
+fn an_incomplete_step_that_may_be_whole_is_kept_in_the_place_of_an_older_one() {
+    let whole = |of: &StepKey| {
+        [copy("a", true, of, 0), copy("b", false, of, 0), copy("b", true, of, 1), copy("a", false, of, 1)]
+    };
+    let [one, two, three, four] = [1, 2, 3, 4].map(|step| key(step, 0, 2));
+    let mut copies: Vec<Copy> = [&one, &two, &four].into_iter().flat_map(whole).collect();
+    // The other rank's copies are on hosts that were restarted: they are not verified yet.
+    copies.push(copy("a", true, &three, 0));
+    let gone = |keep, may_be_whole: &[&StepKey]| {
+        deletable(&steps(&copies, None), |of| may_be_whole.contains(&of), Retention { keep, copies: 2 })
+    };
+    assert_eq!(gone(2, &[]), [three.clone(), one.clone()]);
+    assert_eq!(gone(2, &[&three]), std::slice::from_ref(&one), "two whole ones and the one between");
+    assert_eq!(gone(1, &[&three]), [three, one, two], "the newest is whole: no other is needed");
 }
 
 #[test]
@@ -467,7 +490,7 @@ impl Cluster {
 
     fn prune(&mut self) {
         let retention = Retention { keep: 1, copies: self.redundancy + 1 };
-        let gone = deletable(&steps(&self.copies, None), retention);
+        let gone = deletable(&steps(&self.copies, None), |_| false, retention);
         self.copies.retain(|copy| !gone.contains(&copy.shard.of));
     }
 

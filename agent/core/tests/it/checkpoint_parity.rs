@@ -174,7 +174,7 @@ fn an_older_step_is_deleted_only_when_the_newer_one_has_enough_pieces() {
         copies.push(piece(&format!("h{}", index + 1), &old, OF, index));
     }
     let retention = Retention { keep: 1, copies: 2 };
-    let gone = |copies: &[Copy]| deletable(&steps(copies, Some("job")), retention);
+    let gone = |copies: &[Copy]| deletable(&steps(copies, Some("job")), |_| false, retention);
     copies.extend((0..2).map(|index| piece(&format!("h{}", index + 1), &new, OF, index)));
     assert!(gone(&copies).is_empty(), "two of three required pieces do not count");
     copies.push(piece("h3", &new, OF, 2));

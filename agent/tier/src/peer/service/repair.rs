@@ -1,11 +1,12 @@
 //! Sends shards with too few copies, and deletes copies that no rule keeps.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, restorable, steps, steps_among};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::placement::cut_for;
 use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
@@ -257,11 +258,22 @@ impl Shared {
 
     /// Steps that no rule keeps.
     pub(crate) fn deletable(&self) -> Vec<StepKey> {
-        let wanted = self.settings.copies + 1;
-        let (copies, wanted) = counting(self.name(), self.copies(), &self.hosts(), wanted);
+        let hosts = self.hosts();
+        let counting = |copies: Vec<Copy>| counting(self.name(), copies, &hosts, self.settings.copies + 1);
+        let (copies, wanted) = counting(self.copies());
         let retention = Retention { keep: self.settings.keep, copies: wanted };
+        // Rarely needed.
+        let possible: OnceCell<Vec<Copy>> = OnceCell::new();
+        let possible = || possible.get_or_init(|| restorable(counting(self.copies_as_last_reported()).0));
         let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
-        runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
+        let of_run = |run| {
+            let may_be_whole = |key: &StepKey| {
+                let states = steps_among(possible(), Some(run));
+                states.iter().any(|state| state.key == *key && state.is_whole())
+            };
+            deletable(&steps(&copies, Some(run)), may_be_whole, retention)
+        };
+        runs.into_iter().flat_map(of_run).collect()
     }
 
     /// Deletes what ranks of this host have written of these shards, on the request of a user at another host. Returns their number.

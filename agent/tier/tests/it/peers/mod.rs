@@ -17,6 +17,7 @@ mod parity;
 mod prepared_memory;
 mod recorded_traffic;
 mod replicator;
+mod retention;
 mod slow;
 pub(crate) mod support;
 mod throttle;
