@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::files::title::title;
 use mainstay_core::checkpoint::files::{Kind, Rule, is_unknown_checkpoint};
 use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
 use mainstay_tier::peer::{Progress, Service, Settings};
@@ -109,7 +110,7 @@ impl Sealing {
         match work.await {
             Ok(Ok(restored)) => {
                 match restored.decision.step {
-                    Some(key) => print(format!("{place}: step {} is whole", key.step)),
+                    Some(key) => print(format!("{place}: {} is whole", title(key.step))),
                     None => {
                         print(format!("{place}: no whole step is known"));
                         print_unsealed(output, print).await;

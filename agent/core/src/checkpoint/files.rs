@@ -6,6 +6,7 @@
 
 pub mod pattern;
 pub mod proof;
+pub mod title;
 pub mod zip;
 
 use std::collections::{BTreeMap, BTreeSet};

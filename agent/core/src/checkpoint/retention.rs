@@ -19,9 +19,9 @@ pub struct Retention {
 /// oldest. `steps` is sorted newest first; only this order decides which step is older.
 ///
 /// A step may be deleted only if a newer one is whole with all its copies. The `keep` newest whole steps are always
-/// kept, so a host that fails while a step is saved or replicated loses that step and no other. Until as many are found,
-/// incomplete steps for which `may_be_whole` is true are kept as well: hosts that were restarted have not verified
-/// their copies yet, or do not answer.
+/// kept, so a host that fails while a step is saved or replicated loses that step and no other. An older step that is
+/// incomplete and for which `may_be_whole` is true is kept like a whole one, in addition: hosts that were restarted have
+/// not verified their copies yet, or do not answer.
 pub fn deletable(
     steps: &[StepState],
     may_be_whole: impl Fn(&StepKey) -> bool,
@@ -29,13 +29,12 @@ pub fn deletable(
 ) -> Vec<StepKey> {
     let safe = |step: &&StepState| step.is_whole() && step.least_copies() >= retention.copies.max(1);
     let Some(anchor) = steps.iter().position(|step| safe(&step)) else { return Vec::new() };
-    let mut missing = retention.keep.max(1);
-    let is_kept = |step: &&StepState| {
-        let is_whole = missing > 0 && step.is_whole();
-        missing -= usize::from(is_whole);
-        is_whole || (missing > 0 && may_be_whole(&step.key))
-    };
-    let kept: BTreeSet<&StepKey> = steps.iter().filter(is_kept).map(|step| &step.key).collect();
+    let keep = retention.keep.max(1);
+    let whole = steps.iter().filter(|step| step.is_whole()).take(keep);
+    let counts =
+        |(at, step): &(usize, &StepState)| step.is_whole() || (*at > anchor && may_be_whole(&step.key));
+    let perhaps_whole = steps.iter().enumerate().filter(counts).take(keep).map(|(_, step)| step);
+    let kept: BTreeSet<&StepKey> = whole.chain(perhaps_whole).map(|step| &step.key).collect();
     let older = steps.iter().skip(anchor + 1).rev();
     let mut gone: Vec<&StepState> = older.filter(|step| !kept.contains(&step.key)).collect();
     gone.sort_by_key(|step| step.is_whole());

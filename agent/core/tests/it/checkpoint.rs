@@ -253,20 +253,24 @@ fn no_step_is_deleted_before_a_newer_one_has_all_its_copies() {
 }
 
 #[test]
-fn an_incomplete_step_that_may_be_whole_is_kept_in_the_place_of_an_older_one() {
+fn an_incomplete_step_that_may_be_whole_is_kept_like_a_whole_one() {
     let whole = |of: &StepKey| {
         [copy("a", true, of, 0), copy("b", false, of, 0), copy("b", true, of, 1), copy("a", false, of, 1)]
     };
-    let [one, two, three, four] = [1, 2, 3, 4].map(|step| key(step, 0, 2));
-    let mut copies: Vec<Copy> = [&one, &two, &four].into_iter().flat_map(whole).collect();
+    let steps_of_two = [1, 2, 3, 4, 5].map(|step| key(step, 0, 2));
+    let [one, two, three, four, five] = &steps_of_two;
+    let mut copies: Vec<Copy> = [one, two, five].into_iter().flat_map(whole).collect();
     // The other rank's copies are on hosts that were restarted: they are not verified yet.
-    copies.push(copy("a", true, &three, 0));
-    let gone = |keep, may_be_whole: &[&StepKey]| {
-        deletable(&steps(&copies, None), |of| may_be_whole.contains(&of), Retention { keep, copies: 2 })
+    copies.extend([three, four].map(|of| copy("a", true, of, 0)));
+    let gone = |keep, may_be_whole: &[&StepKey]| -> Vec<u64> {
+        let retention = Retention { keep, copies: 2 };
+        let gone = deletable(&steps(&copies, None), |of| may_be_whole.contains(&of), retention);
+        gone.into_iter().map(|of| of.step).collect()
     };
-    assert_eq!(gone(2, &[]), [three.clone(), one.clone()]);
-    assert_eq!(gone(2, &[&three]), std::slice::from_ref(&one), "two whole ones and the one between");
-    assert_eq!(gone(1, &[&three]), [three, one, two], "the newest is whole: no other is needed");
+    assert_eq!(gone(2, &[]), [3, 4, 1]);
+    assert_eq!(gone(2, &[four]), [3, 1], "the two newest whole ones, and the one between");
+    assert_eq!(gone(2, &[three, four]), [3, 1], "as many as if all are whole, and as if none is");
+    assert_eq!(gone(1, &[three, four]), [3, 4, 1, 2], "no other is needed");
 }
 
 #[test]
