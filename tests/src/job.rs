@@ -211,6 +211,10 @@ impl Drop for Job {
     /// Ends a job that a test left running, and waits for its processes: one that is still ending may write a file
     /// while the stage is being removed, and its control group cannot be removed yet.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The cause may be on another host than the one that the test waited for.
+            eprintln!("the launcher of {} printed:\n{}", self.run_dir().display(), self.printed());
+        }
         if let Ok(None) = self.launcher.try_wait() {
             let _ = self.launcher.kill();
             let _ = self.launcher.wait();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::copied_step::CopiedStep;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::lag::LagReason;
 use mainstay_tier::peer::Service;
 use mainstay_tier::pool::View;
 
@@ -121,15 +122,19 @@ fn saved_after(service: &Service, launch: &str, newest: Option<(u64, u64)>) -> b
     })
 }
 
-/// Why the copies are missing, as far as known.
+/// Why the copies are missing, as far as known, and what to do.
 fn why_not_copied(service: &Service, newest: Option<(u64, u64)>) -> String {
-    let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
-    let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());
+    let (reason, why) = service.delay();
+    let advice = match reason {
+        LagReason::Peer => "Check that all ports between the hosts are open",
+        LagReason::Slowdown | LagReason::Measurement | LagReason::Speed => {
+            "Save less often: mainstay.checkpoint.due() follows the advised interval"
+        }
+    };
     let which = newest.map_or("no step".to_owned(), |(_, step)| format!("no step after {step}"));
+    let seconds = COPIED_WITHIN.as_secs();
     format!(
-        "checkpoint: {which} has a copy of each shard on another host yet, for {} s ({why}). Check that all ports between \
-         the hosts are open",
-        COPIED_WITHIN.as_secs()
+        "checkpoint: {which} has a copy of each shard on another host yet, for {seconds} s ({why}). {advice}"
     )
 }
 

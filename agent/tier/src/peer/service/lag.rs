@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use mainstay_core::checkpoint::lag::{CopyLag, LagReason};
 use mainstay_core::checkpoint::replication_cost::DelayReason;
 
-use super::{Service, Shared};
+use super::Service;
 use crate::os::monotonic;
 
 /// How far the replicas of a run lag, and the reason.
@@ -39,14 +39,14 @@ impl Service {
         let mut known = shared.lags.lock().unwrap_or_else(PoisonError::into_inner);
         let lags = known.look(monotonic(), shared.name(), &copies);
         drop(known);
-        let (reason, why) = shared.stands_in_the_way();
+        let (reason, why) = self.delay();
         lags.into_iter().map(|of| Lag { of, reason, why: why.clone() }).collect()
     }
-}
 
-impl Shared {
-    fn stands_in_the_way(&self) -> (LagReason, String) {
-        let peers = self.peers();
+    /// Why copies do not keep up with saves, as far as known, as a reason and as text.
+    pub fn delay(&self) -> (LagReason, String) {
+        let shared = &self.shared;
+        let peers = shared.peers();
         let fails = peers.iter().find(|(_, peer)| !peer.alive || peer.not_before.is_some());
         if let Some((name, peer)) = fails {
             let error = peer.error.as_deref().unwrap_or("it does not answer");
@@ -56,11 +56,11 @@ impl Shared {
             return (LagReason::Peer, "no peer is configured".to_owned());
         }
         drop(peers);
-        match self.throttle.holds() {
+        match shared.throttle.holds() {
             Some(DelayReason::Spent) => {
-                let percent = self.settings.slowdown * 100.0;
+                let percent = shared.settings.slowdown * 100.0;
                 let why = format!(
-                    "copies have cost training its share of {percent:.0} %: `checkpoint.slowdown_percent`"
+                    "copies have cost training its share of {percent:.0} %, in an agent `checkpoint.slowdown_percent`"
                 );
                 return (LagReason::Slowdown, why);
             }
@@ -70,7 +70,7 @@ impl Shared {
             }
             None => {}
         }
-        let rate = self.limit.rate();
+        let rate = shared.limit.rate();
         let limit = if rate > 0 { format!(" at {} MiB/s at most", rate >> 20) } else { String::new() };
         (LagReason::Speed, format!("saves come faster than copies{limit}"))
     }
