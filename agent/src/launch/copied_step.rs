@@ -43,9 +43,11 @@ pub(super) fn keep_what_is_copied(
         let now = Instant::now();
         let copied = service.copied(launch);
         let newer = copied.iter().take_while(|at| Some(**at) > copies.newest);
-        if let Some(at) =
-            newer.copied().find(|(attempt, step)| view.is_none_or(|view| view.copied(*attempt, *step)))
-        {
+        let stays = |at: &(u64, u64)| {
+            // Saves that are faster than copies have overwritten it in memory, and its files on the disk are held.
+            view.is_none_or(|view| view.copied(at.0, at.1)) || service.holds(launch, *at)
+        };
+        if let Some(at) = newer.copied().find(stays) {
             service.keep_from(launch, at);
             copies.advanced(at, now, report);
         } else if copies.is_to_be_checked(now) {

@@ -110,7 +110,12 @@ impl Service {
         copied
     }
 
-    /// Keeps this step of a launch in the memory of its owners on this host: only copies of older ones may be deleted.
+    /// Whether the files of this host's shards of a step stay open, and so exist until a newer step is kept.
+    pub fn holds(&self, launch: &str, at: (u64, u64)) -> bool {
+        self.shared.own.holds_all_of(launch, at)
+    }
+
+    /// Keeps this step of a launch in the memory of its owners on this host, or on its disk: only copies of older ones may be deleted.
     pub fn keep_from(&self, launch: &str, at: (u64, u64)) {
         *self.shared.keeps_from() = Some((launch.to_owned(), at));
     }

@@ -109,7 +109,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
         Ok(Offer::Wanted(upload)) => {
             // The thread keeps this priority: a replicating peer requests nothing else over the same connection.
             lower_priority(REPLICATE_NICE, false);
-            let _busy = shared.throttle.begin();
+            let _busy = shared.throttle.begin_to_receive();
             if upload.search_begins() {
                 divergence::fill(shared, &upload);
             }

@@ -25,9 +25,11 @@ pub(crate) struct ReplicationThrottle {
 #[derive(Debug, Default)]
 struct State {
     jobs: BTreeMap<String, (ReplicationCost, Mono)>,
-    /// Number of shards in transfer, in and out, and the time since which there is any.
-    busy: usize,
-    since: Mono,
+    /// Shards in transfer, in and out.
+    any: Transfers,
+    /// Those that this host sends. It pays for them only: the host that sends the others pays for those, and could not be
+    /// stopped from here.
+    sent: Transfers,
     /// Earlier periods of replication.
     spells: VecDeque<(Mono, Mono)>,
     /// The time since which a replica waits, and the reason.
@@ -35,6 +37,28 @@ struct State {
     held: Span,
     /// Seconds of training, each time of the job with the highest cost.
     paid_s: f64,
+}
+
+/// Number of transfers, and the time since which there is any.
+#[derive(Debug, Default)]
+struct Transfers {
+    count: usize,
+    since: Mono,
+}
+
+impl Transfers {
+    fn begin(&mut self, now: Mono) {
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count += 1;
+    }
+
+    /// Ends one. Returns the beginning of the period if it was the last.
+    fn end(&mut self) -> Option<Mono> {
+        self.count = self.count.saturating_sub(1);
+        (self.count == 0).then_some(self.since)
+    }
 }
 
 /// The cost of replication for training, from the duration of steps with and without it.
@@ -50,7 +74,10 @@ pub struct ReplicationOverhead {
 
 /// Marks a shard as in transfer until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Busy<'a>(&'a ReplicationThrottle);
+pub(crate) struct Busy<'a> {
+    throttle: &'a ReplicationThrottle,
+    is_sent: bool,
+}
 
 impl ReplicationThrottle {
     /// Replication may cost each job the share `allowed` of its time; 0: no limit.
@@ -62,14 +89,23 @@ impl ReplicationThrottle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the start of a transfer.
-    pub(crate) fn begin(&self) -> Busy<'_> {
-        let mut state = self.state();
-        if state.busy == 0 {
-            state.since = monotonic();
+    /// Records that this host starts to send a shard.
+    pub(crate) fn begin_to_send(&self) -> Busy<'_> {
+        self.begin(true)
+    }
+
+    /// Records that another host starts to send a shard to this one.
+    pub(crate) fn begin_to_receive(&self) -> Busy<'_> {
+        self.begin(false)
+    }
+
+    fn begin(&self, is_sent: bool) -> Busy<'_> {
+        let (now, mut state) = (monotonic(), self.state());
+        state.any.begin(now);
+        if is_sent {
+            state.sent.begin(now);
         }
-        state.busy += 1;
-        Busy(self)
+        Busy { throttle: self, is_sent }
     }
 
     /// Records steps that a rank of a job on this host completed.
@@ -123,7 +159,7 @@ impl ReplicationThrottle {
 impl State {
     /// Time of replication between these times.
     fn within(&self, from: Mono, to: Mono, now: Mono) -> Span {
-        let running = (self.busy > 0).then_some((self.since, now));
+        let running = (self.any.count > 0).then_some((self.any.since, now));
         let spells = self.spells.iter().copied().chain(running);
         let shared = spells.map(|(began, ended)| ended.min(to).since(began.max(from)));
         shared.fold(Span::default(), Span::plus)
@@ -133,19 +169,18 @@ impl State {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         let now = monotonic();
-        let mut state = self.0.state();
-        state.busy = state.busy.saturating_sub(1);
-        if state.busy > 0 {
-            return;
+        let mut state = self.throttle.state();
+        if let Some(began) = state.any.end() {
+            if state.spells.len() >= SPELLS {
+                state.spells.pop_front();
+            }
+            state.spells.push_back((began, now));
         }
-        let began = state.since;
-        if state.spells.len() >= SPELLS {
-            state.spells.pop_front();
+        if let Some(began) = self.is_sent.then(|| state.sent.end()).flatten() {
+            let costs = state.jobs.values_mut().map(|(cost, _)| cost.replicated(now.since(began), now));
+            let most = costs.fold(0.0, f64::max);
+            state.paid_s += most;
         }
-        state.spells.push_back((began, now));
-        let costs = state.jobs.values_mut().map(|(cost, _)| cost.replicated(now.since(began), now));
-        let most = costs.fold(0.0, f64::max);
-        state.paid_s += most;
     }
 }
 
@@ -176,15 +211,30 @@ mod tests {
         assert!(throttle.overhead().per_second.unwrap() > 0.4, "{:?}", throttle.overhead());
         assert!(throttle.allows());
         // Two transfers overlap: they are one period.
-        let (one, other) = (throttle.begin(), throttle.begin());
+        let (one, other) = (throttle.begin_to_send(), throttle.begin_to_send());
         drop(one);
-        throttle.state().since = Mono(monotonic().0 - 100_000_000_000);
+        throttle.state().sent.since = Mono(monotonic().0 - 100_000_000_000);
         drop(other);
         assert!(!throttle.allows());
         assert!(throttle.overhead().paid > Duration::from_secs(40), "{:?}", throttle.overhead());
         let state = throttle.state();
-        assert_eq!((state.spells.len(), state.busy), (2, 0));
+        assert_eq!((state.spells.len(), state.any.count, state.sent.count), (2, 0, 0));
         assert!(matches!(state.waits, Some((_, DelayReason::Spent))), "{:?}", state.waits);
+    }
+
+    #[test]
+    fn what_others_send_delays_nothing_that_this_host_sends() {
+        let throttle = ReplicationThrottle::new(0.01);
+        dear(&throttle);
+        let received = throttle.begin_to_receive();
+        throttle.state().any.since = Mono(monotonic().0 - 100_000_000_000);
+        drop(received);
+        assert_eq!((throttle.allows(), throttle.overhead().paid), (true, Duration::ZERO));
+        // A short transfer during a long one of another host.
+        let (received, sent) = (throttle.begin_to_receive(), throttle.begin_to_send());
+        throttle.state().any.since = Mono(monotonic().0 - 100_000_000_000);
+        drop((sent, received));
+        assert!(throttle.overhead().paid < Duration::from_secs(40), "{:?}", throttle.overhead());
     }
 
     #[test]
@@ -192,8 +242,8 @@ mod tests {
         let (no_one, unbounded) = (ReplicationThrottle::new(0.01), ReplicationThrottle::new(0.0));
         dear(&unbounded);
         for throttle in [&no_one, &unbounded] {
-            let busy = throttle.begin();
-            throttle.state().since = Mono(1);
+            let busy = throttle.begin_to_send();
+            throttle.state().sent.since = Mono(1);
             drop(busy);
             assert!(throttle.allows());
             assert_eq!(throttle.overhead().held, Duration::ZERO);
@@ -203,7 +253,7 @@ mod tests {
     #[test]
     fn a_running_transfer_counts_for_current_steps() {
         let throttle = ReplicationThrottle::new(0.01);
-        let busy = throttle.begin();
+        let busy = throttle.begin_to_receive();
         let (now, state) = (monotonic(), throttle.state());
         let within = state.within(Mono(now.0 - 5), Mono(now.0 + 7), Mono(now.0 + 100));
         assert!(within.0 >= 7, "{within:?}");

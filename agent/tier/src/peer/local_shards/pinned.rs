@@ -50,6 +50,21 @@ impl LocalShards {
         on_disk.filter(|(key, ranks)| ranks.len() == most(key.run_id())).map(|(key, _)| key.clone()).collect()
     }
 
+    /// Whether the files of this step are kept open, those of all ranks of this host.
+    pub(crate) fn holds_all_of(&self, launch: &str, at: (u64, u64)) -> bool {
+        let inner = self.inner();
+        let of_launch = |shard: &&Arc<Sealed>| shard.shard.of.run == launch;
+        let saved =
+            inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
+        let ranks: BTreeSet<u32> = saved.filter(of_launch).map(|sealed| sealed.shard.rank).collect();
+        let held = inner.held.values().map(|of| &of.found.sealed).filter(of_launch);
+        let held: BTreeSet<u32> = held
+            .filter(|sealed| (sealed.shard.of.attempt, sealed.shard.of.step) == at)
+            .map(|sealed| sealed.shard.rank)
+            .collect();
+        !held.is_empty() && held.is_superset(&ranks)
+    }
+
     /// Keeps the files of a step that are on disk open.
     pub(crate) fn hold(&self, of: &StepKey) {
         let wanted: Vec<(String, Found)> = {
@@ -71,9 +86,9 @@ impl LocalShards {
         self.inner().sending = of;
     }
 
-    /// Closes the files of all steps except the wanted ones. A step of an attempt before the newest is not wanted: its owner has
-    /// continued from another step.
-    pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>) {
+    /// Closes the files of all steps except the wanted ones, and those of the step of a launch that is kept from. A step of an
+    /// attempt before the newest is not wanted: its owner has continued from another step.
+    pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>, from: Option<&(String, (u64, u64))>) {
         let Inner { shards, pooled, held, .. } = &mut *self.inner();
         if held.is_empty() {
             return;
@@ -86,7 +101,9 @@ impl LocalShards {
         }
         held.retain(|_, shard| {
             let of = &shard.sealed().shard.of;
-            wanted.contains(of) && attempts.get(of.run_id()).is_none_or(|newest| of.attempt >= *newest)
+            let is_kept = from.is_some_and(|(launch, at)| of.run == *launch && (of.attempt, of.step) == *at);
+            (is_kept || wanted.contains(of))
+                && attempts.get(of.run_id()).is_none_or(|newest| of.attempt >= *newest)
         });
     }
 
@@ -127,9 +144,9 @@ mod tests {
     use super::*;
     use crate::peer::User;
 
-    /// A step with the shard of one rank, as the rank's launcher seals it on disk.
-    fn seal(directory: &Path, step: u64) {
-        let identity = Identity { job: "job".into(), attempt: 0, step, rank: 0, world_size: 1 };
+    /// The shard of a rank, as its launcher seals it on disk.
+    fn seal(directory: &Path, step: u64, rank: u32) {
+        let identity = Identity { job: "job".into(), attempt: 0, step, rank, world_size: 2 };
         let content = b"weights".as_slice();
         let manifest = Manifest {
             identity,
@@ -145,7 +162,7 @@ mod tests {
             chunks: Some(Chunks { bytes: 4096, sums: vec![chunk_sum(content)] }),
             shared_content: None,
         };
-        let home = directory.join(format!("step-{step:012}/rank-00000"));
+        let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
         fs::create_dir_all(&home).unwrap();
         fs::write(home.join("state"), content).unwrap();
         fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
@@ -161,7 +178,7 @@ mod tests {
             user: User::own(),
             pool: None,
         });
-        [10, 20].into_iter().for_each(|step| seal(directory.path(), step));
+        [10, 20].into_iter().for_each(|step| seal(directory.path(), step, 0));
         own.look();
         let shards: Vec<_> = own.list().into_iter().map(|(shard, ..)| shard).collect();
         let of = |step: u64| shards.iter().find(|shard| shard.of.step == step).unwrap().clone();
@@ -170,7 +187,7 @@ mod tests {
         own.look();
         // As if it had been sent from memory all the time.
         own.set_sending(Some(sent.of.clone()));
-        seal(directory.path(), 10);
+        seal(directory.path(), 10, 0);
         own.look();
         // A newer step has replaced it.
         fs::remove_dir_all(directory.path()).unwrap();
@@ -178,5 +195,36 @@ mod tests {
         assert!(own.is_held(&sent.root), "its owner still has it");
         assert!(!own.is_held(&other.root));
         assert_eq!(own.open_pinned(&sent.root).map(|(sealed, _)| sealed.shard.of.step), Some(10));
+        // It stays as long as it is the step that the job goes back to.
+        let launch = sent.of.run.to_string();
+        assert!(own.holds_all_of(&launch, (0, 10)) && !own.holds_all_of(&launch, (0, 20)));
+        own.hold_only(&BTreeSet::new(), Some(&(launch.clone(), (0, 10))));
+        assert!(own.holds_all_of(&launch, (0, 10)));
+        own.hold_only(&BTreeSet::new(), Some(&(launch.clone(), (0, 20))));
+        assert!(!own.holds_all_of(&launch, (0, 10)));
+    }
+
+    #[test]
+    fn a_step_is_held_only_with_the_shards_of_all_ranks_of_the_host() {
+        let directory = testing::tempdir().unwrap();
+        let own = LocalShards::default();
+        own.watch(Watched {
+            run: "run".to_owned(),
+            directory: directory.path().to_owned(),
+            user: User::own(),
+            pool: None,
+        });
+        seal(directory.path(), 10, 0);
+        seal(directory.path(), 20, 1);
+        own.look();
+        let shards = own.list();
+        let of = |step: u64| &shards.iter().find(|(shard, ..)| shard.of.step == step).unwrap().0.of;
+        own.hold(of(10));
+        assert!(!own.holds_all_of(&of(10).run, (0, 10)), "the other rank of the host has no shard of it");
+        seal(directory.path(), 10, 1);
+        own.look();
+        own.hold(of(10));
+        assert!(own.holds_all_of(&of(10).run, (0, 10)));
+        assert!(!own.holds_all_of("another", (0, 10)));
     }
 }

@@ -87,7 +87,7 @@ pub(super) fn send(shared: &Shared) {
                 // While it waits, a newer step may replace it.
                 break;
             }
-            let busy = shared.throttle.begin();
+            let busy = shared.throttle.begin_to_send();
             shared.own.set_sending(Some(repair.shard.of.clone()));
             shared.repair(&repair);
             drop(busy);

@@ -88,7 +88,8 @@ impl Shared {
         // Without the owner's copy, the newest step with all copies would have one too few.
         let safe = self.own.pinned_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
         let safe: BTreeSet<StepKey> = safe.collect();
-        self.own.hold_only(&wanted.union(&safe.iter().collect()).copied().collect());
+        self.own
+            .hold_only(&wanted.union(&safe.iter().collect()).copied().collect(), self.keeps_from().as_ref());
         if needed.is_empty() {
             self.overtaken.store(false, Ordering::Relaxed);
             return;
