@@ -471,26 +471,37 @@ for step in range(begin, 1_000_000):
         mark(f"steps.{ATTEMPT}.{RANK}")
     if not together(ends=mainstay.save_requested() or os.path.exists(f"{MARKS}/enough")):
         break
-    time.sleep(0.05)
+    time.sleep(STEP_TAKES)
 "#;
 
 #[test]
 fn a_host_that_joins_gets_the_state_of_the_others_without_a_shared_directory() {
+    state_reaches_a_host_that_joins("0.05");
+}
+
+#[test]
+fn a_host_that_joins_gets_the_state_also_if_saves_are_faster_than_copies() {
+    state_reaches_a_host_that_joins("0.003");
+}
+
+/// `step_takes`: seconds from one save to the next.
+fn state_reaches_a_host_that_joins(step_takes: &str) {
     if !has_client() {
         return;
     }
+    let script = &REPLICATED.replace("STEP_TAKES", step_takes);
     let endpoint = format!("127.0.0.1:{}", testing::free_port());
     let meets = format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}");
     let cluster = Cluster::meeting_at(3, &meets).sharing_nothing();
     let options = "--nnodes 1:2 --rdzv-conf shrink_after=1,grow_after=1,last_call_timeout=60";
-    let mut jobs = start(&cluster, 2, REPLICATED, options);
+    let mut jobs = start(&cluster, 2, script, options);
     for rank in 0..2 {
         cluster.host_with(&format!("steps.0.{rank}"));
     }
     jobs[0].wait_until_printed("has a copy on another host");
     jobs.remove(1).lose_launcher();
     cluster.host_with("steps.1.0");
-    jobs.push(cluster.start_host_as(2, REPLICATED, options, &[]));
+    jobs.push(cluster.start_host_as(2, script, options, &[]));
     for rank in 0..2 {
         cluster.host_with(&format!("steps.2.{rank}"));
     }
