@@ -46,6 +46,8 @@ impl Agent {
             .arg("agent")
             .args(["--socket".as_ref(), directory.join("agent.sock").as_os_str()])
             .args(["--state-dir".as_ref(), directory.join("state").as_os_str()])
+            // The kernel of this machine reports what other tests do to it.
+            .env("MAINSTAY_AGENT_KERNEL_LOG_PATH", "")
             .envs(settings.iter().map(|(name, value)| (format!("MAINSTAY_AGENT_{name}"), value)))
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
