@@ -118,12 +118,14 @@ impl Hosts {
         (0..ranks).map(|rank| self.cluster.host_with(&format!("waits.{attempt}.{rank}"))).collect()
     }
 
-    fn vanish(&mut self, host: usize) {
-        self.cluster.network().vanish(host);
-        let job = self.jobs[host].take().expect("the host is there");
-        assert!(job.has_ended());
-        // State that the kernel would have lost with the host.
-        processes::wait_until("its processes are gone", || !processes::is_alive(job.launcher()));
+    fn vanish(&mut self, hosts: &[usize]) {
+        self.cluster.network().vanish_together(hosts);
+        for host in hosts {
+            let job = self.jobs[*host].take().expect("the host is there");
+            assert!(job.has_ended());
+            // State that the kernel would have lost with the host.
+            processes::wait_until("its processes are gone", || !processes::is_alive(job.launcher()));
+        }
     }
 
     /// The host is available again, and its launcher is started.
@@ -176,7 +178,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
             1 => *at.iter().find(|host| **host < 3 && **host != leader).expect("a host with etcd"),
             _ => at[0],
         };
-        hosts.vanish(lost);
+        hosts.vanish(&[lost]);
         if attempt < 2 {
             hosts.all_wait(attempt + 1, 3);
             hosts.come_back(lost);
@@ -206,8 +208,7 @@ fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lo
     let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
     let at = hosts.all_wait(0, 3);
     at.iter().for_each(|host| hosts.job(*host).wait_until_printed("has a copy on another host"));
-    hosts.vanish(at[0]);
-    hosts.vanish(at[1]);
+    hosts.vanish(&at[..2]);
     let (cluster, ends) = hosts.ends();
     for end in &ends {
         assert_eq!(end.summary().attempts, 2, "{end}");

@@ -76,11 +76,20 @@ impl Network {
     /// The host loses power: it sends nothing any more, not even a last packet of its kernel, and all its processes
     /// are gone.
     pub fn vanish(&self, host: usize) {
-        match &self.links {
-            Some(links) => links.set(host, Quality::DEAD, Quality::DEAD),
-            None => ip(&format!("link set {} down", self.outer(host))),
+        self.vanish_together(&[host]);
+    }
+
+    /// The same for several hosts at once: none of them notices the loss of another.
+    pub fn vanish_together(&self, hosts: &[usize]) {
+        for host in hosts {
+            match &self.links {
+                Some(links) => links.set(*host, Quality::DEAD, Quality::DEAD),
+                None => ip(&format!("link set {} down", self.outer(*host))),
+            }
         }
-        while !self.signal(host, Signal::SIGKILL) {}
+        for host in hosts {
+            while !self.signal(*host, Signal::SIGKILL) {}
+        }
     }
 
     /// The host is back, with its disk.

@@ -53,15 +53,17 @@ impl LocalShards {
     /// Whether the files of this step are kept open, those of all ranks of this host.
     pub(crate) fn holds_all_of(&self, launch: &str, at: (u64, u64)) -> bool {
         let inner = self.inner();
-        let of_launch = |shard: &&Arc<Sealed>| shard.shard.of.run == launch;
-        let saved =
-            inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
-        let ranks: BTreeSet<u32> = saved.filter(of_launch).map(|sealed| sealed.shard.rank).collect();
-        let held = inner.held.values().map(|of| &of.found.sealed).filter(of_launch);
-        let held: BTreeSet<u32> = held
-            .filter(|sealed| (sealed.shard.of.attempt, sealed.shard.of.step) == at)
-            .map(|sealed| sealed.shard.rank)
-            .collect();
+        // In another attempt this host may have other ranks.
+        let of_attempt = |sealed: &&Arc<Sealed>| {
+            let of = &sealed.shard.of;
+            of.run == launch && of.attempt == at.0
+        };
+        let in_memory = inner.pooled.values().map(|of| &of.sealed);
+        let saved = in_memory.chain(inner.shards.values().map(|of| &of.sealed)).filter(of_attempt);
+        let ranks: BTreeSet<u32> = saved.map(|sealed| sealed.shard.rank).collect();
+        let held = inner.held.values().map(|of| &of.found.sealed).filter(of_attempt);
+        let of_step = held.filter(|sealed| sealed.shard.of.step == at.1);
+        let held: BTreeSet<u32> = of_step.map(|sealed| sealed.shard.rank).collect();
         !held.is_empty() && held.is_superset(&ranks)
     }
 

@@ -60,7 +60,7 @@ impl Service {
             Some(DelayReason::Spent) => {
                 let percent = shared.settings.slowdown * 100.0;
                 let why = format!(
-                    "copies have cost training its share of {percent:.0} %, in an agent `checkpoint.slowdown_percent`"
+                    "copies have used their {percent:.0} % of training time; an agent's limit is `checkpoint.slowdown_percent`"
                 );
                 return (LagReason::Slowdown, why);
             }
