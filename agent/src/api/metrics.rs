@@ -195,7 +195,7 @@ pub const METRICS: &[Metric] = &[
         name: CHECKPOINT_PAID,
         kind: Kind::Counter,
         labels: &[],
-        help: "Seconds of training that replication has cost this host's jobs, from step times with and without it.",
+        help: "Seconds of training that the replicas sent by this host have cost its jobs, from step times with and without replication.",
     },
     Metric {
         name: CHECKPOINT_HELD,

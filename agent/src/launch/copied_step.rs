@@ -45,7 +45,7 @@ pub(super) fn keep_what_is_copied(
         let newer = copied.iter().take_while(|at| Some(**at) > copies.newest);
         let stays = |at: &(u64, u64)| {
             // Saves that are faster than copies have overwritten it in memory, and its files on the disk are held.
-            view.is_none_or(|view| view.copied(at.0, at.1)) || service.holds(launch, *at)
+            view.is_none_or(|view| view.copied(at.0, at.1)) || service.keep_from_files(launch, *at)
         };
         if let Some(at) = newer.copied().find(stays) {
             service.keep_from(launch, at);

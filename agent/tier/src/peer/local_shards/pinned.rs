@@ -170,16 +170,18 @@ mod tests {
         fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
     }
 
+    /// The shards of a directory, before the first look.
+    fn watching(directory: &Path) -> LocalShards {
+        let own = LocalShards::default();
+        let (run, directory) = ("run".to_owned(), directory.to_owned());
+        own.watch(Watched { run, directory, user: User::own(), pool: None });
+        own
+    }
+
     #[test]
     fn a_step_that_is_being_sent_keeps_its_files_from_the_time_they_are_on_disk() {
         let directory = testing::tempdir().unwrap();
-        let own = LocalShards::default();
-        own.watch(Watched {
-            run: "run".to_owned(),
-            directory: directory.path().to_owned(),
-            user: User::own(),
-            pool: None,
-        });
+        let own = watching(directory.path());
         [10, 20].into_iter().for_each(|step| seal(directory.path(), step, 0));
         own.look();
         let shards: Vec<_> = own.list().into_iter().map(|(shard, ..)| shard).collect();
@@ -209,13 +211,7 @@ mod tests {
     #[test]
     fn a_step_is_held_only_with_the_shards_of_all_ranks_of_the_host() {
         let directory = testing::tempdir().unwrap();
-        let own = LocalShards::default();
-        own.watch(Watched {
-            run: "run".to_owned(),
-            directory: directory.path().to_owned(),
-            user: User::own(),
-            pool: None,
-        });
+        let own = watching(directory.path());
         seal(directory.path(), 10, 0);
         seal(directory.path(), 20, 1);
         own.look();
