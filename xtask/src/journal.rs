@@ -7,9 +7,16 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+
+/// The interval of polling a journal for an entry.
+const LOOK: Duration = Duration::from_millis(40);
+/// A launcher that records nothing expected for this long has hung.
+const WITHIN: Duration = Duration::from_secs(60);
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the journal's stamps.
 pub fn now() -> u64 {
@@ -98,6 +105,13 @@ impl Entry {
         self.is_fact("rank_raised")
     }
 
+    /// What a spare has ready: whether the imports of its ranks are done, and the newest step of which it has copies.
+    pub fn spare_ready(&self) -> Option<(bool, Option<u64>)> {
+        let values = &self.body["values"];
+        let step = values["step"].as_str().and_then(|step| step.parse().ok());
+        self.is_event("spare_ready").then(|| (values["imports"] == "true", step))
+    }
+
     /// Whether all processes of an attempt are gone, or wait for the next one.
     pub fn attempt_ended(&self) -> bool {
         self.is_fact("attempt_ended")
@@ -163,6 +177,8 @@ fn plain(value: &Value) -> String {
 pub struct Incident {
     /// The rank that the verdict names.
     pub culprit: Option<u64>,
+    /// The host that the verdict calls lost.
+    pub host_lost: Option<String>,
     /// When the launcher knew.
     pub detected: Option<u64>,
     /// The verdict in one line, and its time.
@@ -199,6 +215,9 @@ pub fn first_incident(entries: &[Entry]) -> Option<Incident> {
             incident.detected.get_or_insert(entry.mono);
         } else if entry.is("verdict") && incident.verdict.is_none() {
             incident.culprit = entry.number("culprit");
+            let cause = &entry.body["cause"];
+            let host = cause["host"].as_str().filter(|_| cause["type"] == "host_lost");
+            incident.host_lost = host.map(str::to_owned);
             incident.detected = entry.number("detected_at").or(incident.detected);
             incident.verdict = Some((entry.mono, entry.text("headline")));
         } else if entry.is("decision") && incident.decision.is_none() {
@@ -297,6 +316,20 @@ impl Follower {
         Self { log_dir: log_dir.to_path_buf(), read_to: BTreeMap::new(), entries: Vec::new() }
     }
 
+    /// Polls until an entry is there for which `wanted` holds; an error after a minute without it.
+    pub fn wait_for(&mut self, what: &str, wanted: impl Fn(&Entry) -> bool) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let fresh = self.poll()?;
+            if self.entries[fresh..].iter().any(&wanted) {
+                return Ok(());
+            }
+            let log_dir = self.log_dir.display();
+            ensure!(began.elapsed() < WITHIN, "no {what} in the journal below {log_dir} after {WITHIN:?}");
+            thread::sleep(LOOK);
+        }
+    }
+
     /// Reads new entries; they are the last of [`Self::entries`], from the returned position on. A run that does
     /// not exist yet has no entries.
     pub fn poll(&mut self) -> Result<usize> {
@@ -358,6 +391,17 @@ mod tests {
         assert_eq!((verdict.culprit, verdict.domain.as_str()), (Some(1), ""));
         assert_eq!(entries[4].decision(), Some(("restart_in_job".into(), "1 of 3 restarts".into())));
         assert!(entries[3].decision().is_none() && entries[4].verdict().is_none());
+    }
+
+    #[test]
+    fn a_lost_host_and_a_ready_spare_are_read() {
+        let lost = LINES[3].replace(r#"{"type":"signal","signal":9}"#, r#"{"type":"host_lost","host":"h1"}"#);
+        let incident = first_incident(&entries(&[&lost])).expect("there is one");
+        assert_eq!(incident.host_lost.as_deref(), Some("h1"));
+        assert_eq!(first_incident(&entries(LINES)).expect("there is one").host_lost, None);
+        let ready = r#"{"seq":1,"at":{"mono":100,"wall":1},"boot":"b","body":{"kind":"fact","what":"observed","component":"spare","event":"spare_ready","detail":"","values":{"imports":"true","step":"40"}}}"#;
+        assert_eq!(entries(&[ready])[0].spare_ready(), Some((true, Some(40))));
+        assert_eq!(entries(LINES)[0].spare_ready(), None);
     }
 
     #[test]

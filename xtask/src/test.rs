@@ -32,7 +32,7 @@ enum Part {
     Lint,
     /// Unit and property tests, and the floors.
     Unit,
-    /// The built program with real ranks: the scenarios of the crate `tests`.
+    /// The built program with real ranks: the scenarios of the crate `tests`, and both demos.
     Scenarios,
     /// The built wheel under pytest.
     Python,
@@ -100,6 +100,7 @@ fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
     let waiting = |row: &mut Checks| {
         if has_scenarios {
             suite.scenarios(row);
+            suite.demos(row);
         } else if unit {
             suite.unit_that_wait(row);
         }

@@ -92,7 +92,12 @@ impl Running {
 
     fn ask(&mut self, deadline: Duration) -> Result<Vec<u8>, Unanswered> {
         let broken = |error: io::Error| Unanswered::Broken(format!("the child's pipe broke: {error}"));
-        self.requests.write_all(b"ask\n").map_err(broken)?;
+        // A child that needs no request, such as a probe, may have answered and ended before this is written: its
+        // answer is still in the pipe.
+        match self.requests.write_all(b"ask\n") {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(broken(error)),
+            _ => {}
+        }
         let until = Instant::now() + deadline;
         let (mut answer, mut buffer) = (Vec::new(), [0; 16 * 1024]);
         while answer.last() != Some(&b'\n') {
@@ -113,5 +118,40 @@ impl Running {
             }
         }
         Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    /// A child that has ended before it is asked.
+    fn ended(script: &str) -> Running {
+        let mut running = Running::start(&mut shell(script)).expect("a shell");
+        let status = running.child.wait().expect("its end");
+        assert_eq!(status.signal(), None);
+        running
+    }
+
+    #[test]
+    fn an_answer_counts_also_if_the_child_has_ended_without_reading_its_request() {
+        let mut running = ended("echo answer");
+        let answer = running.ask(Duration::from_secs(60)).expect("an answer");
+        assert_eq!(answer, b"answer\n");
+    }
+
+    #[test]
+    fn a_child_that_has_ended_without_an_answer_is_reported() {
+        let mut running = ended("true");
+        let answer = running.ask(Duration::from_secs(60));
+        assert!(matches!(answer, Err(Unanswered::Broken(_))), "{answer:?}");
     }
 }

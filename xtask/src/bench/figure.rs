@@ -172,6 +172,11 @@ impl Report {
         self.only.is_empty() || self.only.iter().any(|only| id.starts_with(only.as_str()))
     }
 
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.figures.is_empty()
+    }
+
     /// The words of `--only` that no measured figure starts with.
     pub fn not_found(&self) -> Vec<&str> {
         let found = |only: &&String| !self.figures.iter().any(|figure| figure.id.starts_with(only.as_str()));
@@ -291,10 +296,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("mainstay-figures-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let mut report = Report::begin(vec!["a.b".into(), "x".into()], folder.join("figures.json"), false);
+        assert!(report.is_empty());
         assert!(report.wants(&["c.d", "a.b_p99"]) && !report.wants(&["c.d"]));
         let figure = |id: &str| Figure::median(id, "ms", &[2.0]).expect("samples");
         report.add([figure("a.b"), figure("c.d")]);
         assert_eq!(written(&report), [("a.b".to_owned(), None)]);
+        assert!(!report.is_empty());
         // The peers are measured later, and replace the figure without one.
         report.add([figure("a.b").beside("torchrun", &[4.0]), figure("a.b").beside("NVRx", &[8.0])]);
         let peer = |name: &str| ("a.b".to_owned(), Some(name.to_owned()));

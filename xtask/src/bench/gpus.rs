@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use super::figure::{Figure, Report};
 use super::kernel_log::Bed;
 use super::process;
-use crate::command;
 use crate::journal;
 use crate::paths;
 use crate::progress::Progress;
@@ -81,9 +80,6 @@ struct FakeHost {
 
 impl FakeHost {
     fn new(name: &'static str, gpus: usize) -> Result<FakeHost> {
-        let mut cargo = command::cargo();
-        cargo.args(["build", "--release", "--quiet", "--package", "fake-devices"]).current_dir(paths::root());
-        command::run(&mut cargo)?;
         let folder = paths::target().join(format!("{name}_host"));
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;

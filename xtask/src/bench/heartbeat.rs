@@ -43,9 +43,6 @@ pub fn measure(progress: &Progress, bed: &Bed, runs: usize, quick: bool, report:
 }
 
 fn rust(runs: usize) -> Result<Vec<Figure>> {
-    let mut build = command::cargo();
-    build.args(["build", "--quiet", "--release", "--package", "mainstay-client", "--example", "beat_cost"]);
-    command::run(build.current_dir(paths::root()))?;
     let program = paths::target().join("release/examples/beat_cost");
     let runs = repeat(runs, || json(Command::new(&program).env_remove("MAINSTAY_PAGE")))?;
     Ok(figures(
@@ -55,9 +52,6 @@ fn rust(runs: usize) -> Result<Vec<Figure>> {
 }
 
 fn c(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
-    let mut build = command::cargo();
-    build.args(["build", "--quiet", "--release", "--package", "mainstay-client"]);
-    command::run(build.current_dir(paths::root()))?;
     let (sources, release) = (paths::root().join("client/c"), paths::target().join("release"));
     let program = release.join("beat_cost_c");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());

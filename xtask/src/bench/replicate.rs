@@ -14,7 +14,6 @@ use super::figure::{Figure, Report};
 use super::peers::{self, NVRX_NAME};
 use super::process::Running;
 use super::replicate_nvrx;
-use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
@@ -39,10 +38,6 @@ const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
 pub fn measure(progress: &Progress, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
-    let built = progress.step("Building what measures replication", build);
-    if built.is_err() {
-        return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
-    }
     let nvrx = if with_peers && !quick { nvrx(progress, rounds.min(3)) } else { Vec::new() };
     let sizes = if quick { &SIZES[..1] } else { &SIZES[..] };
     for &(gibibytes, most, within) in sizes {
@@ -65,20 +60,6 @@ fn nvrx(progress: &Progress, rounds: usize) -> Vec<f64> {
         eprintln!("checkpoint.replicate: NVRx is left out: {error:#}");
         Vec::new()
     })
-}
-
-fn build() -> Result<()> {
-    let mut build = command::cargo();
-    build.args([
-        "build",
-        "--quiet",
-        "--release",
-        "--package",
-        "mainstay-tier",
-        "--example",
-        "replicate_cost",
-    ]);
-    command::run(build.current_dir(paths::root()))
 }
 
 fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Result<Vec<Figure>> {

@@ -27,8 +27,6 @@ const LOOK: Duration = Duration::from_millis(40);
 const ASK: Duration = Duration::from_millis(150);
 /// A run of this demo takes seconds; a run that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);
-/// A launcher that prints nothing expected for this long has hung.
-const SAID_WITHIN: Duration = Duration::from_secs(60);
 /// The host that vanishes: not the one that leads, which a job with one endpoint cannot lose.
 const LOST: usize = 1;
 /// The host whose launcher is killed and started again. With two hosts it is the one that was the spare.
@@ -66,7 +64,10 @@ pub fn run(progress: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Resu
         vec![(first, Fault::Launcher(RESTARTED)), (second, Fault::Host(LOST)), (first, Fault::Rank(last))];
     let entries = hurt.follow(venv, &mut faults)?;
     let disturbed = hurt.trained()?;
-    let spare = hurt.said_by(hosts);
+    // A spare has a journal of its own until it has ranks; then it records the job.
+    let mut spare = Follower::new(&hurt.logs(hosts));
+    spare.poll()?;
+    let replaced = spare.entries.iter().any(|entry| entry.attempt_started().is_some());
 
     let incidents = journal::incidents(&entries);
     print_timeline(&incidents);
@@ -75,7 +76,7 @@ pub fn run(progress: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Resu
     println!("              disturbed: {:<22} {}", disturbed.loss_hex, disturbed.loss);
     println!();
     let mut held = true;
-    for (what, ok) in checks(&incidents, &undisturbed, &disturbed, last, &spare) {
+    for (what, ok) in checks(&incidents, &undisturbed, &disturbed, last, replaced) {
         println!("  {} {what}", if ok { "[ok]  " } else { "[FAIL]" });
         held &= ok;
     }
@@ -112,18 +113,15 @@ fn checks(
     undisturbed: &Trained,
     disturbed: &Trained,
     killed: u64,
-    spare: &str,
+    replaced: bool,
 ) -> Vec<(String, bool)> {
     let named = |incident: Option<&Incident>| incident.is_some_and(|of| of.culprit == Some(killed));
-    let says_lost = |incident: Option<&Incident>| {
-        let verdict = incident.and_then(|of| of.verdict.as_ref());
-        verdict.is_some_and(|(_, headline)| headline.contains("lost"))
-    };
+    let says_lost = |incident: Option<&Incident>| incident.is_some_and(|of| of.host_lost.is_some());
     vec![
         ("three failures, each with one restart on all hosts".to_owned(), incidents.len() == 3),
         (format!("the first names rank {killed} as its cause"), named(incidents.first())),
         ("the second says that a host was lost".to_owned(), says_lost(incidents.get(1))),
-        ("the spare took its place".to_owned(), spare.contains("this host takes part from now on")),
+        ("the spare took its place".to_owned(), replaced),
         ("the third says that a host was lost".to_owned(), says_lost(incidents.get(2))),
         (
             format!("resumed from the checkpoint of step {}", disturbed.resumed_from),
@@ -173,25 +171,6 @@ impl Cluster {
         self.folder.join(format!("host-{host}/logs"))
     }
 
-    /// The output of a launcher.
-    fn said_by(&self, host: usize) -> String {
-        fs::read_to_string(self.logs(host).join("launcher.log")).unwrap_or_default()
-    }
-
-    fn wait_until_printed(&self, host: usize, what: &str) -> Result<()> {
-        let began = Instant::now();
-        while !self.said_by(host).contains(what) {
-            let log = self.logs(host).join("launcher.log");
-            ensure!(
-                began.elapsed() < SAID_WITHIN,
-                "host {host} does not say {what:?}; see {}",
-                log.display()
-            );
-            thread::sleep(LOOK);
-        }
-        Ok(())
-    }
-
     /// The launcher of a host with the training script, as a person would start it there.
     fn start(&mut self, venv: &Venv, host: usize) -> Result<()> {
         let logs = self.logs(host);
@@ -229,16 +208,14 @@ impl Cluster {
     fn follow(&mut self, venv: &Venv, faults: &mut Vec<(u64, Fault)>) -> Result<Vec<Entry>> {
         for host in 0..self.hosts {
             self.start(venv, host)?;
-            if host == 0 {
-                // The others join it.
-                self.wait_until_printed(host, "this host leads the job")?;
-            }
-        }
-        if !faults.is_empty() {
-            self.wait_until_printed(0, "all hosts are there")?;
-            self.start(venv, self.hosts)?;
         }
         let mut journal = Follower::new(&self.logs(0));
+        let mut spare = Follower::new(&self.logs(self.hosts));
+        if !faults.is_empty() {
+            // A launcher that comes earlier could be one of the job's hosts.
+            journal.wait_for("start of the ranks", |entry| entry.attempt_started().is_some())?;
+            self.start(venv, self.hosts)?;
+        }
         let mut line = LiveLine::new(Duration::from_secs(2));
         let (began, mut step, mut attempt, mut struck) = (Instant::now(), 0, None, 0);
         let mut asked = Instant::now();
@@ -261,10 +238,21 @@ impl Cluster {
             // In sequence: the ranks must step again after the first fault.
             let stepping =
                 attempt.as_ref().is_none_or(|of: &journal::Attempt| of.number == struck) && fresh_step;
-            let due = |(at, fault): &mut (u64, Fault)| stepping && step >= *at && self.is_ready(*fault, step);
+            spare.poll()?;
+            let ready = spare.entries.iter().rev().find_map(Entry::spare_ready);
+            // The spare must be ready for the loss of a host, unless the run is nearly over.
+            let may_strike = |fault: &Fault| {
+                let nearly_over = step * 10 >= self.steps * 7;
+                !matches!(fault, Fault::Host(_)) || nearly_over || ready.is_some_and(|(imports, _)| imports)
+            };
+            let due = |(at, fault): &mut (u64, Fault)| stepping && step >= *at && may_strike(fault);
             if let Some((_, fault)) = faults.pop_if(due) {
                 struck += 1;
-                line.keep(&format!("  {} at step {step}", self.strike(fault, attempt.as_ref(), venv)?));
+                let copy = ready.and_then(|(_, step)| step);
+                let copy =
+                    copy.map_or(String::new(), |step| format!(" (the spare has a copy of step {step})"));
+                let note = if matches!(fault, Fault::Host(_)) { copy } else { String::new() };
+                line.keep(&format!("  {}{note} at step {step}", self.strike(fault, attempt.as_ref(), venv)?));
             }
             line.show(&format!("  step {step:>4}/{}", self.steps));
             if ended {
@@ -277,15 +265,6 @@ impl Cluster {
         }
         line.close();
         Ok(journal.entries)
-    }
-
-    /// Whether a fault may happen now: the spare must be ready for the loss of a host, unless the run is nearly
-    /// over.
-    fn is_ready(&self, fault: Fault, step: u64) -> bool {
-        let nearly_over = step * 10 >= self.steps * 7;
-        !matches!(fault, Fault::Host(_))
-            || nearly_over
-            || self.said_by(self.hosts).contains("imports are done")
     }
 
     /// The step that all ranks have completed, from the API of the first host; none while some ranks report none.
@@ -335,13 +314,9 @@ impl Cluster {
                 let launcher = self.launchers[host].take();
                 let mut launcher = launcher.with_context(|| format!("host {host} has no launcher"))?;
                 let pid = i32::try_from(launcher.id()).context("a process id")?;
-                let ready = self.said_by(self.hosts);
-                let ready =
-                    ready.lines().filter_map(|line| line.split_once("waiting as a spare: ")).next_back();
-                let ready = ready.map_or(String::new(), |(_, ready)| format!(" (the spare: {ready})"));
                 self.network.vanish(host, pid)?;
                 launcher.wait().context("waiting for a launcher")?;
-                Ok(format!("host {host} vanishes{ready}"))
+                Ok(format!("host {host} vanishes"))
             }
             Fault::Launcher(host) => {
                 let launcher = self.launchers[host].take();

@@ -121,6 +121,20 @@ impl Suite<'_> {
         });
     }
 
+    /// Both demos of the README, on the program as cargo builds it for tests.
+    pub fn demos(&self, checks: &mut Checks) {
+        for hosts in ["1", "3"] {
+            checks.run(&format!("cargo xtask demo --hosts {hosts}"), || {
+                let us = std::env::current_exe().context("finding this program")?;
+                let mut demo = Command::new(us);
+                demo.args(["demo", "--hosts", hosts]);
+                self.own.give(&mut demo);
+                let (status, _) = command::run_watched(demo.env("MAINSTAY_BIN", paths::mainstay("debug")))?;
+                Ok(Verdict::of(status.success()))
+            });
+        }
+    }
+
     /// Runs the Python package's tests in a folder, except for one of its folders.
     fn pytest(&self, python: Option<&Venv>, except: Option<&str>, folder: &str) -> Result<Verdict> {
         let venv = python.context("there is no environment to test in")?;

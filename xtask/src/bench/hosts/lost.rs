@@ -13,13 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::network::Network;
-use super::{LIMIT, end_of_one, folder, of_host, wait_until_printed};
+use super::{LIMIT, end_of_one, folder, of_host};
 use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
 use crate::bench::process::{Running, family};
 use crate::demo::activate;
-use crate::journal::{self, Follower};
+use crate::journal::{self, Entry, Follower};
 use crate::paths;
 use crate::progress::Progress;
 
@@ -111,17 +111,16 @@ fn in_folder(bed: &Bed, launcher: Launcher, folder: &Path, runtime: &Path) -> Re
     let mut launchers = Vec::new();
     for host in 0..HOSTS {
         launchers.push(start(host)?);
-        if host == 0 && launcher == Launcher::Mainstay {
-            wait_until_printed(&mut launchers[0], "this host leads the job")?;
-        }
     }
     let none = BTreeSet::new();
     launchers[0].wait_for("steps of all ranks", LIMIT, || events.stepping(0, &none, 1))?;
     launchers.push(start(HOSTS)?);
     match launcher {
         Launcher::Mainstay => {
-            wait_until_printed(&mut launchers[HOSTS], "imports are done")?;
-            wait_until_printed(&mut launchers[HOSTS], "has a copy of step")?;
+            let mut journal = Follower::new(&of_host(folder, HOSTS)?);
+            let is_ready =
+                |entry: &Entry| entry.spare_ready().is_some_and(|(imports, copy)| imports && copy.is_some());
+            journal.wait_for("a spare that is ready", is_ready)?;
         }
         _ => thread::sleep(SPARE_JOINS),
     }

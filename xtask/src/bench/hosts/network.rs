@@ -132,6 +132,9 @@ impl Network {
         let Some(bridge) = &self.bridge else { return command };
         let mut entered = Command::new("ip");
         entered.args(["netns", "exec", &format!("{bridge}n{host}")]);
+        // A name of its own, as each real host has, so that messages which name hosts can be read.
+        let named = format!("hostname host-{host} && exec \"$0\" \"$@\"");
+        entered.args(["unshare", "--uts", "sh", "-c", &named]);
         entered.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
