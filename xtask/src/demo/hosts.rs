@@ -217,7 +217,8 @@ impl Cluster {
             self.start(venv, self.hosts)?;
         }
         let mut line = LiveLine::new(Duration::from_secs(2));
-        let (began, mut step, mut attempt, mut struck) = (Instant::now(), 0, None, 0);
+        let (began, mut step, mut struck) = (Instant::now(), 0, 0);
+        let mut attempt = journal.entries.iter().rev().find_map(Entry::attempt_started);
         let mut asked = Instant::now();
         loop {
             let mut fresh_step = false;
