@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import sysconfig
+import time
 
 import mainstay  # (1) also leaves an exit note if this program dies of an exception
 import torch
@@ -112,6 +113,7 @@ def main():
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ask.add_argument("--steps", type=int, default=160, help="steps to train")
     ask.add_argument("--checkpoint-every", type=int, default=10, help="steps between two checkpoints")
+    ask.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, as a larger model would take")
     ask.add_argument("--result", type=pathlib.Path, help="file for the final loss, written by rank 0")
     asked = ask.parse_args()
 
@@ -148,6 +150,7 @@ def main():
         if step % asked.checkpoint_every == 0:
             with mainstay.section("checkpoint"):  # (4) a long save is not a hang
                 mainstay.checkpoint.save(step, checkpoint_state(step, loss, model, optimizer))
+        time.sleep(asked.pause)
 
     final = loss.detach().double()
     if distributed:

@@ -193,6 +193,8 @@ impl Cluster {
             .arg(self.runtime.join(host.to_string()))
             .arg(paths::root().join("xtask/demo/train.py"))
             .args(["--steps", &self.steps.to_string()])
+            // Steps are seen by polling: without a pause a run could be over before its last fault.
+            .args(["--pause", "0.1"])
             .arg("--result")
             .arg(self.folder.join("result.json"));
         activate(&mut command, venv);
