@@ -139,7 +139,7 @@ impl Recalled {
 #[cfg(test)]
 mod tests {
     use mainstay_core::base::time::Wall;
-    use mainstay_core::failure::host_evidence::{EvidenceLog, Unrelated};
+    use mainstay_core::failure::host_evidence::{AttemptScope, EvidenceLog};
     use mainstay_core::model::kernel::Xid;
 
     use super::*;
@@ -171,7 +171,7 @@ mod tests {
         let mut evidence_log = EvidenceLog::with(recalled.records());
         recalled.kernel.iter().for_each(|(at, fact)| evidence_log.take_in(*at, fact));
         evidence_log.take_in(hours(5), &lost());
-        let reported = evidence_log.report_evidence(hours(5), &Unrelated::default(), &[]).failed_before;
+        let reported = evidence_log.report_evidence(hours(5), &AttemptScope::default(), &[]).failed_before;
         assert_eq!(reported.len(), 1, "{reported:?}");
         assert_eq!(reported[0].incidents, 3);
         assert!((reported[0].hours - 185.0).abs() < 1.0, "{}", reported[0].hours);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::base::time::Mono;
-use mainstay_core::failure::host_evidence::{EvidenceLog, Records, Unrelated};
+use mainstay_core::failure::host_evidence::{AttemptScope, EvidenceLog, Records};
 use mainstay_core::hardware::gpu::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinion};
 use mainstay_core::host::kernel_reports::{HostLogJudge, LogState};
 use mainstay_core::model::entry::Fact;
@@ -88,10 +88,10 @@ impl Hardware {
     pub(super) fn report_evidence(
         &self,
         fault_at: Mono,
-        elsewhere: &Unrelated,
+        scope: &AttemptScope,
         components: &[Component],
     ) -> HostEvidence {
-        self.evidence_log.report_evidence(fault_at, elsewhere, components)
+        self.evidence_log.report_evidence(fault_at, scope, components)
     }
 
     /// Driver events that are due for the journal.

@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 use super::{Attached, Hello, Input, Node, Session, ToLauncher};
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, processes};
+use crate::source::host::memory_group_of;
 
 /// The node's state of a job's launcher.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
+    /// The control group that counts its memory, and that of its ranks unless they leave it.
+    pub(super) control_group: Option<String>,
     /// GPU activity when ranks of the job were last found to hang.
     pub(super) gpus_in_hang: Vec<String>,
     /// The current connection.
@@ -48,6 +51,7 @@ impl Launcher {
             pid: view.spec.launcher,
             uid: view.spec.uid,
             have_seq,
+            control_group: None,
             gpus_in_hang: Vec::new(),
             session: None,
             rank_context: SlowdownHints::default(),
@@ -128,6 +132,7 @@ impl Node {
                 pid: hello.pid,
                 uid: hello.uid,
                 have_seq,
+                control_group: memory_group_of(hello.pid),
                 gpus_in_hang: Vec::new(),
                 session,
                 rank_context: SlowdownHints::default(),

@@ -4,9 +4,7 @@
 use std::collections::BTreeSet;
 
 use mainstay_core::base::id::{Incident, Pid};
-use mainstay_core::base::pci::PciAddress;
-use mainstay_core::base::time::Mono;
-use mainstay_core::failure::host_evidence::Unrelated;
+use mainstay_core::failure::host_evidence::AttemptScope;
 use mainstay_core::model::health::Component;
 use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Cause, Verdict};
@@ -22,17 +20,8 @@ pub(super) struct AnsweredFailure {
     pub(super) verdict: Verdict,
     /// The evidence that was sent for it.
     pub(super) host_evidence: HostEvidence,
-    /// What concerned only others at that time.
-    pub(super) of_then: UnrelatedAtFailure,
-}
-
-/// What did not concern an attempt when it failed. Once another attempt has started this is no longer known.
-#[derive(Clone, Debug, Default)]
-pub(super) struct UnrelatedAtFailure {
-    /// GPUs that only other jobs used.
-    gpus_of_others: BTreeSet<PciAddress>,
-    /// When the attempt started.
-    began: Mono,
+    /// The attempt's scope when it failed. Once another attempt has started this is no longer known.
+    pub(super) of_then: AttemptScope,
 }
 
 impl Node {
@@ -90,27 +79,28 @@ impl Node {
         &self,
         session: &Session,
         verdict: &Verdict,
-        of_then: &UnrelatedAtFailure,
+        of_then: &AttemptScope,
     ) -> HostEvidence {
         let others = self.snapshots.view().jobs.values().filter(|job| !concerned(job, session, verdict));
-        let elsewhere = Unrelated {
-            processes: others.flat_map(processes).collect(),
-            gpus: of_then.gpus_of_others.clone(),
-            programs_before: of_then.began,
-        };
+        let scope = AttemptScope { other_processes: others.flat_map(processes).collect(), ..of_then.clone() };
         // The health of a GPU that the job no longer uses does not count.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
         let components: Vec<Component> = self.snapshots.view().counting().filter(counts).cloned().collect();
         let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
-        HostEvidence { notices, ..self.hardware.report_evidence(verdict.fault_at, &elsewhere, &components) }
+        HostEvidence { notices, ..self.hardware.report_evidence(verdict.fault_at, &scope, &components) }
     }
 
-    /// What does not concern the failed attempt, as long as no other has started.
-    pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> UnrelatedAtFailure {
+    /// The scope of the failed attempt, as long as no other has started.
+    pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> AttemptScope {
         let job = self.snapshots.view().jobs.values().find(|job| concerned(job, session, verdict));
         let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
-        let began = job.map(|job| job.attempt_started).unwrap_or_default();
-        UnrelatedAtFailure { gpus_of_others: self.gpus.of_others(&session.job, &ranks), began }
+        AttemptScope {
+            began: job.map(|job| job.attempt_started).unwrap_or_default(),
+            control_group: self.launchers.get(&session.job).and_then(|of| of.control_group.clone()),
+            other_processes: BTreeSet::new(),
+            other_gpus: self.gpus.of_others(&session.job, &ranks),
+            processes: ranks,
+        }
     }
 
     /// Whether it could be sent.

@@ -107,6 +107,11 @@ pub(super) fn own_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
     cgroup::unified_group(proc, sys)
 }
 
+/// The control group that counts the memory of a process; none if that is unknown or the process is gone.
+pub fn memory_group_of(pid: Pid) -> Option<String> {
+    cgroup::of_process(Path::new("/proc"), pid)
+}
+
 /// How many processes of this control group and its descendants the kernel has killed for lack of memory (`oom_kill` of
 /// `memory.events`); none if it does not count.
 pub(super) fn oom_kills_of_group(dir: &Path) -> Option<u64> {

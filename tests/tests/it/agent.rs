@@ -1,6 +1,7 @@
 //! Agent and launcher can each be killed, stopped or restarted; the ranks and the job's history are not affected.
 
 use std::cell::Cell;
+use std::io::Write;
 
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::verdict::{DecidedBy, FaultDomain};
@@ -264,14 +265,54 @@ if ATTEMPT == 0:
     assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
 }
 
+#[test]
+fn an_oom_kill_is_evidence_only_for_the_job_of_the_killed_process() {
+    let stage = Stage::new();
+    let log = stage.work().join("kmsg");
+    let killed = |pid: i32| {
+        let text = format!(
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/foreign,task_memcg=/foreign,task=python,pid={pid},uid=0"
+        );
+        kernel_line(&text)
+    };
+    // Above the kernel's own limit for process numbers.
+    std::fs::write(&log, killed(4_194_305)).expect("a kernel log of our own");
+    let variable = format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display());
+    let agent = Agent::start_under(&["env".into(), variable, mainstay().display().to_string()], &stage);
+    let job =
+        stage.sh(r#"mark "ready.$RANK"; work"#).ranks(2).options("--max-restarts 0").with(&agent).start();
+    job.mark("ready.1");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    let rank = job.attempt(0).pids[&1];
+    let mut kernel = std::fs::File::options().append(true).open(&log).expect("the log");
+    kernel.write_all((killed(4_194_306) + &killed(rank)).as_bytes()).expect("the kernel writes");
+    agent.wait_for("the kill of the rank", |entry| match &entry.body {
+        Body::Fact(Fact::KernelReport(report)) => (report.pid?.0 == rank).then_some(()),
+        _ => None,
+    });
+    job.kill_rank(0, 1);
+    let end = job.end();
+    let reported = end.journal.iter().filter_map(|entry| match &entry.body {
+        Body::Fact(Fact::HostEvidenceReported { host_evidence, .. }) => Some(&host_evidence.kernel_lines),
+        _ => None,
+    });
+    let lines: Vec<&String> = reported.flatten().collect();
+    assert!(lines.iter().any(|line| line.contains(&format!("pid={rank},"))), "{end}");
+    assert!(lines.iter().all(|line| !line.contains("pid=419430")), "{lines:?}\n{end}");
+}
+
 /// A current kernel log line.
-#[expect(clippy::expect_used, reason = "a panic is how a test reports")]
 fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
+    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+    std::fs::write(log, kernel_line(xid)).expect("the kernel writes");
+}
+
+/// A line as the kernel would write it now.
+#[expect(clippy::expect_used, reason = "a panic is how a test reports")]
+fn kernel_line(text: &str) -> String {
     let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
     let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
-    let microseconds = (seconds * 1e6) as u64;
-    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
-    std::fs::write(log, format!("4,1,{microseconds},-;{xid}\n")).expect("the kernel writes");
+    format!("4,1,{},-;{text}\n", (seconds * 1e6) as u64)
 }
 
 #[test]

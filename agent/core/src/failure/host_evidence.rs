@@ -99,32 +99,86 @@ fn around(fault_at: Mono, at: Mono) -> bool {
 struct Line {
     at: Mono,
     pid: Option<Pid>,
+    cgroup: Option<String>,
     gpu: Option<PciAddress>,
-    /// A program's action, over with that program.
-    of_a_program: bool,
+    about: About,
     text: String,
 }
 
-/// Parts of the host that are unrelated to a job.
-#[derive(Clone, Debug, Default)]
-pub struct Unrelated {
-    /// Ranks of other jobs, and those that this job has started since it failed.
-    pub processes: BTreeSet<Pid>,
-    /// GPUs that only other jobs use.
-    pub gpus: BTreeSet<PciAddress>,
-    /// Ignore what programs did before this time: the failed attempt had not started.
-    pub programs_before: Mono,
+/// What a kernel line is about, which decides for whose failures it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    /// A device or the host: a fault that outlives programs.
+    Machine,
+    /// What a program did to a device or waits for. It is over with that program.
+    Program,
+    /// The end of one process, which concerns only the job that the process belongs to.
+    Process,
 }
 
-impl Unrelated {
-    fn has_component(&self, name: &str) -> bool {
-        matches!(ComponentId::parse(name), ComponentId::Gpu(gpu) if self.gpus.contains(&gpu))
+impl About {
+    fn of(fact: &Fact) -> About {
+        match fact {
+            Fact::Xid(xid) if records::is_of_a_program(xid.code) => About::Program,
+            Fact::KernelReport(report) => match report.class {
+                KernelClass::OutOfMemory | KernelClass::Segfault => About::Process,
+                KernelClass::HungTask => About::Program,
+                _ => About::Machine,
+            },
+            _ => About::Machine,
+        }
+    }
+}
+
+/// The parts of the host that a failed attempt used, and those that only others use.
+#[derive(Clone, Debug, Default)]
+pub struct AttemptScope {
+    /// When the attempt started. What programs did before is not of this attempt.
+    pub began: Mono,
+    /// Its ranks.
+    pub processes: BTreeSet<Pid>,
+    /// The control group of the job, as `/proc/PID/cgroup` shows it; none if unknown.
+    pub control_group: Option<String>,
+    /// Ranks of other jobs, and those that this job has started since it failed.
+    pub other_processes: BTreeSet<Pid>,
+    /// GPUs that only other jobs use.
+    pub other_gpus: BTreeSet<PciAddress>,
+}
+
+impl AttemptScope {
+    fn excludes_component(&self, name: &str) -> bool {
+        matches!(ComponentId::parse(name), ComponentId::Gpu(gpu) if self.other_gpus.contains(&gpu))
     }
 
-    fn has_line(&self, line: &Line) -> bool {
+    /// Whether the line may be evidence about the attempt.
+    fn includes(&self, line: &Line) -> bool {
+        let of_others = line.pid.is_some_and(|pid| self.other_processes.contains(&pid))
+            || line.gpu.is_some_and(|gpu| self.other_gpus.contains(&gpu));
+        let in_time = line.about == About::Machine || line.at >= self.began;
+        let is_own = || line.about != About::Process || self.owns_process(line);
+        !of_others && in_time && is_own()
+    }
+
+    /// Whether the process is a rank, or in the job's control group.
+    fn owns_process(&self, line: &Line) -> bool {
+        let of_group = |group: &str| self.control_group.as_deref().is_some_and(|own| is_within(group, own));
         line.pid.is_some_and(|pid| self.processes.contains(&pid))
-            || line.gpu.is_some_and(|gpu| self.gpus.contains(&gpu))
-            || (line.of_a_program && line.at < self.programs_before)
+            || line.cgroup.as_deref().is_some_and(of_group)
+    }
+}
+
+/// Whether a control group is this one or below it. All processes are below the root, which identifies none. A reader in a control group
+/// namespace sees groups outside it as `/../other`; the kernel's log has their full path.
+fn is_within(group: &str, own: &str) -> bool {
+    let mut relative = own;
+    while let Some(rest) = relative.strip_prefix("/..") {
+        relative = rest;
+    }
+    let inside = |place: usize| matches!(group.as_bytes().get(place + relative.len()), None | Some(b'/'));
+    match relative.trim_end_matches('/') {
+        "" => false,
+        _ if relative.len() == own.len() => group.starts_with(own) && inside(0),
+        _ => group.match_indices(relative).any(|(place, _)| inside(place)),
     }
 }
 
@@ -149,37 +203,36 @@ impl EvidenceLog {
     /// Processes one fact of this boot.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         self.records.take_in(at, fact);
-        let (pid, gpu, line) = match fact {
-            Fact::Xid(xid) => (xid.pid, Some(xid.gpu), &xid.place.line),
+        let (pid, cgroup, gpu, place) = match fact {
+            Fact::Xid(xid) => (xid.pid, None, Some(xid.gpu), &xid.place),
             // All jobs share a switch.
-            Fact::Sxid(sxid) => (None, None, &sxid.place.line),
-            Fact::KernelReport(report) => (report.pid, None, &report.place.line),
+            Fact::Sxid(sxid) => (None, None, None, &sxid.place),
+            Fact::KernelReport(report) => {
+                let gpu = report.subject.as_deref().and_then(PciAddress::parse);
+                (report.pid, report.cgroup.clone(), gpu, &report.place)
+            }
             _ => return,
         };
         if self.lines.len() == LINES {
             self.lines.pop_front();
         }
-        let of_a_program = match fact {
-            Fact::Xid(xid) => records::is_of_a_program(xid.code),
-            Fact::KernelReport(report) => report.class == KernelClass::Segfault,
-            _ => false,
-        };
-        self.lines.push_back(Line { at, pid, gpu, of_a_program, text: line.clone() });
+        let (about, text) = (About::of(fact), place.line.clone());
+        self.lines.push_back(Line { at, pid, cgroup, gpu, about, text });
     }
 
-    /// The evidence about a fault at `fault_at`, without what is unrelated (`elsewhere`).
+    /// The evidence about a fault at `fault_at` of an attempt with this scope.
     pub fn report_evidence(
         &self,
         fault_at: Mono,
-        elsewhere: &Unrelated,
+        scope: &AttemptScope,
         components: &[Component],
     ) -> HostEvidence {
-        let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
+        let near = self.lines.iter().filter(|line| around(fault_at, line.at) && scope.includes(line));
         let unhealthy = components.iter().filter(|component| {
-            component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
+            component.state == HealthState::Unhealthy && !scope.excludes_component(&component.name)
         });
         let mut failed_before = self.records.before(fault_at);
-        failed_before.retain(|record| !elsewhere.has_component(&record.component));
+        failed_before.retain(|record| !scope.excludes_component(&record.component));
         HostEvidence {
             kernel_lines: near.map(|line| line.text.clone()).collect(),
             unhealthy: unhealthy.cloned().collect(),
@@ -203,17 +256,26 @@ mod tests {
         Mono(n * 1_000_000_000)
     }
 
-    fn report(line: &str, pid: Option<i32>) -> Fact {
+    fn report(class: KernelClass, line: &str) -> KernelReport {
         let place = LogPlace { line: line.to_owned(), ..LogPlace::default() };
-        let pid = pid.map(Pid);
-        Fact::KernelReport(KernelReport {
-            class: KernelClass::Segfault,
-            subject: None,
-            pid,
-            process: None,
-            cgroup: None,
-            place,
-        })
+        KernelReport { class, subject: None, pid: None, process: None, cgroup: None, place }
+    }
+
+    /// The end of a process by this class of event.
+    fn of_process(class: KernelClass, line: &str, pid: i32, cgroup: Option<&str>) -> Fact {
+        let (pid, cgroup) = (Some(Pid(pid)), cgroup.map(str::to_owned));
+        Fact::KernelReport(KernelReport { pid, cgroup, ..report(class, line) })
+    }
+
+    /// An attempt that started after 900 s, with the rank 8 in a control group, beside the rank 7 of another job.
+    fn attempt(control_group: &str) -> AttemptScope {
+        AttemptScope {
+            began: seconds(900),
+            processes: [Pid(8)].into(),
+            control_group: Some(control_group.to_owned()),
+            other_processes: [Pid(7)].into(),
+            ..AttemptScope::default()
+        }
     }
 
     fn unhealthy(name: &str, since: Mono) -> Component {
@@ -229,25 +291,59 @@ mod tests {
 
     #[test]
     fn only_lines_around_the_fault_and_not_of_other_jobs_are_reported() {
+        use KernelClass::{DiskError, HungTask};
         let mut log = EvidenceLog::default();
-        log.take_in(seconds(100), &report("long before", None));
-        log.take_in(seconds(950), &report("of another job", Some(7)));
-        log.take_in(seconds(960), &report("of this one", Some(8)));
-        log.take_in(seconds(2000), &report("long after", None));
-        let elsewhere = Unrelated { processes: [Pid(7)].into(), ..Unrelated::default() };
-        let reported = log.report_evidence(seconds(1000), &elsewhere, &[]);
-        assert_eq!(reported.kernel_lines, ["of this one"]);
+        let machine = |line: &str| Fact::KernelReport(report(DiskError, line));
+        log.take_in(seconds(100), &machine("long before"));
+        log.take_in(seconds(850), &machine("before the attempt"));
+        log.take_in(seconds(860), &of_process(HungTask, "waited before the attempt", 9, None));
+        log.take_in(seconds(950), &of_process(HungTask, "of another job", 7, None));
+        log.take_in(seconds(960), &of_process(HungTask, "of the host", 9, None));
+        log.take_in(seconds(2000), &machine("long after"));
+        let reported = log.report_evidence(seconds(1000), &attempt("/job"), &[]);
+        assert_eq!(reported.kernel_lines, ["before the attempt", "of the host"]);
+    }
+
+    #[test]
+    fn the_end_of_a_process_counts_only_for_its_own_job_after_the_start_of_the_attempt() {
+        use KernelClass::{OutOfMemory, Segfault};
+        let mut log = EvidenceLog::default();
+        log.take_in(seconds(850), &of_process(OutOfMemory, "of an earlier attempt", 8, Some("/job")));
+        log.take_in(seconds(950), &of_process(OutOfMemory, "in another group", 9, Some("/foreign")));
+        log.take_in(seconds(951), &of_process(OutOfMemory, "of an unknown process", 9, None));
+        log.take_in(seconds(952), &of_process(Segfault, "crash of an unknown process", 9, None));
+        log.take_in(seconds(953), &of_process(OutOfMemory, "of a rank that left the group", 8, Some("/own")));
+        log.take_in(
+            seconds(954),
+            &of_process(OutOfMemory, "of a worker in the group", 10, Some("/job/step")),
+        );
+        log.take_in(seconds(955), &of_process(Segfault, "crash of a rank", 8, None));
+        let lines = |scope: &AttemptScope| log.report_evidence(seconds(960), scope, &[]).kernel_lines;
+        let of_ranks = ["of a rank that left the group", "crash of a rank"];
+        assert_eq!(lines(&attempt("/job")), [of_ranks[0], "of a worker in the group", of_ranks[1]]);
+        // All processes are in the root.
+        assert_eq!(lines(&attempt("/")), of_ranks);
+    }
+
+    #[test]
+    fn a_control_group_is_recognised_at_the_borders_of_its_name() {
+        assert!(is_within("/jobs/a", "/jobs/a") && is_within("/jobs/a/rank0", "/jobs/a"));
+        assert!(!is_within("/jobs/ab", "/jobs/a") && !is_within("/jobs", "/jobs/a"));
+        assert!(!is_within("/pods/jobs/a", "/jobs/a"));
+        // Seen from a namespace of control groups.
+        assert!(
+            is_within("/pods/one/cri-a", "/../../one/cri-a") && !is_within("/pods/one/cri-ab", "/../cri-a")
+        );
+        assert!(!is_within("/pods/one", "/..") && !is_within("/pods/one", "/"));
     }
 
     #[test]
     fn program_faults_before_the_attempt_are_ignored_and_device_faults_are_not() {
         let mut log = EvidenceLog::default();
-        log.take_in(seconds(900), &xid(31));
-        log.take_in(seconds(901), &report("segfault of another program", Some(9)));
-        log.take_in(seconds(902), &xid(79));
+        log.take_in(seconds(850), &xid(31));
+        log.take_in(seconds(851), &xid(79));
         log.take_in(seconds(950), &xid(31));
-        let elsewhere = Unrelated { programs_before: seconds(940), ..Unrelated::default() };
-        let reported = log.report_evidence(seconds(960), &elsewhere, &[]).kernel_lines;
+        let reported = log.report_evidence(seconds(960), &attempt("/job"), &[]).kernel_lines;
         assert_eq!(reported, ["XID 79", "XID 31"]);
     }
 
@@ -256,11 +352,14 @@ mod tests {
         let mut log = EvidenceLog::default();
         (1..4).for_each(|n| log.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
+        let off =
+            KernelReport { subject: Some("0000:3b:00".to_owned()), ..report(KernelClass::GpuOffBus, "off") };
+        log.take_in(at, &Fact::KernelReport(off));
         let components = [unhealthy("gpu.0000:3b:00", at), unhealthy("nvswitch.3", at)];
         let gpu = PciAddress::parse("0000:3b:00").expect("an address");
-        let elsewhere = Unrelated { gpus: [gpu].into(), ..Unrelated::default() };
-        let all = log.report_evidence(at, &Unrelated::default(), &components);
-        assert_eq!((all.kernel_lines.len(), all.unhealthy.len(), all.failed_before.len()), (1, 2, 1));
+        let elsewhere = AttemptScope { other_gpus: [gpu].into(), ..AttemptScope::default() };
+        let all = log.report_evidence(at, &AttemptScope::default(), &components);
+        assert_eq!((all.kernel_lines.len(), all.unhealthy.len(), all.failed_before.len()), (2, 2, 1));
         let reported = log.report_evidence(at, &elsewhere, &components);
         assert_eq!(
             (reported.kernel_lines.len(), reported.unhealthy.len(), reported.failed_before.len()),
@@ -305,7 +404,7 @@ mod tests {
         let reported = |code: u32, times: u64| {
             let mut log = EvidenceLog::default();
             (1..=times).for_each(|n| log.take_in(seconds(n * 36_000), &xid(code)));
-            let reported = log.report_evidence(seconds(times * 36_000 + 5), &Unrelated::default(), &[]);
+            let reported = log.report_evidence(seconds(times * 36_000 + 5), &AttemptScope::default(), &[]);
             observations(&reported, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
         };
         assert!(reported(79, 8) > 2.5, "{}", reported(79, 8));

@@ -86,6 +86,13 @@ pub(super) fn unified_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
     (files.kills == VERSION_2.kills).then(|| mount.join(path))
 }
 
+/// The control group that counts the memory of a process, as the kernel names it in its log.
+pub(super) fn of_process(proc: &Path, pid: Pid) -> Option<String> {
+    let membership = read(&proc.join(pid.0.to_string()).join("cgroup")).ok()?;
+    let (_, path, _) = memory_group(Path::new(""), &membership)?;
+    Some(format!("/{}", path.display()))
+}
+
 /// How often the kernel killed processes in a group of version 2 and its descendants.
 pub(super) fn kills(dir: &Path) -> Option<u64> {
     count(dir, VERSION_2.kills)
