@@ -198,12 +198,13 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(verdict) = &job.last_verdict {
         let sure = format!("{:.0} % sure", verdict.confidence * 100.0);
         let domain = plain(verdict.domain().as_str_name(), "FAULT_DOMAIN");
+        let class = verdict.fault_class.as_ref().map(|class| format!(", {class}")).unwrap_or_default();
         line(
             screen,
             &format!(
                 "  last failure: {} {}",
                 clean(&verdict.headline),
-                paint.dim(&format!("({sure}; fault domain: {domain})"))
+                paint.dim(&format!("({sure}; fault domain: {domain}{class})"))
             ),
         );
     }

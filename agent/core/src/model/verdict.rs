@@ -146,6 +146,14 @@ pub struct Verdict {
     pub evidence: Vec<String>,
 }
 
+impl Verdict {
+    /// Whether the job failed because a disk, a quota or another resource was used up. The user has to act (the domain), but the program
+    /// has no error.
+    pub fn resource_ran_out(&self) -> bool {
+        self.domain == FaultDomain::User && matches!(self.class.as_deref(), Some("storage" | "host_resource"))
+    }
+}
+
 /// Doubts about a verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doubts {

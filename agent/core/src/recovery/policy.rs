@@ -119,9 +119,13 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     }
     if is_plainly_the_programs_own(case.verdict) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
-        return stop(format!(
-            "the program fails by itself before its first step ({class}): fix it and start the job again"
-        ));
+        return stop(if case.verdict.resource_ran_out() {
+            format!("a resource ran out before the first step ({class}): free some and start the job again")
+        } else {
+            format!(
+                "the program fails by itself before its first step ({class}): fix it and start the job again"
+            )
+        });
     }
     let mut again = repeats_at_same_place(case).peekable();
     let here = again.peek().is_some();
@@ -190,6 +194,9 @@ const PATIENCE: u32 = 3;
 fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     let verdict = case.verdict;
     let why = match verdict.domain {
+        FaultDomain::User if verdict.confidence >= LIKELY && verdict.resource_ran_out() => {
+            "it would happen again"
+        }
         FaultDomain::User if verdict.confidence >= LIKELY => "it is likely the program's own fault",
         FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would happen again",
         _ => return None,

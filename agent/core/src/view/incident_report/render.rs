@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::IncidentReport;
-use super::sentences::{advice, done, fault, length, origin};
+use super::sentences::{advice, capital, done, fault, length, origin};
 use crate::base::escape;
 use crate::base::time::Span;
 use crate::hang::listed;
@@ -90,11 +90,6 @@ pub fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> Str
     }
     lines.push(String::new());
     lines.join("\n")
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// The format of titles and lists. Foreign text can neither format a ticket nor control a terminal.

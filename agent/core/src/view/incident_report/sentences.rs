@@ -5,10 +5,16 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::explain::look;
 use crate::failure::root_rank::{self, HOST_LOST};
 use crate::model::entry::ExitStatus;
+use crate::model::hang::HangKind;
 use crate::model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 
 /// Whose fault it was and with what confidence. If that is unknown, what was observed.
 pub fn fault(verdict: &Verdict) -> String {
+    let sure = percent(verdict.confidence);
+    let class = verdict.class.as_deref().and_then(|name| Class::named(name).map(|class| (class, name)));
+    if let (Some(what), Some((_, name))) = (ran_out(verdict), class) {
+        return format!("{} ({name}). {sure} sure.", capital(what));
+    }
     let whose = match verdict.domain {
         FaultDomain::User => "The training program's",
         FaultDomain::Hardware => "The hardware's",
@@ -16,11 +22,16 @@ pub fn fault(verdict: &Verdict) -> String {
         FaultDomain::Platform => "The platform's",
         FaultDomain::Unknown => return format!("Unknown. {}", not_seen(verdict)),
     };
-    let sure = percent(verdict.confidence);
-    match verdict.class.as_deref().and_then(|name| Class::named(name).map(|class| (class, name))) {
+    match class {
         Some((class, name)) => format!("{whose}: {} ({name}). {sure} sure.", class.words()),
         None => format!("{whose}. {sure} sure."),
     }
+}
+
+/// What the job used up, if that made it fail.
+fn ran_out(verdict: &Verdict) -> Option<&'static str> {
+    let class = verdict.class.as_deref().and_then(Class::named).filter(|_| verdict.resource_ran_out())?;
+    Some(if class == Class::Storage { "the storage: as a rule a full disk or quota" } else { class.words() })
 }
 
 /// On which rank it started and with what confidence.
@@ -36,7 +47,8 @@ pub(super) fn origin(verdict: &Verdict) -> Option<String> {
 /// One line for the terminal and the list of events: what happened, whose fault and with what confidence.
 pub fn brief(verdict: &Verdict) -> String {
     if verdict.domain != FaultDomain::Unknown {
-        return format!("{} ({}, {} sure)", verdict.headline, verdict.domain, percent(verdict.confidence));
+        let whose = ran_out(verdict).map_or_else(|| verdict.domain.to_string(), str::to_owned);
+        return format!("{} ({whose}, {} sure)", verdict.headline, percent(verdict.confidence));
     }
     let who_sent = match verdict.cause {
         _ if verdict.class.as_deref() == Some(HOST_LOST) => "; why is unknown",
@@ -108,6 +120,11 @@ fn not_seen(verdict: &Verdict) -> String {
             )
         }
         Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
+        Cause::Hang { hang: HangKind::Stopped, .. } => format!(
+            "{} is stopped by a signal (SIGSTOP or SIGTSTP), which Mainstay did not send; a debugger, a scheduler or a \
+             person did.",
+            capital(&rank)
+        ),
         Cause::Hang { .. } => "No evidence shows why the ranks make no progress.".to_owned(),
     }
 }
@@ -222,6 +239,12 @@ fn before_the_next_start(verdict: &Verdict, look: Option<String>) -> Vec<String>
 
 fn to_start_again(verdict: &Verdict) -> &'static str {
     match (verdict.domain, &verdict.cause) {
+        (FaultDomain::User, _) if verdict.class.as_deref() == Some(Class::Storage.name()) => {
+            "Free space or quota where the program writes (df, df -i), then start the job again."
+        }
+        (FaultDomain::User, _) if ran_out(verdict).is_some() => {
+            "Give the job more of what ran out, or let it use less, then start it again."
+        }
         (FaultDomain::User, _) => "Fix the program, its configuration or its data, then start the job again.",
         (FaultDomain::Hardware, _) => {
             "Take this host out of the job and have it checked, then start the job again."
@@ -271,6 +294,11 @@ pub(super) fn length(span: Span) -> String {
         60..=3599 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
     }
+}
+
+pub(super) fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn percent(share: f64) -> String {

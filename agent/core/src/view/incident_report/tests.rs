@@ -2,6 +2,7 @@ use super::*;
 use crate::base::id::{Attempt, BootId, Rank};
 use crate::base::time::Stamp;
 use crate::model::entry::JobSpec;
+use crate::model::hang::HangKind;
 use crate::model::verdict::{Action, Cause, DecidedBy, Doubts, FaultDomain};
 
 /// Entries of one boot, one second apart. The first is the start of the job.
@@ -176,6 +177,34 @@ fn a_signal_from_outside_is_reported_without_a_cause() {
         brief(&killed(9)),
         "rank 1 was ended by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
     );
+}
+
+#[test]
+fn a_full_disk_is_named_on_every_surface_and_no_program_is_blamed() {
+    for class in ["storage", "host_resource"] {
+        let report = reported(FaultDomain::User, Some(class));
+        let shown = [brief(&report.verdict), text(&report)];
+        for text in &shown {
+            assert!(!text.contains("program's") && !text.contains("Fix the program"), "{class}: {text}");
+        }
+    }
+    let full = reported(FaultDomain::User, Some("storage"));
+    assert!(brief(&full.verdict).contains("a full disk"), "{}", brief(&full.verdict));
+    assert!(
+        text(&full).contains("a full disk") && text(&full).contains("What to do:\n  Free space"),
+        "{}",
+        text(&full)
+    );
+}
+
+#[test]
+fn a_rank_that_a_signal_stopped_has_that_as_its_cause() {
+    let hung = |hang| Verdict {
+        cause: Cause::Hang { hang, place: String::new() },
+        ..reported(FaultDomain::Unknown, None).verdict
+    };
+    assert_ne!(fault(&hung(HangKind::Stopped)), fault(&hung(HangKind::AllStill)));
+    assert!(fault(&hung(HangKind::Stopped)).contains("Rank 3 is stopped by a signal"));
 }
 
 #[test]
