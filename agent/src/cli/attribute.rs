@@ -23,6 +23,7 @@ use super::output::{self, Paint};
 mod dumps;
 mod files;
 mod markdown;
+mod run_dir;
 mod show;
 
 /// Bytes that are read at a time. Memory use stays small however long the logs are.
@@ -35,6 +36,7 @@ const PIECE: usize = 1 << 20;
   mainstay attribute --logs rank0.log rank1.log --kernel-log dmesg.txt
   dmesg | mainstay attribute --logs slurm-4711.out --kernel-log -
   mainstay attribute --logs logs/ --markdown          for a ticket
+  mainstay attribute --logs ~/.local/state/mainstay/runs/exp    a run: its ranks' output where it failed
   mainstay attribute --eval cases.jsonl --json        score labelled cases
 
 Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read, 64 the command line was not understood.")]
@@ -71,14 +73,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
-    let (records, logs) = dumps::apart(files::below(&args.logs)?)?;
-    let mut evidence = Evidence { findings: scan_all(catalog, &logs)?, ..Evidence::default() };
+    let (found, exits) = files::below(&args.logs)?;
+    let (records, logs) = dumps::apart(found)?;
+    let mut evidence = Evidence { findings: scan_all(catalog, &logs)?, exits, ..Evidence::default() };
     let named = evidence.findings.iter().filter_map(|findings| findings.rank);
     let dumps = dumps::compared(records, named);
     evidence.add_dumps(dumps);
     scanning::relate(&mut evidence.findings);
     if let Some(file) = &args.kernel_log {
-        evidence.findings.push(scan(catalog, file, Kind::Kernel)?);
+        evidence.findings.push(scan(catalog, file, None, Kind::Kernel)?);
     }
     if let Some(text) = &args.exit_info {
         evidence.findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, text.as_bytes()));
@@ -104,7 +107,7 @@ fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings
             let at = next.fetch_add(1, Ordering::Relaxed);
             files.get(at).map(|file| (at, file))
         } {
-            done.push((at, scan(catalog, &file.path, Kind::Log)));
+            done.push((at, scan(catalog, &file.path, file.rank, Kind::Log)));
         }
         done
     };
@@ -128,7 +131,7 @@ fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings
     Ok(read)
 }
 
-fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> {
+fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow::Result<Findings> {
     let name = file.display().to_string();
     let reading = || format!("reading {name}");
     let mut source: Box<dyn Read> = if file.as_os_str() == "-" {
@@ -136,7 +139,7 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
     } else {
         Box::new(File::open(file).with_context(reading)?)
     };
-    let mut scan = Scan::new(catalog, &name, lines::rank_of_path(&name), kind);
+    let mut scan = Scan::new(catalog, &name, rank.or_else(|| lines::rank_of_path(&name)), kind);
     let (mut piece, mut starts) = (vec![0; PIECE], true);
     loop {
         match source.read(&mut piece) {

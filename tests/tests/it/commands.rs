@@ -1,10 +1,12 @@
 //! Commands that people type from memory: the only running job is the one that is meant, and variables for other
 //! commands have no effect.
 
+use std::fs;
 use std::process::{Command, Output};
 
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, mainstay};
+use serde_json::Value;
 
 /// A command that finds the launchers of this stage and no others.
 fn asked(stage: &Stage, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -82,4 +84,34 @@ fn an_ended_job_shows_its_last_step_also_after_the_agents_restart() {
         status["servers"].as_array().into_iter().flatten().flat_map(|server| server["jobs"].as_array());
     let shown = jobs.flatten().find(|job| job["id"] == id.as_str()).expect("the job");
     assert_eq!(shown["step"], 42, "{shown}");
+}
+
+#[test]
+fn a_run_directory_is_attributed_by_the_output_of_its_ranks_alone() {
+    let stage = Stage::new();
+    let script = r#"
+if [ "$RANK" = 1 ]; then
+    echo "RuntimeError: CUDA error: uncorrectable ECC error encountered" >&2
+    exit 1
+fi
+work
+"#;
+    let end = stage.sh(script).ranks(2).options("--max-restarts 0").start().end();
+    let other =
+        "Memory cgroup out of memory: Killed process 10 (python) total-vm:185938432kB, anon-rss:99kB\n";
+    for file in ["checkpoints/readme.txt", "template.log", "attempt_0/hang.json"] {
+        fs::write(end.run_dir.join(file), other).expect("a file that is no output of a rank");
+    }
+    for directory in [end.run_dir.clone(), end.run_dir.join("attempt_0")] {
+        let logs = directory.display().to_string();
+        let reported = asked(&stage, &["attribute", "--logs", &logs, "--json"], &[]);
+        let value: Value = serde_json::from_slice(&reported.stdout).expect("JSON");
+        assert_eq!((&value["class"], &value["culprit"]), (&"hardware_gpu".into(), &1.into()), "{value}");
+        let grounds = ["evidence", "against", "consequences"];
+        let grounds = grounds.iter().flat_map(|name| value[*name].as_array().into_iter().flatten());
+        let quotes = grounds.flat_map(|ground| ground["quotes"].as_array().into_iter().flatten());
+        let sources: Vec<&str> = quotes.filter_map(|quote| quote["source"].as_str()).collect();
+        let of_ranks = |source: &&str| source.contains("/attempt_0/1/") || source.starts_with("exit");
+        assert!(!sources.is_empty() && sources.iter().all(of_ranks), "{value}");
+    }
 }

@@ -5,7 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use mainstay_core::failure::attribution::exit::Exit;
 
+use super::run_dir;
 use crate::cli::output;
 
 /// Maximum depth to which directories are read.
@@ -19,14 +21,17 @@ pub(super) struct LogFile {
     pub(super) path: PathBuf,
     /// Whether it was found in a directory, and not named by the user.
     pub(super) found: bool,
+    /// The rank that wrote it, if the journal of its run has that.
+    pub(super) rank: Option<u32>,
 }
 
-/// The files to read, those of directories in the order of their names, each once.
-pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<Vec<LogFile>> {
+/// The files to read, those of directories in the order of their names, each once, and how ranks ended by the journals
+/// of run directories among them.
+pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<(Vec<LogFile>, Vec<Exit>)> {
     let mut search = Search::default();
     for path in paths {
         if path.as_os_str() == "-" || !path.is_dir() {
-            search.files.push(LogFile { path: path.clone(), found: false });
+            search.files.push(LogFile { path: path.clone(), found: false, rank: None });
             continue;
         }
         let before = search.files.len();
@@ -38,7 +43,7 @@ pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<Vec<LogFile>> {
     if search.files.len() >= FILES {
         output::note(&format!("only the first {FILES} files are read"));
     }
-    Ok(search.files)
+    Ok((search.files, search.exits))
 }
 
 #[derive(Default)]
@@ -46,10 +51,22 @@ struct Search {
     files: Vec<LogFile>,
     /// Device and inode of the files found: several links may point to one.
     seen: BTreeSet<(u64, u64)>,
+    exits: Vec<Exit>,
+    /// The rank whose directory is read.
+    rank: Option<u32>,
 }
 
 impl Search {
     fn directory(&mut self, dir: &Path, depth: u32) -> anyhow::Result<()> {
+        if let Some(attempt) = run_dir::attempt_of(dir) {
+            self.exits.extend(attempt.exits);
+            for (dir, rank) in attempt.ranks {
+                self.rank = Some(rank.0);
+                self.directory(&dir, depth)?;
+                self.rank = None;
+            }
+            return Ok(());
+        }
         let entries =
             std::fs::read_dir(dir).with_context(|| format!("reading the directory {}", dir.display()))?;
         let mut entries: Vec<_> = entries.collect::<Result<_, _>>()?;
@@ -63,7 +80,7 @@ impl Search {
             // Links to files are followed, as Kubernetes uses them for logs; links to directories may form a cycle.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
             if found.is_file() && self.files.len() < FILES && self.seen.insert((found.dev(), found.ino())) {
-                self.files.push(LogFile { path: entry.path(), found: true });
+                self.files.push(LogFile { path: entry.path(), found: true, rank: self.rank });
             }
         }
         Ok(())
