@@ -39,7 +39,7 @@ const PIECE: usize = 1 << 20;
   mainstay attribute --logs ~/.local/state/mainstay/runs/exp    a run: its ranks' output where it failed
   mainstay attribute --eval cases.jsonl --json        score labelled cases
 
-Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read, 64 the command line was not understood.")]
+Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read or there is no text, 64 the command line was not understood.")]
 pub(super) struct Args {
     /// Files and directories with what ranks and launchers printed, and flight records of PyTorch; - is standard input
     #[arg(long, value_name = "DIR|FILE", num_args = 1.., required_unless_present_any = ["eval", "kernel_log"])]
@@ -76,6 +76,7 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     let (found, exits) = files::below(&args.logs)?;
     let (records, logs) = dumps::apart(found)?;
     let mut evidence = Evidence { findings: scan_all(catalog, &logs)?, exits, ..Evidence::default() };
+    let has_records = !records.is_empty();
     let named = evidence.findings.iter().filter_map(|findings| findings.rank);
     let dumps = dumps::compared(records, named);
     evidence.add_dumps(dumps);
@@ -87,6 +88,17 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
         evidence.findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, text.as_bytes()));
         evidence.exits = exits::from_text(text);
     }
+    // "These logs report no failure" would be a statement about logs that nobody read.
+    anyhow::ensure!(
+        has_records || !evidence.exits.is_empty() || evidence.findings.iter().any(|of| of.bytes > 0),
+        "no text in {}: nothing was judged; name files with the output of ranks",
+        args.logs
+            .iter()
+            .chain(&args.kernel_log)
+            .map(|path| path.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
     let report: Report = explain::report(&evidence, &attribute(catalog, &evidence));
     if args.json {
         return Ok(serde_json::to_string_pretty(&report)? + "\n");

@@ -93,6 +93,13 @@ fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
     let empty = mainstay(&["--logs", logs, "--json"]);
     assert!(notes(&empty).contains("no file in this directory"), "{}", notes(&empty));
     fs::write(dir.path().join("rank0.log.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).expect("written");
+    for nothing in [empty, mainstay(&["--logs", logs, "--json"])] {
+        assert_eq!(
+            (nothing.status.code(), text(&nothing)),
+            (Some(3), String::new()),
+            "nothing read is no verdict"
+        );
+    }
     fs::write(dir.path().join("rank1.log"), ECC).expect("written");
     let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(ECC.bytes().flat_map(|byte| [byte, 0])).collect();
     fs::write(dir.path().join("rank2.log"), utf_16).expect("written");

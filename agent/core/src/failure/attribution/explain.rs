@@ -31,7 +31,6 @@ pub struct Report {
     /// What to do now.
     pub restart: Restart,
     /// The rank where the failure started.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub culprit: Option<u32>,
     /// Ranks that show the cause at the same time, so that none of them is the culprit.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -2,6 +2,7 @@
 //!
 //! A program survives what it only warns of. A line below the level of an error is no cause by itself.
 
+use super::healthy;
 use super::lines;
 
 /// Bytes at the start of a line in which a logger's level is searched.
@@ -137,9 +138,28 @@ const COMPLAINTS: [&str; 57] = [
     "dead",
 ];
 
-/// Whether a logger wrote the line, at any level.
-pub fn is_logged(line: &str) -> bool {
-    level(line) != Level::Unsaid
+/// The level that a logger of the program wrote. Launchers and threads of native libraries also log, even while the program has already
+/// failed: they show nothing about it.
+pub fn of_program(line: &str) -> Option<Level> {
+    const OF_OTHERS: [&str; 9] = [
+        ".cpp:",
+        ".cc:",
+        ".hpp:",
+        ".h:",
+        ".cu:",
+        "NCCL ",
+        "distributed/run.py",
+        "distributed.run:",
+        "elastic",
+    ];
+    let head = head(line);
+    of_logger(head).filter(|_| !OF_OTHERS.iter().any(|other| head.contains(other)))
+}
+
+/// Whether the line announces that the program caught the exception of the traceback below it: a logger of the program wrote it as a
+/// warning or an error. A note ("INFO step 100") only happens to precede the traceback.
+pub fn reports_a_caught_exception(line: &str) -> bool {
+    matches!(of_program(line), Some(Level::Warning | Level::Error))
 }
 
 /// Whether the line reports a problem, and not only as a warning.
@@ -149,7 +169,7 @@ pub fn complains(line: &str) -> bool {
         return false;
     }
     let level = level(line);
-    if matches!(level, Level::Note | Level::Warning) {
+    if matches!(level, Level::Note | Level::Warning) || healthy::reports_no_fault(line) {
         return false;
     }
     let lower = line.to_ascii_lowercase();

@@ -10,6 +10,11 @@ pub const LINE_WINDOW: usize = 2048;
 pub struct Prefix {
     /// The rank that wrote it.
     pub rank: Option<u32>,
+    /// The rank is a label of the launcher that forwards the line, such as `srun --label`. It may number tasks that each run several
+    /// ranks.
+    pub by_label: bool,
+    /// There is also such a label with another number than the rank.
+    pub label_differs: bool,
     /// Length of the prefix in bytes.
     pub len: usize,
 }
@@ -77,10 +82,22 @@ pub fn prefix(line: &str) -> Prefix {
             found.len = after_spaces;
             return found;
         };
-        found.rank = found.rank.or(rank);
+        match (rank, found.rank) {
+            (Some(_), None) => (found.rank, found.by_label) = (rank, is_label(trimmed)),
+            (Some(_), Some(_)) if found.by_label && !is_label(trimmed) => {
+                found.label_differs = rank != found.rank;
+                (found.rank, found.by_label) = (rank, false);
+            }
+            _ => {}
+        }
         found.len = after_spaces + len;
     }
     found
+}
+
+/// Whether the number at the start is a launcher's: `3: `, `[3]:`. A program calls its rank by that name.
+fn is_label(text: &str) -> bool {
+    text.trim_start_matches('[').starts_with(|first: char| first.is_ascii_digit())
 }
 
 fn one_prefix(text: &str) -> Option<(usize, Option<u32>)> {
@@ -210,8 +227,17 @@ fn month(text: &str) -> bool {
 
 /// The rank that a line mentions anywhere: `[rank3]`, `[Rank 3]`, `Rank 3`, `rank: 3`, `task 3:`.
 pub fn rank_in(line: &str) -> Option<u32> {
+    number_after(line, &["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="])
+}
+
+/// The same without tasks.
+pub fn rank_called_so(line: &str) -> Option<u32> {
+    number_after(line, &["[rank", "rank      : ", " rank ", "global_rank=", "rank="])
+}
+
+fn number_after(line: &str, markers: &[&str]) -> Option<u32> {
     let lower = line.to_ascii_lowercase();
-    for marker in ["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="] {
+    for marker in markers {
         let Some(at) = lower.find(marker) else { continue };
         let rest = lower[at + marker.len()..].trim_start();
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -335,6 +361,10 @@ mod tests {
         assert_eq!(read("Jun 10 03:09:55 host kernel: NVRM: x"), (None, "NVRM: x"));
         assert_eq!(read("2026-06-10 03:09:55,123 ERROR: boom"), (None, "boom"));
         assert_eq!(read("ERROR 02-27 20:37:29 [core.py:303] boom"), (None, "boom"));
+        // The label of a task that runs several ranks.
+        assert_eq!(read("1: [rank9]: boom"), (Some(9), "boom"));
+        assert!(prefix("1: [rank9]: boom").label_differs && !prefix("9: [rank9]: boom").label_differs);
+        assert_eq!(read("[rank3]: [Rank 7] boom"), (Some(3), "boom"));
     }
 
     #[test]

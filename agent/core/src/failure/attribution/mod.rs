@@ -19,6 +19,7 @@ pub mod exit;
 pub mod explain;
 mod fit;
 pub mod fuse;
+mod healthy;
 #[cfg(test)]
 mod learn;
 #[cfg(test)]
@@ -332,7 +333,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[test]
     fn a_checkpoint_that_could_not_be_written_to_the_end_is_of_the_storage_by_every_message() {
         for message in
             ["PytorchStreamWriter failed writing file data/4: file write failed", "unexpected pos 64 vs 10"]
@@ -343,6 +343,7 @@ mod tests {
         }
     }
 
+    #[test]
     fn at_low_confidence_only_deterministic_evidence_stops_a_job() {
         assert!(may_stop(0.65, true) && may_stop(0.75, false));
         assert!(!may_stop(0.65, false) && !may_stop(0.55, true));

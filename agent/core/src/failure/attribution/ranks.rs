@@ -52,6 +52,19 @@ mod tests {
     }
 
     #[test]
+    fn labels_of_tasks_are_no_ranks_where_the_ranks_have_other_numbers() {
+        let raised = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
+        let label = |task: u32, text: &str| format!("{task}: {text}");
+        let own = label(0, "[rank1]: waiting for a peer failed\n") + &label(1, &format!("[rank9]: {raised}"));
+        let exit = "srun: error: n2: task 1: Exited with exit code 1\n";
+        let judged_own = judged(&(own + exit)).root;
+        assert_eq!((judged_own.rank, judged_own.victims.contains(&1)), (Some(9), false));
+        let table = "  rank      : 11 (local_rank: 3)\n";
+        assert_eq!(judged(&(label(1, raised) + &label(1, table))).root.rank, Some(11));
+        assert_eq!(judged(&label(1, raised)).root.rank, Some(1), "nothing else numbers the ranks");
+    }
+
+    #[test]
     fn the_task_that_left_with_an_error_raised_it() {
         let raised = "FileExistsError: [Errno 17] File exists: '/data/eeg/S043'\n";
         let one = judged(&format!("{raised}srun: error: nid008637: task 3: Exited with exit code 1\n"));

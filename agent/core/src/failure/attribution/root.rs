@@ -86,7 +86,8 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
         reported_of
     } else {
-        lines.iter().find_map(|(_, spot)| spot.rank).or(held_up_by).or(first_dead).or(named_by_others)
+        let of_lines = lines.iter().find_map(|(_, spot)| spot.rank);
+        of_lines.or(held_up_by).or(first_dead).or(named_by_others).or_else(|| only_failure(evidence))
     };
     let victims = consequences
         .iter()
@@ -96,6 +97,12 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
         .collect();
     let common = if is_common { ranks } else { BTreeSet::new() };
     Root { lines, rank, common, victims }
+}
+
+/// The rank in the launchers' tables of failures if there is one only. Of several the first to end need not be the cause.
+fn only_failure(evidence: &Evidence) -> Option<u32> {
+    let ranks: BTreeSet<u32> = evidence.findings.iter().flat_map(|of| of.in_table.iter().copied()).collect();
+    ranks.first().copied().filter(|_| ranks.len() == 1)
 }
 
 fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, RelevantLine)> {

@@ -2,6 +2,7 @@
 //! of the log. Tolerates invalid bytes and lines without end.
 
 mod below_frames;
+mod caught;
 mod completed_steps;
 mod findings;
 mod raised_lines;
@@ -12,14 +13,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use below_frames::LastFrame;
+use caught::Caught;
 pub use findings::{
     Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, RelevantLine, SignatureMatch,
 };
-use raised_lines::{above_traceback, is_chain, is_traceback};
+use raised_lines::is_traceback;
 use steps::place_in_progress;
 pub use steps::relate;
 
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
+use super::healthy;
 use super::level;
 use super::lines::{self, LINE_WINDOW};
 use super::traceback::{self, Frame};
@@ -61,13 +64,13 @@ pub struct Scan<'c> {
     last_exceptions: VecDeque<Exception>,
     /// The rank in the last row of the launcher's table that names one, and its line.
     table: Option<(u64, u32)>,
+    /// Whether a label before lines differed from the rank in the same line: it numbers something else.
+    labels_mislead: bool,
     /// The first line of the newest traceback, and its last frame so far.
     traceback: Option<u64>,
     last_frame: Option<LastFrame>,
-    /// The first line of a traceback that a logger wrote below its own message.
-    logged: Option<u64>,
-    /// The lines of such tracebacks. Their words are ignored.
-    logged_lines: BTreeSet<u64>,
+    /// Tracebacks that a logger wrote below its own message.
+    caught: Caught,
     /// The current line is source text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
@@ -92,10 +95,10 @@ impl<'c> Scan<'c> {
             passed_over: VecDeque::new(),
             last_exceptions: VecDeque::new(),
             table: None,
+            labels_mislead: false,
             traceback: None,
             last_frame: None,
-            logged: None,
-            logged_lines: BTreeSet::new(),
+            caught: Caught::default(),
             quotes_a_warning: false,
             unfinished: Vec::new(),
             plain: Vec::new(),
@@ -168,6 +171,8 @@ impl<'c> Scan<'c> {
         for (place, spots) in std::mem::take(&mut self.last_spots) {
             self.findings.sightings[place].spots.extend(spots);
         }
+        self.free_last_words();
+        self.drop_misleading_labels();
         if self.findings.bytes <= JOINED as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
@@ -196,6 +201,7 @@ impl<'c> Scan<'c> {
     fn plain_block(&mut self, block: &[u8]) {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
+        let first_line = self.findings.lines + 1;
         self.no_progress_until = 0;
         self.look_below_frame(block, self.findings.lines + 1);
         for (word, at) in catalog.hits(block) {
@@ -213,11 +219,7 @@ impl<'c> Scan<'c> {
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
                     self.traceback = Some(number);
-                    match above_traceback(&block[..start]) {
-                        Some(line) if level::is_logged(&line) => self.logged = Some(number),
-                        Some(line) if is_chain(&line) => {}
-                        _ => self.logged = None,
-                    }
+                    self.traceback_starts(&block[..start], &block[start..end], number);
                 }
             }
             if PROGRESS.contains(&word) {
@@ -230,6 +232,7 @@ impl<'c> Scan<'c> {
         self.look_at(block, start, end);
         self.findings.lines += newlines(&block[counted..]);
         self.last_progress_in(block);
+        self.look_for_life(block, first_line);
     }
 
     /// Examines a line of the block, and the lines below it if it is a frame.
@@ -259,6 +262,7 @@ impl<'c> Scan<'c> {
         if worthwhile {
             let number = self.findings.lines + 1;
             let line = lines::clean(raw);
+            self.labels_mislead |= lines::prefix(&line).label_differs;
             if self.is_ignored(&line, number) {
                 words.clear();
                 self.words = words;
@@ -322,6 +326,9 @@ impl<'c> Scan<'c> {
         if candidates.is_empty() {
             return false;
         }
+        if healthy::reports_no_fault(line) {
+            return true;
+        }
         // A line that healthy runs print matches nothing else.
         let benign = |index: &usize| self.catalog.signatures()[*index].role == Role::Benign;
         if candidates.iter().any(benign) {
@@ -359,13 +366,27 @@ impl<'c> Scan<'c> {
 
     fn spot(&self, line: &str, number: u64) -> RelevantLine {
         let prefix = lines::prefix(line);
-        let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
-        let rank = rank.or_else(|| self.in_table(line, number));
+        let elsewhere = || self.findings.rank.or_else(|| self.in_table(line, number));
+        let rank = prefix.rank.or_else(|| lines::rank_in(line)).or_else(elsewhere);
+        let own = prefix.rank.filter(|_| !prefix.by_label);
+        let rank_without_label = own.or_else(|| lines::rank_called_so(line)).or_else(elsewhere);
         let text: String = line.trim().chars().take(QUOTE).collect();
         let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
-        let logged = self.logged.is_some_and(|at| (at..=at + IGNORED_REACH).contains(&number));
+        let logged = self.caught.has(number, prefix.rank);
         let time = lines::time_of_day(line);
-        RelevantLine { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
+        let (seen, steps_after, stepped) = (None, None, false);
+        RelevantLine {
+            line: number,
+            rank,
+            rank_without_label,
+            time,
+            mild,
+            seen,
+            steps_after,
+            stepped,
+            logged,
+            text,
+        }
     }
 
     fn vocabulary_of_spots(&mut self) {

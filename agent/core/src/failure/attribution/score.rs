@@ -35,7 +35,6 @@ pub struct Answer {
     /// Lines of the log, from 1, best first.
     pub root_lines: Vec<u64>,
     /// The rank where the failure started.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub root_rank: Option<u32>,
     /// The evidence that it is based on, heaviest first.
     pub reasons: Vec<String>,

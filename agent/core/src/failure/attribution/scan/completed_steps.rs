@@ -59,8 +59,8 @@ impl Scan<'_> {
                 keep
             });
         }
-        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
-        self.findings.progress.push(Progress { line: number, time, step });
+        let (rank, time) = (lines::prefix(&line).rank, lines::time_of_day(&line));
+        self.findings.progress.push(Progress { line: number, rank, time, step: progress::step_of(&line) });
         true
     }
 }

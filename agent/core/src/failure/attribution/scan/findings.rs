@@ -42,6 +42,8 @@ pub struct RelevantLine {
     pub line: u64,
     /// The rank that wrote the line or that it is about.
     pub rank: Option<u32>,
+    /// The same without a launcher's label of the line and without numbers of tasks.
+    pub rank_without_label: Option<u32>,
     /// Time of day in seconds, if the line has one.
     pub time: Option<f64>,
     /// It is in a warning or a note.
@@ -50,6 +52,8 @@ pub struct RelevantLine {
     pub seen: Option<LineTime>,
     /// Steps that certainly started and completed after the line. `None` if no progress is known.
     pub steps_after: Option<u64>,
+    /// The rank that wrote the line completed a step after it.
+    pub stepped: bool,
     /// It is in a traceback that a logger wrote below a message: the exception was caught.
     pub logged: bool,
     /// The line itself, cleaned and shortened.
@@ -59,9 +63,8 @@ pub struct RelevantLine {
 impl RelevantLine {
     /// Whether training continued normally after the line.
     pub fn is_past(&self) -> bool {
-        // For an exception that was caught and logged, one step is enough.
-        let least = if self.logged { 1 } else { HEALTHY_STEPS };
-        self.steps_after.is_some_and(|steps| steps >= least)
+        // For an exception that was caught and logged, one step of that rank is enough.
+        self.logged && self.stepped || self.steps_after.is_some_and(|steps| steps >= HEALTHY_STEPS)
     }
 }
 
@@ -70,6 +73,8 @@ impl RelevantLine {
 pub struct Progress {
     /// Its number in its source, from 1.
     pub line: u64,
+    /// The rank in the line's prefix.
+    pub rank: Option<u32>,
     /// Time of day in seconds, if the line has one.
     pub time: Option<f64>,
     /// The number of the step, if the line has one.
@@ -115,6 +120,8 @@ pub struct Findings {
     pub words: Option<(RelevantLine, Opinion)>,
     /// All known words: of all lines for a small text, of the relevant lines for a large one.
     pub vocabulary: BTreeSet<Word>,
+    /// The ranks in the launcher's table of failures.
+    pub in_table: BTreeSet<u32>,
     /// Lines that report completed steps, in order.
     pub progress: Vec<Progress>,
     /// Lines read.

@@ -1,6 +1,6 @@
 //! Tracebacks in a log: frames, exceptions, the line above them, and the launcher's table that names ranks.
 
-use super::{Exception, IGNORED_REACH, LINE_WINDOW, RANKS, Scan};
+use super::{Exception, LINE_WINDOW, RANKS, Scan};
 use crate::failure::attribution::lines;
 use crate::failure::attribution::traceback::{self, Raised};
 
@@ -17,6 +17,8 @@ impl Scan<'_> {
     /// The rank of the launcher's table whose rows contain the line: `  exitcode  : -9`, below `  rank      : 4`.
     pub(super) fn in_table(&self, line: &str, number: u64) -> Option<u32> {
         let (at, rank) = self.table?;
+        // Below the label of `srun --label`.
+        let line = line.trim_start_matches(|letter: char| letter.is_ascii_digit()).trim_start_matches(':');
         let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
         (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
     }
@@ -28,8 +30,14 @@ impl Scan<'_> {
             return;
         }
         if line.contains("(local_rank:") {
-            self.table =
-                lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
+            let prefix = lines::prefix(line);
+            let text = &line[prefix.len..];
+            let rank = lines::rank_in(text).or_else(|| lines::rank_at_start(text));
+            self.table = rank.map(|rank| (number, rank));
+            self.labels_mislead |= prefix.by_label && rank.is_some() && rank != prefix.rank;
+            if self.findings.in_table.len() < RANKS {
+                self.findings.in_table.extend(rank);
+            }
             return;
         }
         let prefix = lines::prefix(line);
@@ -49,15 +57,14 @@ impl Scan<'_> {
     }
 
     pub(super) fn note_exception(&mut self, line: &str, number: u64, raised: &Raised<'_>, known: bool) {
-        let rank = lines::prefix(line).rank.or(self.findings.rank);
+        let of_line = lines::prefix(line).rank;
+        let rank = of_line.or(self.findings.rank);
         let frame = self
             .frames
             .get(&rank)
             .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
             .map(|(_, frame)| frame.clone());
-        if let Some(at) = self.logged.filter(|at| number - at <= IGNORED_REACH) {
-            self.logged_lines.extend(at..=number);
-        }
+        self.caught.raised(number, of_line);
         let exception = Exception {
             name: raised.name.to_owned(),
             spot: self.spot(line, number),
@@ -73,6 +80,21 @@ impl Scan<'_> {
             self.last_exceptions.pop_front();
         }
         self.last_exceptions.push_back(exception);
+    }
+}
+
+impl Scan<'_> {
+    /// Where labels have differed from ranks, such as those of `srun --label` around torchrun, no label is a rank.
+    pub(super) fn drop_misleading_labels(&mut self) {
+        if !self.labels_mislead {
+            return;
+        }
+        let spots = self.findings.sightings.iter_mut().flat_map(|of| &mut of.spots);
+        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|of| &mut of.spot));
+        spots.for_each(|spot| spot.rank = spot.rank_without_label);
+        for sighting in &mut self.findings.sightings {
+            sighting.ranks = sighting.spots.iter().filter_map(|spot| spot.rank).collect();
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use super::super::healthy;
 use super::super::level;
 use super::super::lines::{self, LINE_WINDOW};
 use super::super::traceback;
@@ -26,6 +27,9 @@ impl Scan<'_> {
             if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
                 continue;
             }
+            if healthy::reports_no_fault(first) || healthy::reports_no_fault(&pair[1]) {
+                continue;
+            }
             // A frame and the source text below it are not one message.
             let before = at.checked_sub(1).and_then(|before| lines.get(before));
             if traceback::frame(first).is_some()
@@ -47,11 +51,12 @@ impl Scan<'_> {
         let words = self.catalog.vocabulary();
         // Skips warnings and lines before healthy steps: their words occur in every run.
         let current = (1u64..).zip(&lines).filter(|(number, line)| {
-            if self.logged_lines.contains(number) {
+            if self.caught.has_line(*number) {
                 return false;
             }
             let steps_after = steps_after(&self.findings.progress, self.times, *number);
-            steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
+            let current = steps_after.is_none_or(|steps| steps < HEALTHY_STEPS);
+            current && !level::is_mild(line) && !healthy::reports_no_fault(line)
         });
         let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
         if !current.iter().any(|line| level::complains(line)) {
@@ -72,7 +77,7 @@ impl Scan<'_> {
             before = line;
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
-            let ignored = self.ignored_lines.contains(&number) || self.logged_lines.contains(&number);
+            let ignored = self.ignored_lines.contains(&number) || self.caught.has_line(number);
             let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;

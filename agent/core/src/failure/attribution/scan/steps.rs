@@ -14,6 +14,14 @@ pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     spots.for_each(|spot| {
         spot.seen = seen(times, spot.line);
         spot.steps_after = steps_after(progress, times, spot.line);
+        spot.stepped = match spot.seen.and_then(|time| time.steps_after) {
+            Some(steps) => steps > 0,
+            None => {
+                let rank = lines::prefix(&spot.text).rank;
+                let after = &progress[progress.partition_point(|of| of.line <= spot.line)..];
+                after.iter().any(|of| of.rank == rank)
+            }
+        };
     });
 }
 
