@@ -23,6 +23,8 @@ __all__ = [
     "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 
+_MODULES = ("checkpoint", "dcp", "jax", "lightning", "torch", "transformers")
+
 _hooks.start()
 
 
@@ -54,7 +56,7 @@ def on_world_change(callback):
 
 def __getattr__(name: str):
     # Loaded on first use: a script that only sends heartbeats does not pay for their imports.
-    if name in ("checkpoint", "torch"):
+    if name in _MODULES:
         import importlib
 
         return importlib.import_module(f"mainstay.{name}")

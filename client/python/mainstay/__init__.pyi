@@ -1,6 +1,7 @@
 from typing import Any, Callable, Iterable, Iterator, Optional, SupportsIndex, TypedDict, TypeVar, Union, overload
 
 from . import checkpoint as checkpoint
+from . import dcp as dcp, jax as jax, lightning as lightning, torch as torch, transformers as transformers
 from ._native import active as active, beat as beat, data_at as data_at, pause as pause, resume as resume
 from ._native import on_save_request as on_save_request
 from ._native import save_requested as save_requested, save_within as save_within
@@ -17,7 +18,7 @@ class expect_long:
 __version__: str
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
-    "on_world_change", "pause", "report_digest", "restartable", "resume", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]
 
 _Hooks = Union[Callable[[], Any], Iterable[Callable[[], Any]]]

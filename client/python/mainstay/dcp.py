@@ -16,7 +16,8 @@ import re
 import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-import torch
+from ._framework import torch  # First: what follows needs it too.
+
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType

@@ -9,9 +9,8 @@ from __future__ import annotations
 import atexit
 import collections
 
-import jax as _jax
-
 from . import _native, section, step
+from ._framework import jax as _jax
 from ._section import expect_long
 
 __all__ = ["watch_step"]

@@ -15,6 +15,7 @@ import sys
 
 from . import _disk, _native, _seal, section, step, torch
 from . import checkpoint as _checkpoint
+from ._framework import imported
 from ._section import around
 
 __all__ = ["MainstayCallback", "MainstayCheckpointIO", "callbacks", "callbacks_of_pytorch_lightning"]
@@ -189,17 +190,11 @@ def _forget_newer(path: str, number: int) -> None:
 def __getattr__(name: str):
     by_old_name = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     if name == "MainstayCallback":
-        if by_old_name:
-            from pytorch_lightning import Callback
-        else:
-            from lightning.pytorch import Callback
-        globals()[name] = _made_for(Callback)
+        package = imported("pytorch_lightning" if by_old_name else "lightning.pytorch")
+        globals()[name] = _made_for(package.Callback)
         return globals()[name]
     if name == "MainstayCheckpointIO":
-        if by_old_name:
-            from lightning_fabric.plugins import CheckpointIO
-        else:
-            from lightning.fabric.plugins import CheckpointIO
-        globals()[name] = _io_made_for(CheckpointIO)
+        package = "lightning_fabric.plugins" if by_old_name else "lightning.fabric.plugins"
+        globals()[name] = _io_made_for(imported(package).CheckpointIO)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ off). This module does not change what torch computes, does not wait for a devic
 
 from __future__ import annotations
 
-import torch as _torch
+from ._framework import torch as _torch  # First: what follows needs it too.
 
 from . import _native, _reconfigure, _torch_collectives, _torch_sections, _torch_store
 

@@ -5,9 +5,8 @@ Under ``mainstay run`` each trainer gets the callback automatically, unless ``MA
 
 from __future__ import annotations
 
-import transformers as _transformers
-
 from . import _native, section, step, torch
+from ._framework import transformers as _transformers
 from ._section import around
 
 __all__ = ["MainstayCallback"]

@@ -104,6 +104,19 @@ def test_the_stubs_name_what_is_there():
     }
     for name in mainstay.__all__:
         assert getattr(mainstay, name) is not None
+    lists = [node for node in ast.parse((package / "__init__.pyi").read_text()).body if isinstance(node, ast.Assign)]
+    stubbed = next(ast.literal_eval(node.value) for node in lists if node.targets[0].id == "__all__")
+    assert stubbed == mainstay.__all__
+
+
+@pytest.mark.parametrize(
+    "part, package",
+    [("dcp", "torch"), ("jax", "jax"), ("lightning", "torch"), ("torch", "torch"), ("transformers", "torch")],
+)
+def test_a_part_whose_package_is_missing_says_what_to_install(python, part, package):
+    for use in (f"import mainstay; mainstay.{part}", f"import mainstay.{part}"):
+        done = python(f"import sys; sys.modules[{package!r}] = None\n{use}", check=False)
+        assert "ModuleNotFoundError" in done.stderr and f"needs the package {package}," in done.stderr, done.stderr
 
 
 def test_the_calls_are_native_and_have_signatures():
