@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask demo | test | lint | bench | gpu | release | wheel`.
 
+mod bare;
 mod bench;
 mod build;
 mod cargo_tools;

@@ -27,9 +27,7 @@ def unpin(memory) -> None:
         return
     _pinned.discard(memory.address)
     try:
-        import torch
-
-        runtime = torch.cuda.cudart()
+        runtime = sys.modules["torch"].cuda.cudart()
         if runtime.cudaHostUnregister(memory.address) != runtime.cudaError.success:
             _forget_error()
     except Exception:
@@ -45,20 +43,16 @@ def bytes_of(memory, at: int, count: int):
 
 
 def synchronize(devices) -> None:
-    """Waits for the copies that were started on these devices."""
-    import torch
-
+    """Waits for the copies that were started on these devices. Without any, a program may have no torch at all."""
     for device in devices:
         if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+            sys.modules["torch"].cuda.current_stream(device).synchronize()
 
 
 def _register(memory) -> Optional[str]:
     """Pins the memory. Returns the reason if the driver refuses, else None."""
     try:
-        import torch
-
-        runtime = torch.cuda.cudart()
+        runtime = sys.modules["torch"].cuda.cudart()
         code = runtime.cudaHostRegister(memory.address, memory.length, 0)
         return None if code == runtime.cudaError.success else str(runtime.cudaGetErrorString(code))
     except Exception as error:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import operator
 import os
 import pickle
@@ -214,7 +215,7 @@ def load(
 
             # The file belongs to this user (see _seal), so it is as trusted as the script itself.
             return torch.load(file, weights_only=False)
-        return pickle.load(file)
+        return _container.of_the_program(functools.partial(pickle.load, file))
 
 
 def _take(step: Optional[int], directory: Optional[str], into=None):

@@ -15,12 +15,15 @@ import pytest
 
 numpy = pytest.importorskip("numpy")
 
-COMMON = """
+PLAIN = """
 import os, signal, sys, time
-import numpy as np
 import mainstay
 from mainstay import checkpoint, _pool
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+"""
+
+COMMON = PLAIN + """
+import numpy as np
 def state(step):
     weights = np.full(700_000, step * 10 + rank, np.float32)
     return {"step": step, "model": {"w": weights, "b": np.arange(7) + step}, "rest": [1, ("x", step)]}
@@ -41,8 +44,8 @@ def launch(tmp_path):
         pytest.skip("MAINSTAY_BIN does not name the program")
     script, runtime, steps = tmp_path / "job.py", tmp_path / "runtime", tmp_path / "steps"
 
-    def begin(code: str, *options: str, ranks: int = 2, **variables):
-        script.write_text(textwrap.dedent(COMMON) + textwrap.dedent(code))
+    def begin(code: str, *options: str, ranks: int = 2, common: str = COMMON, **variables):
+        script.write_text(textwrap.dedent(common) + textwrap.dedent(code))
         return subprocess.Popen(
             [program, "run", "--no-agent", "--no-warm", f"--nproc-per-node={ranks}", "--fault-timeout=100s",
              f"--log-dir={tmp_path / 'logs'}", f"--runtime-dir={runtime}", f"--checkpoint-dir={steps}", *options,
@@ -82,6 +85,26 @@ def test_a_state_is_loaded_into_the_memory_of_another_where_it_fits_and_nowhere_
         assert (loaded["a"] == 1).all() and (loaded["b"] == 2).all() and loaded["a"] is not loaded["b"]
         """,
         ranks=1,
+    ))  # fmt: skip
+
+
+def test_a_program_without_torch_and_numpy_resumes_from_memory_and_imports_neither(launch):
+    end(launch(
+        """
+        for name in ("numpy", "torch"):
+            assert name not in sys.modules, name
+        saved = checkpoint.load()
+        if attempt == 1:
+            assert saved == {"step": 3, "words": ["x", (1, None)]}, saved
+            assert checkpoint.save(4, saved) and checkpoint.load(4) == saved
+        else:
+            assert saved is None and checkpoint.save(3, {"step": 3, "words": ["x", (1, None)]})
+            while checkpoint.latest() != 3: time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for name in ("numpy", "torch"):
+            assert name not in sys.modules, name
+        """,
+        ranks=1, common=PLAIN,
     ))  # fmt: skip
 
 

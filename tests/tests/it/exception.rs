@@ -2,8 +2,9 @@
 //! forever.
 
 use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::failure::diagnose::CLIENT_FAILED;
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::verdict::{Action, Cause};
+use mainstay_core::model::verdict::{Action, Cause, FaultDomain};
 use mainstay_tests::{Stage, has_client, journal, mainstay};
 
 #[test]
@@ -42,6 +43,28 @@ if ATTEMPT == 0:
     assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 after step 3");
     assert!(verdict.evidence.iter().any(|line| line.contains("ranks.py")), "{:?}", verdict.evidence);
     assert_eq!(journal::exits(&end.journal, 1)[0], ExitStatus::Signal(9), "its end was forced\n{end}");
+}
+
+#[test]
+fn an_exception_inside_mainstays_own_client_is_not_the_programs_fault() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // A fault of the client: its own code calls what is no function.
+    let script = r#"
+import mainstay
+mainstay.step(3)
+if ATTEMPT == 0 and RANK == 1:
+    mainstay.checkpoint._step_number = None
+    mainstay.checkpoint.load(3)
+"#;
+    let end = stage.python(script).ranks(2).start().end();
+    end.assert_status(0);
+    let verdict = end.verdict();
+    assert_eq!((verdict.culprit, verdict.domain), (Some(Rank(1)), FaultDomain::Platform), "{end}");
+    assert_eq!(verdict.class.as_deref(), Some(CLIENT_FAILED), "{end}");
+    assert!(!verdict.cannot_run && verdict.confidence > 0.9, "{verdict:?}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::bare;
 use crate::check::{Checks, Verdict};
 use crate::frameworks;
 use crate::nvrx;
@@ -16,6 +17,8 @@ pub struct Environments {
     pub python: Option<Venv>,
     /// The frameworks that the package has hooks for, too.
     pub frameworks: Option<Venv>,
+    /// The wheel without PyTorch.
+    pub bare: Option<Venv>,
     /// NVRx's client.
     nvrx: Option<PathBuf>,
 }
@@ -29,8 +32,11 @@ impl Environments {
         let frameworks = optional(checks, "Lightning, Transformers, JAX, Orbax (pip)", |progress| {
             frameworks::ensure(progress, base)
         });
+        let bare = optional(checks, "Python environment without PyTorch (pip)", |progress| {
+            bare::ensure(progress, base)
+        });
         let nvrx = optional(checks, "NVRx's client (pip)", |progress| nvrx::ensure(progress, base));
-        Environments { python, frameworks, nvrx }
+        Environments { python, frameworks, bare, nvrx }
     }
 
     /// The variables that name the interpreters to tests.

@@ -96,12 +96,17 @@ impl Suite<'_> {
         });
     }
 
-    /// The built wheel under pytest, and its hooks for frameworks.
+    /// The built wheel under pytest, with and without PyTorch, and its hooks for frameworks.
     pub fn python(&self, checks: &mut Checks) {
-        let Environments { python, frameworks, .. } = self.environments;
+        let Environments { python, frameworks, bare, .. } = self.environments;
         checks.run("Python client (pytest on the wheel)", || {
             self.pytest(python.as_ref(), Some("frameworks"), "")
         });
+        if bare.is_some() {
+            checks.run("Python client without PyTorch (pytest)", || {
+                self.pytest(bare.as_ref(), Some("frameworks"), "")
+            });
+        }
         if frameworks.is_some() {
             checks.run("hooks for frameworks (pytest)", || {
                 self.pytest(frameworks.as_ref(), None, "frameworks")

@@ -19,6 +19,9 @@ use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 mod discount;
 
+/// The class of a verdict on a failure of Mainstay's own client.
+pub const CLIENT_FAILED: &str = "mainstay_client";
+
 /// Log-odds of an OOM kill at the time of a SIGKILL.
 const OUT_OF_MEMORY: f64 = 4.0;
 
@@ -82,7 +85,8 @@ pub fn complete(
         return;
     }
     verdict.domain = judged.domain;
-    verdict.class = Some(judged.class.name().to_owned());
+    let class = if judged.is_of_client() { CLIENT_FAILED } else { judged.class.name() };
+    verdict.class = Some(class.to_owned());
     verdict.deterministic = judged.determinism == Determinism::Deterministic;
     verdict.confidence = judged.confidence;
     verdict.evidence.extend(grounds(&judged, verdict.fault_at));

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::base::id::{Attempt, Rank};
 use crate::failure::attribution::progress::is_progress;
+use crate::failure::diagnose::CLIENT_FAILED;
 use crate::failure::root_rank::RankEnd;
 use crate::model::entry::{ExitStatus, Note};
 use crate::model::verdict::{Cause, FaultDomain, Verdict};
@@ -25,7 +26,7 @@ const LAST_LINES: usize = 3;
 /// Completes a verdict from the ends of all ranks.
 pub fn complete(verdict: &mut Verdict, ends: &BTreeMap<Rank, RankEnd>) {
     // After a first attempt that ran, something that existed is missing: that may be transient.
-    if verdict.attempt != Attempt(0) {
+    if verdict.attempt != Attempt(0) || verdict.class.as_deref() == Some(CLIENT_FAILED) {
         return;
     }
     if !ends.is_empty() && ends.values().all(cannot_run) {

@@ -16,6 +16,7 @@ mod attribution_robust;
 mod catalog;
 mod checkpoint;
 mod checkpoint_parity;
+mod client_modules;
 mod cloud;
 mod dcgm;
 mod device;

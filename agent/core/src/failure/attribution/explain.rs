@@ -205,6 +205,9 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// What to do about a failure of Mainstay itself.
+pub const REPORT_IT: &str = "Report it to Mainstay's maintainers with the file that mainstay bundle writes; a newer version may have the fix.";
+
 /// Where to look next for failures of that class.
 pub fn look(class: Class) -> &'static str {
     match class {
@@ -247,7 +250,8 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
         }
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
-    let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
+    let look = if judged.is_of_client() { REPORT_IT } else { look(judged.class) };
+    let mut next = vec![restart.to_owned(), look.to_owned()];
     if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
         let who = listed(culprits);
         next.push(format!(

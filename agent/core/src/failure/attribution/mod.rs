@@ -128,6 +128,13 @@ pub struct Attribution {
     pub consequences: Vec<Vote>,
 }
 
+impl Attribution {
+    /// Whether Mainstay's own client failed.
+    pub fn is_of_client(&self) -> bool {
+        self.evidence.iter().any(|vote| vote.id == structure::CLIENT_FAILED)
+    }
+}
+
 /// Attributes a failure.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let evidence = &*current::current(catalog, evidence);

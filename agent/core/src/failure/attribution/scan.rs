@@ -71,6 +71,8 @@ pub struct Scan<'c> {
     last_frame: Option<LastFrame>,
     /// Tracebacks that a logger wrote below its own message.
     caught: Caught,
+    /// The rank of a frame whose source text is expected in the next line.
+    source_of: Option<Option<u32>>,
     /// The current line is source text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
@@ -99,6 +101,7 @@ impl<'c> Scan<'c> {
             traceback: None,
             last_frame: None,
             caught: Caught::default(),
+            source_of: None,
             quotes_a_warning: false,
             unfinished: Vec::new(),
             plain: Vec::new(),
@@ -203,6 +206,7 @@ impl<'c> Scan<'c> {
         let (mut counted, mut start, mut end) = (0, 0, 0);
         let first_line = self.findings.lines + 1;
         self.no_progress_until = 0;
+        self.source_below(block);
         self.look_below_frame(block, self.findings.lines + 1);
         for (word, at) in catalog.hits(block) {
             if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
@@ -238,8 +242,10 @@ impl<'c> Scan<'c> {
     /// Examines a line of the block, and the lines below it if it is a frame.
     fn look_at(&mut self, block: &[u8], start: usize, end: usize) {
         self.look(block.get(start..end).unwrap_or_default());
+        let below = block.get(end + 1..).unwrap_or_default();
+        self.source_below(below);
         if self.last_frame.is_some() {
-            self.look_below_frame(block.get(end + 1..).unwrap_or_default(), self.findings.lines + 2);
+            self.look_below_frame(below, self.findings.lines + 2);
         }
     }
 

@@ -7,9 +7,86 @@ pub struct Frame {
     pub path: String,
     /// The function, if the line has it.
     pub function: String,
+    /// Whether the source text below it is a `raise`. `None` if there is no source text.
+    pub raises: Option<bool>,
+    /// It is Mainstay's client, or Python's own library called by the client.
+    pub in_client: bool,
 }
 
+/// The modules of Mainstay's Python package, the client. A test compares them with the package.
+const CLIENT: [&str; 32] = [
+    "__init__",
+    "_collectives_release",
+    "_container",
+    "_digest",
+    "_digest_kernel",
+    "_disk",
+    "_doubt",
+    "_drill",
+    "_framework",
+    "_hooks",
+    "_memory_steps",
+    "_modules",
+    "_pinned",
+    "_pool",
+    "_reconfigure",
+    "_restartable",
+    "_role",
+    "_rounds",
+    "_seal",
+    "_section",
+    "_shard",
+    "_torch_collectives",
+    "_torch_sections",
+    "_torch_store",
+    "_world",
+    "checkpoint",
+    "dcp",
+    "jax",
+    "lightning",
+    "mainstay_auto",
+    "torch",
+    "transformers",
+];
+
+/// The client's function in which objects of the program are unpickled: native code then fails for the program's reasons.
+const UNPICKLES: &str = "of_the_program";
+
 impl Frame {
+    /// Whether the frame is Mainstay's client at work, wherever the package is installed.
+    fn is_client(&self) -> bool {
+        let mut parts = self.path.rsplit('/');
+        let module = parts.next().and_then(|file| file.strip_suffix(".py"));
+        let package = parts.next();
+        module.is_some_and(|module| {
+            CLIENT.contains(&module) && (package == Some("mainstay") || module == "mainstay_auto")
+        }) && self.function != UNPICKLES
+    }
+
+    /// Whether the file belongs to Python itself.
+    fn is_python(&self) -> bool {
+        let installed = ["site-packages", "dist-packages"].iter().any(|place| self.path.contains(place));
+        self.path.starts_with("<frozen ") || self.path.contains("/lib/python3") && !installed
+    }
+
+    /// The same frame, called by `caller`.
+    #[must_use]
+    pub fn called_by(self, caller: Option<&Frame>) -> Frame {
+        let by_client = caller.is_some_and(|caller| caller.in_client) && self.is_python();
+        Frame { in_client: self.in_client || by_client, ..self }
+    }
+
+    /// Whether Mainstay's client failed here itself, rather than to report a mistake of its caller by a `raise`.
+    pub fn is_failure_of_client(&self) -> bool {
+        let on_purpose = self.raises != Some(false) && self.is_client();
+        self.in_client && !on_purpose
+    }
+
+    /// Whether a `raise` of Mainstay's client raised the exception.
+    pub fn is_raised_by_client(&self) -> bool {
+        self.raises == Some(true) && self.is_client()
+    }
+
     /// Whether the file belongs to an installed library or to Python rather than to the training program.
     pub fn in_library(&self) -> bool {
         const PLACES: [&str; 16] = [
@@ -41,7 +118,9 @@ pub fn frame(text: &str) -> Option<Frame> {
     let (path, rest) = text[at + 6..].split_once('"')?;
     let rest = rest.strip_prefix(", line ")?;
     let function = rest.split_once(", in ").map_or("", |(_, function)| function).trim();
-    Some(Frame { path: path.to_owned(), function: function.to_owned() })
+    let frame =
+        Frame { path: path.to_owned(), function: function.to_owned(), raises: None, in_client: false };
+    Some(Frame { in_client: frame.is_client(), ..frame })
 }
 
 /// An exception in a line.

@@ -57,6 +57,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     votes.extend(structure::votes(catalog, evidence));
     structure::demote_stopped_ranks(catalog, evidence, &mut votes);
     structure::demote_followers(&mut votes);
+    structure::name_client(evidence, &mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
         family: observation.family.clone(),
         id: observation.family.clone(),

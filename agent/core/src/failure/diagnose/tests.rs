@@ -1,6 +1,7 @@
 use super::*;
 use crate::base::id::{Attempt, Incident};
 use crate::failure::root_rank::judge;
+use crate::failure::unrunnable;
 
 fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
     let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
@@ -149,6 +150,23 @@ fn what_a_program_survived_for_long_is_not_the_cause_of_its_exit() {
     assert_eq!(domain(3, 19), FaultDomain::User);
     // With exit code 1 the exception may have ended the program after a long cleanup.
     assert_eq!(domain(1, 12), FaultDomain::User);
+}
+
+#[test]
+fn a_failure_of_the_client_is_mainstays_own_and_does_not_show_that_a_program_cannot_run() {
+    let traceback = "Traceback (most recent call last):\n  File \"/w/train.py\", line 2, in <module>\n    mainstay.checkpoint.load()\n  \
+                     File \"/v/site-packages/mainstay/_pinned.py\", line 49, in synchronize\n    import torch\n\
+                     ModuleNotFoundError: No module named 'torch'\n";
+    let raised_it = || {
+        let mut end = raised("builtins.ModuleNotFoundError", "No module named 'torch'", 5);
+        end.note = end.note.map(|note| Note { traceback: traceback.to_owned(), ..note });
+        end
+    };
+    let mut verdict = verdict([raised_it(), raised_it()], 0);
+    assert_eq!((verdict.domain, verdict.class.as_deref()), (FaultDomain::Platform, Some(CLIENT_FAILED)));
+    let ends = [(Rank(0), raised_it()), (Rank(1), raised_it())].into();
+    unrunnable::complete(&mut verdict, &ends);
+    assert!(!verdict.cannot_run, "{verdict:?}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use crate::base::time::Span;
 use crate::failure::attribution::class::Class;
-use crate::failure::attribution::explain::look;
+use crate::failure::attribution::explain::{REPORT_IT, look};
+use crate::failure::diagnose::CLIENT_FAILED;
 use crate::failure::root_rank::{self, HOST_LOST};
 use crate::model::entry::ExitStatus;
 use crate::model::hang::HangKind;
@@ -14,6 +15,9 @@ pub fn fault(verdict: &Verdict) -> String {
     let class = verdict.class.as_deref().and_then(|name| Class::named(name).map(|class| (class, name)));
     if let (Some(what), Some((_, name))) = (ran_out(verdict), class) {
         return format!("{} ({name}). {sure} sure.", capital(what));
+    }
+    if is_of_client(verdict) {
+        return format!("Mainstay's own: its client in the rank failed ({CLIENT_FAILED}). {sure} sure.");
     }
     let whose = match verdict.domain {
         FaultDomain::User => "The training program's",
@@ -46,9 +50,13 @@ pub(super) fn origin(verdict: &Verdict) -> Option<String> {
 
 /// One line for the terminal and the list of events: what happened, whose fault and with what confidence.
 pub fn brief(verdict: &Verdict) -> String {
+    let (headline, sure) = (&verdict.headline, percent(verdict.confidence));
+    if is_of_client(verdict) {
+        return format!("{headline} (the fault of Mainstay's own client, {sure} sure)");
+    }
     if verdict.domain != FaultDomain::Unknown {
         let whose = ran_out(verdict).map_or_else(|| verdict.domain.to_string(), str::to_owned);
-        return format!("{} ({whose}, {} sure)", verdict.headline, percent(verdict.confidence));
+        return format!("{headline} ({whose}, {sure} sure)");
     }
     let who_sent = match verdict.cause {
         _ if verdict.class.as_deref() == Some(HOST_LOST) => "; why is unknown",
@@ -63,6 +71,11 @@ pub fn brief(verdict: &Verdict) -> String {
         _ => "; fault unknown",
     };
     format!("{}{who_sent}", verdict.headline)
+}
+
+/// Whether Mainstay's own client failed.
+fn is_of_client(verdict: &Verdict) -> bool {
+    verdict.class.as_deref() == Some(CLIENT_FAILED)
 }
 
 /// Why no one is blamed for a lost host.
@@ -200,6 +213,7 @@ pub enum AfterFailure {
 pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterFailure) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
     let look = class.map(|class| look(class).to_owned());
+    let look = if is_of_client(verdict) { Some(REPORT_IT.to_owned()) } else { look };
     let ended = matches!(since_then, AfterFailure::Ended { .. });
     match decision.map(|decision| decision.action) {
         Some(Action::Stop { .. }) => before_the_next_start(verdict, look),
@@ -239,6 +253,9 @@ fn before_the_next_start(verdict: &Verdict, look: Option<String>) -> Vec<String>
 
 fn to_start_again(verdict: &Verdict) -> &'static str {
     match (verdict.domain, &verdict.cause) {
+        _ if is_of_client(verdict) => {
+            "Start the job again, with another version of Mainstay if there is one."
+        }
         (FaultDomain::User, _) if verdict.class.as_deref() == Some(Class::Storage.name()) => {
             "Free space or quota where the program writes (df, df -i), then start the job again."
         }

@@ -47,12 +47,34 @@ impl Scan<'_> {
             if self.frames.len() >= RANKS {
                 self.frames.clear();
             }
+            let same_traceback = |at: u64| {
+                number.saturating_sub(at) <= FRAME_REACH && self.traceback.is_none_or(|start| at > start)
+            };
+            let caller = self.frames.get(&rank).filter(|(at, _)| same_traceback(*at));
+            let frame = frame.called_by(caller.map(|(_, caller)| caller));
             self.frames.insert(rank, (number, frame));
+            self.source_of = Some(rank);
             self.frame_seen(rank, number);
             return;
         }
         if let Some(raised) = traceback::raised(text) {
             self.note_exception(line, number, &raised, known);
+        }
+    }
+
+    /// Reads the source text of the last frame from the line below it, if that is known already.
+    pub(super) fn source_below(&mut self, below: &[u8]) {
+        let Some(rank) = self.source_of.filter(|_| !below.is_empty()) else { return };
+        self.source_of = None;
+        let raw = below.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let line = lines::clean(&raw[..raw.len().min(LINE_WINDOW)]);
+        let prefix = lines::prefix(&line);
+        let text = &line[prefix.len..];
+        let is_source = prefix.rank.or(self.findings.rank) == rank
+            && line[..prefix.len].ends_with("    ")
+            && traceback::frame(text).is_none();
+        if let Some((_, frame)) = self.frames.get_mut(&rank).filter(|_| is_source) {
+            frame.raises = Some(text.starts_with("raise "));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Evidence from several lines together: ranks that wait in different collectives, ranks that never entered one, the order of deaths in
 //! the launcher's table, the library whose frames show a GPU fault.
 
+mod client;
 mod collectives;
 mod followers;
 mod frames;
@@ -12,6 +13,7 @@ use super::class::Class;
 use super::scan::{Findings, RelevantLine, SignatureMatch};
 use super::vote::Vote;
 
+pub use client::{CLIENT_FAILED, name_client};
 pub use collectives::laggard;
 pub use followers::{demote_followers, demote_stopped_ranks};
 
