@@ -24,16 +24,17 @@ struct Samples {
 /// Watches the snapshots for as long as they have a writer.
 pub(super) async fn follow(read: ReadSide) {
     let mut snapshots = read.snapshots.clone();
-    read.pace.observe((read.clock)().mono, &snapshots.view());
+    read.pace.observe(&snapshots.view());
     while snapshots.changed().await {
-        read.pace.observe((read.clock)().mono, &snapshots.view());
+        read.pace.observe(&snapshots.view());
     }
     read.snapshots_gone.cancel();
 }
 
 impl Pace {
-    /// Records the current steps of the jobs.
-    pub(super) fn observe(&self, now: Mono, view: &NodeView) {
+    /// Records the current steps of the jobs, with the times at which they were current: the first one after a restart
+    /// of the agent is from the journal, and many steps may have been completed since then.
+    pub(super) fn observe(&self, view: &NodeView) {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.retain(|id, _| view.jobs.contains_key(id));
         for (id, job) in &view.jobs {
@@ -41,7 +42,7 @@ impl Pace {
             let samples = jobs
                 .entry(id.clone())
                 .or_insert_with(|| Samples { attempt: job.attempt, seen: VecDeque::new() });
-            samples.add(now, job.attempt, step);
+            samples.add(job.step_at, job.attempt, step);
         }
     }
 
@@ -52,7 +53,7 @@ impl Pace {
 }
 
 impl Samples {
-    fn add(&mut self, now: Mono, attempt: Attempt, step: u64) {
+    fn add(&mut self, at: Mono, attempt: Attempt, step: u64) {
         let newest = self.seen.back().map(|(_, step)| *step);
         if attempt != self.attempt || newest.is_some_and(|newest| step < newest) {
             self.attempt = attempt;
@@ -60,8 +61,8 @@ impl Samples {
         } else if newest == Some(step) {
             return;
         }
-        self.seen.push_back((now, step));
-        while self.seen.len() > 2 && self.seen.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
+        self.seen.push_back((at, step));
+        while self.seen.len() > 2 && self.seen.front().is_some_and(|(first, _)| at.since(*first) > WINDOW) {
             self.seen.pop_front();
         }
     }
@@ -79,6 +80,11 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
+    use mainstay_core::base::id::{BootId, Pid, Rank};
+    use mainstay_core::base::time::Stamp;
+    use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+    use mainstay_core::view::node::BeatView;
+
     use super::*;
 
     fn samples(points: &[(u64, u64)]) -> Samples {
@@ -91,6 +97,39 @@ mod tests {
 
     fn at(second: u64) -> Mono {
         Mono(second * 1_000_000_000)
+    }
+
+    #[test]
+    fn steps_completed_while_the_agent_was_away_are_spread_over_that_time() {
+        let (id, stamp) = (JobId("j".to_owned()), |second| Stamp { mono: at(second), ..Stamp::default() });
+        let entry = |second, fact| Entry {
+            seq: second,
+            at: stamp(second),
+            boot: BootId::default(),
+            job: Some(JobId("j".to_owned())),
+            origin_seq: None,
+            body: Body::Fact(fact),
+        };
+        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(1), page: None };
+        let attempt = Attempt(0);
+        let mut view = NodeView::default();
+        for entry in [
+            entry(1, Fact::JobStarted(JobSpec::default())),
+            entry(2, Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![rank] }),
+            entry(91, Fact::Progress { attempt, step: 900, loss: None }),
+        ] {
+            view.apply(&entry);
+        }
+        // The agent starts again at 100 with what its journal says, and reads the rank's page a second later.
+        let pace = Pace::default();
+        pace.observe(&view);
+        let beat = |second, step| BeatView { step: Some(step), at: at(second), ..BeatView::default() };
+        view.sample(&id, attempt, Rank(0), beat(101, 1000));
+        pace.observe(&view);
+        assert_eq!(pace.of(&id, at(101)), Some(10.0));
+        view.sample(&id, attempt, Rank(0), beat(111, 1100));
+        pace.observe(&view);
+        assert_eq!(pace.of(&id, at(111)), Some(10.0));
     }
 
     #[test]

@@ -126,6 +126,7 @@ def install(steps: bool) -> None:
     when_imported("torch.utils.data.dataloader", lambda module: _hook_data_loader(module, data))
     when_imported("torch.distributed.device_mesh", _hook_meshes)
     when_imported("torch.distributed.pipelining.stage", _hook_pipelines)
+    when_imported("torch.distributed.checkpoint.state_dict", _hook_state_dicts)
     for name in _FSDP_MODULES:
         when_imported(name, _hook_fully_sharded)
 
@@ -259,8 +260,16 @@ def _hook_pipelines(module) -> None:
     _after_construction(module._PipelineStageBase, remember)
 
 
+def _hook_state_dicts(module) -> None:
+    """To read or load the state of an optimizer without any, PyTorch calls its ``step`` with a learning rate of 0. An
+    optimizer that keeps none, such as SGD, is stepped in this way at every save."""
+    initialise = getattr(module, "_init_optim_state", None)
+    if initialise is not None:
+        module._init_optim_state = _around(initialise, _native.begin_no_steps, _native.end_no_steps)
+
+
 def _around(function, enter, leave):
-    """``function`` with a section around its calls."""
+    """``function`` with ``enter()`` and ``leave()`` around its calls."""
     if hasattr(function, "_mainstay"):
         return function
 

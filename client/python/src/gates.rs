@@ -112,6 +112,9 @@ impl Gate {
     }
 }
 
+/// While positive, calls of an optimizer's `step` are no steps of training.
+static NO_STEPS: AtomicU32 = AtomicU32::new(0);
+
 /// The work before and after the steps of all optimizers.
 #[pyclass(frozen, module = "mainstay._native")]
 pub struct Stepping {
@@ -133,12 +136,18 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 impl Stepping {
     fn before(&self, py: Python<'_>) -> PyResult<()> {
+        if NO_STEPS.load(Ordering::Relaxed) > 0 {
+            return Ok(());
+        }
         STARTED.fetch_add(1, Ordering::Relaxed);
         self.gate.leave_entirely(py)?;
         self.gate.enter(py)
     }
 
     fn after(&self, py: Python<'_>, optimizer: *mut PyObject) -> PyResult<()> {
+        if NO_STEPS.load(Ordering::Relaxed) > 0 {
+            return Ok(());
+        }
         self.gate.leave(py)?;
         if let Some(follow) = &self.follow {
             self.count(py, follow, optimizer)?;
@@ -296,6 +305,18 @@ fn forget_lead() {
     LEAD.store(0, Ordering::Relaxed);
 }
 
+/// From now on, until [`end_no_steps`], an optimizer's `step` is called for another reason than to train.
+#[pyfunction]
+fn begin_no_steps() {
+    NO_STEPS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Ends what [`begin_no_steps`] started.
+#[pyfunction]
+fn end_no_steps() {
+    NO_STEPS.fetch_sub(1, Ordering::Relaxed);
+}
+
 /// The number of optimizer steps that have started in this process.
 #[pyfunction]
 fn optimizer_steps() -> u64 {
@@ -306,5 +327,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gate, module)?)?;
     module.add_function(wrap_pyfunction!(optimizer_gates, module)?)?;
     module.add_function(wrap_pyfunction!(forget_lead, module)?)?;
+    module.add_function(wrap_pyfunction!(begin_no_steps, module)?)?;
+    module.add_function(wrap_pyfunction!(end_no_steps, module)?)?;
     module.add_function(wrap_pyfunction!(optimizer_steps, module)?)
 }

@@ -99,6 +99,24 @@ def test_a_script_that_reports_its_steps_is_not_counted_by_hooks(forked):
     assert [record["step"] for record in pages[0]["records"]] == [100, 101, 102, 103]
 
 
+def test_a_step_by_which_pytorch_creates_the_state_of_an_optimizer_is_none(forked):
+    pages, _ = forked("""
+        import gc, torch
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+        net = torch.nn.Linear(2, 2)
+        for kind in (torch.optim.AdamW, torch.optim.SGD):
+            optimizer = kind(net.parameters(), lr=0.1)
+            for _ in range(3):
+                get_state_dict(net, optimizer)
+                net(torch.ones(2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            del optimizer
+            gc.collect()
+    """, ranks=1)
+    assert [record["step"] for record in pages[0]["records"]] == [1, 2, 3, 4, 5], "6 steps, the first not told"
+
+
 def test_switched_off_it_does_nothing_at_all(run_job):
     job = run_job("import torch, sys; assert 'mainstay' not in sys.modules", ranks=1, MAINSTAY_TORCH=0)
     assert job.pages[0]["claim"]["state"] == "unclaimed"

@@ -46,8 +46,44 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     let summary = end.summary();
     assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (0, 2, 1));
     assert_eq!((summary.accounting.steps, summary.accounting.steps_lost), (20, 1), "{end}");
+    assert!(!summary.accounting.counted, "{end}");
     end.assert_printed("rank 1 was ended by SIGKILL after step 6");
     end.assert_printed("restart 1 of 3");
+}
+
+/// The same without numbers of its own: the hook for optimizers counts its steps, and it resumes from a file of its own.
+const RESUMES_BY_ITSELF: &str = r#"
+import os
+import mainstay
+from mainstay import _native
+own = f"{MARKS}/own.{RANK}"
+start = int(open(own).read()) if os.path.exists(own) else 0
+for n, step in enumerate(range(start, 20)):
+    if ATTEMPT == 0 and step == 12:
+        mark(f"waits.{RANK}")
+        wait_for("never")
+    _native.hook_step(n)
+    if step == 10:
+        open(own, "w").write("10")
+"#;
+
+#[test]
+fn where_the_program_does_not_number_its_steps_their_repetitions_are_unknown() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(RESUMES_BY_ITSELF).ranks(2).start();
+    job.mark("waits.0");
+    job.mark("waits.1");
+    job.kill_rank(0, 1);
+    let end = job.end();
+    end.assert_status(0);
+    let accounting = end.summary().accounting;
+    // 22 steps were done, two of them again; the numbers alone would show ten.
+    assert!(accounting.counted, "{end}");
+    assert_eq!((accounting.steps, accounting.steps_lost), (12, 10), "{end}");
+    end.assert_printed("22 step(s), an unknown number of them done twice");
 }
 
 /// The first thread of rank 1 ends as if killed while another one of its threads continues: to the kernel this is a

@@ -170,7 +170,15 @@ mod tests {
             (TimeCategory::Starting, Span::seconds(30)),
         ];
         let wall = Span::seconds(training_s + saving_s + 30);
-        TimeAccounting { wall, parts: parts.into(), goodput: Some(0.9), steps: 1000, steps_lost: 0, saves }
+        TimeAccounting {
+            wall,
+            parts: parts.into(),
+            goodput: Some(0.9),
+            steps: 1000,
+            steps_lost: 0,
+            counted: false,
+            saves,
+        }
     }
 
     #[test]

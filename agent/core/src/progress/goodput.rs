@@ -75,6 +75,9 @@ pub struct Ledger {
     last_step_end: Option<Mono>,
     steps: u64,
     steps_lost: u64,
+    /// Whether steps of a later attempt were counted by a hook.
+    #[serde(default)]
+    counted: bool,
     saves: u64,
 }
 
@@ -92,6 +95,10 @@ pub struct TimeAccounting {
     pub steps: u64,
     /// Repeated steps: an earlier attempt had completed a step with that number.
     pub steps_lost: u64,
+    /// The program does not number its steps. After a restart they were counted from 0 again, as if it had started from
+    /// the beginning: if it resumed from a checkpoint, `steps_lost` is too high and `goodput` too low.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counted: bool,
     /// Steps that include time in a checkpoint.
     #[serde(default)]
     pub saves: u64,
@@ -114,6 +121,7 @@ impl Ledger {
             last_step_end: None,
             steps: 0,
             steps_lost: 0,
+            counted: false,
             saves: 0,
         }
     }
@@ -175,6 +183,7 @@ impl Ledger {
             Some(reached) if done.counted => done.step.saturating_add(reached).saturating_add(1),
             _ => done.step,
         };
+        self.counted |= done.counted && self.reached_before.is_some();
         if self.highest.1.is_some_and(|highest| done.step <= highest) {
             self.steps_lost += 1;
             self.lost = self.lost.plus(length);
@@ -214,6 +223,7 @@ impl Ledger {
             goodput,
             steps: self.steps,
             steps_lost: self.steps_lost,
+            counted: self.counted,
             saves: self.saves,
         }
     }
@@ -238,6 +248,23 @@ mod tests {
 
     fn step(number: u64, start: u64, end: u64) -> StepDone {
         StepDone { step: number, start: Mono(start), end: Mono(end), ..StepDone::default() }
+    }
+
+    #[test]
+    fn repeated_steps_of_a_program_that_does_not_number_its_own_are_unknown() {
+        let counted = |number| StepDone { counted: true, ..step(number, 100 * number, 100 * number + 100) };
+        let mut ledger = Ledger::open(Mono(0));
+        ledger.begin_attempt();
+        ledger.enter(Mono(100), TimeCategory::Training);
+        (1..=12).for_each(|number| ledger.step(&counted(number)));
+        assert!(!ledger.accounting(Mono(2000)).counted, "without a restart there is nothing to repeat");
+        ledger.begin_attempt();
+        (1..=10).for_each(|number| ledger.step(&counted(number)));
+        let accounting = ledger.accounting(Mono(3000));
+        assert_eq!((accounting.counted, accounting.steps, accounting.steps_lost), (true, 12, 10));
+        // The next leader of the job knows it too.
+        let handed_over: Ledger = serde_json::from_str(&serde_json::to_string(&ledger).unwrap()).unwrap();
+        assert_eq!(handed_over, ledger);
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub struct JobView {
     pub began: u64,
     /// The newest step known to be completed by all ranks.
     pub step: Option<u64>,
+    /// When that was observed. After a restart of the agent the step is from the journal, and may be old.
+    pub step_at: Mono,
     /// The ranks of the current attempt. Shared with the snapshots: a job may have 100,000 ranks, and each change of one of them
     /// creates a snapshot.
     pub ranks: BTreeMap<Rank, Arc<RankView>>,
@@ -185,7 +187,13 @@ impl NodeView {
             }
             (Some(id), body) => {
                 if let Some(job) = self.jobs.get_mut(id) {
+                    let before = job.step;
                     job.apply(body);
+                    let is_news =
+                        matches!(body, Body::Fact(Fact::RanksStepping { .. } | Fact::Progress { .. }));
+                    if is_news || job.step != before {
+                        job.step_at = entry.at.mono;
+                    }
                     match body {
                         Body::Fact(Fact::Observed(seen)) => job.apply_copies(entry.at, seen),
                         Body::Fact(Fact::AttemptStarted { .. }) => job.attempt_started = entry.at.mono,
@@ -203,10 +211,14 @@ impl NodeView {
         if let Some(rank) = job.rank_mut(rank) {
             rank.beat = Some(beat);
         }
-        let steps: Option<Vec<u64>> =
-            job.ranks.values().map(|rank| rank.beat.as_ref().and_then(|beat| beat.step)).collect();
-        if let Some(step) = steps.and_then(|steps| steps.into_iter().min()) {
-            job.step = Some(step);
+        let beats =
+            job.ranks.values().map(|rank| rank.beat.as_ref().and_then(|beat| Some((beat.step?, beat.at))));
+        let Some(beats) = beats.collect::<Option<Vec<(u64, Mono)>>>() else { return };
+        let step = beats.iter().map(|(step, _)| *step).min();
+        if step.is_some() && step != job.step {
+            let last = beats.iter().filter(|(of, _)| Some(*of) == step).map(|(_, at)| *at);
+            job.step_at = last.max().unwrap_or_default();
+            job.step = step;
         }
     }
 }

@@ -15,6 +15,10 @@ use crate::act::output::Terminal;
 /// A terminal that accepts no output for this long is treated as unread.
 const UNREAD_FOR: Duration = Duration::from_secs(5);
 
+/// Said of a program that does not number its steps.
+const UNKNOWN_REPEATS: &str =
+    "an unknown number of them done twice, because the program does not call mainstay.step";
+
 /// How long to wait for the closing line if no one reads.
 const CLOSING_WITHIN: Duration = Duration::from_millis(500);
 
@@ -80,13 +84,24 @@ pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
     let parts: Vec<String> =
         parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.reported()));
-    let goodput =
-        accounting.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
-    let steps = match (accounting.goodput, accounting.steps_lost) {
+    // Steps that ranks in their old processes do again have new numbers, so that none seems to be done twice.
+    let bound = match (accounting.counted, accounting.steps_lost) {
+        (false, _) => "",
+        (true, 0) => "at most ",
+        (true, _) => "at least ",
+    };
+    let goodput = accounting
+        .goodput
+        .map_or_else(String::new, |share| format!("goodput {bound}{:.1} % of ", share * 100.0));
+    let steps = match (accounting.goodput, accounting.counted, accounting.steps_lost) {
         // Without heartbeats the steps are unknown.
-        (None, _) => String::new(),
-        (Some(_), 0) => format!(", {} step(s)", accounting.steps),
-        (Some(_), again) => format!(", {} step(s), {again} of them done twice", accounting.steps),
+        (None, ..) => String::new(),
+        (Some(_), false, 0) => format!(", {} step(s)", accounting.steps),
+        (Some(_), false, again) => format!(", {} step(s), {again} of them done twice", accounting.steps),
+        (Some(_), true, 0) => format!(", {} step(s), {UNKNOWN_REPEATS}", accounting.steps),
+        (Some(_), true, most) => {
+            format!(", {} step(s), {UNKNOWN_REPEATS} (at most {most})", accounting.steps + most)
+        }
     };
     let restarts = match summary.attempts.saturating_sub(1) {
         0 => "no restart".to_owned(),

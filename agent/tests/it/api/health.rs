@@ -151,8 +151,8 @@ async fn the_pace_of_a_job_comes_from_its_steps() {
         }
     };
     assert_eq!(wait_for(1, false).await, None);
-    server.at(110);
-    server.fact(110, "demo", Fact::Progress { attempt: Attempt(0), step: 21, loss: None });
+    server.at(22);
+    server.fact(22, "demo", Fact::Progress { attempt: Attempt(0), step: 21, loss: None });
     assert_eq!(wait_for(21, true).await, Some(2.0));
     server.stop().await;
 }

@@ -27,6 +27,7 @@ impl JobView {
             started,
             began,
             step: None,
+            step_at: started.mono,
             ranks: BTreeMap::new(),
             hang: None,
             restarts: 0,
