@@ -283,8 +283,7 @@ impl Target for ShardWriter<'_> {
         let make = || -> std::io::Result<(File, PathBuf)> {
             let step = step_directory(self.directory, sealed.shard.of.step);
             std::fs::create_dir_all(&step)?;
-            let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
-            let _ = std::fs::remove_dir_all(&aside);
+            let aside = step.join(mainstay_tier::aside::name(&format!("rank-{:05}", sealed.shard.rank)));
             std::fs::create_dir(&aside)?;
             Ok((File::create_new(aside.join(&sealed.file))?, aside))
         };

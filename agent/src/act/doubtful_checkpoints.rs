@@ -40,7 +40,7 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
         "why": finding.headline,
     }));
     reported.drain(..reported.len().saturating_sub(KEPT));
-    let beside = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
+    let beside = directory.join(mainstay_tier::aside::name(FILE));
     fs::write(&beside, serde_json::to_vec_pretty(&reported)?)?;
     fs::rename(&beside, &path)
 }

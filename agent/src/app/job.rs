@@ -22,7 +22,7 @@ use self::closing::{closing_line, ended_before, show_the_rest, write_summary};
 use self::prepare::{
     come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
 };
-use self::signals::signals;
+use self::signals::caught;
 use crate::act::output::{LineStyle, Terminal};
 use crate::act::rank_spec::RankSpec;
 use crate::api::orders::Orders;
@@ -83,7 +83,11 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 async fn run(plan: JobPlan) -> anyhow::Result<i32> {
-    let mut signals = signals(&plan.signals).context("catching signals")?;
+    let mut signals = caught(&plan.signals).context("catching signals")?;
+    // A user may have named them among the signals that end the job.
+    let to_save = [nix::libc::SIGUSR1, nix::libc::SIGUSR2].into_iter();
+    let to_save: Vec<i32> = to_save.filter(|signal| !plan.signals.contains(signal)).collect();
+    let save_signals = caught(&to_save).context("catching signals")?;
     let log_dir = plan.log_dir.clone().unwrap_or_else(|| default_paths::log_dir(&default_paths::environment));
     let runtime_root = plan
         .runtime_root
@@ -232,7 +236,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let paths = standard_paths(&[&launch_paths.run_dir, &rank_spec.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
-    let outside = Outside { link_events, agent_expected, host, signals, orders };
+    let outside = Outside { link_events, agent_expected, host, signals, save_signals, orders };
     let launcher = Launcher::begin(
         plan.settings,
         rank_spec,

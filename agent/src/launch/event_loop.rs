@@ -58,8 +58,10 @@ pub struct Outside {
     pub agent_expected: bool,
     /// From the host's sensing.
     pub host: mpsc::Receiver<SensorReport>,
-    /// Signals to the launcher.
+    /// Signals that ask the launcher to stop.
     pub signals: mpsc::Receiver<i32>,
+    /// Signals that ask for a save.
+    pub save_signals: mpsc::Receiver<i32>,
     /// Orders of people.
     pub orders: mpsc::Receiver<Ordered>,
 }
@@ -115,8 +117,12 @@ pub struct Launcher {
     pub(super) round: Round,
     /// The step after which ranks that are stopped are asked to save, if a leader chose it for all hosts.
     pub(super) save_after: Option<u64>,
-    /// The signal that asked the launcher to stop, if one has; the ranks get the same.
-    pub(super) asked_by: Option<i32>,
+    /// The signal that asked the launcher to stop, if one has, and when; the ranks get the same.
+    pub(super) asked_by: Option<(i32, Mono)>,
+    /// The signal that asked for a save, and the attempt for which this launcher has passed it on.
+    pub(super) save_by: Option<(i32, Option<Attempt>)>,
+    /// The attempt whose ranks were asked to save, and the step after which they do.
+    pub(super) asked_to_save: Option<(Attempt, Option<u64>)>,
     /// How long the ranks have to leave a machine that is taken away, once they were asked to.
     pub(super) leave_within: Option<Span>,
     /// Held until the next attempt takes another port.
@@ -173,6 +179,7 @@ impl Launcher {
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
                 Some(pid) = self.endings.1.recv() => self.rank_ending(pid),
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
+                Some(signal) = outside.save_signals.recv() => self.save_requested_by(signal),
                 (pid, word) = next_word(self.round_server.as_mut()) => self.received(pid, word).await,
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
@@ -237,7 +244,8 @@ impl Launcher {
             Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
             Order::EndRank { .. } => {}
             Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
-            Order::StopRanks { .. } => {}
+            Order::AskToSave(attempt) if attempt == self.attempt && self.stop.is_none() => self.ask_to_save(),
+            Order::StopRanks { .. } | Order::AskToSave(_) => {}
             Order::TakeEvidence(attempt) => self.take_evidence(attempt),
             Order::Consult(verdict) => self.consult(verdict),
             Order::Wake { at } => self.wake_at = Some(from_now(at)),

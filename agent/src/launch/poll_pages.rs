@@ -45,6 +45,7 @@ impl Launcher {
                 }
             }
         }
+        self.pass_on_save_request();
         self.look_at_hosts();
         self.look_for_leader();
         self.looks = self.looks.wrapping_add(1);

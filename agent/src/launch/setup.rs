@@ -157,6 +157,8 @@ impl Launcher {
             round: Round::default(),
             save_after: None,
             asked_by: None,
+            save_by: None,
+            asked_to_save: None,
             leave_within: None,
             port: None,
             agent: None,

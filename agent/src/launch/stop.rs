@@ -25,11 +25,21 @@ use crate::source::pages::PageReader;
 /// How long a restart waits for the terminal, so that a rank's last lines appear before the lines about its failure.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
 
+/// A program may repeat its request to stop within this time without being in a hurry. At a time limit Slurm sends
+/// SIGTERM twice, 3 ms apart, and SIGKILL only after `KillWait`; systemd may send SIGHUP together with SIGTERM.
+const IMPATIENT_AFTER: Span = Span::seconds(5);
+
 /// For reads of other processes.
 static PROC: Patient = Patient::new("proc");
 
 /// How long a look at all processes of the host may take.
 const PROC_WITHIN: Duration = Duration::from_secs(2);
+
+/// Whether a repeated request, this long after the first, means that the sender does not want to wait for the ranks.
+/// People send SIGINT and SIGQUIT, from the keyboard.
+fn is_in_a_hurry(signal: i32, since_first: Span) -> bool {
+    matches!(signal, nix::libc::SIGINT | nix::libc::SIGQUIT) || since_first >= IMPATIENT_AFTER
+}
 
 impl Launcher {
     /// Stops the attempt's ranks. After a fault, ranks that can wait in their processes do so.
@@ -48,12 +58,11 @@ impl Launcher {
         }
         self.round.dissolve();
         let (now, grace) = (clock::mono(), self.grace());
-        let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
-        let by = now.after(Grace::to_save(grace.requested));
+        let signal = self.asked_by.map_or(nix::libc::SIGTERM, |(signal, _)| signal);
         let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
-            && save::ask(&self.ranks, &self.pages, self.save_after.take(), now, by);
-        if saving && let Some(signal) = self.settings.save_signal {
-            self.ranks.iter().for_each(|rank| save::signal(rank, signal));
+            && save::is_listened_for(&self.ranks, &self.pages);
+        if saving {
+            self.request_save();
         }
         let spared = self.to_spare(why);
         self.stop = Some(Stop::begin(now, why, grace, signal, saving, spared, &self.ranks));
@@ -223,19 +232,25 @@ impl Launcher {
     }
 
     pub(super) fn asked_to_stop(&mut self, signal: i32) {
-        if self.asked_by.is_some() {
-            // A second request: the sender is in a hurry.
-            return self.force();
+        let (by, now) = (ExitStatus::Signal(signal).to_string(), clock::mono());
+        if let Some((_, first)) = self.asked_by {
+            if is_in_a_hurry(signal, now.since(first)) {
+                self.terminal.print(format!("{by} again: ranks that still run are killed"));
+                return self.force();
+            }
+            return self.terminal.print(format!(
+                "{by} again within {IMPATIENT_AFTER}: it counts as the same request, and the ranks keep their time to save \
+                 (SIGINT, or a later {by}, kills them)"
+            ));
         }
-        self.asked_by = Some(signal);
+        self.asked_by = Some((signal, now));
         if self.leaves_as_spare(signal) {
             return;
         }
         if let Some(stop) = &mut self.stop {
             // Ranks that are being stopped for a fault get no more time than this request gives.
-            stop.within(clock::mono(), self.settings.grace.requested);
+            stop.within(now, self.settings.grace.requested);
         }
-        let by = ExitStatus::Signal(signal).to_string();
         if let Some(attempt) = self.give_up_start() {
             let error = format!("{by} arrived before the ranks were started");
             self.fact(Fact::StartFailed { attempt, error });
@@ -261,7 +276,7 @@ impl Launcher {
     }
 
     /// How long stops may take now.
-    fn grace(&self) -> Grace {
+    pub(super) fn grace(&self) -> Grace {
         let settings = self.settings.grace;
         Grace { requested: self.leave_within.unwrap_or(settings.requested), ..settings }
     }
@@ -324,5 +339,24 @@ impl Launcher {
             stdout_times,
         });
         self.rank_gone(rank, pid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_person_is_in_a_hurry_at_once_and_a_program_only_later() {
+        let (early, late) = (Span::millis(3), IMPATIENT_AFTER);
+        for (signal, hurries) in [
+            (nix::libc::SIGINT, true),
+            (nix::libc::SIGQUIT, true),
+            (nix::libc::SIGTERM, false),
+            (nix::libc::SIGHUP, false),
+        ] {
+            assert_eq!(is_in_a_hurry(signal, early), hurries, "{signal}");
+            assert!(is_in_a_hurry(signal, late), "{signal}");
+        }
     }
 }

@@ -6,21 +6,20 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use mainstay_core::checkpoint::files::{Kind, Rule};
 use mainstay_proto::v1::{LentShard, PutBack, PutBackUnfit, RestoreProgress};
-use mainstay_tier::files;
 use mainstay_tier::lent_files::RestoredShard;
 use mainstay_tier::peer::settle_lent;
+use mainstay_tier::{aside, files};
 
 use super::handover;
 use crate::os::handover::MOST;
 
-/// Prefixes of the names of directories with lent files. The client removes directories with the first prefix if this
+/// Names of directories with lent files. Launchers that write shards remove directories with the first name if this
 /// process cannot; trainers and the rules for their files do not know the second.
-const RESTORING: &str = ".step-restoring-";
-const RESTORING_TRAINER: &str = ".mainstay-restoring-";
+const RESTORING: &str = "step-restoring";
+const RESTORING_TRAINER: &str = "mainstay-restoring";
 
 /// The files of one restore. Files that are not moved to their places are removed with it.
 #[derive(Clone, Debug)]
@@ -29,8 +28,8 @@ pub struct LentFiles(Arc<Files>);
 #[derive(Debug)]
 struct Files {
     directory: PathBuf,
-    /// Prefix of the name of the directory with the files.
-    prefix: String,
+    /// What the name of the directory with the files begins with.
+    what: &'static str,
     /// Their directory, once created.
     aside: Mutex<Option<PathBuf>>,
 }
@@ -38,17 +37,16 @@ struct Files {
 impl LentFiles {
     /// For restores into `directory`.
     pub fn new(directory: &Path) -> LentFiles {
-        LentFiles::of(directory, RESTORING.to_owned())
+        LentFiles::of(directory, RESTORING)
     }
 
     /// For restores into a directory into which a trainer writes in its own format.
     pub fn of_trainer(directory: &Path) -> LentFiles {
-        let host = nix::unistd::gethostname().unwrap_or_default();
-        LentFiles::of(directory, format!("{RESTORING_TRAINER}{}.", host.to_string_lossy()))
+        LentFiles::of(directory, RESTORING_TRAINER)
     }
 
-    fn of(directory: &Path, prefix: String) -> LentFiles {
-        LentFiles(Arc::new(Files { directory: directory.to_owned(), prefix, aside: Mutex::default() }))
+    fn of(directory: &Path, what: &'static str) -> LentFiles {
+        LentFiles(Arc::new(Files { directory: directory.to_owned(), what, aside: Mutex::default() }))
     }
 
     /// Creates as many files as the agent at `socket` wants, and lends them.
@@ -94,8 +92,7 @@ impl Files {
         self.remove_those_of_ended();
         // A unique name, also in a directory that is shared with another host, and one that is removed later if this
         // process cannot do it.
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let name = PathBuf::from(format!("{}{since:x}.{}.tmp", self.prefix, std::process::id()));
+        let name = PathBuf::from(aside::name(self.what));
         let aside = self.directory.join(&name);
         fs::create_dir(&aside)?;
         *self.aside() = Some(name);
@@ -142,15 +139,14 @@ impl Files {
 
     /// Removes what a process of this host created that was killed during a restore.
     fn remove_those_of_ended(&self) {
-        if !self.prefix.starts_with(RESTORING_TRAINER) {
-            // The client removes the others.
+        if self.what != RESTORING_TRAINER {
+            // Launchers that write shards remove the others.
             return;
         }
+        let lives = |process: u32| Path::new(&format!("/proc/{process}")).exists();
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let rest = name.to_str().and_then(|name| name.strip_prefix(&*self.prefix)?.strip_suffix(".tmp"));
-            let process = rest.and_then(|rest| rest.split_once('.')?.1.parse::<u32>().ok());
-            if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+            if name.to_str().is_some_and(|name| aside::is_left(name, |what| what == self.what, &lives)) {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -184,15 +180,17 @@ mod tests {
     fn what_a_killed_process_of_this_host_lent_is_removed_and_nothing_else() {
         let home = testing::tempdir().unwrap();
         let of_trainer = LentFiles::of_trainer(home.path());
-        let (prefix, own) = (of_trainer.0.prefix.clone(), std::process::id());
+        let of_this = aside::name(RESTORING_TRAINER);
         // No process has this number: it is larger than the kernel's maximum.
-        let killed = format!("{prefix}17f.{}.tmp", i32::MAX);
+        let (own, none) = (format!(".{}-", std::process::id()), format!(".{}-", i32::MAX));
+        let killed = of_this.replace(&own, &none);
+        let place = of_this.split('-').nth(2).expect("a place");
         let others = [
-            format!("{prefix}17f.{own}.tmp"),
-            format!("{prefix}17f.{}", i32::MAX),
-            format!("{prefix}17f.x.tmp"),
-            format!("{RESTORING_TRAINER}another-host.17f.{}.tmp", i32::MAX),
-            format!("{RESTORING}17f.{}.tmp", i32::MAX),
+            of_this.clone(),
+            killed.trim_end_matches(".tmp").to_owned(),
+            killed.replace(&none, ".x-"),
+            killed.replace(place, "0123456789abcdef"),
+            aside::name(RESTORING).replace(&own, &none),
             "checkpoint-20".to_owned(),
         ];
         for name in others.iter().chain([&killed]) {

@@ -42,7 +42,7 @@ impl Memory {
     /// The file cannot be written.
     pub fn write(&self, learned: Learned) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
-        let aside = self.directory.join(format!(".{}.tmp", std::process::id()));
+        let aside = self.directory.join(mainstay_tier::aside::name("learned"));
         fs::write(&aside, learned.written())?;
         fs::rename(&aside, &self.file)?;
         self.forget_the_oldest();

@@ -293,8 +293,7 @@ impl Beneath {
     /// It cannot be written; the previous file stays.
     pub fn write_whole(&self, below: &Path, bytes: &[u8]) -> io::Result<()> {
         let name = below.file_name().unwrap_or_default().to_string_lossy();
-        let aside = below.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-        self.remove_tree(&aside)?;
+        let aside = below.with_file_name(crate::aside::name(&name));
         let put = || -> io::Result<()> {
             let mut file = self.create(&aside, 0o644)?;
             io::Write::write_all(&mut file, bytes)?;

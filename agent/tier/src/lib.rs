@@ -5,6 +5,7 @@
 //! Three rules hold everywhere: a shard without an intact manifest does not count; a manifest appears last and atomically; the
 //! newest whole step is removed only after a newer one is whole.
 
+pub mod aside;
 pub mod beneath;
 pub mod bytes;
 pub mod disk;

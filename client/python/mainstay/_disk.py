@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 
 _crash_at = int(os.environ.get("MAINSTAY_TEST_CRASH_AT") or 0)
 _done = 0
@@ -20,6 +21,25 @@ def do(operation, *arguments, **named):
     if _done == _crash_at:
         os._exit(86)
     return operation(*arguments, **named)
+
+
+def aside(what: str) -> str:
+    """A name that no other process uses, for a temporary file that becomes ``what``. Processes of several hosts and
+    containers may write into one directory, and each may have any process id: the name has the place in which this one
+    is valid, and when it was made. The launcher and the agent make the same names."""
+    return f".{what}.{os.getpid()}-{place()}-{time.time_ns():x}.tmp"
+
+
+_unknown_place = os.urandom(8).hex()
+
+
+def place() -> str:
+    """Names the kernel and the PID namespace of this process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read(8)}{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return _unknown_place
 
 
 class Writer(io.RawIOBase):

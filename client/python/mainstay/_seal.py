@@ -18,6 +18,7 @@ import json
 import os
 import re
 import stat
+import time
 from typing import BinaryIO, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from . import _disk, _native
@@ -27,7 +28,7 @@ FORMATS = (1, 2)
 MANIFEST = "manifest.json"
 _LONGEST = 32 << 20
 _STEP = re.compile(r"step-(\d{12,})")
-_ASIDE = re.compile(r"\.(?:rank|step)-\d+\.(\d+)\.tmp")
+_ASIDE = re.compile(r"\.(?:rank|step)-\d+\.([0-9a-f-]+)\.tmp")
 
 
 class Incomplete(Exception):
@@ -79,8 +80,7 @@ def write(
     if os.path.isdir(shard):
         _write_again(shard, identity, facts, suffix, serialise, attempt)
         return
-    aside = os.path.join(home, f".{os.path.basename(shard)}.{os.getpid()}.tmp")
-    _disk.remove_tree(aside)
+    aside = os.path.join(home, _disk.aside(os.path.basename(shard)))
     try:
         _disk.do(os.mkdir, aside)
         content = _write_state(os.path.join(aside, f"state{suffix}"), serialise)
@@ -105,10 +105,9 @@ def _write_again(
         turn += 1
     name = f"state.{turn}{suffix}"
     state = os.path.join(shard, name)
-    manifest = os.path.join(shard, f".{MANIFEST}.{os.getpid()}.tmp")
+    manifest = os.path.join(shard, _disk.aside(MANIFEST))
     try:
         content = _write_state(state, serialise)
-        _disk.remove_tree(manifest)
         _disk.write_file(manifest, _manifest(identity, facts, name, *content))
         # The state's name must be on disk before the manifest that refers to it.
         _disk.sync_directory(shard)
@@ -375,20 +374,26 @@ def _clear(directory: str, prefix: str) -> None:
         return
     for name in names:
         match = _ASIDE.fullmatch(name)
-        if match and name.startswith(prefix) and not _another_lives(int(match[1])):
+        if match and name.startswith(prefix) and _is_gone(match[1]):
             _clean(_disk.remove_tree, os.path.join(directory, name))
 
 
-def _another_lives(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # This process is not writing now, because it saves one shard at a time.
+def _is_gone(owner: str) -> bool:
+    """Whether the process that made a temporary file is gone. ``owner`` is of its name: see :func:`_disk.aside`."""
+    pid, *more = owner.split("-")
+    place, since = more if len(more) == 2 else (None, None)
     try:
-        os.kill(pid, 0)
+        if place is not None and place != _disk.place():
+            # It may live in another container or on another host. No process writes one file for a day.
+            return int(since, 16) / 1e9 + 24 * 3600 < time.time()
+        if int(pid) == os.getpid():
+            return True  # This process is not writing now, because it saves one shard at a time.
+        os.kill(int(pid), 0)
     except ProcessLookupError:
-        return False
-    except OSError:
+        return True
+    except (OSError, ValueError):
         pass
-    return True
+    return False
 
 
 def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda _step: True) -> None:
@@ -403,8 +408,7 @@ def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda 
 
 def _remove_step(directory: str, step: int) -> None:
     # Renamed first, atomically, so that an interrupted removal leaves no partial step.
-    aside = os.path.join(directory, f".step-{step:012d}.{os.getpid()}.tmp")
-    _disk.remove_tree(aside)
+    aside = os.path.join(directory, _disk.aside(f"step-{step:012d}"))
     try:
         _disk.do(os.rename, step_directory(directory, step), aside)
     except FileNotFoundError:

@@ -1,7 +1,10 @@
 //! A job that must end soon: its ranks save their state, all after the same step, and end by themselves.
 
+use std::time::Duration;
+
 use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_tests::{Stage, has_client, journal};
+use mainstay_core::recovery::job::{ORDERS, SAVE_ORDERED};
+use mainstay_tests::{End, Stage, has_client, journal};
 use nix::sys::signal::Signal;
 
 /// Trains until it is asked to save, and then leaves the step as a mark. SIGTERM would end it before.
@@ -153,4 +156,118 @@ while True:
     let end = job.end();
     end.assert_status(143);
     assert_eq!(std::fs::read_to_string(stage.marks().join("told")).expect("a mark"), "True");
+}
+
+/// Saves for as long as it takes the launcher to get the signals.
+const SAVES_SLOWLY: &str = r#"
+import mainstay
+for step in range(1, 1_000_000):
+    time.sleep(0.002)
+    mainstay.step(step)
+    if step == 20:
+        mark(f"trains.{RANK}")
+    if mainstay.save_requested():
+        mark(f"saves.{RANK}")
+        wait_for("signalled")
+        mark(f"saved.{RANK}", step)
+        break
+"#;
+
+#[test]
+fn ranks_save_at_a_time_limit_of_slurm_which_sends_sigterm_twice() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(SAVES_SLOWLY).ranks(2).start();
+    job.mark("trains.0");
+    job.mark("trains.1");
+    for signal in [Signal::SIGTERM, Signal::SIGCONT, Signal::SIGTERM] {
+        job.signal(signal);
+        // As slurmstepd does: without it both would be one to the launcher.
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    job.mark("saves.0");
+    job.wait_until_printed("SIGTERM again");
+    stage.mark("signalled");
+    let end = job.end();
+    end.assert_status(143);
+    for rank in [0, 1] {
+        assert_eq!(journal::exits(&end.journal, rank), [ExitStatus::Code(0)], "{end}");
+        assert!(stage.marks().join(format!("saved.{rank}")).exists(), "{end}");
+    }
+}
+
+fn save_orders(end: &End) -> usize {
+    let is_one = |fact: &&Fact| match fact {
+        Fact::Observed(seen) => seen.component == ORDERS && seen.event == SAVE_ORDERED,
+        _ => false,
+    };
+    journal::facts(&end.journal).filter(is_one).count()
+}
+
+#[test]
+fn a_signal_to_save_stops_no_rank_that_does_not_check_for_requests() {
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
+        let stage = Stage::new();
+        let job = stage.sh(r#"mark up; wait_for end"#).start();
+        job.mark("up");
+        job.signal(signal);
+        job.wait_until_printed("no rank checks for save requests");
+        stage.mark("end");
+        let end = job.end();
+        end.assert_status(0);
+        assert_eq!(save_orders(&end), 0, "{end}");
+    }
+}
+
+#[test]
+fn a_signal_to_save_reaches_ranks_as_a_request_and_the_job_ends_when_they_do() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(SAVES_SLOWLY).ranks(2).start();
+    job.mark("trains.0");
+    job.mark("trains.1");
+    job.signal(Signal::SIGUSR1);
+    job.mark("saves.0");
+    job.mark("saves.1");
+    job.signal(Signal::SIGUSR1);
+    stage.mark("signalled");
+    let end = job.end();
+    end.assert_status(128 + Signal::SIGUSR1 as i32);
+    let saved = [0, 1].map(|rank| std::fs::read_to_string(stage.marks().join(format!("saved.{rank}"))));
+    let saved = saved.map(|step| step.expect("the rank saved"));
+    assert_eq!(saved[0], saved[1], "{end}");
+    assert_eq!(save_orders(&end), 1, "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::StopRequested { .. })), "{end}");
+}
+
+#[test]
+fn ranks_that_are_restarted_after_a_signal_to_save_are_asked_again() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+for step in range(1, 1_000_000):
+    time.sleep(0.002)
+    mainstay.step(step)
+    if step == 20:
+        mark(f"trains.{ATTEMPT}")
+    if mainstay.save_requested():
+        if ATTEMPT == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mark("saved")
+        break
+"#;
+    let job = stage.python(script).start();
+    job.mark("trains.0");
+    job.signal(Signal::SIGUSR1);
+    let end = job.end();
+    end.assert_status(128 + Signal::SIGUSR1 as i32);
+    assert_eq!((journal::restarts(&end.journal), save_orders(&end)), (1, 2), "{end}");
+    assert!(stage.marks().join("saved").exists(), "{end}");
 }

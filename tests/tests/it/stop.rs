@@ -110,6 +110,6 @@ fn a_second_signal_forces_in_the_middle_of_a_recovery_too() {
     job.mark("stopping");
     job.signal(Signal::SIGTERM);
     job.wait_for_fact("the request", |fact| matches!(fact, Fact::StopRequested { .. }));
-    job.signal(Signal::SIGTERM);
+    job.signal(Signal::SIGINT);
     job.end().assert_status(143);
 }

@@ -59,7 +59,7 @@ use late::Decided;
 use lost_peer::LostPeer;
 pub use messages::{AgentEvidence, Input, Order, Output, StopWhy};
 use ordered::Ordered;
-pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
+pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
 use restart::Overdue;
 use saving::Saving;
 pub use times::{IncidentTimes, Summary};
@@ -112,6 +112,8 @@ pub struct Job {
     /// The rank of this attempt whose steps are accounted: the first that completed one.
     lead: Option<Rank>,
     stop_requested: Option<i32>,
+    /// The exit status if all ranks end well after they were asked to save, and the attempt in which they were.
+    save_ordered: Option<(i32, Attempt)>,
     /// A hang of this attempt, with the evidence from the ranks.
     hang: Option<(Box<Hang>, Vec<String>)>,
     out_of_memory_kills: u64,
@@ -178,6 +180,7 @@ impl Job {
             beating: BTreeSet::new(),
             lead: None,
             stop_requested: None,
+            save_ordered: None,
             hang: None,
             out_of_memory_kills: 0,
             attempt_began: at,

@@ -295,7 +295,10 @@ impl World {
                 launcher.exit(rank, ExitStatus::Signal(9), true);
                 launcher.end(attempt);
             }
-            Command::TakeEvidence { .. } | Command::SaveDue { .. } | Command::Look { .. } => {}
+            Command::TakeEvidence { .. }
+            | Command::AskToSave { .. }
+            | Command::SaveDue { .. }
+            | Command::Look { .. } => {}
             Command::Finish { exit, .. } => launcher.finished = Some(exit),
         }
     }

@@ -11,7 +11,7 @@ use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::observation::Observation;
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::job::{
-    Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, StopWhy,
+    Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED, StopWhy,
 };
 use mainstay_core::recovery::policy::HAND_BACK_EXIT;
 use mainstay_core::view::replay::replay;
@@ -147,4 +147,39 @@ fn a_replay_continues_after_an_ordered_restart() {
     let replayed = replay(&entries);
     assert_eq!(replayed.len(), 1, "the failure of the second attempt");
     assert_eq!(replayed[0].now.verdict.attempt, Attempt(1));
+}
+
+fn order_to_save(exit: i32) -> Fact {
+    let values = [("exit".to_owned(), exit.to_string())].into();
+    let (component, event) = (ORDERS.to_owned(), SAVE_ORDERED.to_owned());
+    Fact::Observed(Observation { component, event, values, ..Observation::default() })
+}
+
+#[test]
+fn ranks_are_asked_to_save_once_and_their_end_is_no_success_of_the_job() {
+    let mut run = Run::begin(1);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.fact(order_to_save(138));
+    run.fact(order_to_save(140));
+    let asked =
+        run.orders().into_iter().filter(|order| matches!(order, Order::AskToSave(Attempt(0)))).count();
+    assert_eq!(asked, 1, "each host may have got the signal");
+    run.exit(0, 0, ExitStatus::Code(0), false);
+    run.exit(0, 1, ExitStatus::Code(0), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Done });
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 138 });
+}
+
+#[test]
+fn ranks_that_fail_after_a_request_to_save_are_restarted_and_asked_again() {
+    let mut run = Run::begin(1);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.fact(order_to_save(138));
+    run.kill_and_decide(0);
+    run.start(1);
+    run.fact(order_to_save(138));
+    assert_eq!(run.last_order(), &Order::AskToSave(Attempt(1)));
 }

@@ -182,6 +182,7 @@ impl World {
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
+                Order::AskToSave(_) => {}
                 Order::TakeEvidence(attempt) => self.take_evidence(attempt),
             }
         }

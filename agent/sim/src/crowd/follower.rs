@@ -62,6 +62,7 @@ impl Follower {
             }
             Command::EndRank { .. }
             | Command::TakeEvidence { .. }
+            | Command::AskToSave { .. }
             | Command::SaveDue { .. }
             | Command::Look { .. }
             | Command::Finish { .. } => Vec::new(),

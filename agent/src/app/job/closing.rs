@@ -8,7 +8,7 @@ use std::time::Duration;
 use mainstay_core::progress::goodput::TimeCategory;
 use mainstay_core::recovery::job::Summary;
 
-use super::signals::signals;
+use super::signals::caught;
 use crate::act::log_files;
 use crate::act::output::Terminal;
 
@@ -43,7 +43,7 @@ pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: 
         terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
     });
     tokio::pin!(showing);
-    let mut again = signals(of_signals).ok();
+    let mut again = caught(of_signals).ok();
     let asked = async {
         match &mut again {
             Some(signals) => signals.recv().await,

@@ -1,10 +1,10 @@
-//! The signals that end a job.
+//! The signals that end a job, and those that ask it to save.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// The signals that ask the launcher to stop.
-pub(super) fn signals(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
+/// Catches these signals.
+pub(super) fn caught(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
     let (sender, receiver) = mpsc::channel(8);
     for kind in which.iter().map(|signal| SignalKind::from_raw(*signal)) {
         let mut arrivals = signal(kind)?;

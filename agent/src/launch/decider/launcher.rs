@@ -98,6 +98,10 @@ impl Launcher {
                 self.save_after = save_after;
                 self.stop_attempt(attempt, why, ended).await;
             }
+            Command::AskToSave { attempt, save_after } => {
+                self.save_after = save_after;
+                self.carry_out_order(Order::AskToSave(attempt), ended).await;
+            }
             Command::TakeEvidence { attempt } => {
                 self.carry_out_order(Order::TakeEvidence(attempt), ended).await;
             }

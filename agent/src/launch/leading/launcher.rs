@@ -68,6 +68,9 @@ impl Launcher {
             Command::Stop { attempt, why, .. } => {
                 Command::Stop { attempt, why, save_after: self.save_after() }
             }
+            Command::AskToSave { attempt, .. } => {
+                Command::AskToSave { attempt, save_after: self.save_after() }
+            }
             command => command,
         };
         if matches!(command, Command::Finish { .. }) {

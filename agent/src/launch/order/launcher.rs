@@ -6,6 +6,7 @@ use mainstay_core::model::entry::Fact;
 use super::{JobOrder, Ordered, Refused, observed};
 use crate::act::rank_processes::RankProcess;
 use crate::launch::event_loop::Launcher;
+use crate::os::clock;
 
 impl Launcher {
     /// Carries out an order of a person. The journal records it first.
@@ -36,7 +37,7 @@ impl Launcher {
             }
             JobOrder::Stop => {
                 self.fact(observed(uid, reason, order));
-                self.asked_by = Some(nix::libc::SIGTERM);
+                self.asked_by = Some((nix::libc::SIGTERM, clock::mono()));
                 let (by, exit) = (format!("user {uid} ({reason})"), 128 + nix::libc::SIGTERM);
                 self.fact(Fact::StopRequested { by, exit });
                 Ok(())

@@ -107,7 +107,7 @@ fn nameless(directory: &Path, flags: i32) -> io::Result<File> {
             if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT))
                 && directory.is_dir() =>
         {
-            let path = directory.join(format!(".mainstay-check-{}", std::process::id()));
+            let path = directory.join(mainstay_tier::aside::name("mainstay-check"));
             let file = open(&path, true, flags);
             if file.is_ok() || flags != 0 {
                 // With O_DIRECT some create the file and then refuse to open it.

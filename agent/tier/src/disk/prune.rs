@@ -117,8 +117,7 @@ pub fn prune_of_ranks(volume: &dyn Volume, directory: &Path, ranks: &Range<u32>,
 
 fn remove_step(volume: &dyn Volume, directory: &Path, step: u64) {
     // Rename it first: an interrupted removal leaves no half step.
-    let aside = directory.join(format!(".step-{step:012}.{}.tmp", std::process::id()));
-    remove_tree(volume, &aside);
+    let aside = directory.join(crate::aside::name(&format!("step-{step:012}")));
     if volume.rename(&step_directory(directory, step), &aside).is_ok() {
         // Sync before the parts are removed: the disk could lose them before the rename reaches it.
         let _ = volume.sync_directory(directory);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
 
+use crate::aside;
 use crate::disk::volume::Volume;
 use crate::disk::{read, shard_directory, step_directory};
 use crate::seal::ReadAt;
@@ -125,8 +126,7 @@ impl Job<'_> {
     /// Writes a new shard: in a temporary directory, which is then renamed.
     fn write_new(&self, home: &Path, shard: &Path) -> Result<(), WriteError> {
         let name = shard.file_name().unwrap_or_default().to_string_lossy();
-        let aside = home.join(format!(".{name}.{}.tmp", std::process::id()));
-        remove_tree(self.volume, &aside);
+        let aside = home.join(aside::name(&name));
         let done = (|| {
             self.volume.make_directory(&aside).map_err(reported(&aside))?;
             self.data(&aside.join(&self.manifest.file.name))?;
@@ -153,10 +153,9 @@ impl Job<'_> {
         let mut manifest = self.manifest.clone();
         manifest.file.name.clone_from(&name);
         let state = shard.join(&name);
-        let aside = shard.join(format!(".{MANIFEST_NAME}.{}.tmp", std::process::id()));
+        let aside = shard.join(aside::name(MANIFEST_NAME));
         let done = (|| {
             self.data(&state)?;
-            remove_tree(self.volume, &aside);
             self.small(&aside, &manifest.encode())?;
             // The state's name must be on disk before the manifest that names it.
             self.volume.sync_directory(shard).map_err(reported(shard))?;
@@ -248,15 +247,11 @@ pub(crate) fn remove_tree(volume: &dyn Volume, path: &Path) {
 
 /// Removes unfinished shards and removals of processes that are gone. `lives` returns whether a process is alive.
 pub fn clear_aside(volume: &dyn Volume, directory: &Path, lives: &dyn Fn(u32) -> bool) {
-    let left = |name: &str| {
-        let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"))?;
-        let (what, pid) = inner.rsplit_once('.')?;
-        let ours = what.starts_with("rank-") || what.starts_with("step-") || what == MANIFEST_NAME;
-        (ours && !lives(pid.parse().ok()?)).then_some(())
-    };
+    let is_ours =
+        |what: &str| what.starts_with("rank-") || what.starts_with("step-") || what == MANIFEST_NAME;
     let clear = |directory: &Path| {
         for name in volume.list(directory).unwrap_or_default() {
-            if left(&name).is_some() {
+            if aside::is_left(&name, is_ours, lives) {
                 remove_tree(volume, &directory.join(name));
             }
         }

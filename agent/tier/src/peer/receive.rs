@@ -127,8 +127,7 @@ impl<'a> ShardWriter<'a> {
         let step = home.parent().unwrap_or(Path::new(""));
         at.make_directories(step)?;
         // This name is one that the client cleans up if this process dies.
-        let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
-        at.remove_tree(&aside)?;
+        let aside = step.join(crate::aside::name(&format!("rank-{:05}", sealed.shard.rank)));
         at.make_directory(&aside)?;
         let opened = File::from(at.readable(&aside)?);
         Ok((at, home, aside, opened))
@@ -246,8 +245,7 @@ pub fn settle_lent(directory: &Path, file: &Path, shard: &RestoredShard) -> io::
     }
     let step = shard.home.parent().ok_or_else(wrong)?;
     at.make_directories(step)?;
-    let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
-    at.remove_tree(&aside)?;
+    let aside = step.join(crate::aside::name(&format!("rank-{:05}", sealed.shard.rank)));
     at.make_directory(&aside)?;
     let put = || {
         at.rename(file, &aside.join(&shard.name))?;

@@ -181,15 +181,17 @@ fn ranks_of_all_hosts_are_asked_to_save_after_the_same_step() {
     if !has_client() {
         return;
     }
-    let cluster = Cluster::new(2);
-    let jobs = cluster.start(SAVES, "", &[]);
-    let due = [jobs[0].mark("due.0"), jobs[1].mark("due.1")];
-    assert_eq!(due[0], due[1], "a save is due after the same step");
-    jobs[1].signal(Signal::SIGTERM);
-    for end in cluster.ends(jobs) {
-        end.assert_status(128 + 15);
+    for signal in [Signal::SIGTERM, Signal::SIGUSR1] {
+        let cluster = Cluster::new(2);
+        let jobs = cluster.start(SAVES, "", &[]);
+        let due = [jobs[0].mark("due.0"), jobs[1].mark("due.1")];
+        assert_eq!(due[0], due[1], "a save is due after the same step");
+        jobs[1].signal(signal);
+        for end in cluster.ends(jobs) {
+            end.assert_status(128 + signal as i32);
+        }
+        assert_eq!(cluster.read(0, "saved.0"), cluster.read(1, "saved.1"));
     }
-    assert_eq!(cluster.read(0, "saved.0"), cluster.read(1, "saved.1"));
 }
 
 #[test]

@@ -264,6 +264,7 @@ impl Merge {
                 host.ended = None;
                 next.extend(seat.map(|seat| Next::Command(seat, Command::EndRank { attempt, rank })));
             }
+            Order::AskToSave(attempt) => self.to_all(&Command::AskToSave { attempt, save_after: None }, next),
             Order::TakeEvidence(attempt) => {
                 self.collecting = true;
                 self.hosts.iter_mut().for_each(|host| host.evidence = None);

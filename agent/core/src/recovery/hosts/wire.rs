@@ -422,6 +422,14 @@ pub enum Command {
         #[serde(default)]
         save_after: Option<u64>,
     },
+    /// Ask all ranks to save and to end; unlike [`Command::Stop`] it stops none.
+    AskToSave {
+        /// The attempt.
+        attempt: Attempt,
+        /// The step after which all ranks save: the same on all hosts.
+        #[serde(default)]
+        save_after: Option<u64>,
+    },
     /// Record what all ranks are doing; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence {
         /// The attempt.

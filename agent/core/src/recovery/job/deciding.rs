@@ -68,7 +68,12 @@ impl Job {
                 None => {}
             },
             StopWhy::Ordered => self.ask_for_the_ordered(at, Ordered::default(), out),
-            StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
+            StopWhy::Done | StopWhy::Requested => match self.save_ordered {
+                Some((exit, _)) => {
+                    self.finish(at, exit, "asked to save: all ranks have ended".to_owned(), out)
+                }
+                None => self.finish(at, 0, "all ranks are done".to_owned(), out),
+            },
             StopWhy::Fault => {
                 let ends: BTreeMap<Rank, RankEnd> = self
                     .ranks

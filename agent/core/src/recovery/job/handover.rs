@@ -30,6 +30,8 @@ pub struct HandoverState {
     last_step: Option<Mono>,
     saved: Option<u64>,
     stop_requested: Option<i32>,
+    #[serde(default)]
+    save_ordered: Option<(i32, Attempt)>,
     rung: Rung,
 }
 
@@ -80,6 +82,7 @@ impl Job {
             last_step: self.last_step,
             saved: self.saved.0,
             stop_requested: self.stop_requested,
+            save_ordered: self.save_ordered,
             rung: self.rung,
         }
     }
@@ -105,6 +108,7 @@ impl Job {
             job.last_step = carried.last_step;
             job.saved = (carried.saved, carried.saved);
             job.stop_requested = carried.stop_requested;
+            job.save_ordered = carried.save_ordered;
             job.rung = carried.rung;
         }
         if !running.is_empty() {

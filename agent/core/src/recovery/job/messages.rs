@@ -104,6 +104,8 @@ pub enum Order {
         /// The reason, which sets the grace period of the ranks.
         why: StopWhy,
     },
+    /// Ask all ranks to save after the same step and to end. Nothing waits for it.
+    AskToSave(Attempt),
     /// Record what all ranks of the attempt are doing; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence(Attempt),
     /// Ask the agent for its evidence; answered by [`Input::AgentEvidence`]. For an ordered restart the incident is

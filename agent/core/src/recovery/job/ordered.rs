@@ -18,6 +18,8 @@ pub const ORDERS: &str = "job.orders";
 pub const RESTART_ORDERED: &str = "restart_ordered";
 /// The event of an order to stop using a rank's GPU; its value `rank` names the rank. All ranks are restarted for it.
 pub const RANK_EXCLUDED: &str = "rank_excluded";
+/// The event of an order to save and end; its value `exit` is the exit status of the job whose ranks do so.
+pub const SAVE_ORDERED: &str = "save_ordered";
 /// The event that records the reason why an ordered restart waits.
 pub const RESTART_WAITS: &str = "restart_waits";
 
@@ -38,6 +40,17 @@ impl Job {
         if self.phase == Phase::Running && self.hang.is_none() {
             self.ledger.enter(at, TimeCategory::Stopping);
             self.stop(StopWhy::Ordered, out);
+        }
+    }
+
+    /// Asks the ranks to save and end, once in each attempt: a scheduler signals each host. Nothing stops ranks that
+    /// do not end.
+    pub(super) fn save_ordered(&mut self, exit: i32, out: &mut Vec<Output>) {
+        let is_asked = self.save_ordered.is_some_and(|(_, attempt)| attempt == self.attempt);
+        if self.phase == Phase::Running && !is_asked {
+            let exit = self.save_ordered.map_or(exit, |(first, _)| first);
+            self.save_ordered = Some((exit, self.attempt));
+            out.push(Output::Order(Order::AskToSave(self.attempt)));
         }
     }
 

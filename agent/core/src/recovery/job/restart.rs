@@ -11,7 +11,7 @@ use crate::model::verdict::Verdict;
 use crate::recovery::hosts::merge::{HOSTS, WORLD_GROWS};
 use crate::recovery::policy::{self, Rung};
 
-use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED};
+use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
 
 /// The event that records, also for a replay, that a restart was abandoned.
 const EVENT: &str = "restart_too_long";
@@ -52,6 +52,12 @@ impl Job {
             seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
         if ordered || (seen.component == HOSTS && seen.event == WORLD_GROWS) {
             return self.restart_ordered(at, out);
+        }
+        if seen.component == ORDERS
+            && seen.event == SAVE_ORDERED
+            && let Some(exit) = seen.values.get("exit").and_then(|exit| exit.parse().ok())
+        {
+            return self.save_ordered(exit, out);
         }
         if seen.event == EVENT
             && self.phase == Phase::Running

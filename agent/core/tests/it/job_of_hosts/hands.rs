@@ -121,7 +121,7 @@ impl World {
                 self.rank_exits(me, rank, ExitStatus::Signal(9), true);
                 self.attempt_ends(me, attempt);
             }
-            Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::TakeEvidence { .. } | Command::AskToSave { .. } | Command::SaveDue { .. } => {}
             Command::Look { launcher, .. } => {
                 let sight = self.sight(me, self.launcher_named(&launcher));
                 self.saw(me, Report::Looked { launcher, sight });
