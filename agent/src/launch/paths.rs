@@ -109,7 +109,7 @@ fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     let mut taken = None;
     for path in names.map(|name| root.join(name)) {
         private_directory(&path).map_err(|error| reported(&path, error))?;
-        match lock(&path) {
+        match lock(&path).and_then(mark_as_a_jobs) {
             Ok(lock) => return Ok(RuntimeDir { path, _lock: lock }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(reported(&path, error)),
             Err(error) => return Err(reported(&path, error)),
@@ -121,6 +121,27 @@ fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
 fn lock(directory: &Path) -> io::Result<Flock<File>> {
     let file = File::options().create(true).append(true).open(directory.join("lock"))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
+}
+
+/// Runtime directories, in which jobs have theirs, have a lock too, and one may be below another.
+fn mark_as_a_jobs(lock: Flock<File>) -> io::Result<Flock<File>> {
+    lock.set_len(0)?;
+    io::Write::write_all(&mut &*lock, b"job\n")?;
+    Ok(lock)
+}
+
+/// Whether a directory is that of one job, and nothing of another launcher is below it.
+fn is_a_jobs(directory: &Path) -> bool {
+    let marked = fs::metadata(directory.join("lock")).is_ok_and(|lock| lock.len() > 0);
+    // Launchers up to 0.1.0 do not mark it.
+    (marked || directory.join("api.sock.lock").exists()) && !has_a_lock_below(directory)
+}
+
+fn has_a_lock_below(directory: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else { return true };
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let mut below = entries.flatten().filter(is_directory).map(|entry| entry.path());
+    below.any(|path| path.join("lock").exists() || has_a_lock_below(&path))
 }
 
 /// Waits for this launcher's turn to create and remove directories in `root`. None if another launcher, perhaps a stopped
@@ -138,11 +159,11 @@ fn turn(root: &Path) -> Option<Flock<File>> {
     None
 }
 
-/// Removes the files of launchers that are gone; tmpfs is memory.
+/// Removes the directories of jobs whose launchers are gone; tmpfs is memory.
 fn remove_stale(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else { return };
     for directory in entries.flatten().map(|entry| entry.path()).filter(|path| path.join("lock").exists()) {
-        if lock(&directory).is_ok() {
+        if is_a_jobs(&directory) && lock(&directory).is_ok() {
             // Another process may be removing it too; the result is the same.
             let _ = fs::remove_dir_all(&directory);
         }
@@ -165,6 +186,27 @@ mod tests {
         make(&logs, &tmpfs, "other").expect("places");
         assert!(!tmpfs.join("run").exists(), "the first run is gone");
         assert!(tmpfs.join("run.2").exists());
+    }
+
+    #[test]
+    fn runtime_directories_below_each_other_are_left_alone() {
+        let root = testing::tempdir().expect("a directory");
+        let (logs, outer) = (root.path().join("logs"), root.path().join("shm"));
+        let inner = outer.join("inner");
+        let path = |paths: &LaunchPaths| paths.runtime_dir.as_ref().expect("a directory").path.clone();
+        // Below another one, and below the directory of an ended job.
+        let ended = make(&logs, &outer, "ended").expect("places");
+        let below_ended = path(&ended).join("shm");
+        drop(ended);
+        let living = [make(&logs, &inner, "one"), make(&logs, &below_ended, "two")].map(|of| of.expect("places"));
+        fs::create_dir(inner.join("pools")).expect("made");
+        make(&logs, &outer, "other").expect("places");
+        for of in &living {
+            assert!(path(of).join("lock").exists(), "{of:?}");
+        }
+        drop(living);
+        make(&logs, &outer, "another").expect("places");
+        assert!(inner.join("pools").exists(), "checkpoints that a killed launcher left in memory");
     }
 
     #[test]
