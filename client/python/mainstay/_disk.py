@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
+from typing import Callable, Optional
 
 _crash_at = int(os.environ.get("MAINSTAY_TEST_CRASH_AT") or 0)
 _done = 0
@@ -28,6 +30,55 @@ def aside(what: str) -> str:
     containers may write into one directory, and each may have any process id: the name has the place in which this one
     is valid, and when it was made. The launcher and the agent make the same names."""
     return f".{what}.{os.getpid()}-{place()}-{time.time_ns():x}.tmp"
+
+
+#: How long a file system may take to answer.
+_PATIENCE_S = 3.0
+
+_waits: Optional[threading.Thread] = None
+
+
+class Silent(OSError):
+    """A file system that has not answered in time."""
+
+
+def ask(work: Callable, *arguments):
+    """The result of work on the files of checkpoints, done in another thread: their file system may not answer, and
+    training must not wait for it. Raises :class:`Silent` after 3 s, and at once while an earlier call still waits."""
+    global _waits
+    if _waits is not None and _waits.is_alive():
+        raise Silent("its file system does not answer")
+    ended: list = []
+
+    def run() -> None:
+        try:
+            ended.append((work(*arguments), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, name="mainstay-files", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return work(*arguments)  # No thread can be started, and most file systems answer.
+    thread.join(_PATIENCE_S)
+    if not ended:
+        _waits = thread
+        raise Silent(f"its file system has not answered for {_PATIENCE_S:g} s")
+    result, error = ended[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def check_that_it_answers(directory: str) -> None:
+    """Raises :class:`Silent` if the file system of a directory does not answer."""
+    try:
+        ask(os.statvfs, directory)  # Answered by the server of the file system, not from a cache.
+    except Silent:
+        raise
+    except OSError:
+        pass  # For example, the directory does not exist yet.
 
 
 _unknown_place = os.urandom(8).hex()

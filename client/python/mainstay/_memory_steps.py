@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from . import _pool, _seal
+from . import _disk, _pool, _seal
 
 
 class Loaded(NamedTuple):
@@ -46,6 +46,9 @@ class MemorySteps:
             memory.prepare_behind()
             copies = _pool.sealed(os.environ[_pool.VARIABLE], world_size, read_manifest)
         return cls(directory, rank, world_size, epoch, copies)
+
+    def has_any(self) -> bool:
+        return bool(self._steps)
 
     def with_those_of(self, steps: list) -> list:
         """All steps, newest first."""
@@ -112,13 +115,13 @@ class MemorySteps:
 
     def _on_disk(self, step: int, rank: int, job: str, attempt: int) -> bool:
         try:
-            return _seal.made_in(self._directory, step, rank) == (job, attempt)
+            return bool(_disk.ask(_seal.made_in, self._directory, step, rank) == (job, attempt))
         except (_seal.Incomplete, _seal.Damaged, OSError):
             return False
 
     def _disk_attempt(self, step: int, job: str) -> int:
         try:
-            of_job, attempt = _seal.made_in(self._directory, step, self._rank)
+            of_job, attempt = _disk.ask(_seal.made_in, self._directory, step, self._rank)
         except (_seal.Incomplete, _seal.Damaged, OSError):
             return -1
         return attempt if of_job == job else -1

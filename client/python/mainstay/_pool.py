@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import _container, _native, _pinned, _shard
+from . import _container, _disk, _native, _pinned, _shard
 
 VARIABLE = "MAINSTAY_CHECKPOINT_POOL"
 _WAIT = "MAINSTAY_CHECKPOINT_WAIT"
@@ -245,11 +245,21 @@ def of(directory: str, rank: int) -> Optional[Memory]:
         try:
             with open(os.path.join(pool, "pool.json"), encoding="utf-8") as file:
                 about = json.load(file)
-            same = os.path.realpath(about["directory"]) == os.path.realpath(directory)
-            _open[key] = Memory(pool, rank) if same else None
+            _open[key] = Memory(pool, rank) if is_same(about["directory"], directory) else None
         except (OSError, ValueError, KeyError, TypeError):
             _open[key] = None
     return _open[key]
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two paths name one directory. Looks at the file system only if their words differ."""
+    one, other = os.path.abspath(one), os.path.abspath(other)
+    if one == other:
+        return True
+    try:
+        return bool(_disk.ask(os.path.realpath, one) == _disk.ask(os.path.realpath, other))
+    except _disk.Silent:
+        return False
 
 
 class Copy(NamedTuple):

@@ -34,7 +34,7 @@ import time
 import warnings
 from typing import Any, NamedTuple, Optional
 
-from . import _container, _doubt, _memory_steps, _native, _pool, _seal, _shard
+from . import _container, _disk, _doubt, _memory_steps, _native, _pool, _seal, _shard
 
 __all__ = ["due", "latest", "load", "reserve", "save"]
 
@@ -86,6 +86,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
             if _into_memory(place, identity, {**facts, "alike": alike}, state):
                 _note_saved(identity.attempt)
                 return True
+            _disk.check_that_it_answers(place.directory)
             _quietly(_seal.clear_aside, place.directory, place.rank)
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
             _note_saved(identity.attempt)
@@ -160,7 +161,7 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
             return chosen.step
         wanted = _doubt_policy()
         memory = _in_memory(place)
-        for step in memory.with_those_of(_seal.steps(place.directory)):
+        for step in memory.with_those_of(_steps_on_disk(place, "latest", memory.has_any())):
             try:
                 origin = memory.verify(step, lambda text: _warn(f"mainstay.checkpoint.latest: {text}", 4))
                 if origin is None:
@@ -228,7 +229,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
         if step is not None:
             return _take_one(place, memory, _step_number(step), into)
         wanted = _doubt_policy()
-        for candidate in memory.with_those_of(_seal.steps(place.directory)):
+        for candidate in memory.with_those_of(_steps_on_disk(place, "load", memory.has_any())):
             try:
                 # Doubt is checked first, so that no state is unpickled only to be discarded.
                 in_memory = memory.origin(candidate)
@@ -262,7 +263,7 @@ def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
             memory.note_world(True)
         chosen = _chosen(place)
         wanted = _doubt_policy()
-        numbers = _seal.steps(place.directory) if step is None else [_step_number(step)]
+        numbers = _steps_on_disk(place, "load", chosen is not None) if step is None else [_step_number(step)]
         limit = None
         while True:
             found = _newest_replicated(place, [of for of in numbers if limit is None or of <= limit], chosen, wanted)
@@ -341,8 +342,19 @@ def _chosen(place: _Place) -> Optional[_Chosen]:
     step, _, root = os.environ.get(_RESUME, "").partition(" ")
     if not step.isdecimal() or not root or _saved_in == _attempt():
         return None
-    is_the_jobs = os.path.realpath(os.environ.get(_DIRECTORY, "")) == os.path.realpath(place.directory)
+    is_the_jobs = _pool.is_same(os.environ.get(_DIRECTORY, ""), place.directory)
     return _Chosen(int(step), root) if is_the_jobs else None
+
+
+def _steps_on_disk(place: _Place, call: str, memory_serves: bool) -> list:
+    """All steps that have a directory, newest first. None of them while the file system does not answer, if there is
+    a step elsewhere: a rank without any would start from scratch, so it waits."""
+    try:
+        return list(_disk.ask(_seal.steps, place.directory))
+    except _disk.Silent as silent:
+        then = "only steps in memory are considered" if memory_serves else "there is no step in memory, so it is waited for"
+        _warn(f"mainstay.checkpoint.{call}: {place.directory}: {silent}; {then}", depth=5)
+    return [] if memory_serves else _seal.steps(place.directory)
 
 
 def _take_chosen(place: _Place, chosen: _Chosen, into=None):
@@ -370,7 +382,10 @@ def _in_memory(place: _Place):
 
 
 def _doubtful(place: _Place, step: int, origin=None):
-    return _doubt.about(place.directory, step, place.rank, origin)
+    try:
+        return _disk.ask(_doubt.about, place.directory, step, place.rank, origin)
+    except _disk.Silent:
+        return None  # As if the list could not be read.
 
 
 def _doubt_policy() -> str:

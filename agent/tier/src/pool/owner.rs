@@ -1,6 +1,7 @@
 //! The pool owner: the thread in the launcher that owns the memory of a job's ranks.
 
 mod contents;
+mod look;
 mod place;
 mod reserve;
 mod slots;
@@ -38,6 +39,15 @@ const LOOK_WITHOUT_BELL: Duration = Duration::from_millis(10);
 
 /// A rank that has waited this long for a slot may get the slot of a step that is not whole yet.
 const LONG: Duration = Duration::from_secs(2);
+
+/// A file system that has not answered for this long gets no more of the slots that a rank waits for.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// How long the end of a job waits for a file system that does not answer.
+const SILENT_AT_END: Duration = Duration::from_secs(10);
+
+/// Interval of the checks whether a thread has ended.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause after a failed write to disk.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -86,6 +96,8 @@ struct Shared {
     finishing: AtomicBool,
     /// The threads have to stop.
     stopped: AtomicBool,
+    /// When the look at the checkpoint directory began that has not ended.
+    looks_since: Mutex<Option<Instant>>,
     pace: Pace,
     _lock: Flock<File>,
 }
@@ -167,6 +179,7 @@ impl PoolOwner {
             batch: Condvar::new(),
             finishing: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            looks_since: Mutex::default(),
             pace,
             _lock: lock,
         });
@@ -270,8 +283,10 @@ impl PoolOwner {
         let unsaved = inner.unsaved(&self.shared.settings);
         if let Some(shard) = unsaved.first() {
             let (step, place) = (shard.at.1, self.shared.directory.display());
+            let silent = self.shared.is_silent(SILENT_AT_END);
+            let why = if silent { ", whose file system does not answer" } else { "" };
             inner.messages.push(format!(
-                "step {step} is not on the disk; it stays in memory ({place}) until the next `mainstay run` on this host"
+                "step {step} is not on the disk{why}; it stays in memory ({place}) until the next `mainstay run` on this host"
             ));
         } else if let Err(error) = fs::remove_dir_all(&self.shared.directory) {
             tracing::warn!(%error, directory = %self.shared.directory.display(), "cannot remove the checkpoint pool");
@@ -315,7 +330,12 @@ impl PoolOwner {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+            while !thread.is_finished() && !self.shared.is_silent(SILENT_AT_END) {
+                self.shared.look_elsewhere();
+                std::thread::sleep(END_POLL_INTERVAL);
+            }
+            // A thread that waits for a file system that does not answer is left behind.
+            if thread.is_finished() && thread.join().is_err() {
                 tracing::error!("a thread that keeps checkpoints ended by a panic");
             }
             // The first thread is the pool owner: when it is done, there is nothing more to write.

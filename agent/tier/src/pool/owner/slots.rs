@@ -76,8 +76,9 @@ impl Inner {
         }
     }
 
-    /// Ensures that every rank has a free slot, if one may be freed.
-    pub(super) fn free(&mut self, settings: &Settings) {
+    /// Ensures that every rank has a free slot, if one may be freed. With `replace`, a slot that is being written to disk
+    /// may be freed too for a rank that has waited long: it gets another file, and the write goes on in the old one.
+    pub(super) fn free(&mut self, settings: &Settings, replace: bool) {
         let newest = self.newest_whole(settings);
         if let Some(newest) = newest {
             let sealed =
@@ -122,10 +123,17 @@ impl Inner {
                 .for_each(|shard| shard.writing = true);
             let copied = self.copied.filter(|_| !long || control.slots() > 2);
             let kept: Vec<_> = vouched.into_iter().chain(copied).collect();
-            let Some(index) = choose::to_free(&held, memory.rank, newest, &kept, long) else { continue };
+            let to_free = |held: &[SealedSlot]| choose::to_free(held, memory.rank, newest, &kept, long);
+            let idle = to_free(&held);
+            let written = || {
+                held.iter_mut().for_each(|shard| shard.writing = false);
+                to_free(&held)
+            };
+            let Some(index) = idle.or_else(|| (replace && long).then(written).flatten()) else { continue };
             let slot = control.slot(index);
-            // Too small for what the rank saves now: it gets another file.
-            let to = if slot.capacity < memory.wanted { State::Damaged } else { State::Free };
+            // Too small for what the rank saves now, or read by the writer: it gets another file.
+            let another = slot.capacity < memory.wanted || idle.is_none();
+            let to = if another { State::Damaged } else { State::Free };
             if slot.state == State::Sealed && control.advance(&slot, to).is_some() {
                 freed.push((memory.rank, index));
             }
@@ -173,8 +181,10 @@ impl Inner {
             None => {
                 self.trouble = None;
                 if let Some((held, ..)) = batch.shards.first() {
-                    let when =
-                        self.sealed.get(&(held.rank, held.index)).map_or_else(Instant::now, |s| s.when);
+                    let sealed = self.sealed.get(&(held.rank, held.index));
+                    // Its slot may have another step by now.
+                    let sealed = sealed.filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == held.at);
+                    let when = sealed.map_or_else(Instant::now, |sealed| sealed.when);
                     self.disk = Some((held.at.1, when));
                 }
             }
@@ -199,6 +209,11 @@ impl Inner {
     }
 
     pub(super) fn withdraw(&mut self, held: SealedSlot) {
+        let sealed = self.sealed.get(&(held.rank, held.index));
+        if sealed.is_some_and(|sealed| (sealed.slot.epoch, sealed.slot.step) != held.at) {
+            // The slot has another file and step by now.
+            return;
+        }
         self.sealed.remove(&(held.rank, held.index));
         let memory = self.ranks.iter().find(|memory| memory.rank == held.rank);
         if let Some(Ok(control)) = memory.map(Memory::control) {

@@ -1,9 +1,8 @@
 //! The threads of the pool: one checks the ranks' pages and computes checksums, one writes to disk.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
@@ -11,14 +10,12 @@ use mainstay_checkpoint::control::{Slot, State};
 use mainstay_checkpoint::{Identity, Manifest};
 
 use super::place::ring;
-use super::{LOOK_WITHOUT_BELL, SEAL_NICE, Shared, WRITE_NICE};
-use crate::disk::{self, StdVolume};
+use super::{LOOK_WITHOUT_BELL, SEAL_NICE, SILENT, SILENT_AT_END, Shared, WRITE_NICE};
 use crate::os::lower_priority;
-use crate::pool::choose::At;
 use crate::pool::writer;
 use crate::seal::{SealError, seal};
 
-pub(super) fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
+pub(super) fn keep(shared: &Arc<Shared>, bell: Option<&UnixDatagram>) {
     lower_priority(SEAL_NICE, false);
     loop {
         match bell {
@@ -59,33 +56,18 @@ pub(super) fn write_on(shared: &Shared) {
 
 impl Shared {
     /// Checks all pages once.
-    fn look(&self) {
+    fn look(self: &Arc<Self>) {
         self.answer();
         self.renew();
         self.seal_all();
         self.look_elsewhere();
+        let replace = self.can_replace(SILENT);
         let mut inner = self.inner();
         inner.pages().for_each(|control| control.beat());
         inner.vouch(&self.settings);
-        inner.free(&self.settings);
+        inner.free(&self.settings, replace);
         inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
         self.batch.notify_all();
-    }
-
-    /// Searches the disk for shards that steps in memory lack. Not under the lock: the launcher's loop takes it, and a file system that
-    /// does not answer must not block its monitoring of the ranks.
-    fn look_elsewhere(&self) {
-        let settings = &self.settings;
-        let lacking = self.inner().lacking(settings);
-        let is_there = |(at, rank): &(At, u32)| {
-            disk::manifest(&StdVolume, &settings.directory, at.1, *rank).is_some_and(|(manifest, _)| {
-                let there = &manifest.identity;
-                (there.job.as_str(), there.attempt, there.world_size)
-                    == (settings.job.as_str(), at.0, settings.world_size)
-            })
-        };
-        let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
-        self.inner().elsewhere = found;
     }
 
     /// Whether filled slots still have to be sealed.
@@ -99,6 +81,9 @@ impl Shared {
     /// Whether nothing is left to do or to try.
     fn is_settled(&self) -> bool {
         let at_work = self.is_sealing();
+        if self.is_silent(SILENT_AT_END) {
+            return !at_work;
+        }
         let inner = self.inner();
         let unsaved = inner.unsaved(&self.settings);
         // A shard whose last write failed is not tried forever.
