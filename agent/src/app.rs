@@ -6,7 +6,6 @@ mod checkpoint;
 pub mod default_paths;
 mod device;
 mod earlier_entries;
-mod find_agent;
 mod host;
 mod job;
 mod kernel_log;

@@ -58,15 +58,6 @@ pub fn length(path: &Path) -> Option<u64> {
     ask_at(path, move || fs::metadata(file).ok().map(|of| of.len())).flatten()
 }
 
-/// Creates a directory and its parents.
-///
-/// # Errors
-/// It cannot be created, or not in time.
-pub fn make_directory(path: &Path) -> io::Result<()> {
-    let path = path.to_owned();
-    ask(move || fs::create_dir_all(path)).unwrap_or_else(|| Err(silent()))
-}
-
 /// Opens a file to append to, and creates its directory.
 ///
 /// # Errors

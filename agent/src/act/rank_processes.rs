@@ -76,6 +76,18 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// The error of the kernel.
+    pub fn of_kernel(&self) -> Option<&io::Error> {
+        match self {
+            StartError::Output { source, .. }
+            | StartError::Program { source, .. }
+            | StartError::Watch { source, .. } => Some(source),
+            StartError::NoCommand => None,
+        }
+    }
+}
+
 /// Why pages could not be created; reported, not fatal.
 pub type PageTrouble = Option<String>;
 

@@ -148,16 +148,34 @@ impl RankSpec {
         self.rank_environment(attempt, local_rank, port, files, None, None).of_the_round()
     }
 
-    /// Chooses where the ranks of an attempt write. If the log directory does not answer, they write next to their pages;
-    /// ranks that are not started do no work at all. Returns that place.
-    pub fn choose_logs(&mut self, attempt: Attempt) -> Option<PathBuf> {
-        let directory = self.run_dir.join(format!("attempt_{}", attempt.0));
-        let made = log_files::make_directory(&directory);
-        let is_silent = made.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-        let aside = self.page_dir.as_ref().map(|pages| pages.join("logs"));
-        self.logs_aside = aside.filter(|_| is_silent);
-        self.logs_aside.iter().for_each(|aside| log_files::write_aside(aside));
-        self.logs_aside.clone()
+    /// Chooses where the ranks of an attempt write. If the log directory does not answer, is read-only or full, they write
+    /// next to their pages, which are in memory; ranks that are not started do no work at all. Returns that place, and why.
+    pub fn choose_logs(&mut self, attempt: Attempt) -> Option<(PathBuf, String)> {
+        self.logs_aside = None;
+        let error = self.make_outputs(attempt).err()?;
+        let aside = self.page_dir.as_ref()?.join("logs");
+        log_files::write_aside(&aside);
+        self.logs_aside = Some(aside.clone());
+        if self.make_outputs(attempt).is_err() {
+            // The start reports the error of the log directory.
+            self.logs_aside = None;
+            return None;
+        }
+        let why = match error.kind() {
+            io::ErrorKind::TimedOut => "does not answer".to_owned(),
+            _ => format!("cannot be written ({error})"),
+        };
+        Some((aside, why))
+    }
+
+    /// Creates the files for the output of an attempt's ranks.
+    fn make_outputs(&self, attempt: Attempt) -> io::Result<()> {
+        for local_rank in self.all_ranks() {
+            let RankFiles { stdout, stderr, .. } = self.files(attempt, local_rank);
+            log_files::append_to(&stdout)?;
+            log_files::append_to(&stderr)?;
+        }
+        Ok(())
     }
 
     /// The files of a rank in an attempt.

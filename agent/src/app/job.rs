@@ -28,7 +28,7 @@ use crate::act::rank_spec::RankSpec;
 use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
-use crate::app::{about, default_paths, find_agent, resume};
+use crate::app::{about, default_paths, resume};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::paths::{self, LaunchPaths};
@@ -112,10 +112,15 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let print = |text: String| terminal.print(text);
-    let sockets = if plan.look_for_agent {
-        find_agent::sockets(plan.agent_socket.as_deref(), &print).await
-    } else {
-        Vec::new()
+    let sockets = match plan.agent_socket.clone() {
+        _ if !plan.look_for_agent => {
+            let by_variable = default_paths::environment("MAINSTAY_NO_AGENT").is_some();
+            let by = if by_variable { "MAINSTAY_NO_AGENT is set" } else { "--no-agent" };
+            terminal.print(format!("agent: none: {by}"));
+            Vec::new()
+        }
+        Some(named) => vec![named],
+        None => default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment),
     };
     plan.from_environment.iter().for_each(|reported| terminal.print(reported.clone()));
     let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
@@ -227,12 +232,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         }
     }
     let directories = resume::directories(&outputs, pool);
-    let link = tokio::spawn(launcher_link::agent::keep(
-        sockets,
-        JobId(rank_spec.job.clone()),
-        directories,
-        link_sender,
-    ));
+    let link = launcher_link::agent::keep(sockets, JobId(rank_spec.job.clone()), directories, link_sender);
+    let link = tokio::spawn(link);
     let paths = standard_paths(&[&launch_paths.run_dir, &rank_spec.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;

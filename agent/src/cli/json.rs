@@ -205,6 +205,7 @@ fn decision(decision: &Decision) -> Value {
         "exit_status": decision.exit_status,
         "why": decision.why,
         "by": plain(decision.by().as_str_name(), "DECIDED_BY"),
+        "agent_evidence": decision.agent_evidence,
     }))
 }
 

@@ -35,6 +35,7 @@ impl Launcher {
     fn held(&mut self) -> Vec<String> {
         self.undying.retain(|pid| processes::is_alive(*pid));
         let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
+        held.extend(self.process_limits.too_few());
         if let Some(port) = self.settings.master_port {
             // Release our port of the previous attempt first; the next attempt takes it again.
             self.port = None;
@@ -55,7 +56,9 @@ impl Launcher {
 
     pub(super) fn link(&mut self, event: LinkEvent) {
         match event {
-            LinkEvent::Found { version, have_seq, orders } => {
+            LinkEvent::Absent { why } => self.terminal.print(format!("agent: none: {why}")),
+            LinkEvent::Found { socket, version, have_seq, orders } => {
+                self.terminal.print(format!("agent: attached ({})", socket.display()));
                 self.agent = Some(orders);
                 self.agent_has = Some(have_seq);
                 self.catch_up();

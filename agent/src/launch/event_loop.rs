@@ -43,6 +43,7 @@ use crate::os::inotify::Watcher;
 use crate::source::nvrx::Monitor;
 use crate::source::oom::OomKills;
 use crate::source::pages::PageReader;
+use crate::source::process_limit::ProcessLimits;
 use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
@@ -141,6 +142,9 @@ pub struct Launcher {
     /// How long steps of a rank took since the last sample.
     pub(super) step_times: Vec<StepTime>,
     pub(super) oom_kills: OomKills,
+    pub(super) process_limits: ProcessLimits,
+    /// The attempt in which a silent file system of the checkpoints was reported.
+    pub(super) silence_reported: Option<Attempt>,
     /// What ranks write, and when.
     pub(super) spoken: RankOutput,
     /// What was last seen here without an agent and may explain slow ranks.
@@ -317,6 +321,9 @@ impl Launcher {
             if let Ok(Some(event)) = found {
                 self.link(event);
             }
+        }
+        while let Ok(event) = outside.link_events.try_recv() {
+            self.link(event);
         }
         self.sample();
         self.snapshots.sync();

@@ -198,7 +198,8 @@ mod tests {
         let ended = make(&logs, &outer, "ended").expect("places");
         let below_ended = path(&ended).join("shm");
         drop(ended);
-        let living = [make(&logs, &inner, "one"), make(&logs, &below_ended, "two")].map(|of| of.expect("places"));
+        let living =
+            [make(&logs, &inner, "one"), make(&logs, &below_ended, "two")].map(|of| of.expect("places"));
         fs::create_dir(inner.join("pools")).expect("made");
         make(&logs, &outer, "other").expect("places");
         for of in &living {

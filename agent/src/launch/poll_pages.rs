@@ -3,9 +3,11 @@
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
 use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_core::formats::parse::mounts::{mount_of, parse_mounts};
 use mainstay_core::model::entry::{Fact, StepDone};
+use mainstay_core::model::observation::{Observation, Weight};
 use mainstay_core::recovery::hosts::wire::Report;
-use mainstay_core::recovery::job::{Input, Job};
+use mainstay_core::recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT, Input, Job};
 use mainstay_core::view::node::BeatView;
 use mainstay_tier::pool::{PoolOwner, Whole};
 
@@ -56,6 +58,7 @@ impl Launcher {
             let messages = self.pool_owner.as_ref().map(PoolOwner::messages).unwrap_or_default();
             messages.into_iter().for_each(|line| self.terminal.print(line));
             self.compare_what_was_saved();
+            self.report_a_silent_directory();
             self.look_what_is_ready();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let store = self.decider.store_process();
@@ -63,6 +66,7 @@ impl Launcher {
             // Includes the guardian if another process killed it: it would be ahead of all others in the queue.
             reap_orphans(|pid| !ranks.contains(&pid));
             if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
+                self.process_limits.sample();
                 signatures::let_go();
             }
             let waits = self.waiting().is_some();
@@ -146,6 +150,35 @@ impl Launcher {
         self.step_times.extend(times);
         let surplus = self.step_times.len().saturating_sub(MOST_STEP_TIMES);
         self.step_times.drain(..surplus);
+    }
+
+    /// Reports that the file system of the checkpoints does not answer, in each attempt, and that it answers again.
+    fn report_a_silent_directory(&mut self) {
+        let silent = self.pool_owner.as_ref().is_some_and(PoolOwner::is_directory_silent);
+        let reported = self.silence_reported;
+        let running = self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none());
+        let (event, words) = match (silent, reported) {
+            (true, reported) if running && reported != Some(self.attempt) => {
+                (FILE_SYSTEM_SILENT, "does not answer: steps stay in memory, and training goes on")
+            }
+            (false, Some(_)) => (FILE_SYSTEM_ANSWERS, "answers again"),
+            _ => return,
+        };
+        self.silence_reported = silent.then_some(self.attempt);
+        let directory = &self.rank_spec.checkpoint_dir;
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = parse_mounts(&table);
+        let named = mount_of(&mounts, directory).map_or_else(String::new, |mount| {
+            format!("{} file system at {} ({}), with ", mount.kind, mount.point.display(), mount.from)
+        });
+        let detail = format!("the {named}the checkpoint directory {}, {words}", directory.display());
+        self.fact(Fact::Observed(Observation {
+            component: "job".to_owned(),
+            event: event.to_owned(),
+            weight: if silent { Weight::Error } else { Weight::Info },
+            detail,
+            ..Observation::default()
+        }));
     }
 
     /// Compares what ranks saved of a step, once all have saved.

@@ -31,6 +31,7 @@ use crate::os::clock;
 use crate::os::inotify::Watcher;
 use crate::source::host::Roots;
 use crate::source::oom::OomKills;
+use crate::source::process_limit::ProcessLimits;
 use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
@@ -170,6 +171,8 @@ impl Launcher {
             looks: 0,
             step_times: Vec::new(),
             oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
+            silence_reported: None,
+            process_limits: ProcessLimits::of(&Roots::default().proc, &Roots::default().sys),
             spoken: RankOutput::start(),
             rank_context: SlowdownHints::default(),
             exit: None,

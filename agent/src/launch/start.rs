@@ -18,7 +18,7 @@ use crate::act::rank_spec::RankSpec;
 use crate::launch::Settings;
 use crate::launch::event_loop::{Ended, Launcher};
 use crate::launch::paths;
-use crate::os::clock;
+use crate::os::{clock, limits};
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 use crate::store::learned::Memory;
@@ -48,9 +48,9 @@ impl Launcher {
         self.monitors.clear();
         self.pages.clear();
         self.spoken.forget_files();
-        if let Some(aside) = self.rank_spec.choose_logs(attempt) {
+        if let Some((aside, why)) = self.rank_spec.choose_logs(attempt) {
             self.terminal.print(format!(
-                "the log directory {} does not answer: the ranks of attempt {} write to {}",
+                "the log directory {} {why}: the ranks of attempt {} write to {}",
                 self.rank_spec.run_dir.display(),
                 attempt.0,
                 aside.display()
@@ -71,7 +71,13 @@ impl Launcher {
     /// Takes the port of the next attempt. It releases the old one first, since a fixed port is taken again.
     pub(super) fn take_port(&mut self) -> Result<u16, String> {
         self.port = None;
-        let port = HeldPort::take(self.settings.master_port.unwrap_or(0)).map_err(|error| {
+        let taken = HeldPort::take(self.settings.master_port.unwrap_or(0));
+        if let Err(error) = &taken
+            && limits::is_exhaustion(error)
+        {
+            self.note_exhausted(format!("taking a port for the ranks' store: {error}"));
+        }
+        let port = taken.map_err(|error| {
             let wanted =
                 self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
             format!(
@@ -104,9 +110,13 @@ impl Launcher {
                     }
                 },
             );
-        let (ranks, trouble) = warm
-            .map_or_else(|| self.rank_spec.start(attempt, port, which), Ok)
-            .map_err(|error| error.to_string())?;
+        let (ranks, trouble) =
+            warm.map_or_else(|| self.rank_spec.start(attempt, port, which), Ok).map_err(|error| {
+                if error.of_kernel().is_some_and(limits::is_exhaustion) {
+                    self.note_exhausted(error.to_string());
+                }
+                error.to_string()
+            })?;
         for rank in &ranks {
             if let Some(page) = self.page_reader(rank) {
                 self.pages.insert(rank.rank, page);

@@ -6,7 +6,8 @@ use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::host::cloud::leave::Leave;
 use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_core::recovery::job::StopWhy;
+use mainstay_core::model::observation::{Observation, Weight};
+use mainstay_core::recovery::job::{EXHAUSTED, StopWhy};
 use nix::sys::signal::Signal;
 
 use crate::act::log_files;
@@ -89,12 +90,27 @@ impl Launcher {
         self.fact(Fact::RankEnding { attempt, rank, pid, status });
     }
 
-    /// Counts the kernel's OOM kills now. The kernel may have killed a rank that fails, or a worker process that it waited
+    /// Reports that a process, thread or file descriptor could not be had.
+    pub(super) fn note_exhausted(&mut self, detail: String) {
+        self.fact(Fact::Observed(Observation {
+            component: "job".to_owned(),
+            event: EXHAUSTED.to_owned(),
+            weight: Weight::Error,
+            detail,
+            ..Observation::default()
+        }));
+    }
+
+    /// Counts the kernel's OOM kills and refused processes now. The kernel may have killed a rank that fails, or a worker process that it waited
     /// for, and the regular look at the host comes too late for the verdict.
     pub(super) fn count_oom_kills(&mut self) {
+        self.process_limits.sample();
         let count = self.oom_kills.new_ones();
         if count > 0 {
             self.fact(Fact::OutOfMemoryKills { count });
+        }
+        if let Some(refused) = self.process_limits.refused() {
+            self.note_exhausted(refused);
         }
     }
 

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Endpoint, Uri};
 
+use crate::launcher_link::absence::{self, Absence};
 use crate::launcher_link::{handover, trust, wire};
 
 /// How often to look for an agent while there is none.
@@ -42,12 +43,19 @@ const QUEUE: usize = 4096;
 pub enum LinkEvent {
     /// An agent is there. Reports to it go to `orders`; dropping that breaks the link.
     Found {
+        /// Where it is.
+        socket: PathBuf,
         /// Its version.
         version: String,
         /// The newest entry of this job that it has.
         have_seq: u64,
         /// The channel to it.
         orders: mpsc::Sender<LinkOrder>,
+    },
+    /// There is none so far. Sent once.
+    Absent {
+        /// Why, and what to do, as a sentence.
+        why: String,
     },
     /// The agent is gone.
     Lost {
@@ -89,8 +97,14 @@ pub async fn keep(
     directories: Vec<PathBuf>,
     events: mpsc::Sender<LinkEvent>,
 ) {
+    let mut is_reported = sockets.is_empty();
     while !events.is_closed() {
-        for socket in sockets.iter().filter(|socket| socket.exists()) {
+        let mut tried = Vec::new();
+        for socket in &sockets {
+            if let Some(absence) = Absence::of_missing(socket) {
+                tried.push((socket.clone(), absence));
+                continue;
+            }
             let (to, handed) = (socket.clone(), directories.clone());
             // Nothing waits for it: a restarted agent reads the directories when it has them.
             tokio::task::spawn_blocking(move || {
@@ -99,16 +113,25 @@ pub async fn keep(
                 }
             });
             match attach(socket.clone(), &job, &events).await {
-                Ok(()) => {}
+                Ok(()) => is_reported = true,
                 Err(Broken::BeforeWelcome(error)) => {
                     tracing::debug!(socket = %socket.display(), "no agent: {error:#}");
+                    tried.push((socket.clone(), Absence::of(socket, &error)));
                 }
                 Err(Broken::After(error)) => {
+                    is_reported = true;
                     let reason = format!("{error:#}");
                     if events.send(LinkEvent::Lost { reason }).await.is_err() {
                         return;
                     }
                 }
+            }
+        }
+        if !is_reported {
+            is_reported = true;
+            let why = absence::reported(&tried);
+            if events.send(LinkEvent::Absent { why }).await.is_err() {
+                return;
             }
         }
         tokio::select! {
@@ -128,12 +151,13 @@ enum Broken {
 
 async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
     let (to_agent, outgoing) = mpsc::channel(QUEUE);
-    let greeted = tokio::time::timeout(WELCOME_WITHIN, greet(socket, job, &to_agent, outgoing))
+    let greeted = tokio::time::timeout(WELCOME_WITHIN, greet(socket.clone(), job, &to_agent, outgoing))
         .await
         .unwrap_or_else(|_| Err(anyhow::anyhow!("it does not answer")));
     let (mut incoming, welcome) = greeted.map_err(Broken::BeforeWelcome)?;
     let (orders, mut to_report) = mpsc::channel(QUEUE);
-    let found = LinkEvent::Found { version: welcome.version, have_seq: welcome.have_sequence, orders };
+    let found =
+        LinkEvent::Found { socket, version: welcome.version, have_seq: welcome.have_sequence, orders };
     if events.send(found).await.is_err() {
         return Ok(());
     }
@@ -197,13 +221,9 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
     let owner = stream.peer_cred()?.uid();
     if !trust::is_trusted(&socket, owner) {
         let message = format!(
-            "{} is served by user {owner}: that is neither root nor us, and the directory is not one that root \
-             has made for that user",
-            socket.display()
+            "it is served by user {owner}, who is neither root nor this user, and an agent could end the job: have root \
+             create its directory for user {owner} (as RuntimeDirectory= of the unit does)"
         );
-        // Only once: the search repeats, and there may be another agent.
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| tracing::warn!("the agent is not used: {message}"));
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))

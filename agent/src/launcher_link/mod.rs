@@ -1,5 +1,6 @@
 //! Floor 2. The link between launcher and agent.
 
+mod absence;
 pub mod agent;
 pub mod checkpoint;
 pub mod handover;

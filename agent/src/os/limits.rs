@@ -18,6 +18,13 @@ pub fn no_file_may_grow(pid: Pid) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a call failed because the host, a control group or this process had no process, thread or file descriptor
+/// left, which passes.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    use nix::libc::{EAGAIN, EMFILE, ENFILE};
+    matches!(error.raw_os_error(), Some(EAGAIN | EMFILE | ENFILE))
+}
+
 /// The limit of open files before [`open_more_files`].
 static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 

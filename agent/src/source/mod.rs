@@ -16,6 +16,7 @@ pub mod nccl_ras;
 pub mod nvrx;
 pub mod oom;
 pub mod pages;
+pub mod process_limit;
 pub mod program;
 pub mod request_child;
 pub mod slurm;

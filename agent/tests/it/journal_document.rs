@@ -95,6 +95,7 @@ fn entries() -> Vec<Body> {
             after: Span(1),
             why: String::new(),
             by: DecidedBy::Launcher,
+            agent_evidence: true,
         }),
         Body::Finding(Finding {
             finding: 1,

@@ -324,12 +324,14 @@ fn decision() -> impl Strategy<Value = Decision> {
         (rung, attempt(), any::<i32>()).prop_map(|(rung, attempt, exit)| Action::of(rung, attempt, exit));
     let action = prop_oneof![taken, Just(Action::Wait)];
     let by = prop_oneof![Just(DecidedBy::Launcher), Just(DecidedBy::Agent)];
-    (incident(), action, any::<u64>(), text(), by).prop_map(|(incident, action, after, why, by)| Decision {
+    let decided = (incident(), action, any::<u64>(), text(), by, any::<bool>());
+    decided.prop_map(|(incident, action, after, why, by, agent_evidence)| Decision {
         incident,
         action,
         after: Span(after),
         why,
         by,
+        agent_evidence,
     })
 }
 

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import pytest
 
-from mainstay import _seal, checkpoint
+from mainstay import _disk, _seal, checkpoint
 
 
 @pytest.fixture
@@ -480,3 +481,38 @@ def test_a_rank_whose_chosen_shard_is_gone_fails_instead_of_choosing_another_ste
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "")
     as_rank(0, 1, attempt=2)
     assert checkpoint.load() == "four"
+
+
+def test_temporary_files_of_another_container_or_host_are_left_alone(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    step = tmp_path / "step-000000000001"
+    step.mkdir()
+    mine = _disk.aside("rank-00000")
+    left = mine.replace(f".{os.getpid()}-", f".{gone.pid}-")
+    of_older_version = f".rank-00000.{gone.pid}.tmp"
+    # Its process may live: only its place could tell. No process writes for a day.
+    elsewhere = left.replace(_disk.place(), "0123456789abcdef")
+    of_last_year = f".rank-00000.{gone.pid}-0123456789abcdef-{time.time_ns() - 365 * 24 * 3600 * 10**9:x}.tmp"
+    for name in (mine, left, of_older_version, elsewhere, of_last_year):
+        (step / name).mkdir()
+    _seal.clear_aside(str(tmp_path), 0)
+    assert [each.name for each in step.iterdir()] == [elsewhere]
+    assert _disk.aside("rank-00000") != mine
+
+
+def test_files_that_do_not_answer_are_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(_disk, "_PATIENCE_S", 0.05)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # Opening it waits for a writer, as opening a file of a silent file system waits for its server.
+    with pytest.raises(_disk.Silent):
+        _disk.ask(lambda: open(fifo, "rb").close())
+    with pytest.raises(_disk.Silent):
+        _disk.ask(os.listdir, tmp_path)
+    assert _disk._waits is not None
+    with open(fifo, "wb"):
+        _disk._waits.join()
+    assert _disk.ask(os.listdir, tmp_path) == ["fifo"]
+    with pytest.raises(FileNotFoundError):
+        _disk.ask(os.listdir, tmp_path / "missing")

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::Write;
 
 use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::model::verdict::{DecidedBy, FaultDomain};
+use mainstay_core::model::verdict::FaultDomain;
 use mainstay_tests::{Agent, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 use nix::sys::signal::Signal;
 
@@ -20,7 +20,7 @@ fn an_agent_keeps_the_whole_history_of_a_job_and_agrees_to_a_restart() {
     let id = job.id().to_owned();
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Agent, "{end}");
+    assert!(journal::decisions(&end.journal)[0].used_agent_evidence(), "{end}");
     agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { exit: 0, .. }));
     assert_eq!(
         of_job(&agent.journal(), &id),
@@ -28,6 +28,31 @@ fn an_agent_keeps_the_whole_history_of_a_job_and_agrees_to_a_restart() {
         "the agent holds the launcher's own story"
     );
     assert_eq!(agent.stop(), Some(0));
+}
+
+#[test]
+fn a_job_says_whether_it_is_attached_and_why_not() {
+    let stage = Stage::new();
+    let script = "mark up; wait_for end";
+    let agent = stage.agent();
+    let job = stage.sh(script).with(&agent).start();
+    job.wait_until_printed(&format!("agent: attached ({})", agent.socket().display()));
+    stage.mark("end");
+    job.end().assert_status(0);
+    agent.stop();
+
+    let missing = stage.work().join("missing.sock");
+    let dead = stage.work().join("dead.sock");
+    drop(std::os::unix::net::UnixListener::bind(&dead).expect("a socket"));
+    for (socket, why) in [(&missing, "no socket at"), (&dead, "no agent listens there")] {
+        let end = stage.sh(script).at_socket(socket).start().end();
+        end.assert_status(0).assert_printed("agent: none: ").assert_printed(why);
+        end.assert_printed(&socket.display().to_string());
+    }
+    let told = stage.sh(script).start().end();
+    told.assert_status(0).assert_printed("agent: none: --no-agent");
+    let told = stage.sh(script).at_socket(&dead).variable("MAINSTAY_NO_AGENT", "1").start().end();
+    told.assert_status(0).assert_printed("agent: none: MAINSTAY_NO_AGENT");
 }
 
 #[test]
@@ -61,7 +86,7 @@ fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Agent, "{end}");
+    assert!(journal::decisions(&end.journal)[0].used_agent_evidence(), "{end}");
 
     agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { .. }));
     let held = agent.journal();
@@ -93,7 +118,7 @@ fn an_agent_that_hangs_during_a_fault_does_not_hold_up_the_launcher() {
     let id = job.id().to_owned();
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Launcher, "{end}");
+    assert!(!journal::decisions(&end.journal)[0].used_agent_evidence(), "{end}");
     // It continues and receives what happened meanwhile.
     agent.signal(Signal::SIGCONT);
     agent.wait_for(&format!("the end of {id}"), |entry| {

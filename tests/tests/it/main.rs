@@ -14,6 +14,7 @@ mod ddp;
 mod drill;
 mod drills;
 mod exception;
+mod exhausted;
 mod exit_status;
 mod failures_on_other_hosts;
 mod gpus;

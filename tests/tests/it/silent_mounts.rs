@@ -1,6 +1,8 @@
 //! The user's file systems stop answering, one path after the other: the launcher sees deaths and hangs, restarts
 //! what can be restarted, and ends when it is asked to.
 
+use mainstay_core::model::entry::Body;
+use mainstay_core::model::finding::FindingKind;
 use mainstay_tests::{Stage, has_client, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -144,6 +146,61 @@ fn a_launcher_whose_log_directory_does_not_answer_ends_when_asked_to() {
     mainstay_tests::processes::wait_until("a thread that waits for the directory", waits);
     job.signal(Signal::SIGTERM);
     assert!(job.has_ended(), "it waits for the directory");
+    drop(mount);
+    job.end().assert_status(143);
+}
+
+/// Two ranks that save in each step into the launcher's memory.
+const SAVES: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+first = 1 if saved is None else saved["step"] + 1
+mark(f"from.{ATTEMPT}.{RANK}", first)
+for step in range(first, 1_000_000):
+    time.sleep(0.01)
+    mainstay.step(step)
+    if not mainstay.checkpoint.save(step, {"step": step, "x": bytes(100_000)}):
+        mark(f"unsaved.{ATTEMPT}.{RANK}", step)
+    if step == 10:
+        mark(f"trains.{RANK}")
+        wait_for("silent")
+    if step == 40:
+        mark(f"trained.{RANK}")
+    if ATTEMPT > 0 and step >= first + 20:
+        mark(f"trained-again.{RANK}")
+"#;
+
+#[test]
+fn a_job_saves_and_restarts_from_memory_while_the_checkpoint_directory_does_not_answer() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let checkpoints = stage.home().join("checkpoints");
+    std::fs::create_dir(&checkpoints).expect("a directory");
+    let options = format!("--checkpoint-dir {}", checkpoints.display());
+    let job = stage.python(SAVES).ranks(2).options(&options).start();
+    job.mark("trains.0");
+    job.mark("trains.1");
+    let Some(mount) = silent(&checkpoints) else { return };
+    stage.mark("silent");
+    job.mark("trained.0");
+    job.mark("trained.1");
+    job.kill_rank(0, 1);
+    for rank in [0, 1] {
+        let from: u64 = job.mark(&format!("from.1.{rank}")).parse().expect("a step");
+        assert!(from > 40, "rank {rank} goes on from the newest step in memory, not from {from}");
+    }
+    job.mark("trained-again.0");
+    job.mark("trained-again.1");
+    job.wait_for("what does not answer", |entry| match &entry.body {
+        Body::Finding(finding) if finding.what == FindingKind::SilentFileSystem => Some(()),
+        _ => None,
+    });
+    job.signal(Signal::SIGTERM);
+    assert!(job.has_ended(), "it waits for the directory");
+    let unsaved = stage.marks().join("unsaved.0.0");
+    assert!(!unsaved.exists(), "memory served");
     drop(mount);
     job.end().assert_status(143);
 }

@@ -40,6 +40,23 @@ pub struct FailedAttempt {
     pub lived: Span,
     /// The kernel's OOM kills since it started: of the job's control group, or of the whole host if only that is counted.
     pub out_of_memory_kills: u64,
+    /// Why the host had no process, thread or file descriptor left, if it was seen to have none.
+    pub exhausted: Option<String>,
+}
+
+/// Whether a verdict is that a limit of the host or of a control group was reached, by the kernel's own count. That
+/// passes, whatever the program did.
+pub fn is_exhaustion(verdict: &Verdict) -> bool {
+    verdict.domain == FaultDomain::Infrastructure
+        && verdict.class.as_deref() == Some(Class::HostResource.name())
+}
+
+/// Sets a verdict on a failure for which a limit was reached.
+pub fn blame_the_limit(verdict: &mut Verdict, reported: &str) {
+    verdict.domain = FaultDomain::Infrastructure;
+    verdict.class = Some(Class::HostResource.name().to_owned());
+    verdict.deterministic = false;
+    verdict.evidence.push(reported.to_owned());
 }
 
 /// Adds to the verdict what the output of the ranks that failed by themselves shows. A verdict without such evidence does not change.
@@ -90,6 +107,9 @@ pub fn complete(
     verdict.deterministic = judged.determinism == Determinism::Deterministic;
     verdict.confidence = judged.confidence;
     verdict.evidence.extend(grounds(&judged, verdict.fault_at));
+    if let Some(reported) = failed.exhausted.as_ref().filter(|_| judged.class == Class::HostResource) {
+        blame_the_limit(verdict, reported);
+    }
 }
 
 fn evidence(catalog: &Catalog, failed: &FailedAttempt) -> Evidence {

@@ -31,6 +31,8 @@ pub enum FindingKind {
     ReplicasDiffer,
     /// One replica differs from the majority: possible silent data corruption.
     SilentCorruption,
+    /// The file system of the checkpoints does not answer.
+    SilentFileSystem,
 }
 
 impl FindingKind {
@@ -47,6 +49,7 @@ impl FindingKind {
             FindingKind::NotANumber => "not_a_number",
             FindingKind::ReplicasDiffer => "replicas_differ",
             FindingKind::SilentCorruption => "silent_corruption",
+            FindingKind::SilentFileSystem => "silent_file_system",
         }
     }
 }

@@ -284,9 +284,9 @@ impl Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecidedBy {
-    /// The launcher alone: there is no agent, or it did not answer in time.
+    /// The launcher.
     Launcher,
-    /// The launcher, with its agent's approval or ruling.
+    /// In journals up to 0.1.0: the launcher, with evidence from the agent.
     Agent,
 }
 
@@ -304,6 +304,16 @@ pub struct Decision {
     pub why: String,
     /// Who decided.
     pub by: DecidedBy,
+    /// Whether the agent's evidence about the host was used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub agent_evidence: bool,
+}
+
+impl Decision {
+    /// Whether the agent's evidence about the host was used, also in journals of older versions.
+    pub fn used_agent_evidence(&self) -> bool {
+        self.agent_evidence || self.by == DecidedBy::Agent
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]

@@ -97,6 +97,12 @@ struct Reports {
 }
 
 impl Watch {
+    /// The number of a finding that another judge makes.
+    pub fn next_number(&mut self) -> u64 {
+        self.reported += 1;
+        self.reported
+    }
+
     /// Starts to watch a job.
     pub fn new(spec: &JobSpec) -> Watch {
         Watch {

@@ -54,12 +54,14 @@ use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Sett
 use awaited::Asked;
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, reported as policy_trouble};
+pub use facts::EXHAUSTED;
 pub use handover::HandoverState;
 use late::Decided;
 use lost_peer::LostPeer;
 pub use messages::{AgentEvidence, Input, Order, Output, StopWhy};
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
+pub use problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 use restart::Overdue;
 use saving::Saving;
 pub use times::{IncidentTimes, Summary};
@@ -117,6 +119,8 @@ pub struct Job {
     /// A hang of this attempt, with the evidence from the ranks.
     hang: Option<(Box<Hang>, Vec<String>)>,
     out_of_memory_kills: u64,
+    /// Why the host had no process, thread or file descriptor left for this attempt.
+    exhausted: Option<String>,
     attempt_began: Mono,
     stepping: bool,
     last_progress: Mono,
@@ -183,6 +187,7 @@ impl Job {
             save_ordered: None,
             hang: None,
             out_of_memory_kills: 0,
+            exhausted: None,
             attempt_began: at,
             stepping: false,
             last_progress: at,

@@ -31,6 +31,7 @@ pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
 
 use crate::base::id::Attempt;
 use crate::base::time::{Mono, Span};
+use crate::failure::diagnose::is_exhaustion;
 use crate::failure::repeats::SeenBefore;
 use crate::hang::HangKind;
 use crate::model::verdict::{Action, Cause, FaultDomain, Verdict};
@@ -106,7 +107,7 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
 /// Failures that only a person can fix.
 fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
-    if case.verdict.cause == Cause::StartFailed {
+    if case.verdict.cause == Cause::StartFailed && !is_exhaustion(case.verdict) {
         return stop(
             "another start would fail in the same way; fix the error and start the job again".to_owned(),
         );
@@ -218,8 +219,9 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
-    // A signal is not a failure of the program, regardless of its sender: only the budgets end the job.
-    let from_outside = case.verdict.cause.is_from_outside();
+    // A signal is not a failure of the program, regardless of its sender, and neither is a limit of the host: only the
+    // budgets end the job.
+    let from_outside = case.verdict.cause.is_from_outside() || is_exhaustion(case.verdict);
     if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
         return end(format!("the same failure recurred and a restart {brought}: {why}"));
@@ -340,7 +342,7 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
 }
 
 /// Earlier attempts in which the culprit raised the same exception, or hung in the same way, at the same step or the
-/// same data.
+/// same data. None if a limit of the host was reached, whatever the exception.
 fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
     let comes_again = move |past: &Cause| match (&case.verdict.cause, past) {
         (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
@@ -351,7 +353,10 @@ fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
         }
         _ => false,
     };
-    case.past.iter().filter(move |past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
+    let passes = is_exhaustion(case.verdict);
+    case.past
+        .iter()
+        .filter(move |past| !passes && stood_at_the_same_place(past, case) && comes_again(&past.cause))
 }
 
 /// Whether a hang of this kind is caused by the program. Others pass with their cause.

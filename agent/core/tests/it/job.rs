@@ -187,7 +187,12 @@ fn the_agent_can_overrule_the_decision_on_the_open_incident_only() {
         host_evidence: HostEvidence::default(),
     })));
     assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
-    assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
+    let decisions = run.bodies().into_iter();
+    let decided = decisions.filter_map(|body| match body {
+        Body::Decision(decision) => Some((decision.by, decision.agent_evidence)),
+        _ => None,
+    });
+    assert_eq!(decided.collect::<Vec<_>>(), [(DecidedBy::Launcher, true)]);
 }
 
 /// An unhealthy component that makes another host necessary.

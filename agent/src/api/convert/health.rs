@@ -8,7 +8,7 @@ use mainstay_core::model::entry::ExitStatus;
 use mainstay_core::model::finding::Finding;
 use mainstay_core::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_core::model::operator::{Acknowledgement, Silence};
-use mainstay_core::model::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
+use mainstay_core::model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 use mainstay_core::view::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
 use mainstay_proto::v1;
 
@@ -349,16 +349,13 @@ fn decision(decision: &Decision) -> v1::Decision {
         Action::Wait => v1::DecidedAction::Wait,
     };
     let (attempt, exit_status) = (decision.action.attempt().map(|attempt| attempt.0), decision.action.exit());
-    let by = match decision.by {
-        DecidedBy::Launcher => v1::DecidedBy::Launcher,
-        DecidedBy::Agent => v1::DecidedBy::Agent,
-    };
     v1::Decision {
         incident: decision.incident.0,
         action: action.into(),
         attempt,
         exit_status,
         why: decision.why.clone(),
-        by: by.into(),
+        by: v1::DecidedBy::Launcher.into(),
+        agent_evidence: decision.used_agent_evidence(),
     }
 }

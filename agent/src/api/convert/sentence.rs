@@ -4,7 +4,7 @@ use mainstay_core::base::id::Attempt;
 use mainstay_core::hang::listed;
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
 use mainstay_core::model::health::HealthChange;
-use mainstay_core::model::verdict::{Action, DecidedBy, Decision};
+use mainstay_core::model::verdict::{Action, Decision};
 use mainstay_core::view::incident_report::brief;
 
 use super::health::v1_state_name;
@@ -219,10 +219,7 @@ fn health(change: &HealthChange) -> String {
 }
 
 fn decision(decision: &Decision) -> String {
-    let by = match decision.by {
-        DecidedBy::Launcher => "launcher",
-        DecidedBy::Agent => "agent",
-    };
+    let with = if decision.used_agent_evidence() { ", with evidence from the agent" } else { "" };
     let done = match decision.action {
         Action::RestartInProcess { attempt } => format!("start {} in the same processes", run(attempt)),
         Action::RespawnRanks { attempt } => format!("start the lost ranks again as {}", run(attempt)),
@@ -235,7 +232,7 @@ fn decision(decision: &Decision) -> String {
         Action::Wait => "wait before a restart".to_owned(),
     };
     let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
-    format!("{done}{later}: {} (decided by the {by})", decision.why)
+    format!("{done}{later}: {} (decided by the launcher{with})", decision.why)
 }
 
 /// What people call an attempt: restarts are counted from 1, as in "restart 1 of 3".

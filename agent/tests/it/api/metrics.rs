@@ -181,6 +181,7 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
         after: Span(0),
         why: "it would fail again".into(),
         by: DecidedBy::Launcher,
+        agent_evidence: false,
     };
     server.record(95, Some("de\"mo\n"), Body::Decision(stop));
     server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));

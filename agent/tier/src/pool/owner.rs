@@ -274,6 +274,12 @@ impl PoolOwner {
         Status { memory: age(inner.memory), disk: age(inner.disk) }
     }
 
+    /// Whether the file system of the checkpoint directory has not answered for some seconds.
+    #[must_use]
+    pub fn is_directory_silent(&self) -> bool {
+        self.shared.is_silent(SILENT_AT_END)
+    }
+
     /// Ends the pool owner after all ranks have ended: writes the newest whole step to disk and frees the memory. A step that cannot be written
     /// stays in memory for the next launcher; the messages report it.
     #[must_use]

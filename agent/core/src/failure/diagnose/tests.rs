@@ -5,7 +5,8 @@ use crate::failure::unrunnable;
 
 fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
     let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
-    let failed = FailedAttempt { ends, lived: Span::seconds(600), out_of_memory_kills };
+    let failed =
+        FailedAttempt { ends, lived: Span::seconds(600), out_of_memory_kills, ..FailedAttempt::default() };
     let mut verdict = judge(Incident(1), Attempt(0), &failed.ends, out_of_memory_kills);
     let catalog = Catalog::built_in().expect("the catalog is compiled in");
     complete(&mut verdict, catalog, &failed, &HostEvidence::default());
@@ -203,8 +204,12 @@ fn the_count_and_the_log_line_of_one_oom_kill_count_once() {
     let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
     let reported = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
     let log_odds = |kills| {
-        let failed =
-            FailedAttempt { ends: ends.clone(), lived: Span::seconds(600), out_of_memory_kills: kills };
+        let failed = FailedAttempt {
+            ends: ends.clone(),
+            lived: Span::seconds(600),
+            out_of_memory_kills: kills,
+            ..FailedAttempt::default()
+        };
         let mut verdict = judge(Incident(1), Attempt(0), &ends, kills);
         complete(&mut verdict, catalog, &failed, &reported);
         assert_eq!(verdict.class.as_deref(), Some("host_resource"));

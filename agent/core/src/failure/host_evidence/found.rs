@@ -51,7 +51,8 @@ pub(super) fn observation(finding: &Finding) -> Option<Observation> {
         FindingKind::SlowRank
         | FindingKind::SlowHost
         | FindingKind::StageImbalance
-        | FindingKind::DataImbalance => return None,
+        | FindingKind::DataImbalance
+        | FindingKind::SilentFileSystem => return None,
     };
     Some(Observation { family: family.to_owned(), text: finding.stood(), class, weight, also })
 }

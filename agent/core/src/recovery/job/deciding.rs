@@ -104,7 +104,8 @@ impl Job {
                 // The catalog is compiled in and tested. Without it the verdict has fewer details, but is not wrong.
                 let first = verdict.clone();
                 let lived = verdict.fault_at.since(self.attempt_began);
-                let failed = FailedAttempt { ends, lived, out_of_memory_kills };
+                let exhausted = self.exhausted.clone();
+                let failed = FailedAttempt { ends, lived, out_of_memory_kills, exhausted };
                 if let Ok(catalog) = Catalog::shared() {
                     let seen_before = self.seen_before(&verdict);
                     let reported = HostEvidence { seen_before, ..HostEvidence::default() };
@@ -196,7 +197,7 @@ impl Job {
             pending.trouble = Some(trouble);
         }
         let Choice { action, after, why } = choice;
-        Decision { incident, action, after, why, by: DecidedBy::Launcher }
+        Decision { incident, action, after, why, by: DecidedBy::Launcher, agent_evidence: false }
     }
 
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<AgentEvidence>, out: &mut Vec<Output>) {
@@ -212,7 +213,7 @@ impl Job {
             return;
         }
         let Some(mut pending) = self.pending.take() else { return };
-        let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
+        let agent_evidence = ruling.is_some();
         let (instead, mut host_evidence) =
             ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.host_evidence));
         host_evidence.held.extend(self.held.iter().cloned());
@@ -220,13 +221,14 @@ impl Job {
         if host_evidence.findings.is_empty() {
             host_evidence.findings = self.standing_at(&pending.verdict);
         }
-        if by == DecidedBy::Agent {
+        if agent_evidence {
             // An agent that started late does not know the history of this job.
             host_evidence.seen_before =
                 host_evidence.seen_before.or_else(|| self.seen_before(&pending.verdict));
         }
         Self::receive(&mut pending, &host_evidence, out);
-        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &host_evidence, out) };
+        let mut decision =
+            Decision { agent_evidence, ..self.decide(at, exit, &mut pending, &host_evidence, out) };
         if let Some((action, why)) = instead {
             decision = Decision { action, why, after: Span::default(), ..decision };
         }

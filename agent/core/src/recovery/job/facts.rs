@@ -3,11 +3,16 @@
 use super::{Job, NOT_STARTED_EXIT, Order, Output, Phase, RankState, StopWhy};
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::Mono;
+use crate::failure::diagnose;
 use crate::failure::root_rank::{LostHost, start_failed};
 use crate::hang::{Hang, PlaceGroup};
 use crate::model::entry::{ExitStatus, Fact};
 use crate::model::hang::Waits;
 use crate::progress::goodput::TimeCategory;
+
+/// The event that records that the host had no process, thread or file descriptor left for a job. It is an event of the
+/// component `job`.
+pub const EXHAUSTED: &str = "resources_exhausted";
 
 impl Job {
     /// Facts of attempts that are over change nothing.
@@ -20,7 +25,10 @@ impl Job {
             }
             Fact::StartFailed { attempt, error } => {
                 if self.phase == Phase::Starting && attempt == self.attempt {
-                    let verdict = start_failed(self.next_incident(), attempt, &error, at);
+                    let mut verdict = start_failed(self.next_incident(), attempt, &error, at);
+                    if let Some(reported) = self.exhausted.take() {
+                        diagnose::blame_the_limit(&mut verdict, &reported);
+                    }
                     self.propose(at, verdict, NOT_STARTED_EXIT, out);
                 }
             }
@@ -142,7 +150,7 @@ impl Job {
         self.saved.1 = self.saved.0;
         self.attempt_began = at;
         self.lead = None;
-        (self.hang, self.overdue, self.lost_peer) = (None, None, None);
+        (self.hang, self.overdue, self.lost_peer, self.exhausted) = (None, None, None, None);
         self.waiting.clear();
         self.ledger.begin_attempt();
         self.with_incident(|incident| incident.started_at = Some(at));

@@ -73,7 +73,7 @@ impl Job {
         if ruling.as_ref().is_some_and(|ruling| ruling.incident != Incident::ORDERED) {
             return;
         }
-        let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
+        let agent_evidence = ruling.is_some();
         let mut host_evidence = ruling.map(|ruling| ruling.host_evidence).unwrap_or_default();
         host_evidence.held.extend(self.held.iter().cloned());
         let host = Host {
@@ -97,7 +97,15 @@ impl Job {
             Some(Choice { action, after, why }) if action.exit().is_some() => {
                 let reason = format!("a restart was ordered; {why}");
                 let incident = Incident::ORDERED;
-                out.push(Output::Record(Body::Decision(Decision { incident, action, after, why, by })));
+                let by = DecidedBy::Launcher;
+                out.push(Output::Record(Body::Decision(Decision {
+                    incident,
+                    action,
+                    after,
+                    why,
+                    by,
+                    agent_evidence,
+                })));
                 self.finish_without(at, action.exit().unwrap_or_default(), reason, out);
             }
             other => {

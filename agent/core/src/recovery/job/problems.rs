@@ -3,14 +3,52 @@
 
 use crate::model::entry::Body;
 use crate::model::finding::{Finding, FindingKind};
-use crate::model::verdict::Verdict;
+use crate::model::observation::Observation;
+use crate::model::verdict::{FaultDomain, Verdict};
 
 use super::{Job, Output};
 
 /// The most findings in the host evidence, those with the highest confidence first.
 const TESTIFIED: usize = 8;
 
+/// The event of the component `job` that the file system of the checkpoints does not answer.
+pub const FILE_SYSTEM_SILENT: &str = "file_system_silent";
+/// The event that it answers again.
+pub const FILE_SYSTEM_ANSWERS: &str = "file_system_answers";
+
 impl Job {
+    /// The file system of the checkpoints stopped answering, or answers again.
+    pub(super) fn file_system_observed(&mut self, seen: &Observation, out: &mut Vec<Output>) {
+        let step = self.ledger.reached().unwrap_or(0);
+        let standing = self.standing.iter().find(|stood| stood.what == FindingKind::SilentFileSystem);
+        let finding = match standing.cloned() {
+            Some(stood) if seen.event == FILE_SYSTEM_ANSWERS => {
+                Finding { over: true, step, headline: seen.detail.clone(), ..stood }
+            }
+            None if seen.event == FILE_SYSTEM_SILENT => Finding {
+                finding: self.watch.next_number(),
+                attempt: self.attempt,
+                what: FindingKind::SilentFileSystem,
+                over: false,
+                headline: seen.detail.clone(),
+                domain: FaultDomain::Infrastructure,
+                confidence: 1.0,
+                ranks: Vec::new(),
+                device: None,
+                host: None,
+                stage: None,
+                since_step: step,
+                step,
+                cost_percent: None,
+                evidence: Vec::new(),
+                last_agreed_step: None,
+                doubtful_steps: Vec::new(),
+            },
+            _ => return,
+        };
+        self.report_found(vec![finding], out);
+    }
+
     /// Records findings. Current ones are kept until they are over.
     pub(super) fn report_found(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
         for finding in found {

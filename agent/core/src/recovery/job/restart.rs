@@ -11,7 +11,8 @@ use crate::model::verdict::Verdict;
 use crate::recovery::hosts::merge::{HOSTS, WORLD_GROWS};
 use crate::recovery::policy::{self, Rung};
 
-use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
+use super::problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
+use super::{EXHAUSTED, Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
 
 /// The event that records, also for a replay, that a restart was abandoned.
 const EVENT: &str = "restart_too_long";
@@ -58,6 +59,12 @@ impl Job {
             && let Some(exit) = seen.values.get("exit").and_then(|exit| exit.parse().ok())
         {
             return self.save_ordered(exit, out);
+        }
+        if matches!(seen.event.as_str(), FILE_SYSTEM_SILENT | FILE_SYSTEM_ANSWERS) {
+            self.file_system_observed(seen, out);
+        }
+        if seen.event == EXHAUSTED {
+            self.exhausted = Some(seen.detail.clone());
         }
         if seen.event == EVENT
             && self.phase == Phase::Running

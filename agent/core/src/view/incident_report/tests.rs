@@ -64,6 +64,7 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         after: Span::default(),
         why: "it recurred".into(),
         by: DecidedBy::Launcher,
+        agent_evidence: false,
     };
     IncidentReport {
         verdict,
@@ -83,6 +84,7 @@ fn advice_after_a_restart_depends_on_the_state_of_the_job() {
         after: Span::default(),
         why: "restart 1 of 3 in the job".into(),
         by: DecidedBy::Launcher,
+        agent_evidence: false,
     };
     let now = |job_ended| {
         let report = reported(FaultDomain::Unknown, None);

@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
-use std::sync::{Arc, PoisonError};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use mainstay_checkpoint::control::{Slot, State};
