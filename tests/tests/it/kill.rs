@@ -79,7 +79,7 @@ fn where_the_program_does_not_number_its_steps_their_repetitions_are_unknown() {
     job.kill_rank(0, 1);
     let end = job.end();
     end.assert_status(0);
-    let accounting = end.summary().accounting;
+    let accounting = &end.summary().accounting;
     // 22 steps were done, two of them again; the numbers alone would show ten.
     assert!(accounting.counted, "{end}");
     assert_eq!((accounting.steps, accounting.steps_lost), (12, 10), "{end}");
