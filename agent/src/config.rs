@@ -43,10 +43,12 @@ use crate::store::journal::Limits;
 settings! {
     /// The agent's configuration.
     pub struct Config {
-        /// Where the agent keeps its journal and other state. Empty: /var/lib/mainstay as root, else
+        /// Where the agent keeps its journal and other state. Empty: $STATE_DIRECTORY, which systemd sets
+        /// (/var/lib/mainstay in the shipped unit); without it /var/lib/mainstay as root, else
         /// $XDG_STATE_HOME/mainstay or ~/.local/state/mainstay.
         state_dir: PathBuf = PathBuf::new(),
-        /// The Unix socket on which the agent serves launchers and clients. Empty: /run/mainstay/agent.sock as root, else
+        /// The Unix socket on which the agent serves launchers and clients. Empty: $RUNTIME_DIRECTORY/agent.sock, which
+        /// systemd sets (/run/mainstay/agent.sock in the shipped unit); without it /run/mainstay/agent.sock as root, else
         /// $XDG_RUNTIME_DIR/mainstay/agent.sock or /tmp/mainstay-<uid>/agent.sock.
         socket: PathBuf = PathBuf::new(),
         /// TCP address on which the gRPC API is served in addition to the socket, such as "127.0.0.1:7130". Empty: none. The
@@ -150,8 +152,9 @@ impl Config {
     /// Loads the configuration from its file, the environment and `overrides` (keys such as `journal.max_size`,
     /// with their values as text), in rising precedence.
     ///
-    /// Without `file`, `MAINSTAY_AGENT_CONFIG` names it; without that, it is `environment.default_file` if it
-    /// exists. State directory and socket are filled in where they are empty.
+    /// Without `file`, `MAINSTAY_AGENT_CONFIG` names it; without that, it is `agent.toml` in
+    /// `CONFIGURATION_DIRECTORY`, which systemd sets, or `environment.default_file`, if one of them exists. State
+    /// directory and socket are filled in where they are empty.
     pub fn load(
         file: Option<&Path>,
         environment: &Environment,

@@ -51,6 +51,16 @@ pub fn schedulers() -> Result<Verdict> {
     install(&packages, is_there, "the tests of srun and mpirun")
 }
 
+/// Installs systemd and systemd-nspawn, which boot the shipped unit in a scenario. Without them it is skipped.
+///
+/// # Errors
+/// apt-get cannot be run.
+pub fn nspawn() -> Result<Verdict> {
+    let is_there =
+        || command::exists("systemd-nspawn", "--version") && Path::new("/lib/systemd/systemd").exists();
+    install(&["systemd", "systemd-container"], is_there, "the test that boots the shipped unit")
+}
+
 /// Installs packages for some tests, or reports why these are skipped.
 fn install(packages: &[&str], is_there: impl Fn() -> bool, tests: &str) -> Result<Verdict> {
     if is_there() {

@@ -70,6 +70,7 @@ pub fn run(args: &Args) -> ExitCode {
     }
     if args.wants(Part::Scenarios) {
         checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
+        checks.run("systemd-nspawn (apt-get)", packages::nspawn);
     }
     let programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
     if let Some(programs) = programs.then(|| build(&mut checks)).flatten() {

@@ -14,7 +14,8 @@ use mainstay_tier::peer::Service;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::budget::{Budgets, Share};
 use super::roles::Roles;
@@ -99,6 +100,7 @@ impl LauncherService for Launchers {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
         let (orders, rulings) = mpsc::channel(QUEUE);
+        let refusals = orders.downgrade();
         // The pid that a launcher reports is not used: in another PID namespace it is a different process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;
         let welcome = FromAgent {
@@ -107,39 +109,79 @@ impl LauncherService for Launchers {
                 have_sequence: attached.have_seq,
             })),
         };
-        tokio::spawn(listen(incoming, share, attached.session, self.inputs.clone(), self.peers.clone()));
-        let rulings = ReceiverStream::new(rulings).map(|order| to_wire(&order));
+        // The answer is dropped when the launcher's connection ends.
+        let left = CancellationToken::new();
+        let here = left.clone().drop_guard();
+        let listening = Listening { share, session: attached.session, left, refusals };
+        tokio::spawn(listening.listen(incoming, self.inputs.clone(), self.peers.clone()));
+        let rulings = ReceiverStream::new(rulings).map(move |order| {
+            let _ = &here;
+            to_wire(&order)
+        });
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(rulings))))
     }
 }
 
-/// Passes on the reports of a launcher until it disconnects.
-async fn listen(
-    mut incoming: Streaming<FromLauncher>,
+/// The connection of a launcher.
+struct Listening {
     share: Share,
     session: Session,
-    inputs: mpsc::Sender<Input>,
-    peers: Option<Arc<Service>>,
-) {
-    while let Ok(Some(message)) = incoming.message().await {
-        share.spend(message.encoded_len()).await;
-        if let (Some(peers), Some(LauncherMessage::Beats(sample))) = (&peers, &message.message) {
-            peers.stepped(&session.job.0, &wire::steps_in(sample));
-        }
-        let input = match from_wire(message, &session) {
-            Ok(Some(input)) => input,
-            // A later launcher may send messages that this version does not know.
-            Ok(None) => continue,
-            Err(error) => {
-                tracing::warn!(job = %session.job, %error, "a launcher's message is left out");
-                continue;
+    /// Cancelled when the connection ends.
+    left: CancellationToken,
+    /// Not kept open by this: the node ends a connection by dropping the other end.
+    refusals: mpsc::WeakSender<ToLauncher>,
+}
+
+impl Listening {
+    /// Passes on the reports of a launcher until it disconnects.
+    async fn listen(
+        self,
+        mut incoming: Streaming<FromLauncher>,
+        inputs: mpsc::Sender<Input>,
+        peers: Option<Arc<Service>>,
+    ) {
+        loop {
+            let message = match incoming.message().await {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(status) => {
+                    self.refuse(&status);
+                    break;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.share.spend(message.encoded_len()) => {}
+                // No message of a launcher that has left waits for the budget of its user.
+                () = self.left.cancelled() => break,
             }
-        };
-        if inputs.send(input).await.is_err() {
-            return;
+            if let (Some(peers), Some(LauncherMessage::Beats(sample))) = (&peers, &message.message) {
+                peers.stepped(&self.session.job.0, &wire::steps_in(sample));
+            }
+            let input = match from_wire(message, &self.session) {
+                Ok(Some(input)) => input,
+                // A later launcher may send messages that this version does not know.
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(job = %self.session.job, %error, "a launcher's message is left out");
+                    continue;
+                }
+            };
+            if inputs.send(input).await.is_err() {
+                return;
+            }
+        }
+        let _ = inputs.send(Input::Detached(self.session)).await;
+    }
+
+    /// Ends the connection with the reason for which a message was not received.
+    fn refuse(&self, status: &Status) {
+        if status.code() == Code::ResourceExhausted
+            && let Some(refusals) = self.refusals.upgrade()
+        {
+            let _ = refusals.try_send(ToLauncher::Refused(status.message().to_owned()));
         }
     }
-    let _ = inputs.send(Input::Detached(session)).await;
 }
 
 fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, wire::WireError> {
@@ -168,6 +210,7 @@ fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
         }
         ToLauncher::RankContext(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
         ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),
+        ToLauncher::Refused(reason) => return Err(Status::resource_exhausted(reason.clone())),
     };
     Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })
 }

@@ -1,5 +1,5 @@
-//! Limits how many connections each source may have at once. A source that uses all of its connections locks out no
-//! other.
+//! Limits how many connections, or open calls, each source may have at once. A source that uses all of its places locks
+//! out no other.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -44,7 +44,7 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
             }
             if !self.is_reported {
                 let (each, most) = (self.each, self.all);
-                tracing::warn!(%source, each, most, "a caller of the API was turned away: it or all callers have the most connections");
+                tracing::warn!(%source, each, most, "a caller of the API was turned away: it or all callers have the most connections or open calls");
                 self.is_reported = true;
             }
             return None;

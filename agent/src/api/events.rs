@@ -1,5 +1,7 @@
 //! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor, and the story of a failure.
 
+use std::time::Duration;
+
 use mainstay_core::base::id::Incident;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::view::incident_report::{self, Options};
@@ -10,16 +12,17 @@ use mainstay_proto::v1::{
     ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use prost::Message;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
+use super::bounds::{self, Bounds};
 use super::convert::event as convert;
 use super::readers::{Owners, Reader};
+use super::shares::{Share, Source};
 use super::stream::{Answers, Caller, End, answer_to_the_end};
 use crate::state::StateReader;
-use crate::store::journal::Read;
+use crate::store::journal::{Most, Read};
 
 const USUAL_LIMIT: usize = 100;
 const LARGEST_LIMIT: usize = 1000;
@@ -27,8 +30,14 @@ const LARGEST_LIMIT: usize = 1000;
 const LOOK_AT_MOST: usize = 20_000;
 /// Bytes of events after which a page ends, well below the 4 MiB that callers accept by default.
 const LARGEST_PAGE: usize = 2 << 20;
-/// Entries read from the journal at a time.
-const CHUNK: usize = 500;
+/// What is read from the journal at a time.
+const CHUNK: Most = Most { entries: 500, bytes: 64 << 10 };
+/// Bytes of memory for a chunk: entries and events need more than lines.
+const CHUNK_HELD: usize = 4 * CHUNK.bytes;
+/// What is read at a time by one who reads the whole journal.
+const LARGE_CHUNK: Most = Most { entries: 5000, bytes: 1 << 20 };
+/// How long what was read for a caller waits for it. Then it is dropped, and read again when the caller reads.
+const HELD_FOR: Duration = Duration::from_secs(1);
 
 /// The service.
 pub(super) struct Events(pub(super) ReadSide);
@@ -40,6 +49,7 @@ impl EventService for Events {
         request: Request<ListEventsRequest>,
     ) -> Result<Response<ListEventsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
         let request = request.into_inner();
         let snapshots = &self.0.snapshots;
         not_ahead(snapshots, request.after_cursor)?;
@@ -48,12 +58,13 @@ impl EventService for Events {
             limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
         };
         let filter = request.filter.unwrap_or_default();
+        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE + CHUNK_HELD).await?;
         let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
         let (mut looked_at, mut bytes) = (0, 0);
         let mut owners = Owners::default();
         let mut full = false;
         while !full && looked_at < LOOK_AT_MOST {
-            let read = read(snapshots, answer.next_cursor, CHUNK).await?;
+            let read = read(&self.0.bounds, source, snapshots, answer.next_cursor).await?;
             answer.gap = answer.gap.or_else(|| gap(&read));
             answer.caught_up = read.entries.is_empty();
             if answer.caught_up {
@@ -80,7 +91,7 @@ impl EventService for Events {
         }
         answer.oldest_cursor = snapshots.oldest();
         answer.newest_cursor = snapshots.newest();
-        Ok(Response::new(answer))
+        Ok(bounds::holding(answer, share, 2 * bytes))
     }
 
     async fn explain_incident(
@@ -88,7 +99,11 @@ impl EventService for Events {
         request: Request<ExplainIncidentRequest>,
     ) -> Result<Response<ExplainIncidentResponse>, Status> {
         let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
+        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
+        // The whole journal is read: by one caller of each source at a time.
+        let _turn = self.0.bounds.whole_reads.take(source, 1).await;
         let entries = of_failures(&self.0.snapshots, &job, reader).await?;
         let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
             let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
@@ -100,12 +115,14 @@ impl EventService for Events {
             incident_report::render(&report, options) + &incident_report::render_findings(&findings, markdown)
         };
         let json = incident_report::json(&report, &findings);
-        Ok(Response::new(ExplainIncidentResponse {
+        let answer = ExplainIncidentResponse {
             incident: report.verdict.incident.0,
             text: words(false),
             markdown: words(true),
             json: json.to_string(),
-        }))
+        };
+        let bytes = answer.encoded_len();
+        Ok(bounds::holding(answer, share, 2 * bytes))
     }
 
     type WatchEventsStream = Answers<WatchEventsResponse>;
@@ -115,20 +132,18 @@ impl EventService for Events {
         request: Request<WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
         let request = request.into_inner();
         let snapshots = self.0.snapshots.clone();
         let cursor = request.after_cursor.unwrap_or_else(|| snapshots.newest());
         not_ahead(&snapshots, cursor)?;
         let filter = request.filter.unwrap_or_default();
-        let stop = self.0.stop.clone();
+        let (stop, bounds) = (self.0.stop.clone(), self.0.bounds.clone());
         Ok(Response::new(answer_to_the_end(move |caller| {
-            watch(snapshots, cursor, (filter, reader), stop, caller)
+            watch(snapshots, cursor, (filter, reader), (bounds, source), stop, caller)
         })))
     }
 }
-
-/// Callers for whom the whole journal is read at once; others wait.
-static READING: Semaphore = Semaphore::const_new(2);
 
 /// Maximum number of entries of one job's failures: the newest.
 const MOST_OF_FAILURES: usize = 10_000;
@@ -136,11 +151,10 @@ const MOST_OF_FAILURES: usize = 10_000;
 /// The journal's entries of a job's failures: a few for each failure. A report consists of texts, so a caller who
 /// may not read texts gets no entries.
 async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
-    let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
     let (mut owners, mut withheld) = (Owners::default(), false);
     loop {
-        let read = read(snapshots, cursor, CHUNK).await?;
+        let read = read_on_a_thread(snapshots, cursor, LARGE_CHUNK, None).await?;
         let Some(last) = read.entries.last() else {
             return if entries.is_empty() && withheld { Err(not_theirs(job)) } else { Ok(entries) };
         };
@@ -190,30 +204,42 @@ async fn watch(
     mut snapshots: StateReader,
     mut cursor: u64,
     (filter, reader): (EventFilter, Reader),
+    (bounds, source): (Bounds, Source),
     stop: CancellationToken,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
     let mut owners = Owners::default();
-    loop {
+    'reading: loop {
+        if let Err(left) = caller.ready().await {
+            return left.into();
+        }
+        let share = bounds.unread.take(source, CHUNK_HELD).await;
         let newest = snapshots.newest();
-        let read = match read(&snapshots, cursor, CHUNK).await {
+        let read = match read(&bounds, source, &snapshots, cursor).await {
             Ok(read) => read,
             Err(status) => return status.into(),
         };
         if has_gap(&read) {
             owners.after_a_gap();
         }
-        let gap = gap(&read).map(Item::Gap);
+        // Entries before `newest` that were not read now are damaged and stay unreadable.
+        let next = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
         let view = snapshots.view();
-        let events = read.entries.iter().map(|entry| reported(entry, owners.may_read(reader, entry, &view)));
-        let events: Vec<Event> = events.filter(|event| passes(event, &filter)).collect();
-        for item in gap.into_iter().chain(events.into_iter().map(Item::Event)) {
-            if let Err(left) = caller.send(WatchEventsResponse { item: Some(item) }).await {
-                return left.into();
+        let gap = gap(&read).map(|gap| (gap.last_missing, Item::Gap(gap)));
+        let events = read.entries.into_iter().filter_map(|entry| {
+            let event = reported(&entry, owners.may_read(reader, &entry, &view));
+            passes(&event, &filter).then_some((entry.seq, Item::Event(event)))
+        });
+        for (number, item) in gap.into_iter().chain(events) {
+            match tokio::time::timeout(HELD_FOR, caller.send(WatchEventsResponse { item: Some(item) })).await
+            {
+                Ok(Ok(())) => cursor = number,
+                Ok(Err(left)) => return left.into(),
+                Err(_) => continue 'reading,
             }
         }
-        // Entries before `newest` that were not read now are damaged and stay unreadable.
-        cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
+        cursor = next;
+        drop(share);
         tokio::select! {
             biased;
             newer = snapshots.newer_than(cursor) => {
@@ -226,10 +252,26 @@ async fn watch(
     }
 }
 
-/// Reads the journal's files on another thread, so that other calls do not wait.
-async fn read(snapshots: &StateReader, cursor: u64, limit: usize) -> Result<Read, Status> {
+/// Reads a chunk when it is the source's turn.
+async fn read(bounds: &Bounds, source: Source, snapshots: &StateReader, cursor: u64) -> Result<Read, Status> {
+    let turn = bounds.reads.take(source, 1).await;
+    read_on_a_thread(snapshots, cursor, CHUNK, Some(turn)).await
+}
+
+/// Reads the journal's files on another thread, so that other calls do not wait. The turn lasts as long as the thread
+/// reads, also for a caller that has left.
+async fn read_on_a_thread(
+    snapshots: &StateReader,
+    cursor: u64,
+    limit: Most,
+    turn: Option<Share>,
+) -> Result<Read, Status> {
     let snapshots = snapshots.clone();
-    tokio::task::spawn_blocking(move || snapshots.entries_after(cursor, limit))
+    let read = move || {
+        let _turn = turn;
+        snapshots.entries_after(cursor, limit)
+    };
+    tokio::task::spawn_blocking(read)
         .await
         .map_err(|error| Status::internal(format!("reading the journal: {error}")))?
         .map_err(|error| Status::unavailable(error.to_string()))

@@ -14,12 +14,14 @@ use mainstay_proto::v1::{
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
+use super::bounds;
 use super::convert::device::device;
 use super::convert::health as convert;
 use super::preflight::{self, Wanted};
 use super::readers::Reader;
 use super::replicas::Replicas;
 use super::saving;
+use super::shares::Source;
 use super::stream::{Answers, Caller, End, answer};
 
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,21 +45,27 @@ impl HealthService for Health {
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let jobs = self.0.jobs(&self.0.snapshots.view(), (self.0.clock)(), reader);
-        Ok(Response::new(ListJobsResponse { jobs }))
+        let view = self.0.snapshots.view();
+        let bytes = bytes_of(view.jobs.values());
+        let share = self.0.bounds.answer(Source::of(request.extensions()), bytes).await?;
+        let jobs = self.0.jobs(&view, (self.0.clock)(), reader);
+        Ok(bounds::holding(ListJobsResponse { jobs }, share, bytes))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
         let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
         let id = JobId(request.into_inner().id);
         let view = self.0.snapshots.view();
         let Some(job) = view.jobs.get(&id) else {
             let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).collect();
             return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
         };
+        let bytes = bytes_of([job]);
+        let share = self.0.bounds.answer(source, bytes).await?;
         let now = (self.0.clock)();
         let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()), reader);
-        Ok(Response::new(GetJobResponse { job: Some(job) }))
+        Ok(bounds::holding(GetJobResponse { job: Some(job) }, share, bytes))
     }
 
     async fn list_devices(
@@ -75,10 +83,11 @@ impl HealthService for Health {
         &self,
         request: Request<WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
-        let reader = self.0.readers.reader(&request);
+        let (reader, source) = (self.0.readers.reader(&request), Source::of(request.extensions()));
         let interval = interval(request.into_inner().min_interval);
         let read = self.0.clone();
-        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, reader, caller))))
+        let stop = read.stop.clone();
+        Ok(Response::new(answer(stop, move |caller| watch(read, interval, (reader, source), caller))))
     }
 
     type RunPreflightStream = Answers<RunPreflightResponse>;
@@ -95,9 +104,15 @@ impl HealthService for Health {
 
 /// Sends the newest complete state after each change. Changes coalesce while the caller is busy or the interval
 /// runs.
-async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Caller<WatchNodeResponse>) -> End {
+async fn watch(
+    read: ReadSide,
+    interval: Duration,
+    (reader, source): (Reader, Source),
+    caller: Caller<WatchNodeResponse>,
+) -> End {
     let mut snapshots = read.snapshots.clone();
     loop {
+        let share = read.bounds.unread.take(source, bytes_of(snapshots.view().jobs.values())).await;
         let now = (read.clock)();
         let view = snapshots.view();
         let message = WatchNodeResponse {
@@ -105,9 +120,15 @@ async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Calle
             server: Some(read.server(now)),
             jobs: read.jobs(&view, now, reader),
         };
+        drop(view);
         if let Err(left) = caller.send(message).await {
             return left.into();
         }
+        // Nothing is built for a caller that has not accepted the message before.
+        if let Err(left) = caller.ready().await {
+            return left.into();
+        }
+        drop(share);
         tokio::time::sleep(interval).await;
         if !snapshots.changed().await {
             return End::snapshots_gone();
@@ -134,6 +155,13 @@ impl ReadSide {
         let replicas = Replicas::of(self.checkpoints.as_deref());
         view.jobs.values().map(|job| self.job(job, now, &replicas, reader)).collect()
     }
+}
+
+/// What the messages of these jobs need in memory, in bytes, about.
+fn bytes_of<'a>(jobs: impl IntoIterator<Item = &'a JobView>) -> usize {
+    const JOB: usize = 16 << 10;
+    const RANK: usize = 1 << 10;
+    jobs.into_iter().map(|job| JOB + job.ranks.len() * RANK).sum::<usize>() + JOB
 }
 
 fn interval(asked: Option<prost_types::Duration>) -> Duration {

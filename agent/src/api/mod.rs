@@ -5,6 +5,7 @@
 
 pub mod attach;
 mod authority;
+mod bounds;
 mod budget;
 pub mod checkpoint;
 mod connection_limits;
@@ -28,6 +29,7 @@ mod restore;
 pub mod roles;
 mod run_directories;
 mod saving;
+mod shares;
 mod stream;
 mod watching;
 
@@ -53,6 +55,7 @@ pub use listen::{ListenError, UnixSocket, tcp};
 pub use preflight::DeepChecks;
 
 use crate::state::StateReader;
+use bounds::Bounds;
 use pace::Pace;
 use readers::Readers;
 
@@ -64,6 +67,10 @@ const STREAMS: u32 = 128;
 
 /// Bytes of a call's headers.
 const HEADERS: u32 = 16 << 10;
+
+/// Bytes that a call, and a connection, may send before they are read.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// What a server reports about itself.
 #[derive(Clone, Debug)]
@@ -139,6 +146,8 @@ struct ReadSide {
     /// The state of checkpoints; none if this agent has no peers.
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
+    /// What the callers of this listener may hold.
+    bounds: Bounds,
     /// Cancelled when nothing publishes snapshots any longer.
     snapshots_gone: CancellationToken,
     stop: CancellationToken,
@@ -165,25 +174,29 @@ pub async fn serve(
         deep: None,
         checkpoints: listeners.checkpoints,
         readers: listeners.readers,
+        bounds: Bounds::default(),
         snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
     };
     let mut servers = JoinSet::new();
 
     if let Some(socket) = listeners.unix {
-        let routes = routes(&ReadSide { deep: listeners.deep, ..read.clone() }, local)?;
+        let bounds = Bounds::default();
+        let of_socket = ReadSide { deep: listeners.deep, bounds: bounds.clone(), ..read.clone() };
+        let routes = routes(&of_socket, local)?;
         let stop = stop.clone();
         servers.spawn(async move {
-            let served = grpc(routes, socket.incoming(stop.clone()), stop).await;
+            let served = grpc(routes, bounds, socket.incoming(stop.clone()), stop).await;
             drop(socket);
             ended("the Unix socket", served)
         });
     }
     if let Some(listener) = listeners.grpc {
         let routes = routes(&read, Routes::default())?;
-        let stop = stop.clone();
+        let (bounds, stop) = (read.bounds.clone(), stop.clone());
         servers.spawn(async move {
-            ended("gRPC over TCP", grpc(routes, listen::incoming(listener, stop.clone()), stop).await)
+            let incoming = listen::incoming(listener, stop.clone());
+            ended("gRPC over TCP", grpc(routes, bounds, incoming, stop).await)
         });
     }
     if let Some(listener) = listeners.http {
@@ -215,7 +228,7 @@ pub async fn serve_node_health(
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
     let routes = Routes::new(HealthCheckServiceServer::new(service));
-    let served = grpc(routes, socket.incoming(stop.clone()), stop).await;
+    let served = grpc(routes, Bounds::default(), socket.incoming(stop.clone()), stop).await;
     drop(socket);
     ended("NVRx's node health service", served)
 }
@@ -265,6 +278,7 @@ fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
 
 async fn grpc<I, IO>(
     routes: Routes,
+    bounds: Bounds,
     incoming: I,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error>
@@ -282,9 +296,13 @@ where
         // Limit for one connection: `places` limits the connections of a source.
         .max_concurrent_streams(Some(STREAMS))
         .http2_max_header_list_size(Some(HEADERS))
+        // What arrives before it is read: messages are small.
+        .initial_stream_window_size(Some(STREAM_WINDOW))
+        .initial_connection_window_size(Some(CONNECTION_WINDOW))
         // Detects callers that vanished and frees their streams.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .layer(bounds)
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await

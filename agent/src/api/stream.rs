@@ -21,6 +21,12 @@ pub(super) struct Caller<T>(mpsc::Sender<Result<T, Status>>);
 pub(super) struct Left;
 
 impl<T> Caller<T> {
+    /// Waits until the caller can accept one more message. What is built for a message only after this is not held for a
+    /// caller that does not read.
+    pub(super) async fn ready(&self) -> Result<(), Left> {
+        self.0.reserve().await.map(drop).map_err(|_| Left)
+    }
+
     /// Waits until the caller can accept one more message, so that messages do not pile up for a slow caller.
     pub(super) async fn send(&self, message: T) -> Result<(), Left> {
         self.0.send(Ok(message)).await.map_err(|_| Left)

@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     match Config::load(args.config.as_deref(), &environment, &[]) {
-        Ok(_) if args.check => output::print("the configuration is valid\n")?,
+        Ok(config) if args.check => output::print(&checked(args, &environment, &config))?,
         Ok(config) if args.json => output::print(&format!("{}\n", serde_json::to_string_pretty(&config)?))?,
         Ok(config) => output::print(&toml::to_string(&config)?)?,
         Err(error) => {
@@ -48,4 +48,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the agent of the shipped unit would use, and what one that this user starts would, if it differs: both have
+/// their default paths from their environment.
+fn checked(args: &Args, environment: &Environment, here: &Config) -> String {
+    let file = environment.config_file(args.config.as_deref()).ok().flatten();
+    let file = file.map_or("no file, all defaults".to_owned(), |(path, _)| path.display().to_string());
+    let paths = |config: &Config| {
+        format!("socket {}, state in {}", config.socket.display(), config.state_dir.display())
+    };
+    let of_unit = Config::load(args.config.as_deref(), &environment.of_shipped_unit(), &[]);
+    let mut text = format!("the configuration is valid: {file}\n");
+    if let Ok(of_unit) = &of_unit {
+        text.push_str(&format!("the agent of the shipped systemd unit: {}\n", paths(of_unit)));
+    }
+    if of_unit.is_ok_and(|of_unit| paths(&of_unit) != paths(here)) {
+        text.push_str(&format!("an agent that user {} starts here: {}\n", environment.uid, paths(here)));
+    }
+    text
 }

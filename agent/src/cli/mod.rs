@@ -36,7 +36,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Exit statuses of the reading commands. Those of `status` are what Nagios-style monitoring expects.
 pub mod exit {
@@ -109,7 +109,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(exit::USAGE);
         }
     };
-    let command = match Cli::try_parse_from(arguments) {
+    let command = match parsed(arguments) {
         Ok(cli) => cli.command,
         Err(answer) => return answer_of_clap(&answer),
     };
@@ -184,6 +184,23 @@ fn arguments() -> Result<Vec<OsString>, String> {
 /// The whole command line, for completions.
 fn command_line() -> clap::Command {
     Cli::command()
+}
+
+/// An empty environment variable counts as unset: templates of containers and units set variables without a value.
+fn parsed(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let line = without_empty_variables(command_line());
+    Cli::from_arg_matches(&line.try_get_matches_from(arguments)?)
+        .map_err(|error| error.format(&mut command_line()))
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |option: &clap::Arg| {
+        let value = option.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|option| if is_empty(&option) { option.env(None::<&str>) } else { option })
+        .mut_subcommands(without_empty_variables)
 }
 
 fn answer_of_clap(answer: &clap::Error) -> ExitCode {

@@ -50,7 +50,8 @@ impl Layers {
         }
     }
 
-    /// The variables with the agent's prefix. Others are ignored.
+    /// The variables with the agent's prefix. Others are ignored, and so is an empty value unless the key may be empty:
+    /// templates of containers and units set variables without a value.
     pub(super) fn add_environment(&mut self, variables: &BTreeMap<String, String>) {
         for (variable, text) in variables.range(PREFIX.to_owned()..) {
             if !variable.starts_with(PREFIX) {
@@ -63,7 +64,11 @@ impl Layers {
             match self.keys.iter().find(|key| environment_name(&key.name) == *variable) {
                 Some(key) => {
                     let (name, value) = (key.name.clone(), value_of(text, &key.default));
+                    let problems = self.problems.len();
                     self.set(&name, value, origin);
+                    if text.trim().is_empty() {
+                        self.problems.truncate(problems);
+                    }
                 }
                 None => {
                     let names = self.keys.iter().map(|key| environment_name(&key.name));

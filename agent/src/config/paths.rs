@@ -26,27 +26,51 @@ impl Environment {
         Environment { variables: variables.into_iter().collect(), uid, default_file }
     }
 
+    /// What systemd/mainstay.service has in place of this environment.
+    pub fn of_shipped_unit(&self) -> Environment {
+        let directories = [("RUNTIME_DIRECTORY", "/run/mainstay"), ("STATE_DIRECTORY", "/var/lib/mainstay")];
+        let variables = directories.map(|(name, path)| (name.to_owned(), path.to_owned()));
+        Environment { variables: variables.into(), ..self.clone() }
+    }
+
     fn path(&self, name: &str) -> Option<PathBuf> {
         // The XDG specification requires relative paths to be ignored.
         self.variables.get(name).map(PathBuf::from).filter(|path| path.is_absolute())
     }
 
-    /// The configuration file's path and text. None only if no file is named and the default one does not exist.
-    pub(super) fn config_file(&self, named: Option<&Path>) -> Result<Option<(PathBuf, String)>, ConfigError> {
+    /// The directory that systemd made for its service (`RuntimeDirectory=` and the like, systemd.exec(5)): the first, if
+    /// the unit names several.
+    fn of_the_unit(&self, name: &str) -> Option<PathBuf> {
+        let first = self.variables.get(name)?.split(':').next()?;
+        Some(PathBuf::from(first)).filter(|path| path.is_absolute())
+    }
+
+    /// The configuration file's path and text. None only if no file is named and there is none in the default places:
+    /// the unit's directory and `default_file`.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn config_file(&self, named: Option<&Path>) -> Result<Option<(PathBuf, String)>, ConfigError> {
         let variable = self.variables.get(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let (path, is_named) = match named.map(Path::to_owned).or(variable) {
-            Some(path) => (path, true),
-            None => (self.default_file.clone(), false),
+        let named = named.map(Path::to_owned).or(variable);
+        let is_named = named.is_some();
+        let of_the_unit = || self.of_the_unit("CONFIGURATION_DIRECTORY").map(|of| of.join("agent.toml"));
+        let places = match named {
+            Some(path) => vec![path],
+            None => of_the_unit().into_iter().chain([self.default_file.clone()]).collect(),
         };
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(Some((path, text))),
-            Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(None),
-            Err(error) => {
-                let origin = Origin::File { path, line: None };
-                let what = format!("it cannot be read: {error}");
-                Err(ConfigError { problems: vec![Problem { origin, key: None, what }] })
+        for path in places {
+            match std::fs::read_to_string(&path) {
+                Ok(text) => return Ok(Some((path, text))),
+                Err(error) if error.kind() == ErrorKind::NotFound && !is_named => {}
+                Err(error) => {
+                    let origin = Origin::File { path, line: None };
+                    let what = format!("it cannot be read: {error}");
+                    return Err(ConfigError { problems: vec![Problem { origin, key: None, what }] });
+                }
             }
         }
+        Ok(None)
     }
 
     /// Fills in the paths that are empty.
@@ -61,6 +85,9 @@ impl Environment {
 
     /// The default state directory.
     pub fn state_dir(&self) -> PathBuf {
+        if let Some(state) = self.of_the_unit("STATE_DIRECTORY") {
+            return state;
+        }
         if self.uid == 0 {
             return "/var/lib/mainstay".into();
         }
@@ -71,8 +98,12 @@ impl Environment {
         }
     }
 
-    /// The default path of the agent's socket. Launchers and clients look for it by the same rule.
+    /// The default path of the agent's socket. Launchers and clients look for it by the same rule; that of the shipped
+    /// unit is the path of root's agent.
     pub fn socket(&self) -> PathBuf {
+        if let Some(run) = self.of_the_unit("RUNTIME_DIRECTORY") {
+            return run.join("agent.sock");
+        }
         if self.uid == 0 {
             return "/run/mainstay/agent.sock".into();
         }

@@ -21,6 +21,7 @@ use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 use tonic::transport::{Endpoint, Uri};
 
 use crate::launcher_link::absence::{self, Absence};
@@ -175,6 +176,9 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
             message = incoming.message() => match message {
                 Ok(Some(message)) => receive(message, events).await.map_err(Broken::After)?,
                 Ok(None) => return Err(Broken::After(anyhow::anyhow!("it closed the connection"))),
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    return Err(Broken::After(anyhow::anyhow!("it refuses: {}", status.message())));
+                }
                 Err(_) => return Err(Broken::After(anyhow::anyhow!("its connection broke"))),
             },
         }

@@ -154,4 +154,6 @@ pub enum ToLauncher {
     RankContext(SlowdownHints),
     /// The machine will be taken away.
     Leave(Leave),
+    /// The last report is not accepted, and the connection ends.
+    Refused(String),
 }

@@ -185,6 +185,11 @@ impl Node {
             Body::Health(_) => return,
             body => body,
         };
+        if let Body::Fact(Fact::AttemptStarted { ranks, .. }) = &body
+            && let Some(most) = self.has_most_ranks(session, ranks.len())
+        {
+            return self.refuse(session, most);
+        }
         match &body {
             Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.started(&session.job),
             Body::Fact(Fact::AttemptEnded { waiting, .. }) => {
@@ -310,6 +315,31 @@ impl Node {
         })
     }
 
+    /// Why an attempt with this many ranks is not accepted, if so. Each is in every snapshot and in every answer about
+    /// jobs. Ended jobs are shown for a while, so they count too, but less: they must not keep the next ones out.
+    fn has_most_ranks(&self, session: &Session, ranks: usize) -> Option<String> {
+        let uid = self.launchers.get(&session.job)?.uid;
+        let jobs = self.snapshots.view().jobs.values();
+        let others = jobs.filter(|job| job.spec.uid == uid && job.id != session.job);
+        let weight = |job: &JobView| if self.is_open(&job.id) { 1 } else { 4 };
+        let before: usize = others.map(|job| job.ranks.len() / weight(job)).sum();
+        (before.saturating_add(ranks) > RANKS_OF_A_USER).then(|| {
+            format!(
+                "job {} has {ranks} ranks and other jobs of user {uid} have {before}: the agent keeps at most \
+                 {RANKS_OF_A_USER} ranks for each user",
+                session.job
+            )
+        })
+    }
+
+    /// Ends a launcher's connection with a reason. What it reported last counts as received: it is not sent again.
+    fn refuse(&mut self, session: &Session, reason: String) {
+        tracing::warn!(job = %session.job, "a launcher's report is refused: {reason}");
+        if let Some((_, orders)) = self.launchers.get(&session.job).and_then(|of| of.session.as_ref()) {
+            let _ = orders.try_send(ToLauncher::Refused(reason));
+        }
+    }
+
     /// Whether the job is known and has not ended.
     fn is_open(&self, job: &JobId) -> bool {
         let phase = self.snapshots.view().jobs.get(job).map(|job| job.phase);
@@ -319,6 +349,9 @@ impl Node {
 
 /// Maximum number of jobs of one user that have not ended.
 const JOBS_OF_A_USER: usize = 512;
+
+/// Maximum number of ranks in the jobs of one user: about as many as fit into the message of one attempt.
+const RANKS_OF_A_USER: usize = 1 << 16;
 
 /// Bytes and words that are kept of a job's command.
 const COMMAND: (usize, usize) = (16 << 10, 1024);

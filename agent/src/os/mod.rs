@@ -5,6 +5,7 @@ pub mod affinity;
 pub mod calls;
 pub mod cgroup;
 pub mod clock;
+pub mod foreign_files;
 pub mod handover;
 pub mod inotify;
 pub mod lifeline;

@@ -52,6 +52,14 @@ fn children_by_scan() -> BTreeMap<i32, Vec<Pid>> {
     children
 }
 
+/// The user who started a process. Not the owner of its files in /proc: those of a process that forbids core dumps are
+/// root's, and a program with the set-user-ID bit has its starter's environment.
+pub fn user(process: Pid) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0)).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().next()?.parse().ok()
+}
+
 /// All living processes whose environment held `mark` (`NAME=value`) when they were started.
 pub fn marked(mark: &str) -> Vec<Pid> {
     all()

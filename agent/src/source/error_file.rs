@@ -8,13 +8,15 @@ use mainstay_core::base::time::Mono;
 use mainstay_core::formats::parse::error_file;
 use mainstay_core::model::entry::Note;
 
+use crate::os::foreign_files;
+
 /// No error file is as long as this.
 const LONGEST: u64 = 1 << 20;
 
 /// Reads the file, if it exists and has torch's format. `at` is used as the time.
 pub fn read(path: &Path, at: Mono) -> Option<Note> {
     let mut text = String::new();
-    std::fs::File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    foreign_files::open(path, None).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
     let note = error_file::parse(&text, at)?;
     Some(Note { file: Some(path.display().to_string()), ..note })
 }

@@ -7,7 +7,7 @@ use mainstay_core::view::node::NodeView;
 use tokio::sync::watch;
 
 use super::{Published, Roster};
-use crate::store::journal::{JournalError, JournalReader, Read};
+use crate::store::journal::{JournalError, JournalReader, Most, Read};
 
 /// The reading side. Each clone notices changes independently.
 #[derive(Clone, Debug)]
@@ -46,12 +46,17 @@ impl StateReader {
 
     /// At most `limit` entries with numbers above `cursor`, including those queued for the disk. Reads files: call
     /// it where blocking is allowed.
-    pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
+    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<Read, JournalError> {
+        let limit = limit.into();
         // Copied before the files are read: entries written in between are found there.
         let waiting = self.published.borrow().unwritten.clone();
         let mut read = self.journal.entries_after(cursor, limit)?;
+        if read.is_cut {
+            return Ok(read);
+        }
         for entry in waiting.iter().filter(|entry| entry.seq > read.cursor.max(cursor)) {
-            if read.entries.len() >= limit {
+            if read.entries.len() >= limit.entries {
+                read.is_cut = true;
                 break;
             }
             read.entries.push(Entry::clone(entry));

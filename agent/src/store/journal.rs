@@ -28,7 +28,7 @@ use mainstay_core::model::entry::{Body, Entry};
 
 pub use error::JournalError;
 pub use line::{Line, decode, encode};
-pub use reader::{Gap, JournalReader, Read};
+pub use reader::{Gap, JournalReader, Most, Read};
 use segment::{Segment, list_segments, segment_path};
 
 /// The smallest useful segment: below this, a segment would hold a handful of lines only.

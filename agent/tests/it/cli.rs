@@ -70,6 +70,20 @@ fn progress(step: u64) -> Fact {
 }
 
 #[tokio::test]
+async fn an_empty_variable_of_an_option_counts_as_unset() {
+    let dir = testing::tempdir().unwrap();
+    let output = run(mainstay(dir.path()).arg("status").env("MAINSTAY_SOCKET", "")).await;
+    assert!(stderr(&output).contains("agent.sock"), "it looks at the default places: {output:?}");
+    let mut job = mainstay(dir.path());
+    job.args(["run", "--no-agent", "--no-python", "--log-dir"]).arg(dir.path().join("logs"));
+    for variable in ["SOCKET", "RESTART_BUDGET", "HANG", "CHECKPOINT_DIR", "CHECKPOINT_SLOTS", "NO_WARM"] {
+        job.env(format!("MAINSTAY_{variable}"), "");
+    }
+    let output = run(job.arg("/bin/true")).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[tokio::test]
 async fn without_a_server_the_message_names_the_searched_places_and_what_to_start() {
     let dir = testing::tempdir().unwrap();
     let missing = dir.path().join("missing.sock");

@@ -41,6 +41,53 @@ fn without_settings_the_defaults_apply() {
 }
 
 #[test]
+fn the_directories_that_systemd_made_are_the_defaults_and_explicit_paths_take_precedence() {
+    let dir = testing::tempdir().unwrap();
+    let configuration = format!("{}:/etc/other", dir.path().display());
+    let unit = [
+        ("RUNTIME_DIRECTORY", "/run/mainstay:/run/other"),
+        ("STATE_DIRECTORY", "/var/lib/mainstay"),
+        ("CONFIGURATION_DIRECTORY", configuration.as_str()),
+        ("XDG_RUNTIME_DIR", "/run/user/1000"),
+        ("HOME", "/home/a"),
+    ];
+    let load = || Config::load(None, &environment(&unit, 1000), &[]).unwrap();
+    assert_eq!(load().socket, Path::new("/run/mainstay/agent.sock"));
+    assert_eq!(load().state_dir, Path::new("/var/lib/mainstay"));
+    let of_unit = environment(&[], 1000).of_shipped_unit();
+    assert_eq!(of_unit.socket(), load().socket, "root and users look for the agent there");
+    assert_eq!(of_unit.state_dir(), load().state_dir);
+
+    std::fs::write(dir.path().join("agent.toml"), "socket = \"/run/a.sock\"\nlog = \"warn\"\n").unwrap();
+    assert_eq!((load().socket.as_path(), load().log), (Path::new("/run/a.sock"), LogLevel::Warn));
+    let flags = [("state_dir".to_owned(), "/b".to_owned())];
+    let given = Config::load(None, &environment(&unit, 0), &flags).unwrap();
+    assert_eq!(given.state_dir, Path::new("/b"));
+    let relative = [("RUNTIME_DIRECTORY", "run"), ("STATE_DIRECTORY", "")];
+    let ignored = Config::load(None, &environment(&relative, 0), &[]).unwrap();
+    assert_eq!(ignored, Config::load(None, &environment(&[], 0), &[]).unwrap());
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset_unless_the_key_may_be_empty() {
+    let file = "http = \"127.0.0.1:1\"\n[host]\ninterval = \"7s\"\n[journal]\nmax_size = \"1GiB\"\n";
+    let variables = [
+        ("MAINSTAY_AGENT_CONFIG", ""),
+        ("MAINSTAY_AGENT_HOST_INTERVAL", ""),
+        ("MAINSTAY_AGENT_JOURNAL_MAX_SIZE", " "),
+        ("MAINSTAY_AGENT_GPU_ENABLED", ""),
+        ("MAINSTAY_AGENT_LOG", ""),
+        ("MAINSTAY_AGENT_HTTP", ""),
+    ];
+    let config = load(file, &variables, &[]).unwrap();
+    assert_eq!(config.host.interval, Period::seconds(7));
+    assert_eq!(config.journal.max_size, Bytes(1 << 30));
+    assert!(config.gpu.enabled);
+    assert_eq!(config.log, LogLevel::Info);
+    assert_eq!(config.http, None, "an empty address is none");
+}
+
+#[test]
 fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
     let file = "log = \"error\"\n[journal]\nmax_size = \"1GiB\"\nsegment_size = \"8MiB\"\n[host.limits.cpu]\nload_per_cpu = 4\n";
     let variables = [

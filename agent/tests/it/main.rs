@@ -37,3 +37,4 @@ mod snapshots;
 mod support;
 mod tpu;
 mod two_users;
+mod unread;

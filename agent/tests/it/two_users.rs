@@ -21,7 +21,7 @@ use mainstay_proto::v1::{ForwardedEntry, FromLauncher, Hello};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-const A: u32 = 61_001;
+pub(crate) const A: u32 = 61_001;
 pub(crate) const B: u32 = 61_002;
 /// The group that may connect.
 const GROUP: u32 = 61_000;
@@ -32,7 +32,7 @@ const SOCKET: &str = "MAINSTAY_TEST_SOCKET";
 
 pub(crate) struct Host {
     /// Dropped before its directory.
-    agent: Agent,
+    pub(crate) agent: Agent,
     /// The turns of the agent's loop, as systemd would receive them.
     ticks: Receiver<()>,
     directory: testing::TempDir,
@@ -87,7 +87,7 @@ impl Host {
     }
 
     /// This program as another user, after it has started its role.
-    fn client(&self, uid: u32, role: &str) -> Client {
+    pub(crate) fn client(&self, uid: u32, role: &str) -> Client {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "two_users::as_another_user", "--nocapture"])
             .env(ROLE, role)
@@ -152,10 +152,10 @@ pub(crate) struct Seen {
     job_with_a_restart: Duration,
 }
 
-struct Client {
+pub(crate) struct Client {
     child: Child,
     /// Its first line of output.
-    printed: String,
+    pub(crate) printed: String,
 }
 
 impl Drop for Client {
@@ -251,11 +251,12 @@ fn as_another_user() {
         "attach" => runtime.block_on(attach(socket, about.to_owned())),
         "measure" => runtime.block_on(measure(socket)),
         "attach-long" => runtime.block_on(attach(socket, "x".repeat(1 << 20))),
-        _ => runtime.block_on(flood(socket, about)),
+        "flood" => runtime.block_on(flood(socket, about)),
+        _ => runtime.block_on(crate::unread::play(what, about, socket)),
     }
 }
 
-async fn connect(socket: String) -> Channel {
+pub(crate) async fn connect(socket: String) -> Channel {
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
@@ -263,16 +264,16 @@ async fn connect(socket: String) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
 }
 
-fn message(message: Message) -> FromLauncher {
+pub(crate) fn message(message: Message) -> FromLauncher {
     FromLauncher { message: Some(message) }
 }
 
-fn hello(job: &str) -> FromLauncher {
+pub(crate) fn hello(job: &str) -> FromLauncher {
     message(Message::Hello(Hello { job: job.to_owned(), pid: 1, version: String::new() }))
 }
 
 /// The entry with which a job starts.
-fn started(job: &str, seq: u64, command: String) -> FromLauncher {
+pub(crate) fn started(job: &str, seq: u64, command: String) -> FromLauncher {
     let spec = JobSpec { command: vec![command], ..JobSpec::default() };
     let at = Stamp { wall: Wall(1), mono: Mono(1) };
     let (boot, job) = (BootId("boot".to_owned()), Some(JobId(job.to_owned())));
@@ -334,14 +335,15 @@ async fn flood(socket: String, number: &str) {
         tokio::spawn(async move {
             for seq in 1.. {
                 let command = "x".repeat(if seq % 4 == 0 { 1 << 20 } else { 16 });
-                if printed.send(started(&job, seq, command)).await.is_err() {
-                    return;
-                }
+                let is_refused = printed.send(started(&job, seq, command)).await.is_err();
                 // More than may wait in the channel: a long one is in transit.
-                if seq == 8
+                if (seq == 8 || is_refused)
                     && let Some(report) = report.take()
                 {
                     let _ = report.send(());
+                }
+                if is_refused {
+                    return;
                 }
             }
         });

@@ -46,6 +46,7 @@ mod torchrun;
 mod torchrun_rendezvous;
 mod trainers;
 mod undying;
+mod unit_boot;
 mod unit_user;
 mod verdicts;
 mod warm;

@@ -2,9 +2,8 @@
 //! which ranks write to files when their pipe is written to, and NCCL's RAS service, which reports about the whole job.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Instant, SystemTime};
@@ -13,11 +12,10 @@ use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::flight::{DUMP_BYTES, FlightRecord, counted};
 use mainstay_core::hang::nccl_ras::{Asked, RasReport};
 use mainstay_core::hang::{Waits, waits};
-use nix::libc;
 
 use super::python::POLL_INTERVAL;
 use super::{Subject, left, nccl_version};
-use crate::os::processes;
+use crate::os::{foreign_files, processes};
 use crate::source::nccl_ras;
 
 /// The default address of NCCL's RAS service.
@@ -43,7 +41,14 @@ impl CollectiveReport {
 /// Requested dumps, and when they were requested.
 pub(super) struct Recorder {
     asked: SystemTime,
-    dumps: BTreeMap<Rank, PathBuf>,
+    dumps: BTreeMap<Rank, Dump>,
+}
+
+/// A rank's dump: where its environment places it, and whose it must be.
+#[derive(Clone)]
+struct Dump {
+    path: PathBuf,
+    owner: u32,
 }
 
 /// Requests the flight records of ranks that listen on a pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`).
@@ -53,11 +58,9 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
         let environment = Environment::of(subject.pid);
         let Some(stem) = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") else { continue };
         let pipe = format!("{stem}{}.pipe", subject.rank.0);
-        if !fs::metadata(&pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
-            continue;
-        }
-        // Without a reader at the other end, opening fails instead of waiting.
-        let pipe = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(pipe);
+        // The rank's user named the pipe and the dump: root must not write to or read another file for that user.
+        let Some(owner) = processes::user(subject.pid) else { continue };
+        let pipe = foreign_files::open_pipe(Path::new(&pipe), Some(owner));
         if pipe.and_then(|mut pipe| pipe.write_all(b"1")).is_err() {
             continue;
         }
@@ -69,7 +72,8 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
             let cache = environment.get("XDG_CACHE_HOME").unwrap_or_else(|| format!("{home}/.cache"));
             format!("{cache}/torch/comm_lib_trace_rank_")
         });
-        recorder.dumps.insert(subject.rank, PathBuf::from(format!("{prefix}{}", subject.rank.0)));
+        let path = PathBuf::from(format!("{prefix}{}", subject.rank.0));
+        recorder.dumps.insert(subject.rank, Dump { path, owner });
     }
     recorder
 }
@@ -87,9 +91,9 @@ pub(super) fn flight_records(
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
         // A dump may be incomplete; then it is read again.
-        waited_for.retain(|rank, path| match read(path, recorder.asked) {
+        waited_for.retain(|rank, dump| match read(dump, recorder.asked) {
             Some(Ok(record)) => {
-                reported.findings.push(format!("flight record of {rank}: {}", path.display()));
+                reported.findings.push(format!("flight record of {rank}: {}", dump.path.display()));
                 records.insert(*rank, record);
                 false
             }
@@ -104,7 +108,7 @@ pub(super) fn flight_records(
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    for (rank, path) in waited_for {
+    for (rank, Dump { path, .. }) in waited_for {
         let why = errors.get(&rank).map_or("it was not written in time", String::as_str);
         reported.findings.push(format!("flight record of {rank} ({}): {why}", path.display()));
     }
@@ -116,14 +120,18 @@ pub(super) fn flight_records(
 }
 
 /// A dump that was written since then; none if there is none.
-fn read(path: &Path, since: SystemTime) -> Option<Result<FlightRecord, String>> {
-    let modified = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+fn read(dump: &Dump, since: SystemTime) -> Option<Result<FlightRecord, String>> {
+    let file = match foreign_files::open(&dump.path, Some(dump.owner)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    let modified = file.metadata().and_then(|metadata| metadata.modified()).ok()?;
     if modified < since {
         return None;
     }
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(DUMP_BYTES as u64 + 1).read_to_end(&mut bytes));
-    Some(match read {
+    Some(match file.take(DUMP_BYTES as u64 + 1).read_to_end(&mut bytes) {
         Ok(_) => FlightRecord::read(&bytes).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     })
@@ -205,5 +213,101 @@ impl Environment {
         let mut lines = self.0.split(|byte| *byte == 0);
         let value = lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
         String::from_utf8(value.to_vec()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::os::unix::fs::{OpenOptionsExt, symlink};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+    use std::time::Duration;
+
+    use nix::libc;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    const NO_ONE: u32 = 65_534;
+
+    /// A process whose environment names a pipe and a dump in this directory, as a rank's does.
+    fn rank(directory: &Path, user: Option<u32>) -> (Child, Subject) {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("1000").env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", directory.join("p"));
+        sleep.env("TORCH_FR_DUMP_TEMP_FILE", directory.join("dump"));
+        user.map(|user| sleep.uid(user));
+        let child = sleep.spawn().unwrap();
+        let pid = Pid(i32::try_from(child.id()).unwrap());
+        // Its environment is readable only after the kernel has set up the new program.
+        while Environment::of(pid).get("TORCH_FR_DUMP_TEMP_FILE").is_none() {
+            std::thread::yield_now();
+        }
+        let (sections, last_steps) = (Vec::new(), Vec::new());
+        (child, Subject { rank: Rank(0), pid, stacks: None, step: None, sections, last_steps })
+    }
+
+    /// A pipe with a reader, so that a writer finds one.
+    fn pipe(path: &Path) -> File {
+        mkfifo(path, Mode::S_IRWXU).unwrap();
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap()
+    }
+
+    fn end(mut rank: Child) {
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link_in_the_place_of_a_pipe() {
+        let directory = testing::tempdir().unwrap();
+        let mut target = pipe(&directory.path().join("target"));
+        symlink(directory.path().join("target"), directory.path().join("p0.pipe")).unwrap();
+        let (child, subject) = rank(directory.path(), None);
+        assert!(ask_flight_recorders(std::slice::from_ref(&subject)).dumps.is_empty());
+        let read = target.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock, "nothing was written");
+
+        std::fs::remove_file(directory.path().join("p0.pipe")).unwrap();
+        let mut pipe = pipe(&directory.path().join("p0.pipe"));
+        assert_eq!(ask_flight_recorders(&[subject]).dumps.len(), 1);
+        assert_eq!(pipe.read(&mut [0]).unwrap(), 1, "the rank's own pipe is used");
+        end(child);
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_dump_is_refused_without_waiting_for_a_writer() {
+        let directory = testing::tempdir().unwrap();
+        let _pipe = pipe(&directory.path().join("p0.pipe"));
+        let (child, subject) = rank(directory.path(), None);
+        let recorder = ask_flight_recorders(std::slice::from_ref(&subject));
+        mkfifo(&directory.path().join("dump0"), Mode::S_IRWXU).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
+        assert!(reported.findings[0].contains("not a regular file"), "{:?}", reported.findings);
+        end(child);
+    }
+
+    #[test]
+    fn files_of_another_user_than_the_ranks_are_neither_written_nor_read() {
+        if !nix::unistd::geteuid().is_root() {
+            return testing::skip("a process of another user needs root");
+        }
+        let directory = testing::tempdir().unwrap();
+        let path = directory.path().join("p0.pipe");
+        let mut of_root = pipe(&path);
+        let (child, subject) = rank(directory.path(), Some(NO_ONE));
+        assert!(ask_flight_recorders(std::slice::from_ref(&subject)).dumps.is_empty());
+        assert_eq!(of_root.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+
+        std::os::unix::fs::chown(&path, Some(NO_ONE), None).unwrap();
+        let recorder = ask_flight_recorders(std::slice::from_ref(&subject));
+        assert_eq!(recorder.dumps.len(), 1);
+        std::fs::write(directory.path().join("dump0"), "of root").unwrap();
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
+        assert!(reported.findings[0].contains("belongs to user 0"), "{:?}", reported.findings);
+        end(child);
     }
 }

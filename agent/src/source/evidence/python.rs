@@ -1,7 +1,7 @@
 //! Python stacks of ranks, from py-spy if it is installed, else from the ranks' own faulthandler, which the client has
 //! registered. py-spy also reports the native frames between the Python frames.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use mainstay_core::base::id::Pid;
 use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};
 
 use super::{Frames, Subject, left};
-use crate::os::processes;
+use crate::os::{foreign_files, processes};
 use crate::source::trainer::{STACK_SIGNAL, writes_stacks};
 
 /// Time limit for native frames: a library of gigabytes takes seconds to read.
@@ -61,7 +61,7 @@ pub(super) fn stacks(subjects: &[Subject], frames: Frames, deadline: Instant) ->
 
 /// Asks the ranks that have a handler, all at once.
 fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>> {
-    let before: Vec<Option<(&Path, u64)>> = subjects
+    let before: Vec<Option<(&Path, u64, Option<u32>)>> = subjects
         .iter()
         .map(|subject| {
             let file = subject.stacks.as_deref()?;
@@ -70,16 +70,18 @@ fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>
             if !writes_stacks(subject.pid, file) {
                 return None;
             }
+            let owner = processes::user(subject.pid);
             processes::signal(subject.pid, STACK_SIGNAL);
-            Some((file, length))
+            Some((file, length, owner))
         })
         .collect();
     let until = Instant::now() + ANSWERS_WITHIN.min(left(deadline));
     let mut lengths = vec![0; before.len()];
     loop {
         std::thread::sleep(POLL_INTERVAL);
-        let now: Vec<u64> = before.iter().map(|file| file.map_or(0, |(path, _)| length(path))).collect();
-        let written = before.iter().zip(&now).all(|(file, now)| file.is_none_or(|(_, before)| *now > before));
+        let now: Vec<u64> = before.iter().map(|file| file.map_or(0, |(path, ..)| length(path))).collect();
+        let written =
+            before.iter().zip(&now).all(|(file, now)| file.is_none_or(|(_, before, _)| *now > before));
         if (written && now == lengths) || Instant::now() >= until {
             break;
         }
@@ -88,7 +90,8 @@ fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>
     before
         .iter()
         .map(|file| {
-            let text = tail((*file)?.0, (*file)?.1)?;
+            let (path, before, owner) = (*file)?;
+            let text = tail(path, before, owner)?;
             Some(Stack {
                 by: "faulthandler",
                 innermost: innermost_of_faulthandler(&text),
@@ -103,9 +106,10 @@ fn length(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-fn tail(path: &Path, from: u64) -> Option<String> {
+/// The rest of a rank's file. The job named it, and this process may be root: it must be the rank's own.
+fn tail(path: &Path, from: u64, owner: Option<u32>) -> Option<String> {
     use std::io::{Seek, SeekFrom};
-    let mut file = File::open(path).ok()?;
+    let mut file = foreign_files::open(path, Some(owner?)).ok()?;
     file.seek(SeekFrom::Start(from)).ok()?;
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).ok()?;

@@ -13,9 +13,12 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::flight::{DUMP_BYTES, FlightRecord};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use super::collectives::Environment;
 use super::{Subject, left};
+use crate::os::processes;
 
 const SOCKET: &str = "TORCH_WORKER_SERVER_SOCKET";
 /// No dump of stacks is longer than this.
@@ -37,11 +40,11 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
     let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
     let (sender, answers) = mpsc::channel();
     let mut asked = 0;
-    for (rank, socket) in sockets(subjects) {
+    for (rank, socket, owner) in sockets(subjects) {
         let sender = sender.clone();
         let ask = move || {
-            let stack = post(&socket, "dump_traceback", STACK_BYTES, deadline);
-            let record = post(&socket, "dump_nccl_trace_json", DUMP_BYTES, deadline);
+            let stack = post(&socket, owner, "dump_traceback", STACK_BYTES, deadline);
+            let record = post(&socket, owner, "dump_nccl_trace_json", DUMP_BYTES, deadline);
             // The receiver is gone if it took too long.
             let _ = sender.send((rank, stack, record));
         };
@@ -61,7 +64,7 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
 }
 
 /// The sockets of the ranks, except those that several ranks name: it is unknown whose server answers there.
-fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf)> {
+fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf, u32)> {
     let named: Vec<(Rank, Pid, PathBuf)> = subjects
         .iter()
         .filter_map(|subject| {
@@ -70,20 +73,25 @@ fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf)> {
         })
         .collect();
     let alone = |socket: &Path| named.iter().filter(|(_, _, other)| other == socket).count() == 1;
-    let own = named.iter().filter(|(_, pid, socket)| alone(socket) && belongs_to(socket, *pid));
-    own.map(|(rank, _, socket)| (*rank, socket.clone())).collect()
+    let own = named.iter().filter(|(_, _, socket)| alone(socket)).filter_map(|(rank, pid, socket)| {
+        let owner = processes::user(*pid)?;
+        belongs_to(socket, owner).then(|| (*rank, socket.clone(), owner))
+    });
+    own.collect()
 }
 
-/// Whether it is a socket of the process's user: any other file of that name does not belong to this rank.
-fn belongs_to(socket: &Path, pid: Pid) -> bool {
-    let owner = fs::metadata(format!("/proc/{}", pid.0)).map(|process| process.uid());
-    fs::symlink_metadata(socket)
-        .is_ok_and(|file| file.file_type().is_socket() && owner.is_ok_and(|owner| owner == file.uid()))
+/// Whether it is a socket of this user: any other file of that name does not belong to the user's rank.
+fn belongs_to(socket: &Path, owner: u32) -> bool {
+    fs::symlink_metadata(socket).is_ok_and(|file| file.file_type().is_socket() && owner == file.uid())
 }
 
 /// The body of a handler's answer; none if there is no valid one by the deadline.
-fn post(socket: &Path, handler: &str, most: usize, deadline: Instant) -> Option<Vec<u8>> {
+fn post(socket: &Path, owner: u32, handler: &str, most: usize, deadline: Instant) -> Option<Vec<u8>> {
     let mut stream = UnixStream::connect(socket).ok()?;
+    // The path may have been exchanged since: nothing is sent to a server of another user.
+    if getsockopt(&stream, PeerCredentials).ok()?.uid() != owner {
+        return None;
+    }
     // HTTP/1.0: the server closes the connection after its answer.
     let question =
         format!("POST /handler/{handler} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");

@@ -1,7 +1,7 @@
 //! The reading side: by path, without a lock, concurrent with a writer that appends, rotates and deletes.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read as _, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use mainstay_core::model::entry::Entry;
@@ -9,9 +9,13 @@ use mainstay_core::model::entry::Entry;
 use super::line::{Line, decode, decode_seq};
 use super::segment::{Segment, list_segments, segment_path};
 use super::{JournalError, Replayed};
+use crate::os::foreign_files;
 
 /// Below this distance in bytes a position is searched line by line.
 const NEAR: u64 = 16 << 10;
+
+/// Bytes of a line. The longest entries are those with which a job of many thousand ranks starts, of a few MiB.
+const LONGEST_LINE: u64 = 64 << 20;
 
 /// How often a segment may vanish between listing and opening before that is an error.
 const DELETED_UNDER_US: usize = 16;
@@ -33,6 +37,23 @@ pub struct Read {
     pub cursor: u64,
     /// Lines that were skipped: damaged, or of a kind that only a newer version knows.
     pub skipped: u64,
+    /// Whether there may be more after the cursor: a limit was reached.
+    pub is_cut: bool,
+}
+
+/// Where reading ends: after so many entries or so many bytes, at the first entry that reaches one of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Entries.
+    pub entries: usize,
+    /// Bytes of lines.
+    pub bytes: usize,
+}
+
+impl From<usize> for Most {
+    fn from(entries: usize) -> Most {
+        Most { entries, bytes: usize::MAX }
+    }
 }
 
 /// Entries that were deleted before they were read.
@@ -50,10 +71,11 @@ impl JournalReader {
         JournalReader { dir: dir.to_owned() }
     }
 
-    /// At most `limit` entries with numbers above `cursor`; 0 is before the first.
+    /// At most `limit` entries with numbers above `cursor`, and at least one if there is one; 0 is before the first.
     ///
     /// Deleted numbers are reported as a gap, and reading starts at the oldest entry there is.
-    pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
+    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<Read, JournalError> {
+        let limit = limit.into();
         for _ in 0..DELETED_UNDER_US {
             if let Some(read) = self.try_entries_after(cursor, limit)? {
                 return Ok(read);
@@ -63,7 +85,7 @@ impl JournalReader {
     }
 
     /// None if the writer deleted the first segment since it was listed.
-    fn try_entries_after(&self, cursor: u64, limit: usize) -> Result<Option<Read>, JournalError> {
+    fn try_entries_after(&self, cursor: u64, limit: Most) -> Result<Option<Read>, JournalError> {
         let segments = self.segments()?;
         let mut read = Read { cursor, ..Read::default() };
         if let Some(first) = oldest_of(&segments).filter(|oldest| *oldest > cursor.saturating_add(1)) {
@@ -74,11 +96,13 @@ impl JournalReader {
         let begin = segments
             .partition_point(|segment| segment.first_seq <= read.cursor.saturating_add(1))
             .saturating_sub(1);
+        let mut left = limit;
         for segment in segments.iter().skip(begin) {
-            if read.entries.len() >= limit {
+            read.is_cut = left.entries == 0 || left.bytes == 0;
+            if read.is_cut {
                 break;
             }
-            match self.read_segment(*segment, limit, &mut read) {
+            match self.read_segment(*segment, &mut left, &mut read) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound && read.entries.is_empty() => {
                     return Ok(None);
@@ -88,6 +112,7 @@ impl JournalReader {
                 Err(source) => return Err(self.failed(*segment, source)),
             }
         }
+        read.is_cut = left.entries == 0 || left.bytes == 0;
         Ok(Some(read))
     }
 
@@ -114,7 +139,7 @@ impl JournalReader {
         let mut total = Replayed::default();
         for segment in self.segments()? {
             let mut found = Replayed::default();
-            let visited = self.each_line(segment, 0, |line| {
+            let visited = self.each_line(segment, 0, |line, _| {
                 match line {
                     Line::Entry(entry) => {
                         found.entries += 1;
@@ -161,33 +186,41 @@ impl JournalReader {
         JournalError::io("reading", &self.path(segment), source)
     }
 
-    fn read_segment(&self, segment: Segment, limit: usize, read: &mut Read) -> io::Result<()> {
+    fn read_segment(&self, segment: Segment, left: &mut Most, read: &mut Read) -> io::Result<()> {
         let begin = self.place_of(segment, read.cursor)?;
-        self.each_line(segment, begin, |line| {
+        self.each_line(segment, begin, |line, bytes| {
             match line.seq() {
                 Some(seq) if seq <= read.cursor => return true,
                 Some(seq) => read.cursor = seq,
                 None => {}
             }
             match line {
-                Line::Entry(entry) => read.entries.push(entry),
+                Line::Entry(entry) => {
+                    read.entries.push(entry);
+                    left.entries -= 1;
+                    left.bytes = left.bytes.saturating_sub(bytes);
+                }
                 Line::Unknown { .. } | Line::Corrupt => read.skipped += 1,
             }
-            read.entries.len() < limit
+            left.entries > 0 && left.bytes > 0
         })
     }
 
-    /// Calls `take` with the whole lines from byte `begin` on, until it returns false.
-    fn each_line(&self, segment: Segment, begin: u64, mut take: impl FnMut(Line) -> bool) -> io::Result<()> {
-        let mut file = File::open(self.path(segment))?;
+    /// Calls `take` with the whole lines from byte `begin` on and their lengths, until it returns false.
+    fn each_line(
+        &self,
+        segment: Segment,
+        begin: u64,
+        mut take: impl FnMut(Line, usize) -> bool,
+    ) -> io::Result<()> {
+        let mut file = foreign_files::open(&self.path(segment), None)?;
         file.seek(SeekFrom::Start(begin))?;
         let mut reader = BufReader::new(file);
         let mut line = Vec::new();
         loop {
-            line.clear();
-            reader.read_until(b'\n', &mut line)?;
+            read_line(&mut reader, &mut line)?;
             // A line without its end is not complete yet: it is being written.
-            if line.last() != Some(&b'\n') || !take(decode(&line)) {
+            if line.last() != Some(&b'\n') || !take(decode(&line), line.len()) {
                 return Ok(());
             }
         }
@@ -196,7 +229,7 @@ impl JournalReader {
     /// A byte near and before the first line with a number above `cursor`, by binary search: a reader that follows
     /// the end does not read the whole segment each time.
     fn place_of(&self, segment: Segment, cursor: u64) -> io::Result<u64> {
-        let file = File::open(self.path(segment))?;
+        let file = foreign_files::open(&self.path(segment), None)?;
         let (mut low, mut high) = (0, file.metadata()?.len());
         while high - low > NEAR {
             let middle = low + (high - low) / 2;
@@ -211,12 +244,19 @@ impl JournalReader {
     fn last_seq(&self, segment: Segment) -> io::Result<Option<u64>> {
         let begin = self.place_of(segment, u64::MAX)?;
         let mut last = None;
-        self.each_line(segment, begin, |line| {
+        self.each_line(segment, begin, |line, _| {
             last = line.seq().or(last);
             true
         })?;
         Ok(last)
     }
+}
+
+/// Reads a line with its end; without it if the file ends first or the line is longer than any entry. Returns its length.
+/// `mainstay explain` also reads journals of other users.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<u64> {
+    line.clear();
+    Ok(reader.take(LONGEST_LINE).read_until(b'\n', line)? as u64)
 }
 
 fn oldest_of(segments: &[Segment]) -> Option<u64> {
@@ -228,10 +268,9 @@ fn line_after(file: &File, from: u64, until: u64) -> io::Result<Option<(u64, u64
     let mut reader = BufReader::new(file);
     reader.seek(SeekFrom::Start(from))?;
     let mut line = Vec::new();
-    let mut start = from + reader.read_until(b'\n', &mut line)? as u64;
+    let mut start = from + read_line(&mut reader, &mut line)?;
     while start < until {
-        line.clear();
-        let bytes = reader.read_until(b'\n', &mut line)? as u64;
+        let bytes = read_line(&mut reader, &mut line)?;
         if line.last() != Some(&b'\n') {
             return Ok(None);
         }

@@ -108,6 +108,14 @@ impl Agent {
         String::from_utf8(reported.stdout).unwrap()
     }
 
+    /// The most memory that it has needed so far, in bytes.
+    #[allow(dead_code, reason = "not every test looks")]
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
     /// All events so far.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn events(&self) -> String {

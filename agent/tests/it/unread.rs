@@ -1,0 +1,192 @@
+//! Callers that never read their answers, and launchers that send more than is processed: what the agent holds for them
+//! is bounded, and another user is answered meanwhile. The callers are real users with real connections.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Waker};
+
+use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::entry::{Body, Entry, Fact, StartedRank};
+use mainstay_proto::v1::event_service_client::EventServiceClient;
+use mainstay_proto::v1::from_launcher::Message;
+use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
+use mainstay_proto::v1::{
+    FromAgent, FromLauncher, ListEventsRequest, ListJobsRequest, WatchEventsRequest, WatchNodeRequest,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::two_users::{A, B, connect, hello, host_with, message, started};
+
+/// More than the agent needs with all shares of one user used up, and far less than these callers would take.
+const MOST: u64 = 400 << 20;
+
+/// Ranks of one user that are more than the agent keeps.
+const TOO_MANY_RANKS: u32 = 66_000;
+
+#[test]
+fn answers_that_nobody_reads_are_bounded_and_another_user_is_answered() {
+    let Some(host) = host_with(&[]) else { return };
+    assert_eq!(host.client(A, "fill").printed, "filled");
+    host.agent.wait_for("the last of many");
+    let callers = ["ListEvents", "WatchEvents", "ListJobs", "WatchNode"];
+    let hostile: Vec<_> = callers.iter().map(|call| host.client(A, &format!("unread {call}"))).collect();
+    assert!(hostile.iter().all(|client| client.printed == "calls"));
+    let seen = host.seen_by(B);
+    let peak = host.agent.peak_memory();
+    println!("with {} MiB at most: {seen:?}", peak >> 20);
+    assert!(peak < MOST, "the agent took {} MiB", peak >> 20);
+}
+
+#[test]
+fn messages_that_wait_to_be_processed_are_bounded() {
+    let Some(host) = host_with(&[]) else { return };
+    let hostile = host.client(A, "large");
+    // 64 times 3.8 MiB: a few wait, and the other streams end with a reason.
+    let refused: usize = hostile.printed.strip_prefix("refused ").unwrap().parse().unwrap();
+    assert!(refused >= 50, "{refused}");
+    host.seen_by(B);
+    let peak = host.agent.peak_memory();
+    assert!(peak < MOST, "the agent took {} MiB", peak >> 20);
+}
+
+#[test]
+fn a_job_with_too_many_ranks_is_refused_once_and_stays_attached() {
+    let Some(host) = host_with(&[]) else { return };
+    let launcher = host.client(A, "ranks");
+    assert_eq!(launcher.printed, "ResourceExhausted, then have 2");
+}
+
+/// What this program does as another user: `two_users::as_another_user` calls it.
+pub(crate) async fn play(role: &str, about: &str, socket: String) {
+    match role {
+        "fill" => fill(socket).await,
+        "unread" => unread(socket, about).await,
+        "large" => large(socket).await,
+        _ => ranks(socket).await,
+    }
+    std::future::pending::<()>().await;
+}
+
+/// An attached launcher.
+struct Launcher {
+    sends: mpsc::Sender<FromLauncher>,
+    answers: Streaming<FromAgent>,
+    welcome: FromAgent,
+}
+
+async fn attach(socket: &str, job: &str) -> Launcher {
+    let mut client = LauncherServiceClient::new(connect(socket.to_owned()).await);
+    let (sends, receives) = mpsc::channel(4);
+    sends.send(hello(job)).await.unwrap();
+    let mut answers = client.attach(ReceiverStream::new(receives)).await.unwrap().into_inner();
+    let welcome = answers.message().await.unwrap().unwrap();
+    Launcher { sends, answers, welcome }
+}
+
+fn entry(job: &str, seq: u64, fact: Fact) -> FromLauncher {
+    let (boot, job) = (BootId("boot".to_owned()), Some(JobId(job.to_owned())));
+    let entry = Entry { seq, at: Stamp::default(), boot, job, origin_seq: None, body: Body::Fact(fact) };
+    let line = serde_json::to_string(&entry).unwrap();
+    message(Message::Entry(mainstay_proto::v1::ForwardedEntry { line }))
+}
+
+fn attempt(ranks: u32) -> Fact {
+    let rank = |number| StartedRank { rank: Rank(number), local_rank: number, pid: Pid(2), page: None };
+    Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: (0..ranks).map(rank).collect() }
+}
+
+/// A job with many ranks, and a journal of 8 MiB.
+async fn fill(socket: String) {
+    let launcher = attach(&socket, "full").await;
+    launcher.sends.send(started("full", 1, "python".to_owned())).await.unwrap();
+    launcher.sends.send(entry("full", 2, attempt(20_000))).await.unwrap();
+    for seq in 3..1500 {
+        let reason = "x".repeat(3600);
+        launcher.sends.send(entry("full", seq, Fact::PagesUnavailable { reason })).await.unwrap();
+    }
+    let reason = "the last of many".to_owned();
+    launcher.sends.send(entry("full", 1500, Fact::PagesUnavailable { reason })).await.unwrap();
+    println!("\nclient: filled");
+    std::future::pending::<()>().await;
+}
+
+/// Many calls on several connections. Each is sent, and its answer is never read.
+async fn unread(socket: String, call: &str) {
+    type Call = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+    let mut calls: Vec<Call> = Vec::new();
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        let channel = connect(socket.clone()).await;
+        let (events, health) = (EventServiceClient::new(channel.clone()), HealthServiceClient::new(channel));
+        for _ in 0..100 {
+            let (mut events, mut health) = (events.clone(), health.clone());
+            match call {
+                "ListEvents" => calls.push(Box::pin(async move {
+                    let request = ListEventsRequest { limit: 1000, ..Default::default() };
+                    events.list_events(request).await.map(drop)
+                })),
+                "ListJobs" => calls.push(Box::pin(async move {
+                    health.list_jobs(ListJobsRequest::default()).await.map(drop)
+                })),
+                "WatchEvents" => {
+                    let request = WatchEventsRequest { after_cursor: Some(0), ..Default::default() };
+                    streams.extend(events.watch_events(request).await.map(|opened| Ok(opened.into_inner())));
+                }
+                _ => {
+                    let request = WatchNodeRequest::default();
+                    streams.extend(health.watch_node(request).await.map(|opened| Err(opened.into_inner())));
+                }
+            }
+        }
+    }
+    // Sent at the first poll; whoever reads the answer would poll again.
+    let mut context = Context::from_waker(Waker::noop());
+    for call in &mut calls {
+        assert!(call.as_mut().poll(&mut context).is_pending());
+    }
+    println!("\nclient: calls");
+    std::future::pending::<()>().await;
+}
+
+/// Launchers that each send one message of almost the largest size.
+async fn large(socket: String) {
+    let mut launchers = Vec::new();
+    for number in 0..64 {
+        launchers.push((format!("large-{number}"), attach(&socket, &format!("large-{number}")).await));
+    }
+    let mut ends = tokio::task::JoinSet::new();
+    let mut kept = Vec::new();
+    for (job, Launcher { sends, mut answers, .. }) in launchers {
+        sends.send(started(&job, 1, "x".repeat(3_900_000))).await.unwrap();
+        kept.push(sends);
+        ends.spawn(async move {
+            matches!(answers.message().await, Err(status) if status.code() == Code::ResourceExhausted)
+        });
+    }
+    // The few whose message is accepted stay attached.
+    let mut refused = 0;
+    while refused < 50 && ends.join_next().await.is_some_and(|end| end.unwrap()) {
+        refused += 1;
+    }
+    println!("\nclient: refused {refused}");
+    std::future::pending::<()>().await;
+}
+
+/// A job that starts with too many ranks, and attaches again.
+async fn ranks(socket: String) {
+    let mut launcher = attach(&socket, "huge").await;
+    launcher.sends.send(started("huge", 1, "python".to_owned())).await.unwrap();
+    launcher.sends.send(entry("huge", 2, attempt(TOO_MANY_RANKS))).await.unwrap();
+    let refused = launcher.answers.message().await.unwrap_err();
+    drop(launcher);
+    let again = attach(&socket, "huge").await;
+    let Some(mainstay_proto::v1::from_agent::Message::Welcome(welcome)) = again.welcome.message else {
+        panic!("{:?}", again.welcome)
+    };
+    println!("\nclient: {:?}, then have {}", refused.code(), welcome.have_sequence);
+    std::future::pending::<()>().await;
+}

@@ -1,0 +1,246 @@
+//! The shipped unit on a host that systemd has booted, installed by the steps of `docs/howto/agent.md`.
+//!
+//! The host is a container of systemd-nspawn: systemd is its first process. Its root is this machine's, with all changes
+//! in memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use mainstay_tests::{is_root, mainstay, processes, skipped};
+
+/// The steps, and the page that has them.
+const PAGE: &str = include_str!("../../../docs/howto/agent.md");
+
+/// Commands of the page whose exit status is the health of the host, which is not what is tested here.
+const REPORT_HEALTH: [&str; 2] = ["mainstay status", "mainstay doctor"];
+
+/// Boots no service of this machine: `basic.target` needs none of them. `$GROUP` is for the container alone.
+const BOOT: &str = r#"
+echo $$ > "$GROUP/cgroup.procs"
+mount --make-rprivate /
+mount --bind / "$ROOT"
+exec systemd-nspawn --directory "$ROOT" --volatile=overlay --register=no --keep-unit --private-network \
+    --hostname=unit --link-journal=no --console=pipe --bind-ro="$PROGRAM:/src/target/release/mainstay" \
+    --bind-ro="$UNIT:/src/systemd" --boot systemd.unit=basic.target
+"#;
+
+/// A booted host.
+struct Machine {
+    nspawn: Child,
+    init: String,
+    group: PathBuf,
+    directory: testing::TempDir,
+}
+
+impl Machine {
+    /// Boots one, or says why this machine cannot.
+    fn boot() -> Result<Machine, String> {
+        let groups = place_for_groups()?;
+        let directory = testing::tempdir().expect("a directory");
+        let name = directory.path().file_name().expect("its name").to_string_lossy().into_owned();
+        let group = groups.join(format!("mainstay-test-unit{name}"));
+        fs::create_dir(&group).map_err(|error| format!("control group {}: {error}", group.display()))?;
+        let root = directory.path().join("root");
+        fs::create_dir(&root).expect("a directory");
+        let log = directory.path().join("console");
+        let console = fs::File::create(&log).expect("a file");
+        let mut boot = Command::new("unshare");
+        boot.args(["--mount", "sh", "-ec", BOOT])
+            .env("GROUP", &group)
+            .env("ROOT", &root)
+            .env("PROGRAM", mainstay())
+            .env("UNIT", Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd"))
+            // As on a current distribution: the name of the variable depends on the version.
+            .env("UNIFIED_CGROUP_HIERARCHY", "1")
+            .env("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY", "1")
+            .stdin(Stdio::null())
+            .stdout(console.try_clone().expect("a file"))
+            .stderr(console);
+        let nspawn = boot.spawn().expect("unshare");
+        let mut machine = Machine { nspawn, init: String::new(), group, directory };
+        processes::wait_until("systemd-nspawn has started its system, or has ended", || {
+            machine.is_over() || machine.first_process().is_some()
+        });
+        let Some(init) = machine.first_process() else {
+            let printed = fs::read_to_string(log).unwrap_or_default();
+            return Err(format!("systemd-nspawn cannot boot here: {}", printed.trim()));
+        };
+        machine.init = init.to_string();
+        processes::wait_until("systemd answers in the container", || {
+            let state = machine.enter(&["systemctl", "is-system-running", "--wait"]);
+            ["running", "degraded"].contains(&text(&state.stdout).trim())
+        });
+        Ok(machine)
+    }
+
+    fn is_over(&self) -> bool {
+        processes::state(i32::try_from(self.nspawn.id()).expect("a pid")).is_none_or(|state| state == 'Z')
+    }
+
+    /// systemd in the container: a child of nspawn, in a namespace where it is process 1.
+    fn first_process(&self) -> Option<i32> {
+        let children = processes::children(i32::try_from(self.nspawn.id()).expect("a pid"));
+        children.into_iter().find(|pid| {
+            let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            program.trim() == "systemd"
+        })
+    }
+
+    /// Runs a command in the container.
+    fn enter(&self, command: &[&str]) -> Output {
+        let mut entered = Command::new("nsenter");
+        entered
+            .args(["--target", &self.init, "--mount", "--uts", "--ipc", "--net", "--pid", "--root"])
+            .args(["sh", "-c", "cd /src && exec \"$@\"", "sh"])
+            .args(command)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        entered.output().expect("nsenter")
+    }
+
+    fn run(&self, command: &[&str]) -> String {
+        let output = self.enter(command);
+        assert!(output.status.success(), "{command:?}: {output:?}\n{}", self.journal());
+        text(&output.stdout)
+    }
+
+    fn as_user(&self, user: &str, command: &[&str]) -> Output {
+        let setpriv = ["setpriv", "--reuid", user, "--regid", user, "--init-groups"];
+        self.enter(&[&setpriv[..], command].concat())
+    }
+
+    /// A property of the unit.
+    fn property(&self, name: &str) -> String {
+        self.run(&["systemctl", "show", "--value", "--property", name, "mainstay"]).trim().to_owned()
+    }
+
+    fn journal(&self) -> String {
+        text(&self.enter(&["journalctl", "--no-pager", "--unit", "mainstay"]).stdout)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", fs::read_to_string(self.directory.path().join("console")).unwrap_or_default());
+        }
+        // The end of process 1 ends all processes of the container, and then nspawn.
+        match self.first_process() {
+            Some(init) => drop(Command::new("kill").args(["-KILL", &init.to_string()]).status()),
+            None => drop(self.nspawn.kill()),
+        }
+        let _ = self.nspawn.wait();
+        processes::wait_until("the control groups are gone", || remove_groups(&self.group));
+    }
+}
+
+/// Where control groups of version 2 are, if this machine can boot a container at all.
+fn place_for_groups() -> Result<PathBuf, String> {
+    if !is_root() {
+        return Err("a container with systemd needs root".to_owned());
+    }
+    let has = |program: &str| {
+        Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    if !has("systemd-nspawn") || !Path::new("/lib/systemd/systemd").exists() {
+        return Err("systemd-nspawn is needed: install systemd and systemd-container".to_owned());
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let of_version_2 = |line: &str| {
+        let mut fields = line.split(' ').skip(1);
+        let place = fields.next()?;
+        (fields.next()? == "cgroup2").then(|| PathBuf::from(place))
+    };
+    mounts.lines().find_map(of_version_2).ok_or("there are no control groups of version 2".to_owned())
+}
+
+/// Removes the groups below this one and itself; whether they are gone. Processes that end keep theirs for a moment.
+fn remove_groups(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_groups(&entry.path());
+        }
+    }
+    fs::remove_dir(group).is_ok() || !group.exists()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The commands in the page's `console` blocks, without comments.
+fn steps() -> Vec<&'static str> {
+    let commands = PAGE.lines().filter_map(|line| line.trim_start().strip_prefix("$ "));
+    commands.map(|line| line.split("  # ").next().unwrap_or(line).trim_end()).collect()
+}
+
+#[test]
+fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
+    let machine = match Machine::boot() {
+        Ok(machine) => machine,
+        Err(reason) => return skipped(&reason),
+    };
+    // What this machine has of an agent is not part of the test.
+    machine.run(&["rm", "-rf", "/etc/mainstay", "/var/lib/mainstay"]);
+    machine.run(&["useradd", "--no-create-home", "alice"]);
+    machine.run(&["useradd", "--no-create-home", "bob"]);
+    let mut checked = String::new();
+    for step in steps() {
+        let output = machine.enter(&["sh", "-c", step]);
+        let reports_health = REPORT_HEALTH.contains(&step);
+        assert!(output.status.success() || reports_health, "{step}: {output:?}\n{}", machine.journal());
+        if step == "mainstay config --check" {
+            checked = text(&output.stdout);
+        }
+    }
+
+    // The unit is active, which Type=notify means to be ready, at its first try and at the next boot too.
+    assert_eq!(machine.property("ActiveState"), "active", "{}", machine.journal());
+    assert_eq!(machine.property("NRestarts"), "0", "{}", machine.journal());
+    assert_eq!(machine.property("UnitFileState"), "enabled");
+    let user = machine.run(&["stat", "--format", "%U", &format!("/proc/{}", machine.property("MainPID"))]);
+    assert_eq!(user.trim(), "mainstay");
+    for path in ["/run/mainstay/agent.sock", "/var/lib/mainstay"] {
+        machine.run(&["test", "-e", path]);
+        assert!(checked.contains(path), "`config --check` names {path}: {checked}");
+    }
+    machine.run(&["sh", "-c", "test -n \"$(ls /var/lib/mainstay/journal)\""]);
+
+    // A member of the group is answered; another user finds the socket and is refused.
+    let status = ["mainstay", "status", "--json"];
+    let answered = || {
+        let output = machine.as_user("alice", &status);
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        answer.to_string().contains("\"mode\":\"AGENT\"").then_some(answer)
+    };
+    let answer = answered();
+    assert!(answer.is_some(), "{:?}\n{}", machine.as_user("alice", &status), machine.journal());
+    let refused = machine.as_user("bob", &["mainstay", "status"]);
+    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
+    assert!(text(&refused.stderr).contains("/run/mainstay/agent.sock"), "{refused:?}");
+
+    // The agent feeds the watchdog, and one that is stopped is replaced.
+    let drop_in = "mkdir -p /run/systemd/system/mainstay.service.d && \
+        printf '[Service]\\nWatchdogSec=5\\n' > /run/systemd/system/mainstay.service.d/soon.conf && \
+        systemctl daemon-reload && systemctl restart mainstay";
+    machine.run(&["sh", "-c", drop_in]);
+    let first = machine.property("MainPID");
+    let started = machine.property("WatchdogTimestampMonotonic");
+    processes::wait_until("the watchdog is fed", || {
+        machine.property("WatchdogTimestampMonotonic") != started
+    });
+    assert_eq!(machine.property("NRestarts"), "0", "{}", machine.journal());
+    machine.run(&["systemctl", "kill", "--kill-whom=main", "--signal=STOP", "mainstay"]);
+    processes::wait_until("the stopped agent is replaced", || {
+        machine.property("MainPID") != first && machine.property("ActiveState") == "active"
+    });
+    assert_eq!(machine.property("NRestarts"), "1", "{}", machine.journal());
+    assert!(answered().is_some(), "{}", machine.journal());
+
+    machine.run(&["systemctl", "stop", "mainstay"]);
+    assert_eq!(machine.property("ActiveState"), "inactive", "{}", machine.journal());
+    assert_eq!(machine.property("Result"), "success", "{}", machine.journal());
+    machine.run(&["systemctl", "start", "mainstay"]);
+    assert!(answered().is_some(), "{}", machine.journal());
+}
