@@ -93,7 +93,7 @@ impl Job {
     /// Waits for an attempt's ranks.
     pub fn attempt(&self, number: u32) -> Started {
         self.wait_for(&format!("attempt {number}"), |entry| match &entry.body {
-            Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks }) if attempt.0 == number => {
+            Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks, .. }) if attempt.0 == number => {
                 let pids = ranks.iter().map(|rank| (rank.rank.0, rank.pid.0)).collect();
                 Some(Started { port: *master_port, pids })
             }

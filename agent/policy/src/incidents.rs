@@ -306,6 +306,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         culprit_confidence: None,
         cannot_run: written.cannot_run,
         culprit: Some(Rank(written.culprit)),
+        host: None,
         victims: Vec::new(),
         step: written.step,
         data: written.data,

@@ -16,10 +16,10 @@ use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::hang::{HangJudge, Limits};
 use mainstay_core::model::entry::{Body, Entry, JobSpec};
-use mainstay_core::recovery::hosts::lead::{Act, Lead, LeaderSettings};
+use mainstay_core::recovery::hosts::lead::{Act, Expected, Lead, LeaderSettings};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::round::{Member, first};
-use mainstay_core::recovery::hosts::wire::Up;
+use mainstay_core::recovery::hosts::wire::{Join, Up};
 use mainstay_core::recovery::job::{Input, Job, Order};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
@@ -148,7 +148,10 @@ impl Crowd {
             seat: 0,
             launcher: launcher(0),
             names: ("job".to_owned(), "launch".to_owned()),
-            hosts: (plan.hosts, plan.hosts),
+            expected: Expected {
+                leader: Join { hosts: (plan.hosts, plan.hosts), ..Join::default() },
+                mixed: true,
+            },
             lease: Span::seconds(10),
             looks_every: Span(LOOKS_EVERY),
             epoch: 1,

@@ -131,8 +131,10 @@ fn hang(hang: &Hang) -> Value {
 fn rank(rank: &Rank) -> Value {
     present(json!({
         "rank": rank.rank,
+        "host": rank.host,
         "local_rank": rank.local_rank,
         "pid": rank.pid,
+        "start_ticks": rank.start_ticks,
         "phase": plain(rank.phase().as_str_name(), "RANK_PHASE"),
         "exit": rank.exit.as_ref().and_then(exit),
         "step": rank.step,

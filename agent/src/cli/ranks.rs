@@ -81,11 +81,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-const COLUMNS: [&str; 10] =
-    ["RANK", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
+const COLUMNS: [&str; 11] =
+    ["RANK", "HOST", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
+
+/// The column that only jobs of several hosts have.
+const HOST: usize = 1;
 
 /// Columns of words, which are left-aligned; numbers are right-aligned.
-const WORDS: [usize; 2] = [2, 4];
+const WORDS: [usize; 3] = [HOST, 3, 5];
 
 fn table(job: &Job, paint: Paint, all: bool) -> String {
     let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= FEW {
@@ -93,12 +96,15 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
     } else {
         standing_out(job)
     };
-    let rows: Vec<[String; 10]> = shown.iter().map(|rank| cells(rank)).collect();
+    let rows: Vec<[String; 11]> = shown.iter().map(|rank| cells(rank)).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([COLUMNS[column].len()]).max().unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let has_hosts = job.ranks.iter().any(|rank| rank.host.is_some());
+    let is_shown = |column: &usize| *column != HOST || has_hosts;
+    let widths: Vec<(usize, usize)> =
+        (0..COLUMNS.len()).filter(is_shown).map(|column| (column, width(column))).collect();
     let run = match job.restarts {
         0 => "not restarted".to_owned(),
         restarts => format!("restart {restarts} of {}", job.max_restarts),
@@ -227,11 +233,11 @@ fn ranges(ranks: &[u32]) -> String {
     if more > 0 { format!("{}, ...", shown.join(", ")) } else { shown.join(", ") }
 }
 
-fn line(cells: &[String; 10], widths: &[usize]) -> String {
+fn line(cells: &[String; 11], widths: &[(usize, usize)]) -> String {
     let mut text = String::new();
-    for (column, cell) in cells.iter().enumerate() {
-        let width = widths[column];
-        let _ = if WORDS.contains(&column) {
+    for (column, width) in widths {
+        let cell = &cells[*column];
+        let _ = if WORDS.contains(column) {
             write!(text, " {cell:<width$} ")
         } else {
             write!(text, " {cell:>width$} ")
@@ -262,11 +268,12 @@ fn phase(rank: &Rank) -> String {
     json::plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase()
 }
 
-fn cells(rank: &Rank) -> [String; 10] {
+fn cells(rank: &Rank) -> [String; 11] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let sections = rank.sections.iter().map(|section| clean(section)).collect::<Vec<_>>().join(" > ");
     [
         rank.rank.to_string(),
+        or_dash(rank.host.as_deref().map(clean)),
         rank.pid.to_string(),
         phase(rank),
         or_dash(rank.step.map(|step| step.to_string())),

@@ -236,18 +236,24 @@ fn phase(job: &Job, paint: Paint) -> String {
     }
 }
 
+/// The column of the ranks' hosts, which only jobs of several hosts have.
+const HOST: usize = 1;
+
 fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
-    let header = ["RANK", "LOCAL", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "LOSS"].map(str::to_owned);
-    let rows: Vec<[String; 8]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
-    let widths: Vec<usize> =
-        (0..8).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+    let header = ["RANK", "HOST", "LOCAL", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "LOSS"];
+    let header = header.map(str::to_owned);
+    let rows: Vec<[String; 9]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
+    let has_hosts = ranks.iter().any(|rank| rank.host.is_some());
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<(usize, usize)> =
+        (0..9).filter(|column| *column != HOST || has_hosts).map(|column| (column, width(column))).collect();
     for (place, row) in rows.iter().enumerate() {
         // Numbers are right-aligned, words left-aligned.
         let mut text = String::from(" ");
-        for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
-            let _ = match column {
-                3 | 5 => write!(text, " {cell:<width$} "),
+        for (column, width) in &widths {
+            let cell = &row[*column];
+            let _ = match *column {
+                HOST | 4 | 6 => write!(text, " {cell:<width$} "),
                 _ => write!(text, " {cell:>width$} "),
             };
         }
@@ -270,11 +276,12 @@ fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
     }
 }
 
-fn cells(rank: &Rank) -> [String; 8] {
+fn cells(rank: &Rank) -> [String; 9] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let sections = rank.sections.iter().map(|section| clean(section)).collect::<Vec<_>>().join(" > ");
     [
         rank.rank.to_string(),
+        or_dash(rank.host.as_deref().map(clean)),
         rank.local_rank.to_string(),
         rank.pid.to_string(),
         rank_phase(rank),

@@ -1,5 +1,6 @@
 //! `mainstay stacks`: what the ranks of a job are doing now.
 
+use std::collections::BTreeMap;
 use std::iter;
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use mainstay_core::base::id::{Pid, Rank};
-use mainstay_core::hang::PlaceGroup;
-use mainstay_proto::v1::{Job, RankPhase};
+use mainstay_core::hang::{PlaceGroup, listed};
+use mainstay_proto::v1::{self, Job, RankPhase};
 use serde_json::Value;
 
 use super::answer::is_over;
@@ -16,6 +17,7 @@ use super::exit;
 use super::find::{Ask, find};
 use super::output::{self, Paint, clean};
 use super::status::{ask_all, reported_once};
+use crate::os::processes;
 use crate::source::evidence::{self, Frames, Subject};
 
 /// Time limit.
@@ -46,16 +48,29 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = ask_all(find(&args.ask).places).await;
     reported_once(&mut answers);
-    let jobs = answers.into_iter().filter_map(|answer| answer.result.ok()).flat_map(|of| of.jobs);
-    let jobs: Vec<Job> = jobs.filter(|job| !is_over(job)).collect();
-    let job = match chosen(jobs, args.job.as_deref()) {
+    let snapshots = answers.into_iter().filter_map(|answer| answer.result.ok());
+    let jobs = snapshots.flat_map(|of| of.jobs.into_iter().map(move |job| (of.server.hostname.clone(), job)));
+    let jobs: Vec<(String, Job)> = jobs.filter(|(_, job)| !is_over(job)).collect();
+    let (host, job) = match chosen(jobs, args.job.as_deref()) {
         Ok(job) => job,
         Err(why) => {
             output::note(&why);
             return Ok(ExitCode::from(exit::UNKNOWN));
         }
     };
-    let subjects = subjects(&job);
+    let (here, elsewhere) = by_host(&job, &host);
+    for (host, ranks) in &elsewhere {
+        let host = clean(host);
+        output::note(&format!("{} on host {host}: run `mainstay stacks` there", listed(ranks)));
+    }
+    let (ours, others): (Vec<&v1::Rank>, Vec<&v1::Rank>) = here.into_iter().partition(|rank| is_itself(rank));
+    for rank in others {
+        output::note(&format!(
+            "rank {}: no process of this host with PID {} is this rank",
+            rank.rank, rank.pid
+        ));
+    }
+    let subjects = subjects(&job, &ours);
     if subjects.is_empty() {
         bail!("job {:?} has no living ranks on this host", job.id);
     }
@@ -69,37 +84,53 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit::OK))
 }
 
-/// The job with this name, or the only running one.
-fn chosen(mut running: Vec<Job>, named: Option<&str>) -> Result<Job, String> {
+/// The job with this name, or the only running one, with the host of the server that knows it.
+fn chosen(mut running: Vec<(String, Job)>, named: Option<&str>) -> Result<(String, Job), String> {
     if let Some(name) = named {
-        running.retain(|job| job.id == name);
+        running.retain(|(_, job)| job.id == name);
     }
     match (running.len(), named) {
         (1, _) => Ok(running.remove(0)),
         (0, Some(name)) => Err(format!("no job {name:?} runs here; `mainstay status` shows those that do")),
         (0, None) => Err("no job runs here".to_owned()),
         _ => {
-            let names: Vec<String> = running.iter().map(|job| clean(&job.id)).collect();
+            let names: Vec<String> = running.iter().map(|(_, job)| clean(&job.id)).collect();
             Err(format!("{} jobs run here: name one of {}", names.len(), names.join(", ")))
         }
     }
 }
 
-fn subjects(job: &Job) -> Vec<Subject> {
+/// The living ranks of this host, and those of other hosts: their PIDs mean nothing here.
+fn by_host<'a>(job: &'a Job, this: &str) -> (Vec<&'a v1::Rank>, BTreeMap<&'a str, Vec<Rank>>) {
+    let (mut here, mut elsewhere) = (Vec::new(), BTreeMap::<&str, Vec<Rank>>::new());
+    for rank in job.ranks.iter().filter(|rank| rank.phase() != RankPhase::Exited) {
+        match rank.host.as_deref().filter(|host| *host != this) {
+            Some(host) => elsewhere.entry(host).or_default().push(Rank(rank.rank)),
+            None => here.push(rank),
+        }
+    }
+    (here, elsewhere)
+}
+
+/// Whether the process with the PID of a rank is that rank: hosts may have the same name, and PIDs are used again.
+fn is_itself(rank: &v1::Rank) -> bool {
+    let Some(ticks) = rank.start_ticks else { return true };
+    i32::try_from(rank.pid).is_ok_and(|pid| processes::start_ticks(Pid(pid)) == Some(ticks))
+}
+
+fn subjects(job: &Job, ranks: &[&v1::Rank]) -> Vec<Subject> {
     let attempt = Path::new(&job.run_dir).join(format!("attempt_{}", job.attempt));
-    let living = job.ranks.iter().filter(|rank| rank.phase() != RankPhase::Exited);
-    living
-        .filter_map(|rank| {
-            Some(Subject {
-                rank: Rank(rank.rank),
-                pid: Pid(i32::try_from(rank.pid).ok()?),
-                stacks: Some(attempt.join(rank.local_rank.to_string()).join("stacks.txt")),
-                step: rank.step,
-                sections: rank.sections.clone(),
-                last_steps: Vec::new(),
-            })
+    let subject = |rank: &&v1::Rank| {
+        Some(Subject {
+            rank: Rank(rank.rank),
+            pid: Pid(i32::try_from(rank.pid).ok()?),
+            stacks: Some(attempt.join(rank.local_rank.to_string()).join("stacks.txt")),
+            step: rank.step,
+            sections: rank.sections.clone(),
+            last_steps: Vec::new(),
         })
-        .collect()
+    };
+    ranks.iter().filter_map(subject).collect()
 }
 
 /// The groups first, then the stack of one rank of each.

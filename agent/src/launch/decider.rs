@@ -7,7 +7,6 @@ mod launcher;
 
 use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::base::time::Mono;
-use mainstay_core::progress::goodput::Ledger;
 use mainstay_core::progress::monitor::Pace;
 use mainstay_core::recovery::hosts::wire::Command;
 use mainstay_core::recovery::job::{Job, Order, Summary};
@@ -75,24 +74,24 @@ impl Decider {
         }
     }
 
-    /// How the job went.
-    pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
-        let reported = match self {
+    /// How the job went, if this launcher or its leader has accounted it to the end.
+    pub(super) fn summary(&self, at: Mono, exit: i32) -> Option<Summary> {
+        match self {
             Decider::Leading(leading) if leading.lead.is_deposed() => {
-                let reason = "another launcher leads the job, or this host is cut off".to_owned();
-                Some(Summary { exit, reason, ..leading.lead.job().summary(at) })
+                Some(Summary { exit, reason: self.reason(), ..leading.lead.job().summary(at) })
             }
             Decider::Following(following) => following.summary.clone(),
             Decider::Alone(_) | Decider::Leading(_) | Decider::Gone => self.job().map(|job| job.summary(at)),
+        }
+    }
+
+    /// Why this launcher ends before the job, or without knowing how the job ended.
+    pub(super) fn reason(&self) -> String {
+        let cut_off = match self {
+            Decider::Following(following) => following.cut_off.clone(),
+            Decider::Leading(_) => Some("another launcher leads the job, or this host is cut off".to_owned()),
+            Decider::Alone(_) | Decider::Gone => None,
         };
-        reported.unwrap_or_else(|| {
-            let cut_off = match self {
-                Decider::Following(following) => following.cut_off.clone(),
-                _ => None,
-            };
-            let reason = cut_off.unwrap_or_else(|| "the leader of the job was lost".to_owned());
-            let accounting = Ledger::open(at).accounting(at);
-            Summary { exit, reason, attempts: 0, accounting, incidents: Vec::new(), saving: None }
-        })
+        cut_off.unwrap_or_else(|| "the leader of the job was lost".to_owned())
     }
 }

@@ -91,6 +91,8 @@ pub struct Launcher {
     pub(super) terminal: Terminal,
     /// The verdict that the terminal showed last: its incident, headline and domain.
     pub(super) shown: Option<(Incident, String, FaultDomain)>,
+    /// The attempt whose start the terminal reported last.
+    pub(super) outcome_shown: Option<Attempt>,
     pub(super) guardian: Option<Guardian>,
     /// Keeps the checkpoints that ranks copy to memory.
     pub(super) pool_owner: Option<PoolOwner>,
@@ -326,6 +328,7 @@ impl Launcher {
             self.link(event);
         }
         self.sample();
+        self.record_end(exit);
         self.snapshots.sync();
         if self.snapshots.unwritten() > 0 {
             self.terminal.print(format!(
@@ -336,7 +339,7 @@ impl Launcher {
         }
         self.remember();
         self.announce_end().await;
-        let summary = self.decider.summary(clock::mono(), exit);
+        let summary = self.decider.summary(clock::mono(), exit).unwrap_or_else(|| self.recount(exit));
         self.warm.end();
         // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();

@@ -31,6 +31,8 @@ const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(1);
 pub struct Followed {
     /// Whether it waits as a spare.
     pub waits: bool,
+    /// The newest entry of the leader's journal when it got its seat.
+    pub newest: u64,
     /// Its seat; for a spare, one like the seat that it may get.
     pub seat: Seat,
     /// The job's name for ranks of all hosts.
@@ -90,6 +92,7 @@ impl Following {
     pub(super) fn new(followed: Followed, spec: JobSpec) -> Following {
         let Followed {
             waits,
+            newest,
             seat,
             epoch,
             leader,
@@ -105,7 +108,8 @@ impl Following {
         } = followed;
         let leads = Leads { epoch, ..leads(&leader) };
         let me = store_session.launcher().to_owned();
-        let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
+        let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some())
+            .joining_after(newest);
         let (follow, ready) =
             if waits { (follow.waiting(), Some(SpareReports::default())) } else { (follow, None) };
         let following = Following {
@@ -135,6 +139,11 @@ impl Following {
     /// This launcher as rounds see it.
     pub(super) fn member(&self) -> Member {
         Member::of(&self.join.borrow())
+    }
+
+    /// The description of this launcher for others.
+    pub(super) fn join(&self) -> Join {
+        self.join.borrow().clone()
     }
 
     /// The next message of the leader or of the store.

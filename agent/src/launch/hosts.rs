@@ -21,6 +21,8 @@ pub struct HostsPlan {
     pub local_addr: Option<String>,
     /// The secret of the job, if the user gave one.
     pub token: Option<String>,
+    /// Whether hosts with another program or another number of ranks are admitted.
+    pub mixed: bool,
     /// Whether traffic between the hosts is encrypted.
     pub encrypt: bool,
     /// The failure domain of this host, if the user gave one.

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::Entry;
-use mainstay_core::recovery::hosts::lead::{self, Lead};
+use mainstay_core::recovery::hosts::lead::{self, Expected, Lead};
 use mainstay_core::recovery::hosts::link::Connection;
 use mainstay_core::recovery::hosts::merge::Merge;
-use mainstay_core::recovery::hosts::wire::Down;
+use mainstay_core::recovery::hosts::wire::{Down, Join};
 use mainstay_core::recovery::job::Job;
 use tokio::sync::mpsc;
 
@@ -55,10 +55,11 @@ fn entries_after(reader: &StateReader, have: u64, most: usize) -> Option<Vec<Ent
 impl Leading {
     /// The leader of a complete round.
     pub(super) fn new(job: Job, gathered: Gathered, names: (String, String)) -> Leading {
-        let Gathered { round, me, listener, connections, plan, spares, store_session, record_writer } =
+        let Gathered { round, me, listener, connections, plan, join, spares, store_session, record_writer } =
             gathered;
         let merge = Merge::new(round, plan.join_timeout);
-        let mut leading = Leading::of(job, merge, me, listener, plan, names, store_session, record_writer);
+        let mut leading =
+            Leading::of(job, merge, me, listener, plan, join, names, store_session, record_writer);
         let mut followers = Vec::new();
         for (launcher, connection, to) in connections {
             leading.ways.insert(connection, to);
@@ -81,6 +82,7 @@ impl Leading {
         seat: u32,
         listener: Listener,
         plan: HostsPlan,
+        leader: Join,
         names: (String, String),
         store_session: StoreSession,
         record_writer: RecordWriter,
@@ -89,7 +91,7 @@ impl Leading {
             seat,
             launcher: store_session.launcher().to_owned(),
             names,
-            hosts: plan.hosts,
+            expected: Expected { leader, mixed: plan.mixed },
             lease: plan.lease(),
             looks_every: span(POLL_INTERVAL),
             epoch: record_writer.epoch,

@@ -2,9 +2,11 @@
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::recovery::hosts::merge::HOSTS;
-use mainstay_core::recovery::job::{POLICY, RESTART_WAITS};
+use mainstay_core::recovery::job::{ORDERS, POLICY, RESTART_WAITS};
 use mainstay_core::recovery::policy::Rung;
 use mainstay_core::view::incident_report;
+
+use super::order::STOP_ORDERED;
 
 /// The line for an entry; none for entries that people need not see.
 pub fn line(body: &Body) -> Option<String> {
@@ -35,7 +37,9 @@ pub fn line(body: &Body) -> Option<String> {
         Body::Fact(Fact::Observed(seen))
             if matches!(seen.event.as_str(), "hang_suspected" | RESTART_WAITS)
                 || seen.component == POLICY
-                || seen.component == HOSTS =>
+                || seen.component == HOSTS
+                // That the ranks are stopped is reported anyway, with the person.
+                || (seen.component == ORDERS && seen.event != STOP_ORDERED) =>
         {
             Some(seen.detail.clone())
         }

@@ -53,11 +53,14 @@ pub enum Refused {
     NotHere(String),
 }
 
-/// The order as the journal records it.
-fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
+/// The event of an order to stop the job.
+pub(super) const STOP_ORDERED: &str = "stop_ordered";
+
+/// The order of `who`, with the user `uid`, as the journal records it.
+fn observed(who: &str, uid: u32, reason: &str, order: JobOrder) -> Fact {
     let (event, what) = match order {
         JobOrder::Restart => (RESTART_ORDERED, "to restart all ranks".to_owned()),
-        JobOrder::Stop => ("stop_ordered", "to stop the job".to_owned()),
+        JobOrder::Stop => (STOP_ORDERED, "to stop the job".to_owned()),
         JobOrder::Exclude(rank) => (RANK_EXCLUDED, format!("to stop using the GPU of {rank}")),
         JobOrder::Inject(fault, rank) => ("fault_injected", format!("to {fault} {rank}, for a drill")),
     };
@@ -72,7 +75,7 @@ fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
         component: ORDERS.to_owned(),
         event: event.to_owned(),
         weight: Weight::Warning,
-        detail: format!("user {uid} ordered {what}: {reason}"),
+        detail: format!("{who} ordered {what}: {reason}"),
         values: values.into_iter().collect(),
     })
 }

@@ -58,6 +58,12 @@ pub fn hash_of_program(command: &[String]) -> Option<String> {
     log_files::ask_of_program(move || program::hash(&command)).flatten()
 }
 
+/// What launchers of one job have in common: see [`program::identity`]. Empty if the directory does not answer.
+pub fn identity_of_program(command: &[String]) -> (String, String) {
+    let command = command.to_vec();
+    log_files::ask_of_program(move || program::identity(&command)).unwrap_or_default()
+}
+
 /// Makes the directories of a run.
 ///
 /// # Errors

@@ -4,15 +4,21 @@
 use std::time::Duration;
 
 use mainstay_core::base::time::Stamp;
-use mainstay_core::model::entry::{Body, Entry};
+use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::finding::Finding;
+use mainstay_core::model::verdict::Outcome;
+use mainstay_core::progress::goodput::Ledger;
 use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::job::Summary;
+use mainstay_core::view::node::{JobPhase, JobView};
+use mainstay_core::view::summary::Recounted;
 
 use super::decider::Decider;
 use super::event_loop::Launcher;
 use super::notice;
 use crate::act::doubtful_checkpoints;
 use crate::act::log_files;
+use crate::os::clock;
 use crate::os::timed_files::Patient;
 
 /// Writes in checkpoint directories.
@@ -21,14 +27,17 @@ static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
 /// How long marking doubtful checkpoints may take; after that it continues in the background.
 const MARK_WITHIN: Duration = Duration::from_millis(200);
 
+/// The most entries of the journal that are in memory when they are counted.
+const ENTRIES_AT_ONCE: usize = 512;
+
 impl Launcher {
-    /// Writes an entry to the journal, and prints it if people should see it.
+    /// The line for an entry on the terminal, if people should see it and have not seen it yet.
+    pub(super) fn line(&mut self, body: &Body) -> Option<String> {
+        notice::line(body).filter(|_| !self.was_shown(body))
+    }
+
+    /// Writes an entry to the journal.
     pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
-        if let Some(line) = notice::line(&body)
-            && !self.was_shown(&body)
-        {
-            self.terminal.print(line);
-        }
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
@@ -43,12 +52,17 @@ impl Launcher {
         entry
     }
 
-    /// Whether the terminal has already shown this for the incident: a verdict that is renewed with more evidence is often
-    /// the same, with a higher confidence.
+    /// Whether the terminal has already shown this: a verdict that is renewed with more evidence is often the same, with a
+    /// higher confidence, and a leader that replaces another finds the outcome of the last restart once more.
     fn was_shown(&mut self, body: &Body) -> bool {
-        let Body::Verdict(verdict) = body else { return false };
-        let shown = (verdict.incident, verdict.headline.clone(), verdict.domain);
-        self.shown.replace(shown.clone()) == Some(shown)
+        match body {
+            Body::Verdict(verdict) => {
+                let shown = (verdict.incident, verdict.headline.clone(), verdict.domain);
+                self.shown.replace(shown.clone()) == Some(shown)
+            }
+            Body::Outcome(Outcome { attempt, .. }) => self.outcome_shown.replace(*attempt) == Some(*attempt),
+            _ => false,
+        }
     }
 
     /// Marks doubtful checkpoints in their directory.
@@ -63,6 +77,41 @@ impl Launcher {
         if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
             tracing::warn!(directory = %directory.display(), %error, "cannot mark checkpoints as doubtful");
         }
+    }
+
+    /// Records the end of the job, unless the decider has.
+    pub(super) fn record_end(&mut self, exit: i32) {
+        let view = self.snapshots.reader().view();
+        let has_ended = |job: &JobView| matches!(job.phase, JobPhase::Ended(_));
+        if !view.jobs.get(&self.id).is_some_and(has_ended) {
+            let reason = self.decider.reason();
+            self.publish_body(clock::mono(), Body::Fact(Fact::JobEnded { exit, reason }));
+        }
+    }
+
+    /// The summary from this host's journal: the leader, which accounts every step, is gone.
+    pub(super) fn recount(&self, exit: i32) -> Summary {
+        let (at, reason, reader) = (clock::mono(), self.decider.reason(), self.snapshots.reader());
+        let recounted = log_files::ask(move || {
+            let (mut recounted, mut cursor) = (Recounted::default(), 0);
+            while let Ok(read) = reader.entries_after(cursor, ENTRIES_AT_ONCE)
+                && read.cursor > cursor
+            {
+                cursor = read.cursor;
+                read.entries.iter().for_each(|entry| recounted.entry(entry));
+            }
+            recounted
+        });
+        let summary = recounted.and_then(|recounted| recounted.summary(at, exit, reason.clone()));
+        let accounting = || Ledger::open(at).accounting(at);
+        summary.unwrap_or_else(|| Summary {
+            exit,
+            reason,
+            attempts: 0,
+            accounting: accounting(),
+            incidents: Vec::new(),
+            saving: None,
+        })
     }
 
     /// Keeps what was learned of the job for its next run.

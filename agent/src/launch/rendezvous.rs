@@ -50,6 +50,8 @@ pub struct Gathered {
     pub spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
     /// What was asked for on the command line.
     pub plan: HostsPlan,
+    /// The leader's own description.
+    pub join: Join,
     /// The group of the job.
     pub store_session: StoreSession,
     /// Write access to the store.
@@ -123,6 +125,8 @@ enum Outcome {
 struct Welcomed {
     /// Whether it waits as a spare; then the seat is only like the one that it may get.
     waits: bool,
+    /// The newest entry of the leader's journal.
+    newest: u64,
     seat: Seat,
     job: String,
     launch: String,
@@ -192,10 +196,23 @@ pub async fn gather(
                 if !welcomed.waits {
                     store_session.take_seat();
                 }
-                let Welcomed { waits, seat, job, launch, epoch, leader, events, to, clock, join, task } =
-                    *welcomed;
+                let Welcomed {
+                    waits,
+                    newest,
+                    seat,
+                    job,
+                    launch,
+                    epoch,
+                    leader,
+                    events,
+                    to,
+                    clock,
+                    join,
+                    task,
+                } = *welcomed;
                 return Ok(JoinOutcome::Following(Box::new(Followed {
                     waits,
+                    newest,
                     seat,
                     job,
                     launch,
@@ -230,7 +247,8 @@ fn gathered(
     let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
-    Gathered { round, me, listener, connections, spares, plan, store_session, record_writer }
+    let join = mine.clone();
+    Gathered { round, me, listener, connections, spares, plan, join, store_session, record_writer }
 }
 
 /// What to check when hosts do not come.

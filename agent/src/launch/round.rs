@@ -122,7 +122,7 @@ impl Launcher {
             self.ranks.iter().filter(|rank| rank.exit.is_some()).map(|rank| rank.local_rank).collect();
         let port = match port {
             Ok(port) => port,
-            Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+            Err(error) => return self.fact(Fact::start_failed(attempt, error)),
         };
         let mut page_trouble = None;
         if !lost.is_empty() {
@@ -138,7 +138,7 @@ impl Launcher {
                         }
                     }
                 }
-                Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+                Err(error) => return self.fact(Fact::start_failed(attempt, error)),
             }
         }
         for process in self.ranks.iter_mut().filter(|process| waiting.contains(&process.rank)) {

@@ -140,6 +140,7 @@ impl Launcher {
             snapshots,
             terminal,
             shown: None,
+            outcome_shown: None,
             guardian,
             pool_owner,
             cgroup,

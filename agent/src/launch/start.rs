@@ -18,7 +18,7 @@ use crate::act::rank_spec::RankSpec;
 use crate::launch::Settings;
 use crate::launch::event_loop::{Ended, Launcher};
 use crate::launch::paths;
-use crate::os::{clock, limits};
+use crate::os::{clock, limits, processes};
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 use crate::store::learned::Memory;
@@ -43,7 +43,7 @@ impl Launcher {
         }
         let number = match port {
             Ok(number) => number,
-            Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+            Err(error) => return self.fact(Fact::start_failed(attempt, error)),
         };
         self.monitors.clear();
         self.pages.clear();
@@ -60,7 +60,7 @@ impl Launcher {
             pool_owner.begin_attempt(attempt.0.into());
         }
         match self.make_ranks(attempt, number, &self.rank_spec.all_ranks(), ended) {
-            Err(error) => self.fact(Fact::StartFailed { attempt, error }),
+            Err(error) => self.fact(Fact::start_failed(attempt, error)),
             Ok((ranks, page_trouble)) => {
                 self.ranks = ranks;
                 self.attempt_started(number, page_trouble);
@@ -144,7 +144,8 @@ impl Launcher {
         self.hangs.begin_attempt(attempt, clock::mono());
         self.spoken.begin_attempt();
         let ranks = self.ranks.iter().map(started_rank).collect();
-        self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks });
+        // The leader adds the hosts of a job of several.
+        self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks, hosts: Vec::new() });
         if let Some(reason) = page_trouble {
             self.fact(Fact::PagesUnavailable { reason });
         }
@@ -253,6 +254,7 @@ fn started_rank(process: &RankProcess) -> StartedRank {
         local_rank: process.local_rank,
         pid: process.pid,
         page: process.page.as_ref().map(|(path, _)| path.display().to_string()),
+        start_ticks: processes::start_ticks(process.pid),
     }
 }
 

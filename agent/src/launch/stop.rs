@@ -267,9 +267,10 @@ impl Launcher {
             // Ranks that are being stopped for a fault get no more time than this request gives.
             stop.within(now, self.settings.grace.requested);
         }
+        let by = format!("{}{}", ExitStatus::Signal(signal), self.on_host());
         if let Some(attempt) = self.give_up_start() {
             let error = format!("{by} arrived before the ranks were started");
-            self.fact(Fact::StartFailed { attempt, error });
+            self.fact(Fact::start_failed(attempt, error));
         }
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }

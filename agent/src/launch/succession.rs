@@ -88,9 +88,11 @@ impl Launcher {
         self.recall(&mut job);
         let before = std::mem::replace(&mut self.decider, Decider::Gone);
         let Decider::Following(following) = before else { return };
+        let join = following.join();
         let Following { follow, plan, store_session, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
-        let mut leading = Leading::of(job, merge, me, listener, plan, names, store_session, record_writer);
+        let mut leading =
+            Leading::of(job, merge, me, listener, plan, join, names, store_session, record_writer);
         self.snapshots.show_due();
         let reader = self.snapshots.reader();
         let entries =

@@ -21,3 +21,4 @@ pub mod readable;
 pub mod spawn;
 pub mod stdout;
 pub mod timed_files;
+pub mod users;

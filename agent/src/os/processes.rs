@@ -151,6 +151,11 @@ pub fn signal_group(group: Pid, signal: Signal) -> bool {
     killpg(nix::unistd::Pid::from_raw(group.0), signal) != Err(Errno::ESRCH)
 }
 
+/// When a process started, in clock ticks since the boot: with its PID this identifies it on this host.
+pub fn start_ticks(pid: Pid) -> Option<u64> {
+    stat(pid).map(|stat| stat.start_ticks)
+}
+
 struct Stat {
     parent: Pid,
     state: char,
@@ -158,6 +163,7 @@ struct Stat {
     exiting: bool,
     /// As `wait` would return it; 0 while it is alive, and if it is not readable for us.
     exit_code: i32,
+    start_ticks: u64,
 }
 
 /// Of field 9 of `/proc/<pid>/stat`.
@@ -175,10 +181,11 @@ fn stat(pid: Pid) -> Option<Stat> {
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.chars().next()?;
     let parent = Pid(fields.next()?.parse().ok()?);
-    // Fields 9 and 52, counted from 1; the last two were 3 and 4.
+    // Fields 9, 22 and 52, counted from 1; the last two were 3 and 4.
     let flags: u64 = fields.nth(4).and_then(|flags| flags.parse().ok()).unwrap_or(0);
-    let exit_code = fields.nth(42).and_then(|code| code.parse().ok()).unwrap_or(0);
-    Some(Stat { parent, state, exiting: flags & PF_EXITING != 0, exit_code })
+    let start_ticks = fields.nth(12).and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
+    let exit_code = fields.nth(29).and_then(|code| code.parse().ok()).unwrap_or(0);
+    Some(Stat { parent, state, exiting: flags & PF_EXITING != 0, exit_code, start_ticks })
 }
 
 #[cfg(test)]

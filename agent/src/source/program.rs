@@ -23,6 +23,28 @@ pub fn hash(command: &[String]) -> Option<String> {
     hash_in(Path::new("."), command)
 }
 
+/// What all hosts of a job have in common: the command without the directories in it, which may differ, and the content
+/// of the script that it names. Both are hashes; the second is empty if no script can be read.
+pub fn identity(command: &[String]) -> (String, String) {
+    let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+    let word = |word: &String| match word.split_once('=') {
+        Some((option, value)) => format!("{option}={}", name(value)),
+        None => name(word),
+    };
+    let words: Vec<String> = command.iter().map(word).collect();
+    let folder = Path::new(".");
+    // A program without Python: the first file that the command names by its path.
+    let by_path = || command.iter().find(|word| word.contains('/')).map(|word| folder.join(word));
+    let script = script(folder, command).or_else(by_path).filter(|script| {
+        let size = std::fs::metadata(script).map_or(u64::MAX, |of| of.len());
+        script.is_file() && size <= BYTES
+    });
+    let content = script.and_then(|script| std::fs::read(script).ok());
+    let content =
+        content.map(|content| fingerprint::program(&[], &BTreeMap::from([(String::new(), content)])));
+    (fingerprint::program(&words, &BTreeMap::new()), content.unwrap_or_default())
+}
+
 fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
     let script = script(folder, command)?.canonicalize().ok()?;
     let beside = script.parent()?;
@@ -120,6 +142,26 @@ fn python_files(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_same_script_in_another_folder_is_the_same_program_and_another_content_is_not() {
+        let folder = testing::tempdir().unwrap();
+        let script = |name: &str, text: &str| {
+            let path = folder.path().join(name).join("train.py");
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let of = |script: &str, rate: &str| {
+            let words = ["/usr/bin/python3", script, "--lr", rate, "--out=/tmp/x"];
+            identity(&words.map(str::to_owned))
+        };
+        let (one, two, other) = (script("a", "pass"), script("b", "pass"), script("c", "exit()"));
+        assert_eq!(of(&one, "0.1"), of(&two, "0.1"));
+        assert_ne!(of(&one, "0.1").0, of(&one, "0.2").0);
+        assert_eq!(of(&one, "0.1").0, of(&other, "0.1").0);
+        assert_ne!(of(&one, "0.1").1, of(&other, "0.1").1);
+    }
 
     #[test]
     fn a_change_of_script_import_or_option_is_seen_and_nothing_else() {

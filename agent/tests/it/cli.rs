@@ -55,6 +55,7 @@ fn verdict() -> Body {
         culprit_confidence: None,
         cannot_run: false,
         culprit: Some(Rank(1)),
+        host: None,
         victims: vec![Rank(0)],
         step: Some(4),
         data: None,

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::base::time::{Mono, Span, Stamp};
-use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, LineTime, Note, StartedRank};
+use mainstay_core::model::entry::{
+    Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, LineTime, Note, StartedRank,
+};
 use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_core::model::kernel::{
     KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid,
@@ -19,7 +21,8 @@ const SOURCE: &str = include_str!("../../core/src/model/entry.rs");
 
 fn entries() -> Vec<Body> {
     let (attempt, rank, pid) = (Attempt(0), Rank(0), Pid(1));
-    let started = StartedRank { rank, local_rank: 0, pid, page: Some("page".into()) };
+    let host = HostOfRanks { host: "a".into(), node_rank: 0, first_rank: rank, ranks: 1 };
+    let started = StartedRank { rank, local_rank: 0, pid, page: Some("page".into()), start_ticks: Some(7) };
     let note = Note { step: Some(1), at: Mono(1), file: Some(String::new()), ..Note::default() };
     vec![
         Body::Fact(Fact::JobStarted(JobSpec {
@@ -28,7 +31,7 @@ fn entries() -> Vec<Body> {
             run: "train~1".into(),
             ..JobSpec::default()
         })),
-        Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started] }),
+        Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started], hosts: vec![host] }),
         Body::Fact(Fact::RankRaised { attempt, rank, pid, note, data: Some(0) }),
         Body::Fact(Fact::RankExited {
             attempt,

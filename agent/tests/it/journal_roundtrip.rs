@@ -4,7 +4,7 @@
 use mainstay_agent::store::journal::{Line, decode, encode};
 use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, Note, StartedRank};
 use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_core::model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::model::verdict::{
@@ -112,12 +112,9 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
 }
 
 fn started_rank() -> impl Strategy<Value = StartedRank> {
-    (rank(), any::<u32>(), pid(), option::of(text())).prop_map(|(rank, local_rank, pid, page)| StartedRank {
-        rank,
-        local_rank,
-        pid,
-        page,
-    })
+    (rank(), any::<u32>(), pid(), option::of(text()), option::of(any::<u64>())).prop_map(
+        |(rank, local_rank, pid, page, start_ticks)| StartedRank { rank, local_rank, pid, page, start_ticks },
+    )
 }
 
 fn note() -> impl Strategy<Value = Note> {
@@ -148,10 +145,13 @@ fn fact() -> impl Strategy<Value = Fact> {
     ];
     let of_attempts =
         prop_oneof![
-            (attempt(), any::<u16>(), vec(started_rank(), 0..4)).prop_map(|(attempt, master_port, ranks)| {
-                Fact::AttemptStarted { attempt, master_port, ranks }
-            }),
-            (attempt(), text()).prop_map(|(attempt, error)| Fact::StartFailed { attempt, error }),
+            (attempt(), any::<u16>(), vec(started_rank(), 0..4), vec(host_of_ranks(), 0..3)).prop_map(
+                |(attempt, master_port, ranks, hosts)| {
+                    Fact::AttemptStarted { attempt, master_port, ranks, hosts }
+                }
+            ),
+            (attempt(), text(), prop::collection::vec(text(), 0..3))
+                .prop_map(|(attempt, error, missing)| Fact::StartFailed { attempt, error, missing }),
             (attempt(), any::<u64>()).prop_map(|(attempt, step)| Fact::RanksStepping { attempt, step }),
             (attempt(), any::<u64>(), option::of(number()))
                 .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss }),
@@ -268,6 +268,11 @@ fn finding() -> impl Strategy<Value = Finding> {
     )
 }
 
+fn host_of_ranks() -> impl Strategy<Value = HostOfRanks> {
+    (text(), any::<u32>(), rank(), any::<u32>())
+        .prop_map(|(host, node_rank, first_rank, ranks)| HostOfRanks { host, node_rank, first_rank, ranks })
+}
+
 fn verdict() -> impl Strategy<Value = Verdict> {
     let cause = prop_oneof![
         (text(), text()).prop_map(|(exception, fingerprint)| Cause::Exception { exception, fingerprint }),
@@ -281,6 +286,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     let what = (incident(), attempt(), text(), cause, domain, number());
     let where_ = (
         option::of(rank()),
+        option::of(text()),
         vec(rank(), 0..4),
         (option::of(any::<u64>()), option::of(any::<u64>())),
         any::<bool>(),
@@ -289,7 +295,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     (what, where_, mono(), mono(), vec(text(), 0..3), class).prop_map(
         |(
             (incident, attempt, headline, cause, domain, confidence),
-            (culprit, victims, (step, data), heartbeats),
+            (culprit, host, victims, (step, data), heartbeats),
             fault_at,
             detected_at,
             evidence,
@@ -307,6 +313,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             culprit_confidence: None,
             cannot_run: false,
             culprit,
+            host,
             victims,
             step,
             data,

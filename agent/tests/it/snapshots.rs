@@ -27,9 +27,19 @@ fn record(snapshots: &mut StateWriter, job: &JobId, fact: Fact) -> Entry {
 fn start(snapshots: &mut StateWriter, job: &JobId) {
     record(snapshots, job, Fact::JobStarted(JobSpec { world_size: 2, ..JobSpec::default() }));
     let ranks = (0..2)
-        .map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(1), page: None })
+        .map(|rank| StartedRank {
+            rank: Rank(rank),
+            local_rank: rank,
+            pid: Pid(1),
+            page: None,
+            start_ticks: None,
+        })
         .collect();
-    record(snapshots, job, Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks });
+    record(
+        snapshots,
+        job,
+        Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks, hosts: Vec::new() },
+    );
 }
 
 fn end(snapshots: &mut StateWriter, job: &JobId) {

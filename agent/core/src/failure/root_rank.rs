@@ -43,7 +43,7 @@ pub struct RankEnd {
     pub stdout_times: Vec<LineTime>,
 }
 
-/// The class of a verdict on ranks that ended because their host was lost: whose fault that is, is unknown.
+/// The class of a verdict on a lost host: on the ranks that ended with it, whose fault that is, is unknown.
 pub const HOST_LOST: &str = "host_lost";
 
 /// The loss of a host.
@@ -170,6 +170,7 @@ pub fn judge(
         culprit_confidence: Some(confidence(&cause, end)),
         cannot_run: false,
         culprit: Some(culprit),
+        host: None,
         step: end.step,
         data: end.data,
         heartbeats: end.heartbeats,
@@ -212,6 +213,7 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         culprit_confidence: None,
         cannot_run: false,
         culprit: None,
+        host: None,
         victims: Vec::new(),
         step: None,
         data: None,
@@ -219,6 +221,19 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         fault_at: at,
         detected_at: at,
         evidence: vec![error.to_owned()],
+    }
+}
+
+/// The verdict when a start waited in vain for the place of a lost host to be taken.
+pub fn host_missing(incident: Incident, attempt: Attempt, host: String, error: &str, at: Mono) -> Verdict {
+    Verdict {
+        headline: error.to_owned(),
+        cause: Cause::HostLost { host },
+        domain: FaultDomain::Infrastructure,
+        class: Some(HOST_LOST.to_owned()),
+        // Who ended it was not seen.
+        confidence: 0.9,
+        ..start_failed(incident, attempt, error, at)
     }
 }
 
@@ -255,6 +270,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         culprit_confidence: culprit.map(|_| hang.confidence),
         cannot_run: false,
         culprit,
+        host: None,
         victims: hang.victims.iter().copied().filter(|victim| Some(*victim) != culprit).collect(),
         step: hang.step,
         data: None,
@@ -429,6 +445,7 @@ fn no_rank_failed(incident: Incident, attempt: Attempt) -> Verdict {
         culprit_confidence: None,
         cannot_run: false,
         culprit: None,
+        host: None,
         victims: Vec::new(),
         step: None,
         data: None,

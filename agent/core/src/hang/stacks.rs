@@ -143,6 +143,7 @@ Thread 77 (active): \"MainThread\"
         Hang {
             kind: HangKind::AllStill,
             culprits: Vec::new(),
+            hosts: Vec::new(),
             victims: (0..ranks).map(Rank).collect(),
             since: crate::base::time::Mono(1),
             confirmed: crate::base::time::Mono(2),
@@ -167,6 +168,7 @@ Thread 77 (active): \"MainThread\"
         let mut own_code = Hang {
             kind: HangKind::UserCode,
             culprits: vec![Rank(1)],
+            hosts: Vec::new(),
             victims: vec![Rank(0)],
             confidence: 0.97,
             ..all_still(2)

@@ -6,10 +6,12 @@
 
 mod bits;
 mod exit_status;
+mod host_of_ranks;
 
 use serde::{Deserialize, Serialize};
 
 pub use exit_status::{ExitStatus, signal_name};
+pub use host_of_ranks::HostOfRanks;
 
 use crate::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::base::time::{Mono, Span, Stamp};
@@ -127,6 +129,9 @@ pub enum Fact {
         master_port: u16,
         /// The processes, by rank.
         ranks: Vec<StartedRank>,
+        /// The hosts of the ranks, in the order of their node ranks; empty in a job of one host.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        hosts: Vec<HostOfRanks>,
     },
     /// Ranks could not be started.
     StartFailed {
@@ -134,6 +139,9 @@ pub enum Fact {
         attempt: Attempt,
         /// The operation, the object and the error.
         error: String,
+        /// Lost hosts whose place no host took in time, if that is the reason.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        missing: Vec<String>,
     },
     /// A rank's heartbeat client connected to its page.
     RankConnected {
@@ -339,6 +347,13 @@ pub enum Fact {
     },
 }
 
+impl Fact {
+    /// Ranks could not be started, and no host was missing.
+    pub fn start_failed(attempt: Attempt, error: String) -> Fact {
+        Fact::StartFailed { attempt, error, missing: Vec::new() }
+    }
+}
+
 /// What a launcher was asked to run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -381,7 +396,7 @@ pub struct JobSpec {
 }
 
 /// A rank's process at its start.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StartedRank {
     /// Which rank.
     pub rank: Rank,
@@ -392,6 +407,10 @@ pub struct StartedRank {
     /// Its heartbeat page, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
+    /// When the process started, in clock ticks since the boot of its host. A PID alone may later be that of another
+    /// process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ticks: Option<u64>,
 }
 
 /// When a line of a rank's output was written, and the job's progress after it.

@@ -63,6 +63,9 @@ pub struct Hang {
     /// The ranks where it started; empty if nothing distinguishes the ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub culprits: Vec<Rank>,
+    /// The hosts of these ranks, in a job of several hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// Ranks that wait for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Rank>,
@@ -96,6 +99,11 @@ impl Hang {
             "step" | "first_step" | ACTIVITY => String::new(),
             section => format!(", in section {section}"),
         };
+        let on = match self.hosts.as_slice() {
+            [] => String::new(),
+            [host] => format!(" on host {host}"),
+            hosts => format!(" on hosts {}", hosts.join(", ")),
+        };
         match self.culprits.as_slice() {
             [] if self.kind == HangKind::Network => {
                 format!("all ranks hang in a collective{after}: all have entered it and none has left")
@@ -103,8 +111,8 @@ impl Hang {
             [] => format!(
                 "all ranks hang{after}{at}: no rank makes progress, and no difference between them is visible"
             ),
-            [rank] => format!("{rank} hangs{after}{at}: it {}", self.kind.of_a_rank()),
-            ranks => format!("{} hang{after}{at}: each {}", listed(ranks), self.kind.of_a_rank()),
+            [rank] => format!("{rank}{on} hangs{after}{at}: it {}", self.kind.of_a_rank()),
+            ranks => format!("{}{on} hang{after}{at}: each {}", listed(ranks), self.kind.of_a_rank()),
         }
     }
 }

@@ -59,7 +59,7 @@ pub enum Cause {
     },
     /// The OOM killer was active when the rank was killed.
     OutOfMemory,
-    /// The rank's host was lost with the rank.
+    /// The rank's host was lost with the rank. In a verdict without a rank: no host took its place in time.
     HostLost {
         /// The host's name.
         host: String,
@@ -122,6 +122,9 @@ pub struct Verdict {
     /// The rank where it started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub culprit: Option<Rank>,
+    /// The host on which the culprit ran, in a job of several hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Ranks that failed as a consequence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Rank>,
@@ -151,6 +154,14 @@ impl Verdict {
     /// has no error.
     pub fn resource_ran_out(&self) -> bool {
         self.domain == FaultDomain::User && matches!(self.class.as_deref(), Some("storage" | "host_resource"))
+    }
+
+    /// The lost host whose place no host took in time, if that is the failure.
+    pub fn missing_host(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::HostLost { host } if self.culprit.is_none() => Some(host),
+            _ => None,
+        }
     }
 }
 

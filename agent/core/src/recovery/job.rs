@@ -35,7 +35,6 @@ mod saving;
 mod times;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::base::id::{Attempt, Rank};
@@ -43,7 +42,7 @@ use crate::base::time::{Mono, Span};
 use crate::checkpoint::advice;
 use crate::failure::root_rank::RankEnd;
 use crate::hang::Hang;
-use crate::model::entry::{Body, Fact, JobSpec, StepDone};
+use crate::model::entry::{Body, Fact, HostOfRanks, JobSpec, StepDone};
 use crate::model::finding::Finding;
 use crate::model::verdict::Verdict;
 use crate::progress::goodput::{Ledger, TimeCategory};
@@ -128,8 +127,8 @@ pub struct Job {
     past: Vec<PastFailure>,
     /// Watches the step times of the ranks.
     watch: Watch,
-    /// The hosts with the numbers of their ranks, for messages; empty if there is one host.
-    places: Vec<(RangeInclusive<u32>, String)>,
+    /// The hosts of the ranks of this attempt, for messages; empty if there is one host.
+    hosts: Vec<HostOfRanks>,
     /// Findings of this attempt that are not over.
     standing: Vec<Finding>,
     pending: Option<Pending>,
@@ -172,7 +171,7 @@ impl Job {
         out.push(Output::Order(Order::StartRanks(Attempt(0))));
         Job {
             watch: Watch::new(&spec),
-            places: Vec::new(),
+            hosts: Vec::new(),
             standing: Vec::new(),
             spec,
             settings: policy.into(),
@@ -212,16 +211,15 @@ impl Job {
         }
     }
 
-    /// Sets which hosts have which ranks from the next attempt on, in the order of their node ranks.
-    pub fn on_hosts(&mut self, hosts: impl Iterator<Item = (String, RangeInclusive<u32>)>) {
-        let (mut names, mut of) = (Vec::new(), BTreeMap::new());
-        self.places.clear();
-        for (number, (host, ranks)) in (0..).zip(hosts) {
-            of.extend(ranks.clone().map(|rank| (Rank(rank), number)));
-            self.places.push((ranks, format!("host {host} (node rank {number})")));
-            names.push(host);
-        }
-        self.watch.set_hosts(names, of);
+    /// Sets the hosts of the ranks of this attempt, in the order of their node ranks.
+    pub fn on_hosts(&mut self, hosts: Vec<HostOfRanks>) {
+        let number = |(host, number): (&HostOfRanks, u32)| {
+            let ranks = host.first_rank.0..host.first_rank.0.saturating_add(host.ranks);
+            ranks.map(move |rank| (Rank(rank), number))
+        };
+        let of = hosts.iter().zip(0..).flat_map(number).collect();
+        self.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), of);
+        self.hosts = hosts;
     }
 
     /// Sets the number of ranks of the next attempt.
@@ -235,9 +233,27 @@ impl Job {
     /// Adds the host where a failure started, if there are several.
     pub(super) fn locate(&self, verdict: &mut Verdict) {
         let Some(culprit) = verdict.culprit else { return };
-        if let Some((_, host)) = self.places.iter().find(|(ranks, _)| ranks.contains(&culprit.0)) {
-            verdict.evidence.push(format!("{culprit} runs on {host}"));
+        let Some(HostOfRanks { host, node_rank, .. }) = HostOfRanks::of(&self.hosts, culprit) else { return };
+        verdict.evidence.push(format!("{culprit} ran on host {host} (node rank {node_rank})"));
+        if let Some(rest) = verdict.headline.strip_prefix(&format!("{culprit} ")).map(str::to_owned)
+            && !rest.starts_with("on host ")
+        {
+            verdict.headline = format!("{culprit} on host {host} {rest}");
         }
+        verdict.host = Some(host.clone());
+    }
+
+    /// Adds the hosts of the culprits to a hang.
+    fn locate_hang(&self, fact: &mut Fact) {
+        let Fact::RanksHung { hang, .. } = fact else { return };
+        hang.hosts = self.hosts_of(&hang.culprits);
+    }
+
+    fn hosts_of(&self, ranks: &[Rank]) -> Vec<String> {
+        let host = |rank: &Rank| HostOfRanks::of(&self.hosts, *rank).map(|of| of.host.clone());
+        let mut hosts: Vec<String> = ranks.iter().filter_map(host).collect();
+        hosts.dedup();
+        hosts
     }
 
     /// Adds a policy that decides before the built-in one.
@@ -248,7 +264,8 @@ impl Job {
     /// Handles the next input. Appends the records and orders to `out`, in order.
     pub fn step(&mut self, at: Mono, input: Input, out: &mut Vec<Output>) {
         match input {
-            Input::Fact(fact) => {
+            Input::Fact(mut fact) => {
+                self.locate_hang(&mut fact);
                 out.push(Output::Record(Body::Fact(fact.clone())));
                 self.fact(at, fact, out);
             }

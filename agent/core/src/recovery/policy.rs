@@ -112,6 +112,10 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
             "another start would fail in the same way; fix the error and start the job again".to_owned(),
         );
     }
+    if let Some(host) = case.verdict.missing_host() {
+        let why = format!("no host took the place of {host}: the job can start again with another host");
+        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
+    }
     if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
         return stop(format!(

@@ -1,6 +1,7 @@
-//! The read side: the state of a host and its jobs, the incident report, replays.
+//! The read side: the state of a host and its jobs, the incident report, replays, summaries.
 
 pub mod incident_report;
 pub mod node;
 pub mod placement;
 pub mod replay;
+pub mod summary;

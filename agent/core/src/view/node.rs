@@ -57,8 +57,12 @@ pub struct RankView {
     pub rank: Rank,
     /// Its local rank on the host.
     pub local_rank: u32,
-    /// Its process.
+    /// Its process on its host.
     pub pid: Pid,
+    /// When the process started, in clock ticks since the boot of its host, if known.
+    pub start_ticks: Option<u64>,
+    /// Its host, in a job of several hosts.
+    pub host: Option<String>,
     /// Its heartbeat page, if it has one.
     pub page: Option<String>,
     /// Its phase.

@@ -84,8 +84,14 @@ mod tests {
             local_rank: rank - 2,
             pid: Pid(7),
             page: None,
+            start_ticks: None,
         });
-        let started = Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() };
+        let started = Fact::AttemptStarted {
+            attempt: Attempt(0),
+            master_port: 1,
+            ranks: ranks.to_vec(),
+            hosts: vec![],
+        };
         let mut view = NodeView::default();
         for fact in [Fact::JobStarted(spec), started] {
             view.apply(&entry(fact));

@@ -268,7 +268,7 @@ impl World {
                     assert!(launcher.living.is_empty(), "{:?} still live", launcher.living);
                 }
                 if fails {
-                    return launcher.fact(Fact::StartFailed { attempt, error: "no memory".to_owned() });
+                    return launcher.fact(Fact::start_failed(attempt, "no memory".to_owned()));
                 }
                 for rank in launcher.ranks() {
                     assert!(!elsewhere.contains(&rank), "{rank} runs on two hosts");

@@ -2,11 +2,11 @@
 #![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
 
 use mainstay_core::base::id::{Attempt, Rank};
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
+use mainstay_core::base::time::{Mono, Span, Stamp};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
-use mainstay_core::recovery::hosts::lead::{Act, Lead, LeaderSettings};
+use mainstay_core::recovery::hosts::lead::{Act, Expected, Lead, LeaderSettings};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::resize::Limits;
@@ -49,7 +49,7 @@ fn acts(follow: &mut Follow) -> Vec<follow::Act> {
 }
 
 fn welcome(seat: Seat) -> Down {
-    Down::Welcome { seat, job: String::new(), launch: String::new(), have: 0, epoch: 1 }
+    Down::Welcome { seat, job: String::new(), launch: String::new(), have: 0, epoch: 1, newest: 0 }
 }
 
 fn starts(follow: &mut Follow) {
@@ -140,7 +140,7 @@ impl Waiting {
             seat: 0,
             launcher: "l0".to_owned(),
             names: Default::default(),
-            hosts: (1, 3),
+            expected: Expected { leader: join("l0"), mixed: true },
             lease: Span::seconds(10),
             looks_every: Span::millis(500),
             epoch: 1,
@@ -290,6 +290,23 @@ fn a_spare_receives_what_it_needs_to_prepare_and_all_learn_that_it_keeps_copies(
     waiting.lead.gone(at, 8, "the cable".to_owned());
     let acts = waiting.acts(at);
     assert!(acts.iter().any(|act| matches!(act, Act::Meet { spares, .. } if spares.is_empty())), "{acts:?}");
+}
+
+#[test]
+fn entries_from_before_a_spare_got_its_seat_are_past_and_later_ones_are_not() {
+    let mut follow = follower().waiting();
+    let (job, launch) = (String::new(), String::new());
+    let welcome = Down::Welcome { seat: seat(1, 2), job, launch, have: 0, epoch: 1, newest: 2 };
+    follow.receive(Mono(2), welcome);
+    let body = std::sync::Arc::new(Body::Fact(Fact::AgentStopped));
+    for seq in 1..=3 {
+        follow.receive(Mono(3), Down::Entry { seq, at: Stamp::default(), body: body.clone() });
+    }
+    let past = acts(&mut follow).into_iter().filter_map(|act| match act {
+        follow::Act::Entry { seq, is_past, .. } => Some((seq, is_past)),
+        _ => None,
+    });
+    assert_eq!(past.collect::<Vec<_>>(), [(1, true), (2, true), (3, false)]);
 }
 
 #[test]

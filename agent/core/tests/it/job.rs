@@ -104,8 +104,19 @@ fn no_wait_if_all_ranks_lost_a_peer_or_one_succeeded() {
 #[test]
 fn a_step_counts_once_if_the_ranks_connect_one_after_the_other() {
     let mut run = Run::begin(3);
-    let ranks = [0, 1].map(|n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None });
-    run.fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.into() });
+    let ranks = [0, 1].map(|n| StartedRank {
+        rank: Rank(n),
+        local_rank: n,
+        pid: Pid(1),
+        page: None,
+        start_ticks: None,
+    });
+    run.fact(Fact::AttemptStarted {
+        attempt: Attempt(0),
+        master_port: 1,
+        ranks: ranks.into(),
+        hosts: Vec::new(),
+    });
     for rank in [Rank(1), Rank(0)] {
         run.fact(Fact::RankConnected { attempt: Attempt(0), rank, client: "test".into() });
         for step in 0..7 {
@@ -279,7 +290,7 @@ fn a_second_restart_without_a_new_step_is_delayed_and_a_stop_ends_the_delay() {
 #[test]
 fn a_failed_start_is_not_retried() {
     let mut run = Run::begin(3);
-    run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
+    run.fact(Fact::start_failed(Attempt(0), "no such file: pythn3".into()));
     run.report(Input::AgentEvidence(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
 }
@@ -329,13 +340,15 @@ fn any_input() -> impl Strategy<Value = Input> {
     ]);
     (attempt, 0u32..3, status, any::<bool>(), 0u8..12).prop_map(|(attempt, n, status, flag, kind)| {
         let rank = Rank(n);
-        let started = |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None };
+        let started =
+            |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None, start_ticks: None };
         let note = Note { exception: "E".into(), ..Note::default() };
         match kind {
             0 => Input::Fact(Fact::AttemptStarted {
                 attempt,
                 master_port: 1,
                 ranks: vec![started(0), started(1)],
+                hosts: Vec::new(),
             }),
             1 => Input::Fact(Fact::RankConnected { attempt, rank, client: String::new() }),
             2 => Input::Fact(Fact::RankRaised { attempt, rank, pid: Pid(1), note, data: None }),
@@ -354,7 +367,7 @@ fn any_input() -> impl Strategy<Value = Input> {
             }),
             4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
             5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
-            6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
+            6 => Input::Fact(Fact::start_failed(attempt, "e".into())),
             7 => Input::AgentEvidence(None),
             8 => Input::Wake,
             10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),

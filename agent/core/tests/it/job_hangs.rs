@@ -22,6 +22,7 @@ impl Run {
         let hang = Hang {
             kind,
             culprits: vec![Rank(1)],
+            hosts: Vec::new(),
             victims: vec![Rank(0)],
             since: Mono(self.now),
             confirmed: Mono(self.now + 5),
@@ -113,6 +114,7 @@ fn a_hang_that_passes_during_evidence_collection_stops_no_rank() {
     let hang = Hang {
         kind: HangKind::AllStill,
         culprits: Vec::new(),
+        hosts: Vec::new(),
         victims: Vec::new(),
         since: Mono(1),
         confirmed: Mono(2),

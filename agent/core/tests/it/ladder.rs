@@ -206,9 +206,15 @@ impl World {
         self.wake_at = None;
         // Nested: ranks that continue in their processes and complete no step.
         self.stuck = self.in_process && attempt.0 > 0 && self.random.one_in(25);
-        let started = |n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(n as i32 + 1), page: None };
+        let started = |n| StartedRank {
+            rank: Rank(n),
+            local_rank: n,
+            pid: Pid(n as i32 + 1),
+            page: None,
+            start_ticks: None,
+        };
         let ranks = (0..RANKS).map(started).collect();
-        self.fact(Fact::AttemptStarted { attempt, master_port: 1, ranks });
+        self.fact(Fact::AttemptStarted { attempt, master_port: 1, ranks, hosts: Vec::new() });
         // Nested: a rank may die before it connects.
         if self.random.one_in(10) {
             return self.inject(attempt, Fault::Kill);
@@ -289,6 +295,7 @@ impl World {
         let hang = Hang {
             kind: HangKind::Network,
             culprits: vec![Rank(rank)],
+            hosts: Vec::new(),
             victims: Vec::new(),
             since: self.now,
             confirmed: self.now,

@@ -24,6 +24,7 @@ fn cause() -> impl Strategy<Value = Cause> {
         2 => (9..11_i32).prop_map(|signal| Cause::Signal { signal }),
         1 => Just(Cause::OutOfMemory),
         1 => Just(Cause::StartFailed),
+        1 => Just(Cause::HostLost { host: "h".into() }),
         3 => (prop::sample::select(kinds.to_vec()), 0..2_u8)
             .prop_map(|(hang, place)| Cause::Hang { hang, place: format!("p{place}") }),
     ]
@@ -106,6 +107,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
                     culprit_confidence: None,
                     cannot_run,
                     culprit: named.then_some(Rank(0)),
+                    host: None,
                     victims: vec![Rank(1)],
                     step,
                     data,

@@ -36,8 +36,14 @@ pub(super) fn reports(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Repor
                 local_rank: rank.0 - first,
                 pid: pid(rank),
                 page: Some(format!("rank{}-{attempt}", rank.0)),
+                start_ticks: Some(1_234_567_890),
             });
-            vec![fact(Fact::AttemptStarted { attempt, master_port: 29_500, ranks: ranks.collect() })]
+            vec![fact(Fact::AttemptStarted {
+                attempt,
+                master_port: 29_500,
+                ranks: ranks.collect(),
+                hosts: Vec::new(),
+            })]
         }
         Answer::Connected(attempt) => {
             let client = || "python 0.1.0".to_owned();

@@ -431,9 +431,13 @@ mod tests {
 
     #[test]
     fn lists_of_things_are_flat() {
-        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(5), page: None };
-        let event =
-            of(Body::Fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 7, ranks: vec![rank] }));
+        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(5), page: None, start_ticks: None };
+        let event = of(Body::Fact(Fact::AttemptStarted {
+            attempt: Attempt(0),
+            master_port: 7,
+            ranks: vec![rank],
+            hosts: vec![],
+        }));
         assert_eq!(event.attributes.get("ranks.0.pid").map(String::as_str), Some("5"));
         assert_eq!(event.attributes.get("master_port").map(String::as_str), Some("7"));
         assert!(!event.attributes.contains_key("attempt"));

@@ -272,6 +272,8 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         self_time: beat.and_then(|beat| beat.pace.self_time).map(duration),
         against_peers: beat.and_then(|beat| beat.pace.against_peers),
         wait_share: beat.and_then(|beat| beat.pace.wait_share),
+        host: rank.host.clone(),
+        start_ticks: rank.start_ticks,
     }
 }
 

@@ -127,12 +127,12 @@ fn fact_sentence(fact: &Fact) -> String {
             counted(spec.local_world_size.into(), "rank", "ranks"),
             spec.command.join(" ")
         ),
-        Fact::AttemptStarted { attempt, master_port, ranks } => format!(
+        Fact::AttemptStarted { attempt, master_port, ranks, .. } => format!(
             "{}: {} started, MASTER_PORT {master_port}",
             run(*attempt),
             counted(ranks.len() as u64, "rank", "ranks")
         ),
-        Fact::StartFailed { attempt, error } => {
+        Fact::StartFailed { attempt, error, .. } => {
             format!("{}: the ranks could not be started: {error}", run(*attempt))
         }
         Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),

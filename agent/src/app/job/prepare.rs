@@ -101,7 +101,10 @@ pub(super) async fn come_together(
     terminal: &Terminal,
 ) -> anyhow::Result<(RankSpec, JoinOutcome)> {
     let host = nix::unistd::gethostname().context("reading the host's name")?;
+    let (command, script) = paths::identity_of_program(&settings.command);
     let join = Join {
+        command,
+        script,
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         run_id: settings.run_id.clone(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_core::base::time::Span;
+use mainstay_core::recovery::hosts::round::NoSeat;
 
 use super::Args;
 use crate::cli::torchrun;
@@ -40,6 +41,7 @@ const STATIC_PORT: u16 = 29_500;
 /// # Errors
 /// The options do not fit together, or one of them is not supported.
 pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
+    let conf = conf(args.rdzv_conf.as_deref().unwrap_or_default())?;
     let nnodes = args.nnodes.as_deref().unwrap_or("1");
     let hosts = torchrun::nodes(nnodes).map_err(|error| anyhow::anyhow!("--nnodes: {error}"))?;
     let (least, most) = hosts;
@@ -50,7 +52,6 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         }
         return Ok(None);
     }
-    let conf = conf(args.rdzv_conf.as_deref().unwrap_or_default())?;
     let seconds = |key: &str, default: u64| -> anyhow::Result<Span> {
         let Some(text) = conf.get(key) else { return Ok(Span::seconds(default)) };
         let given = text.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds > 0.0);
@@ -67,6 +68,9 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         ),
         Some(other) => bail!("--rdzv-backend {other}: use static, c10d or etcd"),
     };
+    if let Some(rank) = args.node_rank.filter(|rank| numbered && *rank >= most) {
+        bail!("{}", NoSeat::TooHigh(rank, most));
+    }
     if numbered && least != most {
         bail!("--nnodes {nnodes}: a range of hosts needs --rdzv-backend c10d or etcd");
     }
@@ -103,6 +107,11 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         Some("off") => false,
         Some(other) => bail!("--rdzv-conf encrypt={other}: write on or off"),
     };
+    let mixed = match conf.get("mixed").map(String::as_str) {
+        None | Some("off") => false,
+        Some("on") => true,
+        Some(other) => bail!("--rdzv-conf mixed={other}: write on or off"),
+    };
     let world_multiple = match conf.get("world_multiple") {
         None => 1,
         Some(text) => {
@@ -117,6 +126,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         node_rank: numbered.then(|| args.node_rank.unwrap_or(0)),
         local_addr: args.local_addr.clone(),
         token: conf.get("token").cloned(),
+        mixed,
         encrypt,
         domain: conf.get("domain").cloned(),
         is_host,
@@ -164,13 +174,54 @@ fn store(
     }
 }
 
+/// The keys of `--rdzv-conf` that have a meaning here.
+const KEYS: [&str; 16] = [
+    "join_timeout",
+    "last_call_timeout",
+    "shrink_after",
+    "grow_after",
+    "world_multiple",
+    "token",
+    "mixed",
+    "encrypt",
+    "domain",
+    "is_host",
+    "lease",
+    "user",
+    "password",
+    "cacert",
+    "cert",
+    "key",
+];
+
+/// Keys that only torchrun's rendezvous backends read: its command lines are accepted as they are.
+const KEYS_OF_TORCHRUN: [&str; 13] = [
+    "ca_cert",
+    "close_timeout",
+    "etcd_prefix",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "protocol",
+    "rank",
+    "read_timeout",
+    "ssl_cert",
+    "ssl_cert_key",
+    "store_type",
+    "timeout",
+];
+
 /// `KEY=VALUE,…`. Keys of torchrun without a meaning here are accepted.
 fn conf(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     let pairs = pairs.map(|pair| {
         let (key, value) =
             pair.split_once('=').with_context(|| format!("--rdzv-conf: {pair:?}: write KEY=VALUE"))?;
-        Ok((key.trim().to_owned(), value.trim().to_owned()))
+        let key = key.trim();
+        if !KEYS.contains(&key) && !KEYS_OF_TORCHRUN.contains(&key) {
+            bail!("--rdzv-conf {key}: there is no such key; use {}", KEYS.join(", "));
+        }
+        Ok((key.to_owned(), value.trim().to_owned()))
     });
     pairs.collect()
 }
@@ -260,6 +311,13 @@ mod tests {
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf lease=1", "lease=1"),
             ("--nnodes 1:2 --rdzv-endpoint a:1 --rdzv-conf world_multiple=0", "world_multiple=0"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf encrypt=no", "encrypt=no"),
+            ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf mixed=maybe", "mixed=maybe"),
+            (
+                "--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf join_timout=1,tokn=x",
+                "join_timout: there is no such key",
+            ),
+            ("--rdzv-conf tokn=x", "tokn: there is no such key"),
+            ("--nnodes 2 --node-rank 5 --master-addr a", "--node-rank 5: the job has 2 hosts"),
             ("--nnodes 2 --rdzv-endpoint a:1,b:1", "three or five"),
             ("--nnodes 2 --rdzv-endpoint https://a:1", "https needs --rdzv-backend etcd"),
             ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1", "--rdzv-id"),

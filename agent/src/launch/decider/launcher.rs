@@ -54,8 +54,19 @@ impl Launcher {
     }
 
     pub(in crate::launch) fn publish_body(&mut self, at: Mono, body: Body) {
+        let line = self.line(&body);
+        line.into_iter().for_each(|line| self.terminal.print(line));
         let entry = self.record(clock::stamp_of(at), None, body);
         self.send_entry(entry);
+    }
+
+    /// " on host NAME" in a job of several hosts, whose other terminals show it too.
+    pub(in crate::launch) fn on_host(&self) -> String {
+        let name = match self.decider {
+            Decider::Leading(_) | Decider::Following(_) => nix::unistd::gethostname().ok(),
+            Decider::Alone(_) | Decider::Gone => None,
+        };
+        name.map_or_else(String::new, |name| format!(" on host {}", name.to_string_lossy()))
     }
 
     /// Carries out a leader's command. With one host there are no commands.
@@ -82,7 +93,7 @@ impl Launcher {
                     OnStart::Refuse => {
                         self.attempt = attempt;
                         let error = "ranks of an earlier attempt still run on this host".to_owned();
-                        return self.fact(Fact::StartFailed { attempt, error });
+                        return self.fact(Fact::start_failed(attempt, error));
                     }
                     OnStart::Start => {}
                 }

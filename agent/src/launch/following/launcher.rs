@@ -1,7 +1,10 @@
 //! A launcher that follows carries out the leader's orders and reports what it sees.
 
-use mainstay_core::base::time::Mono;
+use mainstay_core::base::id::Incident;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::failure::root_rank::host_missing;
 use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::verdict::{Action, DecidedBy, Decision, Verdict};
 use mainstay_core::recovery::hosts::follow::{Act, CutOff, concerns_all};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, StopWhy};
@@ -25,7 +28,7 @@ impl Launcher {
                 Act::Send(up) => following.send(up),
                 Act::Close => following.to = None,
                 Act::Obey(command) => self.tasks.push_back(Task::Command(command)),
-                Act::Entry { seq, at, body } => {
+                Act::Entry { seq, at, body, is_past } => {
                     let body = match body {
                         // The fact names where this host runs and writes.
                         Body::Fact(Fact::JobStarted(_)) => {
@@ -33,6 +36,8 @@ impl Launcher {
                         }
                         body => body,
                     };
+                    let line = self.line(&body).filter(|_| !is_past);
+                    line.into_iter().for_each(|line| self.terminal.print(line));
                     let entry = self.record(at, Some(seq), body);
                     self.send_entry(entry);
                 }
@@ -69,9 +74,8 @@ impl Launcher {
     pub(in crate::launch) fn report_input(&mut self, at: Mono, input: Input) {
         let Decider::Following(following) = &mut self.decider else { return };
         if let Input::Fact(fact) = &input {
-            if following.follow.is_cut_off() && matches!(fact, Fact::AttemptEnded { .. }) {
-                self.exit = Some(self.settings.policy.hand_back_exit);
-                return;
+            if following.follow.is_cut_off() {
+                return self.see_deposed(at, input);
             }
             if !concerns_all(fact) || following.follow.waits_for_a_seat() {
                 return self.publish_body(at, Body::Fact(fact.clone()));
@@ -129,9 +133,7 @@ impl Launcher {
                     && !following.follow.is_cut_off() =>
             {
                 self.terminal.print(format!("the job has ended: {}", ended.why));
-                if following.follow.waits_for_a_seat() {
-                    following.cut_off = Some(ended.why.clone());
-                }
+                following.cut_off = Some(ended.why.clone());
                 self.exit = Some(exit_of(&ended));
             }
             FromStore::Trouble(why) => self.terminal.print(why),
@@ -168,20 +170,43 @@ impl Launcher {
     fn cut_off(&mut self, why: CutOff) {
         let Decider::Following(following) = &mut self.decider else { return };
         let (endpoint, lease) = (following.plan.endpoint(), following.plan.lease());
-        let (why, do_now) = match why {
-            CutOff::NoLeader => {
-                (format!("no leader at {endpoint} for {lease}"), ". Start the job again on all hosts")
+        let (reason, is_without_leader) = match why {
+            CutOff::NoLeader => (format!("no leader at {endpoint} for {lease}"), true),
+            CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), false),
+            CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), false),
+            CutOff::NoRecord => {
+                ("the leader is lost, and no host that has a record of the job leads it".to_owned(), true)
             }
-            CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), ""),
-            CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), ""),
-            CutOff::NoRecord => (
-                "the leader is lost, and no host that has a record of the job leads it".to_owned(),
-                ". Start the job again on all hosts",
-            ),
         };
-        following.cut_off = Some(why.clone());
-        self.terminal.print(format!("the ranks of this host are stopped: {why}{do_now}"));
+        following.cut_off = Some(reason.clone());
+        self.terminal.print(format!("the ranks of this host are stopped: {reason}"));
+        if is_without_leader {
+            self.leader_is_lost(&reason);
+        }
         self.stop_and_hand_back();
+    }
+
+    /// Records the end of the job for this host: no launcher can lead it.
+    fn leader_is_lost(&mut self, reason: &str) {
+        let Decider::Following(following) = &self.decider else { return };
+        let (at, host) = (clock::mono(), following.follow.leader().host.clone());
+        let headline = format!("host {host}, which leads the job, is lost");
+        self.snapshots.show_due();
+        let view = self.snapshots.reader().view();
+        let last = view.jobs.get(&self.id).and_then(|job| job.last_verdict.as_ref());
+        let incident = Incident(last.map_or(0, |verdict| verdict.incident.0) + 1);
+        let exit = self.settings.policy.hand_back_exit;
+        let decision = Decision {
+            incident,
+            action: Action::HandBack { exit },
+            after: Span::default(),
+            why: "no other host can lead the job; start it again on all hosts".to_owned(),
+            by: DecidedBy::Launcher,
+        };
+        let verdict = host_missing(incident, self.attempt, host, &headline, at);
+        let verdict = Verdict { evidence: vec![reason.to_owned()], ..verdict };
+        self.publish_body(at, Body::Verdict(verdict));
+        self.publish_body(at, Body::Decision(decision));
     }
 
     /// Stops the ranks of this host and hands it back to the scheduler. Nothing more is decided for it.
@@ -203,10 +228,11 @@ impl Launcher {
     }
 
     pub(in crate::launch) fn send_entry_now(&mut self, mut entry: Entry) {
-        if let Body::Fact(Fact::AttemptStarted { ranks, .. }) = &mut entry.body {
+        if let Body::Fact(Fact::AttemptStarted { ranks, hosts, .. }) = &mut entry.body {
             let seat = &self.rank_spec.seat;
             let here = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
             ranks.retain(|started| here.contains(&started.rank.0));
+            hosts.retain(|host| here.contains(&host.first_rank.0));
         }
         self.send(crate::launcher_link::agent::LinkOrder::Entry(Box::new(entry)));
     }

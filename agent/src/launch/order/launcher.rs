@@ -6,7 +6,7 @@ use mainstay_core::model::entry::Fact;
 use super::{JobOrder, Ordered, Refused, observed};
 use crate::act::rank_processes::RankProcess;
 use crate::launch::event_loop::Launcher;
-use crate::os::clock;
+use crate::os::{clock, users};
 
 impl Launcher {
     /// Carries out an order of a person. The journal records it first.
@@ -17,6 +17,8 @@ impl Launcher {
     }
 
     fn obey(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
+        let user = users::name(uid).unwrap_or_else(|| uid.to_string());
+        let who = format!("user {user}{}", self.on_host());
         let runs = |rank: &RankProcess| rank.exit.is_none();
         let of = |wanted: Rank| self.ranks.iter().find(|rank| rank.rank == wanted && runs(rank));
         let being_stopped = self.stop.is_some() || !self.ranks.iter().any(runs);
@@ -32,26 +34,26 @@ impl Launcher {
                 Err(Refused::NoSuchRank(rank))
             }
             JobOrder::Restart => {
-                self.fact(observed(uid, reason, order));
+                self.fact(observed(&who, uid, reason, order));
                 Ok(())
             }
             JobOrder::Stop => {
-                self.fact(observed(uid, reason, order));
+                self.fact(observed(&who, uid, reason, order));
                 self.asked_by = Some((nix::libc::SIGTERM, clock::mono()));
-                let (by, exit) = (format!("user {uid} ({reason})"), 128 + nix::libc::SIGTERM);
+                let (by, exit) = (format!("{who} ({reason})"), 128 + nix::libc::SIGTERM);
                 self.fact(Fact::StopRequested { by, exit });
                 Ok(())
             }
             JobOrder::Exclude(rank) => {
                 let left = of(rank).map(|process| self.rank_spec.devices_without(process.local_rank));
                 let left = left.ok_or(Refused::NoSuchRank(rank))?.map_err(Refused::NotHere)?;
-                self.fact(observed(uid, reason, order));
+                self.fact(observed(&who, uid, reason, order));
                 self.rank_spec.devices = Some(left);
                 Ok(())
             }
             JobOrder::Inject(fault, rank) => {
                 self.can_inject(fault, rank)?;
-                self.fact(observed(uid, reason, order));
+                self.fact(observed(&who, uid, reason, order));
                 self.inject(fault, rank);
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! Hosts that join the leader before the first round, and hosts that leave it.
 
-use mainstay_core::recovery::hosts::lead::refusal;
+use mainstay_core::recovery::hosts::lead::Expected;
 use mainstay_core::recovery::hosts::round::{self, Member};
 use mainstay_core::recovery::hosts::wire::{Down, Join};
 use tokio::sync::mpsc;
@@ -35,16 +35,18 @@ pub fn take(
             let member = Member::of(&join);
             let members: Vec<Member> =
                 std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
-            let why = refusal(plan.hosts, &join).or_else(|| {
-                round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string())
-            });
+            let expected = Expected { leader: mine.clone(), mixed: plan.mixed };
+            let seat = || round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string());
+            let why = expected.refusal(&join).or_else(|| expected.difference(&join)).or_else(seat);
             if let Some(why) = why {
                 print(format!("host {} ({peer}) cannot take part: {why}", join.host));
                 let _ = to.try_send(Down::Refused { why });
                 return;
             }
             print(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
-            for difference in differences(mine, &join) {
+            let version = (join.version != mine.version)
+                .then(|| format!("it runs Mainstay {}, host {} {}", join.version, mine.host, mine.version));
+            for difference in version.into_iter().chain(expected.differences(&join)) {
                 let reported = format!("host {} ({peer}): {difference}", join.host);
                 let _ = to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
                 print(reported);
@@ -63,30 +65,4 @@ pub fn take(
 
 fn numbered(join: &Join) -> String {
     join.node_rank.map_or(String::new(), |rank| format!(" as node rank {rank}"))
-}
-
-/// Differences between two hosts that may be intended; for people.
-fn differences(mine: &Join, other: &Join) -> Vec<String> {
-    let mut reported = Vec::new();
-    if other.version != mine.version {
-        reported.push(format!("it runs Mainstay {}, this host {}", other.version, mine.version));
-    }
-    if other.ranks != mine.ranks {
-        reported.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
-    }
-    if let (Some(theirs), Some(ours)) = (&other.program, &mine.program)
-        && theirs != ours
-    {
-        reported.push(format!(
-            "its script or command differs from that of this host (hash {}, here {})",
-            short(theirs),
-            short(ours)
-        ));
-    }
-    reported
-}
-
-/// The part of a hash that people compare.
-fn short(hash: &str) -> &str {
-    hash.get(..12).unwrap_or(hash)
 }

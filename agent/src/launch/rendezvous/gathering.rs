@@ -204,14 +204,14 @@ impl Gathering<'_> {
                             let Spare { seat, job, launch } = *spare;
                             let (waits, epoch) = (true, leader.epoch);
                             return Ok(Outcome::Seated(Box::new(Welcomed {
-                                waits, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                                waits, newest: 0, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
                             })));
                         }
                         Down::Refused { why } => bail!("the leader {at} refuses this host: {why}"),
                         Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
-                        Down::Welcome { seat, job, launch, epoch, .. } => {
+                        Down::Welcome { seat, job, launch, epoch, newest, .. } => {
                             return Ok(Outcome::Seated(Box::new(Welcomed {
-                                waits: false, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                                waits: false, newest, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
                             })));
                         }
                         Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}

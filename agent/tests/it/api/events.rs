@@ -270,6 +270,7 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
         culprit_confidence: None,
         cannot_run: false,
         culprit: Some(Rank(3)),
+        host: None,
         victims: Vec::new(),
         step: Some(4),
         data: None,

@@ -269,6 +269,7 @@ async fn a_hang_is_visible_until_it_passes() {
     let hang = Hang {
         kind: HangKind::Stopped,
         culprits: vec![Rank(1)],
+        hosts: Vec::new(),
         victims: vec![Rank(0)],
         since: Mono(1),
         confirmed: Mono(2),

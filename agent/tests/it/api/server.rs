@@ -151,9 +151,14 @@ impl Server {
             local_rank: rank,
             pid: Pid(4000 + rank as i32),
             page: None,
+            start_ticks: None,
         };
         let ranks = vec![started(0), started(1)];
-        self.fact(11, name, Fact::AttemptStarted { attempt: Attempt(0), master_port: 29_500, ranks });
+        self.fact(
+            11,
+            name,
+            Fact::AttemptStarted { attempt: Attempt(0), master_port: 29_500, ranks, hosts: Vec::new() },
+        );
         self.fact(12, name, Fact::RanksStepping { attempt: Attempt(0), step: 1 });
     }
 

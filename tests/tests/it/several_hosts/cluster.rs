@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mainstay_tests::{End, Job, Plan, Stage, Waiting};
+use mainstay_tests::{End, Job, Plan, Stage, Waiting, is_root};
 
 use super::network::Network;
 
@@ -130,12 +130,27 @@ impl Cluster {
         for (name, value) in variables {
             plan = plan.variable(name, value);
         }
-        if let Some(network) = &self.network {
-            plan = plan.under(&["ip", "netns", "exec", &network.namespace(host)]);
-            // Gloo uses the address of the host's name, which all namespaces share.
-            plan = plan.variable("GLOO_SOCKET_IFNAME", "eth0");
+        let namespace = self.network.as_ref().map(|network| network.namespace(host));
+        let mut under: Vec<&str> = Vec::new();
+        under.extend(namespace.iter().flat_map(|name| ["ip", "netns", "exec", name.as_str()]));
+        let rename = format!("hostname {}; exec \"$@\"", self.host_name(host));
+        if is_root() {
+            under.extend(["unshare", "--uts", "sh", "-c", &rename, "sh"]);
+        }
+        if !under.is_empty() {
+            plan = plan.under(&under);
+            // Gloo would use the address of the host's name, which has none.
+            plan = plan.variable("GLOO_SOCKET_IFNAME", if self.network.is_some() { "eth0" } else { "lo" });
         }
         plan
+    }
+
+    /// The name of a host; only root can give hosts names of their own.
+    pub fn host_name(&self, host: usize) -> String {
+        match is_root() {
+            true => format!("h{host}"),
+            false => nix::unistd::gethostname().expect("it has a name").to_string_lossy().into_owned(),
+        }
     }
 
     /// Waits for the end of all launchers, then looks at what each has left.

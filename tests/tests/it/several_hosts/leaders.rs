@@ -1,5 +1,6 @@
 //! Leaders of jobs that meet in etcd: elected, lost, only slow; and a store that is gone or wiped.
 
+use mainstay_core::base::id::Rank;
 use mainstay_tests::{End, Job, has_client, journal};
 use nix::sys::signal::Signal;
 
@@ -50,7 +51,8 @@ fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
-        end.assert_printed("rank 1 was ended by SIGKILL");
+        end.assert_printed("was ended by SIGKILL");
+        assert_eq!(end.verdict().culprit, Some(Rank(1)), "{end}");
     }
     let left = etcd.all_keys();
     // The note of the end, which is kept for some minutes.

@@ -18,9 +18,10 @@ mod slurm;
 mod spares;
 
 use cluster::Cluster;
-use mainstay_core::base::id::Rank;
+use mainstay_core::base::id::{Incident, Rank};
 use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::verdict::Cause;
+use mainstay_core::model::verdict::{Action, Cause, FaultDomain};
+use mainstay_core::view::incident_report;
 use mainstay_tests::{End, has_client, has_torch, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 
@@ -65,8 +66,10 @@ fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
     for end in &ends {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 3, "{end}");
-        end.assert_printed("rank 3 was ended by SIGKILL after step 6");
-        end.assert_printed("rank 0 was ended by SIGKILL after step 6");
+        for (rank, host) in [(3, 1), (0, 0)] {
+            let host = cluster.host_name(host);
+            end.assert_printed(&format!("rank {rank} on host {host} was ended by SIGKILL after step 6"));
+        }
         end.assert_printed("restart 2 of 3");
     }
     assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]), "both journals have the same failures");
@@ -127,20 +130,67 @@ fn a_lost_launcher_is_named_and_its_host_may_come_back() {
     }
     assert_eq!(ends[0].summary().attempts, 2, "{}", ends[0]);
     ends[0].assert_printed("(node rank 1, ranks 2 to 3) was lost");
+    // Its journal has what happened before it joined; the terminal does not show that as if it happened now.
+    assert!(
+        journal::facts(&ends[1].journal).any(|fact| matches!(fact, Fact::HostLost { .. })),
+        "{}",
+        ends[1]
+    );
+    assert!(!ends[1].stderr.contains("is lost"), "{}", ends[1]);
+    ends[1].assert_printed("training again");
     assert!(!ends[0].stderr.contains("SIGKILL"), "no rank is said to have been killed: {}", ends[0]);
     assert_eq!(cluster.read(1, "done.2"), "14");
 }
 
 #[test]
-fn a_follower_that_loses_its_leader_stops_its_ranks_and_hands_the_job_back() {
+fn a_follower_that_loses_its_leader_hands_the_job_back_and_explains_that() {
+    if !has_client() {
+        return;
+    }
     let cluster = Cluster::new(2);
-    let mut jobs = cluster.start("mark(f'runs.{RANK}'); wait_for('never')", "", &[]);
-    jobs[0].mark("runs.0");
-    jobs[1].mark("runs.1");
+    let mut jobs = cluster.start(TRAINER, "", &[("WAITS", "0,1")]);
+    jobs[0].mark("waits.0.0");
+    jobs[1].mark("waits.0.1");
+    jobs[1].kill_rank(0, 1);
+    jobs[0].mark("waits.1.0");
+    jobs[1].mark("waits.1.1");
+    // The outcome of the restart is what an explanation must not end with.
+    jobs[1].wait_for("the outcome", |entry| matches!(entry.body, Body::Outcome(_)).then_some(()));
     let leader = jobs.remove(0);
     leader.lose_launcher();
-    let ends = cluster.ends(jobs);
-    ends[0].assert_status(75).assert_printed("the ranks of this host are stopped");
+    let end = cluster.ends(jobs).remove(0);
+    end.assert_status(75).assert_printed("the ranks of this host are stopped");
+    let verdict = *journal::verdicts(&end.journal).last().expect("a verdict");
+    assert_eq!(verdict.cause, Cause::HostLost { host: cluster.host_name(0) }, "{end}");
+    assert_eq!((verdict.incident, verdict.domain), (Incident(2), FaultDomain::Infrastructure), "{end}");
+    let decision = *journal::decisions(&end.journal).last().expect("a decision");
+    assert_eq!((decision.incident, decision.action), (Incident(2), Action::HandBack { exit: 75 }), "{end}");
+    assert!(
+        journal::facts(&end.journal).any(|fact| matches!(fact, Fact::JobEnded { exit: 75, .. })),
+        "{end}"
+    );
+    let explained = incident_report::of(end.journal.iter(), None).expect("a failure");
+    assert_eq!((explained.verdict.incident, explained.job_ended), (Incident(2), Some(75)), "{end}");
+    let summary = end.summary();
+    assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (75, 2, 2), "{end}");
+    assert_eq!((summary.accounting.steps, summary.accounting.wall.0 > 0), (7, true), "{end}");
+}
+
+#[test]
+fn a_lost_host_that_is_not_replaced_in_time_is_named_and_the_job_is_handed_back() {
+    let cluster = Cluster::new(2);
+    let options = "--rdzv-conf join_timeout=6";
+    let mut jobs = cluster.start("mark(f'runs.{RANK}'); wait_for('never')", options, &[]);
+    jobs[0].mark("runs.0");
+    jobs[1].mark("runs.1");
+    jobs.remove(1).lose_launcher();
+    let end = cluster.ends(jobs).remove(0);
+    end.assert_status(75);
+    let verdict = *journal::verdicts(&end.journal).last().expect("a verdict");
+    assert_eq!(verdict.cause, Cause::HostLost { host: cluster.host_name(1) }, "{end}");
+    assert_eq!((verdict.culprit, verdict.domain), (None, FaultDomain::Infrastructure), "{end}");
+    let decision = *journal::decisions(&end.journal).last().expect("a decision");
+    assert_eq!(decision.action, Action::HandBack { exit: 75 }, "{end}");
 }
 
 #[test]
@@ -150,8 +200,12 @@ fn a_signal_to_one_launcher_ends_the_job_on_all() {
     jobs[0].mark("runs.0");
     jobs[1].mark("runs.1");
     jobs[1].signal(Signal::SIGTERM);
+    let printed = match is_root() {
+        true => "SIGTERM on host h1: stopping the ranks",
+        false => "SIGTERM on host ",
+    };
     for end in cluster.ends(jobs) {
-        end.assert_status(128 + 15);
+        end.assert_status(128 + 15).assert_printed(printed);
     }
 }
 
@@ -208,6 +262,38 @@ fn a_restart_is_ordered_at_any_host() {
     for end in cluster.ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
+        end.assert_printed(&format!(
+            " on host {} ordered to restart all ranks: a drill",
+            cluster.host_name(1)
+        ));
+    }
+}
+
+#[test]
+fn a_rank_of_another_host_is_shown_with_its_host_and_not_looked_up_here() {
+    if !is_root() {
+        return skipped("only root can give hosts names of their own");
+    }
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start("mark(f'runs.{RANK}'); wait_for('go')", "", &[]);
+    jobs[0].mark("runs.0");
+    jobs[1].mark("runs.1");
+    jobs[1].wait_for_fact("the start", |fact| matches!(fact, Fact::AttemptStarted { .. }));
+    let asked = |arguments: &[&str]| jobs[1].asked(cluster.stage(1), arguments);
+    let stacks: serde_json::Value = serde_json::from_str(&asked(&["stacks", "--json"])).expect("JSON");
+    let ranks: Vec<&serde_json::Value> = stacks["ranks"].as_array().into_iter().flatten().collect();
+    assert_eq!(ranks.iter().map(|of| &of["rank"]).collect::<Vec<_>>(), [1], "{stacks}");
+    let known: serde_json::Value = serde_json::from_str(&asked(&["ranks", "--json"])).expect("JSON");
+    let ranks = &known["jobs"][0]["ranks"];
+    assert_eq!((&ranks[0]["host"], &ranks[1]["host"]), (&"h0".into(), &"h1".into()), "{known}");
+    for command in ["ranks", "status"] {
+        let shown = asked(&[command]);
+        assert!(shown.contains("HOST") && shown.contains(" h0 "), "{shown}");
+    }
+    cluster.stage(0).mark("go");
+    cluster.stage(1).mark("go");
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
     }
 }
 
@@ -225,15 +311,41 @@ fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_terminals() {
+fn a_host_with_another_script_or_another_number_of_ranks_is_refused_by_name() {
     let cluster = Cluster::new(2);
     let leader = cluster.start_host(0, "mark(f'ran.{RANK}')", "--nproc-per-node 1", &[]);
-    let other = cluster.start_host(1, "mark(f'ran.{RANK}', 'other')", "--nproc-per-node 2", &[]);
-    for end in cluster.ends(vec![leader, other]) {
-        end.assert_status(0).assert_printed("its script or command differs from that of this host (hash ");
-        end.assert_printed("it has 2 ranks (--nproc-per-node), this host 1");
+    leader.wait_until_printed("this host leads the job");
+    for (script, ranks, difference) in [
+        ("mark(f'ran.{RANK}', 'other')", 1, "its script differs from that of host "),
+        ("mark(f'ran.{RANK}')", 2, "it has 2 ranks (--nproc-per-node), host "),
+    ] {
+        let other = cluster.start_host(1, script, &format!("--nproc-per-node {ranks}"), &[]);
+        assert!(other.has_ended());
+        let end = other.end();
+        end.assert_status(70).assert_printed(&format!("{difference}{}", cluster.host_name(0)));
+        end.assert_printed("its own --rdzv-id");
+        leader.wait_until_printed(difference);
     }
-    assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
+    let same = cluster.start_host(1, "mark(f'ran.{RANK}')", "--nproc-per-node 1", &[]);
+    let ends = cluster.ends(vec![leader, same]);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    ends[0].assert_printed("cannot take part: ");
+}
+
+#[test]
+fn hosts_that_differ_take_part_where_the_user_admits_them() {
+    let cluster = Cluster::new(2);
+    let options = "--rdzv-conf mixed=on --nproc-per-node";
+    let leader = cluster.start_host(0, "mark(f'ran.{RANK}')", &format!("{options} 1"), &[]);
+    let other = cluster.start_host(1, "mark(f'ran.{RANK}', 'other')", &format!("{options} 2"), &[]);
+    for end in cluster.ends(vec![leader, other]) {
+        end.assert_status(0);
+        end.assert_printed(&format!("its script differs from that of host {}", cluster.host_name(0)));
+        end.assert_printed(&format!("(--nproc-per-node), host {} has 1", cluster.host_name(0)));
+    }
+    assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that is meant stops nothing");
 }
 
 /// Asserts that all ranks of a training have the parameters of an undisturbed one. `hosts` has the host of each rank.

@@ -47,7 +47,7 @@ for step in range(80):
 "#;
 
 /// Both launchers have the same verdict: rank 2, and where it is.
-fn assert_named(ends: &[End], kind: HangKind) {
+fn assert_named(cluster: &Cluster, ends: &[End], kind: HangKind) {
     for end in ends {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
@@ -55,8 +55,14 @@ fn assert_named(ends: &[End], kind: HangKind) {
         assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
         assert!(matches!(verdict.cause, Cause::Hang { hang, .. } if hang == kind), "{kind:?}\n{end}");
         assert_eq!(verdict.victims, [Rank(0), Rank(1), Rank(3)], "{end}");
-        let on = |line: &String| line.starts_with("rank 2 runs on host ") && line.ends_with("(node rank 1)");
+        let on = |line: &String| line.starts_with("rank 2 ran on host ") && line.ends_with("(node rank 1)");
         assert!(verdict.evidence.iter().any(on), "{end}");
+        assert_eq!(verdict.host, Some(cluster.host_name(1)), "{end}");
+        let hung = journal::facts(&end.journal).find_map(|fact| match fact {
+            Fact::RanksHung { hang, .. } => Some(hang.hosts.clone()),
+            _ => None,
+        });
+        assert_eq!(hung, Some(vec![cluster.host_name(1)]), "{end}");
     }
     assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]));
 }
@@ -69,7 +75,7 @@ fn a_stopped_rank_of_a_follower_is_named_by_the_leader_and_all_restart() {
     let cluster = Cluster::new(2);
     let script = format!("def hold(): os.kill(os.getpid(), signal.SIGSTOP)\n{LOCKSTEP}");
     let jobs = cluster.start(&script, "--nproc-per-node 2", &[]);
-    assert_named(&cluster.ends(jobs), HangKind::Stopped);
+    assert_named(&cluster, &cluster.ends(jobs), HangKind::Stopped);
 }
 
 #[test]
@@ -80,7 +86,7 @@ fn a_rank_of_a_follower_that_waits_for_itself_is_named_by_the_leader() {
     let cluster = Cluster::new(2);
     let script = format!("def hold(): os.read(os.pipe()[0], 1)\n{LOCKSTEP}");
     let jobs = cluster.start(&script, "--nproc-per-node 2", &[]);
-    assert_named(&cluster.ends(jobs), HangKind::UserCode);
+    assert_named(&cluster, &cluster.ends(jobs), HangKind::UserCode);
 }
 
 /// The ranks of the leader wait far longer than any step took, for one that is at something long and announced it.
@@ -143,7 +149,7 @@ fn a_slow_rank_of_a_follower_is_named_with_its_host() {
     cluster.stage(0).mark("end");
     cluster.stage(1).mark("end");
     for end in cluster.ends(jobs) {
-        end.assert_status(0).assert_printed("rank 5 is ");
+        end.assert_status(0).assert_printed(&format!("rank 5 on host {} is ", cluster.host_name(1)));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Spares: they are ready before a host is lost, and take its place from the newest step.
 
 use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{End, Job, has_client, processes};
 use nix::sys::signal::Signal;
 
@@ -86,6 +87,7 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
     let status = all.status();
     assert!(status.contains("waiting as a spare: imports are done; has a copy of step 7"), "{status}");
     assert!(!status.contains("RANK"), "it has no ranks: {status}");
+    let lost = all.cluster.host_name(1);
     kill(all.jobs.remove(1));
     all.cluster.stage(0).mark("go.0");
     let spare = all.jobs.last().expect("it is there");
@@ -95,6 +97,13 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
         end.assert_status(0);
         assert_eq!((end.summary().attempts, losses(end)), (2, 1), "{end}");
     }
+    for end in &ends {
+        // The spare has its ranks now, but did not have them when they failed.
+        assert_eq!(end.verdict().cause, Cause::HostLost { host: lost.clone() }, "{end}");
+        assert_eq!(end.verdict().host, Some(lost.clone()), "{end}");
+        let ran = format!("rank 1 ran on host {lost} (node rank 1)");
+        assert!(end.verdict().evidence.contains(&ran), "{end}");
+    }
     assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
     ends[1].assert_printed("this host joined the job: it is node rank 1 of 2");
     let from = brought(&ends[1]);
@@ -102,6 +111,32 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
         from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"),
         "{from:?}"
     );
+}
+
+#[test]
+fn a_spare_with_another_script_or_another_number_of_ranks_is_refused_on_both_terminals() {
+    if !has_client() {
+        return;
+    }
+    let mut all = Waiting::start("0");
+    let spare = all.jobs.remove(2);
+    spare.signal(Signal::SIGTERM);
+    assert!(spare.has_ended());
+    for (script, options, difference) in [
+        (format!("{SAVES}# of another job\n"), "--nnodes 2", "its script differs from that of host "),
+        (SAVES.to_owned(), "--nnodes 2 --nproc-per-node 2", "it has 2 ranks (--nproc-per-node), host "),
+    ] {
+        let other = all.cluster.start_host_as(2, &script, options, &[]);
+        assert!(other.has_ended());
+        other.end().assert_status(70).assert_printed(difference).assert_printed("its own --rdzv-id");
+        let leader = format!("host {} cannot take part: {difference}", all.cluster.host_name(2));
+        all.jobs[0].wait_until_printed(&leader);
+    }
+    all.cluster.stage(0).mark("go.0");
+    all.cluster.stage(1).mark("go.0");
+    for end in all.cluster.ends(all.jobs) {
+        end.assert_status(0);
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn verdict(fingerprint: &str, step: u64, fault_at: u64) -> Verdict {
         culprit_confidence: None,
         cannot_run: false,
         culprit: None,
+        host: None,
         victims: Vec::new(),
         step: Some(step),
         data: None,

@@ -139,6 +139,7 @@ fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
     let hang = |ranks: u32| Hang {
         kind: HangKind::AllStill,
         culprits: Vec::new(),
+        hosts: Vec::new(),
         victims: (0..ranks).map(Rank).collect(),
         since: Mono(1),
         confirmed: Mono(2),
@@ -185,6 +186,7 @@ fn the_stacks_of_a_hang_are_evidence_once() {
     let hang = Hang {
         kind: HangKind::UserCode,
         culprits: vec![Rank(1)],
+        hosts: Vec::new(),
         victims: vec![Rank(0)],
         since: Mono(1),
         confirmed: Mono(2),

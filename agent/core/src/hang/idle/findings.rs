@@ -178,6 +178,7 @@ impl Idle {
         HangStatus::Confirmed(Box::new(Hang {
             kind,
             culprits: self.numbers(culprits),
+            hosts: Vec::new(),
             victims: self.numbers(&victims),
             since,
             confirmed: now,

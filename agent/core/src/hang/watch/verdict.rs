@@ -58,6 +58,7 @@ impl Watch {
         };
         Hang {
             kind,
+            hosts: Vec::new(),
             victims: victims.map(|rank| self.number(rank)).collect(),
             culprits: self.numbers(&culprits),
             since,

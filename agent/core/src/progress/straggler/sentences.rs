@@ -130,7 +130,7 @@ fn finding_of(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names
         attempt,
         what: kind(found.slow),
         over: false,
-        headline: headline(found, names),
+        headline: headline(found, peers, names),
         domain: domain(found.slow, peers, names),
         confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
         ranks,
@@ -186,7 +186,7 @@ fn place(found: &Found, peers: &Peers, names: &Names) -> Place {
     }
 }
 
-fn headline(found: &Found, names: &Names) -> String {
+fn headline(found: &Found, peers: &Peers, names: &Names) -> String {
     let percent = (f64::from(found.ratio) - 1.0) * 100.0;
     let since = if found.onset_seen { format!(" since step {}", found.since) } else { String::new() };
     let cost = match found.cost {
@@ -197,7 +197,9 @@ fn headline(found: &Found, names: &Names) -> String {
     };
     match found.slow {
         Slow::Rank(rank) => {
-            format!("{} is {percent:.0} % slower than its peers{since}{cost}", names.rank(rank))
+            let host = peers.role(rank).host.map(|host| format!(" on host {}", names.host(host)));
+            let (rank, on) = (names.rank(rank), host.unwrap_or_default());
+            format!("{rank}{on} is {percent:.0} % slower than its peers{since}{cost}")
         }
         Slow::Host(host) => {
             format!("all ranks of {} are slow, typically by {percent:.0} %{since}{cost}", names.host(host))

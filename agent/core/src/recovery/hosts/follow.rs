@@ -39,6 +39,8 @@ pub enum Act {
         at: Stamp,
         /// Its content.
         body: Body,
+        /// Whether it was written before this host joined.
+        is_past: bool,
     },
     /// Show the user a line.
     Print(String),
@@ -114,6 +116,8 @@ pub struct Follow {
     catches_up: bool,
     /// The newest entry of the leader's journal that was written here.
     entries: u64,
+    /// The newest entry of the leader's journal when this host joined; 0 under another leader.
+    past: u64,
     /// The newest local entry when the present leader was elected.
     since: u64,
     /// How often, since the last connection, the leader's host has answered that no process listens there. `None`
@@ -164,6 +168,7 @@ impl Follow {
             log: VecDeque::new(),
             catches_up: false,
             entries: 0,
+            past: 0,
             since: 0,
             refusals: open.then_some(0),
             vital,
@@ -180,6 +185,12 @@ impl Follow {
     #[must_use]
     pub fn waiting(self) -> Follow {
         Follow { waits: true, ..self }
+    }
+
+    /// A follower that joins a job with this many entries in the leader's journal.
+    #[must_use]
+    pub fn joining_after(self, newest: u64) -> Follow {
+        Follow { past: newest, ..self }
     }
 
     /// The next action; `None` when all are done. Call it until then after each of the other calls.
@@ -275,11 +286,12 @@ impl Follow {
                 self.gone.get_or_insert(received);
             }
             Down::Welcome { seat, .. } if seat != self.seat && self.runs => self.cut_off(CutOff::Replaced),
-            Down::Welcome { seat, have, epoch, .. } => {
+            Down::Welcome { seat, have, epoch, newest, .. } => {
                 (self.gone, self.leader.epoch, self.cannot_lead) = (None, epoch, false);
                 // The leader sends orders for the consequences of another seat.
                 self.seat = seat;
                 if std::mem::take(&mut self.waits) {
+                    self.past = newest;
                     self.acts.push_back(Act::TookSeat);
                 }
                 self.acts.push_back(Act::StandDown);
@@ -313,7 +325,7 @@ impl Follow {
                     body => body,
                 };
                 let at = Stamp { mono: self.clock.from_leader(at.mono), wall: at.wall };
-                self.acts.push_back(Act::Entry { seq, at, body });
+                self.acts.push_back(Act::Entry { seq, at, body, is_past: seq <= self.past });
             }
             Down::Entry { .. } => {}
             Down::Received { number } => self.outbox.acknowledged(number),

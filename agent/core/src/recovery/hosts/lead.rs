@@ -2,6 +2,7 @@
 //! Pure: events of connections, of the store and of the clock go in, and [`Act`]s come out. The launcher carries them
 //! out, and so does the simulation.
 
+mod expected;
 mod feed;
 mod joining;
 mod leadership;
@@ -27,7 +28,7 @@ use super::round::{Member, Seated};
 use super::sequence::Received;
 use super::wire::{Command, Down, Report, Up};
 
-pub use joining::refusal;
+pub use expected::Expected;
 
 /// The capacity for acts that is kept when all are done.
 const ROOM_KEPT: usize = 1024;
@@ -99,8 +100,8 @@ pub struct LeaderSettings {
     pub launcher: String,
     /// The names of the job and of its launch, as ranks of all hosts get them.
     pub names: (String, String),
-    /// The least and the most hosts.
-    pub hosts: (u32, u32),
+    /// What it expects of other launchers.
+    pub expected: Expected,
     /// How long a launcher may continue alone if the store does not answer.
     pub lease: Span,
     /// The interval between calls of [`Lead::look`].
@@ -164,7 +165,7 @@ impl Lead {
     pub fn new(at: Mono, mut job: Job, merge: Merge, leader_settings: LeaderSettings) -> Lead {
         let within = leader_settings.lease.plus(BACK_WITHIN);
         let link = |seated: &Seated| Link::new(seated.clone(), at, within);
-        job.on_hosts(merge.places());
+        job.on_hosts(merge.hosts_of_ranks());
         let links: Vec<Link> = merge.seats().map(link).collect();
         Lead {
             of_launcher: by_launcher(&links),

@@ -33,12 +33,11 @@ mod world;
 pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
 
 use std::collections::{BTreeSet, VecDeque};
-use std::ops::RangeInclusive;
 
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey};
-use crate::model::entry::{ExitStatus, Fact, StartedRank};
+use crate::model::entry::{ExitStatus, Fact, HostOfRanks, StartedRank};
 use crate::model::observation::{Observation, Weight};
 use crate::recovery::job::{Input, Order};
 
@@ -205,12 +204,15 @@ impl Merge {
         self.phase == Phase::Started
     }
 
-    /// The hosts with the numbers of their ranks, in the order of their node ranks.
-    pub fn places(&self) -> impl Iterator<Item = (String, RangeInclusive<u32>)> {
-        self.hosts.iter().map(|host| {
+    /// The hosts with their ranks, in the order of their node ranks; empty if there is only one.
+    pub fn hosts_of_ranks(&self) -> Vec<HostOfRanks> {
+        let several = self.hosts.iter().filter(|_| self.hosts.len() > 1);
+        let of = |host: &Host| {
             let Seated { member, seat } = &host.seated;
-            (member.host.clone(), seat.first_rank..=seat.first_rank + member.ranks.saturating_sub(1))
-        })
+            let (node_rank, first_rank) = (seat.group_rank, Rank(seat.first_rank));
+            HostOfRanks { host: member.host.clone(), node_rank, first_rank, ranks: member.ranks }
+        };
+        several.map(of).collect()
     }
 
     /// Whether no host is currently ordered to stop or start ranks.
@@ -286,7 +288,7 @@ impl Merge {
         }
         let phase = self.phase.clone();
         let Some(host) = self.host(seat) else { return };
-        host.here = false;
+        (host.here, host.lost) = (false, how.to_owned());
         let (named, started) = (host.named(), phase == Phase::Started);
         let lost = Fact::HostLost {
             attempt,
@@ -329,7 +331,7 @@ impl Merge {
         let Some(host) = self.host(seat).filter(|host| !host.here) else { return };
         host.knows = !seated.member.moves;
         host.seated = seated;
-        host.here = true;
+        (host.here, host.lost) = (true, String::new());
         let detail = format!("{} has joined", host.named());
         next.push_back(Next::Job(at, Input::Fact(observed("host_joined", Weight::Info, detail))));
         self.open_if_all_here(at, next);
@@ -342,8 +344,7 @@ impl Merge {
         if let Phase::Waiting { since } = self.phase
             && at.since(since) >= self.patience
         {
-            let error = format!("{} did not come back within {}", self.missing(), self.patience);
-            self.fail(at, error, next);
+            self.fail_without(at, next);
         }
         self.look_at_checkpoints(at, next);
     }

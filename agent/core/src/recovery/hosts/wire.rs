@@ -52,6 +52,12 @@ pub struct Join {
     /// A hash of what the ranks run. `None` if the program cannot be read.
     #[serde(default)]
     pub program: Option<String>,
+    /// A hash of the command without the directories in it; empty if the launcher does not send it.
+    #[serde(default)]
+    pub command: String,
+    /// A hash of the content of the script that the command names; empty if it names none that can be read.
+    #[serde(default)]
+    pub script: String,
     /// `HOST:PORT` at which it stores copies of other hosts' checkpoints; empty if it stores none.
     #[serde(default)]
     pub replicas: String,
@@ -206,6 +212,9 @@ pub enum Down {
         /// The leader's epoch. Commands of a lower one are refused from now on.
         #[serde(default)]
         epoch: u64,
+        /// The newest entry of the leader's journal: for a host that joins, entries up to it are the past.
+        #[serde(default)]
+        newest: u64,
     },
     /// The host cannot take part.
     Refused {

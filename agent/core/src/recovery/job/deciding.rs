@@ -91,7 +91,11 @@ impl Job {
                 let without_words = self
                     .hang
                     .take()
-                    .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
+                    .map(|(mut hang, found)| {
+                        // Evidence may have changed the culprits.
+                        hang.hosts = self.hosts_of(&hang.culprits);
+                        hung(self.next_incident(), self.attempt, &hang, found)
+                    })
                     .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
                 if let Some(mut verdict) = without_words {
                     self.locate(&mut verdict);

@@ -4,7 +4,7 @@ use super::{Job, NOT_STARTED_EXIT, Order, Output, Phase, RankState, StopWhy};
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::Mono;
 use crate::failure::diagnose;
-use crate::failure::root_rank::{LostHost, start_failed};
+use crate::failure::root_rank::{LostHost, host_missing, start_failed};
 use crate::hang::{Hang, PlaceGroup};
 use crate::model::entry::{ExitStatus, Fact};
 use crate::model::hang::Waits;
@@ -18,14 +18,19 @@ impl Job {
     /// Facts of attempts that are over change nothing.
     pub(super) fn fact(&mut self, at: Mono, fact: Fact, out: &mut Vec<Output>) {
         match fact {
-            Fact::AttemptStarted { attempt, ranks, .. } => {
+            Fact::AttemptStarted { attempt, ranks, hosts, .. } => {
                 if self.phase == Phase::Starting && attempt == self.attempt {
+                    self.on_hosts(hosts);
                     self.attempt_started(at, ranks.iter().map(|started| started.rank), out);
                 }
             }
-            Fact::StartFailed { attempt, error } => {
+            Fact::StartFailed { attempt, error, missing } => {
                 if self.phase == Phase::Starting && attempt == self.attempt {
-                    let mut verdict = start_failed(self.next_incident(), attempt, &error, at);
+                    let incident = self.next_incident();
+                    let mut verdict = match missing.into_iter().next() {
+                        Some(host) => host_missing(incident, attempt, host, &error, at),
+                        None => start_failed(incident, attempt, &error, at),
+                    };
                     if let Some(reported) = self.exhausted.take() {
                         diagnose::blame_the_limit(&mut verdict, &reported);
                     }

@@ -140,6 +140,7 @@ fn no_rank_failed(attempt: Attempt, at: Mono) -> Verdict {
         culprit_confidence: None,
         cannot_run: false,
         culprit: None,
+        host: None,
         victims: Vec::new(),
         step: None,
         data: None,

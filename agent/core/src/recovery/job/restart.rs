@@ -84,6 +84,7 @@ impl Job {
         let hang = Hang {
             kind: HangKind::AllStill,
             culprits: Vec::new(),
+            hosts: Vec::new(),
             victims: Vec::new(),
             since: self.attempt_began,
             confirmed: at,

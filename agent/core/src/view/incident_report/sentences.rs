@@ -221,11 +221,15 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
         Some(Action::HandBack { .. }) => {
             let here = match verdict.domain {
                 FaultDomain::Hardware => {
-                    "The scheduler can start the job on another host. Have this one checked."
+                    "The scheduler can start the job on another host. Have this one checked.".to_owned()
                 }
-                _ => "The scheduler can start the job again, on another host if there is one.",
+                _ if let Some(host) = verdict.missing_host() => format!(
+                    "Start the job again on all hosts, with another one in place of {host}. A scheduler that \
+                     requeues this exit status does so. Have {host} checked."
+                ),
+                _ => "The scheduler can start the job again, on another host if there is one.".to_owned(),
             };
-            std::iter::once(here.to_owned()).chain(look).collect()
+            std::iter::once(here).chain(look).collect()
         }
         Some(Action::Wait) | None => vec!["Wait for the decision: mainstay status shows it.".to_owned()],
         Some(_) => {

@@ -50,6 +50,7 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         culprit_confidence: Some(0.99),
         cannot_run: false,
         culprit: Some(Rank(3)),
+        host: None,
         victims: vec![Rank(0)],
         step: Some(4),
         data: None,

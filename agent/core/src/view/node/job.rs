@@ -8,7 +8,7 @@ use crate::base::id::{Attempt, JobId, Rank};
 use crate::base::time::Stamp;
 use crate::checkpoint::advice::Advised;
 use crate::checkpoint::copied_step::{self, CopiedStep};
-use crate::model::entry::{Body, Fact, JobSpec};
+use crate::model::entry::{Body, Fact, HostOfRanks, JobSpec, StartedRank};
 use crate::model::observation::Observation;
 use crate::model::verdict::Decision;
 use crate::recovery::hosts::spare_ready::SpareReady;
@@ -110,15 +110,15 @@ impl JobView {
 
     fn apply_fact(&mut self, fact: &Fact) {
         match fact {
-            Fact::AttemptStarted { attempt, ranks, .. } => {
+            Fact::AttemptStarted { attempt, ranks, hosts, .. } => {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
                 self.waits = None;
                 // Findings belong to one attempt.
                 self.findings.clear();
                 self.hang = None;
-                self.ranks =
-                    ranks.iter().map(|started| (started.rank, Arc::new(RankView::new(started)))).collect();
+                let of = |started: &StartedRank| (started.rank, Arc::new(RankView::new(started, hosts)));
+                self.ranks = ranks.iter().map(of).collect();
             }
             Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
             Fact::RankRefused { rank, reason, .. } => {
@@ -211,8 +211,10 @@ impl JobView {
 }
 
 impl RankView {
-    fn new(started: &crate::model::entry::StartedRank) -> RankView {
+    fn new(started: &StartedRank, hosts: &[HostOfRanks]) -> RankView {
         RankView {
+            start_ticks: started.start_ticks,
+            host: HostOfRanks::of(hosts, started.rank).map(|of| of.host.clone()),
             rank: started.rank,
             local_rank: started.local_rank,
             pid: started.pid,
@@ -233,7 +235,7 @@ impl RankView {
 mod tests {
     use super::*;
     use crate::base::id::Pid;
-    use crate::model::entry::{ExitStatus, StartedRank};
+    use crate::model::entry::ExitStatus;
 
     fn exited(rank: u32, step: Option<u64>) -> Fact {
         Fact::RankExited {
@@ -254,9 +256,19 @@ mod tests {
     #[test]
     fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
         let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), (Stamp::default(), 1));
-        let ranks =
-            [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
-        job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });
+        let ranks = [0, 1].map(|rank| StartedRank {
+            rank: Rank(rank),
+            local_rank: rank,
+            pid: Pid(100),
+            page: None,
+            start_ticks: None,
+        });
+        job.apply_fact(&Fact::AttemptStarted {
+            attempt: Attempt(0),
+            master_port: 1,
+            ranks: ranks.to_vec(),
+            hosts: vec![],
+        });
         job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
         job.apply_fact(&exited(0, Some(42)));
         assert_eq!(job.step, Some(3), "the other rank still runs");

@@ -83,7 +83,7 @@ impl World {
                 self.acts_in(leads.epoch, by, &command);
                 self.will_do(me, command, Some((leads.epoch, by)));
             }
-            follow::Act::Entry { seq, at, body } => self.record(me, at.mono, Some(seq), body),
+            follow::Act::Entry { seq, at, body, .. } => self.record(me, at.mono, Some(seq), body),
             follow::Act::Campaign => self.launchers[me].client.campaigns = true,
             follow::Act::StandDown => self.launchers[me].client.campaigns = false,
             follow::Act::RemoveLeader => {

@@ -177,7 +177,10 @@ fn the_answer_to_a_new_leader_survives_the_loss_of_the_connection() {
     let welcomed = |follow: &mut Follow| {
         follow.connected();
         let (job, launch) = (String::new(), String::new());
-        follow.receive(Mono(3), Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2 });
+        follow.receive(
+            Mono(3),
+            Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2, newest: 0 },
+        );
     };
     welcomed(&mut follow);
     let command = Command::Stop { attempt, why: StopWhy::Fault, save_after: None };

@@ -156,7 +156,7 @@ impl World {
             OnStart::Refuse => {
                 (launcher.attempt, launcher.had_ranks) = (attempt, false);
                 let error = "ranks still run here".to_owned();
-                return self.saw(me, Report::Fact { fact: Fact::StartFailed { attempt, error } });
+                return self.saw(me, Report::Fact { fact: Fact::start_failed(attempt, error) });
             }
             OnStart::Start => {}
         }
@@ -175,7 +175,7 @@ impl World {
         (launcher.attempt, launcher.had_ranks) = (attempt, true);
         if fails {
             let error = "no memory".to_owned();
-            return self.saw(me, Report::Fact { fact: Fact::StartFailed { attempt, error } });
+            return self.saw(me, Report::Fact { fact: Fact::start_failed(attempt, error) });
         }
         let ranks = launcher.ranks();
         launcher.living.extend(ranks.iter().map(|rank| (*rank, attempt)));

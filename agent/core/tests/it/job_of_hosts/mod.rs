@@ -26,12 +26,12 @@ use mainstay_core::checkpoint::inventory::StepKey;
 use mainstay_core::model::entry::JobSpec;
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{Follow, Leads};
-use mainstay_core::recovery::hosts::lead::{self, Lead};
+use mainstay_core::recovery::hosts::lead::{self, Expected, Lead};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::resize::Limits;
 use mainstay_core::recovery::hosts::round::{Member, first};
-use mainstay_core::recovery::hosts::wire::Command;
+use mainstay_core::recovery::hosts::wire::{Command, Join};
 use mainstay_core::recovery::job::{Input, Job};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
@@ -53,6 +53,11 @@ const LEASE_SPAN: Span = Span(LEASE);
 
 /// The `--nnodes` of all launchers. The number of seats differs.
 const HOSTS: (u32, u32) = (1, 64);
+
+/// Hosts have different numbers of ranks here.
+fn expected() -> Expected {
+    Expected { leader: Join { hosts: HOSTS, ..Join::default() }, mixed: true }
+}
 
 /// The budget of restarts.
 const BUDGET: u32 = 6;
@@ -272,7 +277,7 @@ impl World {
             seat: 0,
             launcher: self.launchers[0].name.clone(),
             names: ("job".to_owned(), "launch".to_owned()),
-            hosts: HOSTS,
+            expected: expected(),
             lease: LEASE_SPAN,
             looks_every: Span(LOOKS_EVERY),
             epoch: 1,

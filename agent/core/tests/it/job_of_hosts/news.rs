@@ -12,7 +12,7 @@ use mainstay_core::recovery::hosts::succession::Adopted;
 
 use super::launcher::Brain;
 use super::store::LeaderKey;
-use super::{HOSTS, LEASE_SPAN, LOOKS_EVERY, PATIENCE, World, settings};
+use super::{LEASE_SPAN, LOOKS_EVERY, PATIENCE, World, expected, settings};
 
 impl World {
     /// The store names the leader.
@@ -104,7 +104,7 @@ impl World {
             seat,
             launcher: launcher.name.clone(),
             names: (record.job.clone(), record.launch.clone()),
-            hosts: HOSTS,
+            expected: expected(),
             lease: LEASE_SPAN,
             looks_every: Span(LOOKS_EVERY),
             epoch,

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
-use mainstay_core::recovery::hosts::lead::{self, Lead, LeaderSettings, SteppedDown};
+use mainstay_core::recovery::hosts::lead::{self, Expected, Lead, LeaderSettings, SteppedDown};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
-use mainstay_core::recovery::hosts::wire::Command;
+use mainstay_core::recovery::hosts::wire::{Command, Join};
 use mainstay_core::recovery::job::{Input, Job, Order, Output};
 
 use super::faults::Fault;
@@ -38,7 +38,7 @@ fn leader() -> Lead {
         seat: 0,
         launcher: "l0".to_owned(),
         names: (String::new(), String::new()),
-        hosts: (2, 2),
+        expected: Expected { leader: Join { hosts: (2, 2), ..Join::default() }, mixed: false },
         lease: LEASE_SPAN,
         looks_every: Span::millis(500),
         epoch: 1,

@@ -52,8 +52,9 @@ pub fn pid(rank: Rank) -> Pid {
 }
 
 pub fn started(attempt: Attempt, master_port: u16, ranks: impl Iterator<Item = Rank>) -> Fact {
-    let ranks = ranks.map(|rank| StartedRank { rank, local_rank: 0, pid: pid(rank), page: None });
-    Fact::AttemptStarted { attempt, master_port, ranks: ranks.collect() }
+    let ranks =
+        ranks.map(|rank| StartedRank { rank, local_rank: 0, pid: pid(rank), page: None, start_ticks: None });
+    Fact::AttemptStarted { attempt, master_port, ranks: ranks.collect(), hosts: Vec::new() }
 }
 
 pub fn exited(attempt: Attempt, rank: Rank, status: ExitStatus, after_stop: bool) -> Fact {

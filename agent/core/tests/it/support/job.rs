@@ -52,8 +52,14 @@ impl Run {
             local_rank: n,
             pid: Pid(100 + n as i32),
             page: None,
+            start_ticks: None,
         });
-        self.fact(Fact::AttemptStarted { attempt: Attempt(attempt), master_port: 1, ranks: ranks.into() });
+        self.fact(Fact::AttemptStarted {
+            attempt: Attempt(attempt),
+            master_port: 1,
+            ranks: ranks.into(),
+            hosts: Vec::new(),
+        });
         for rank in [Rank(0), Rank(1)] {
             self.fact(Fact::RankConnected { attempt: Attempt(attempt), rank, client: "test".into() });
         }

@@ -45,7 +45,7 @@ impl Follow {
             OnLeader::Follow => {
                 let message = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
                 self.acts.push_back(Act::Print(message));
-                (self.open, self.gone, self.since) = (false, Some(now), newest);
+                (self.open, self.gone, self.since, self.past) = (false, Some(now), newest, 0);
                 (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
                 (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
                 (self.refusals, self.leader, self.cannot_lead) = (None, leader, false);

@@ -5,8 +5,9 @@ use super::Lead;
 use crate::base::time::Mono;
 use crate::recovery::hosts::link::{BACK_WITHIN, Connection, Link};
 use crate::recovery::hosts::predecessor::Predecessor;
+use crate::recovery::hosts::recent::Recent;
 use crate::recovery::hosts::round::{self, Member, Seated};
-use crate::recovery::hosts::wire::{Down, Join, PROTOCOL};
+use crate::recovery::hosts::wire::{Down, Join};
 
 impl Lead {
     /// The hosts of a complete round: followers by launcher with their connections, and launchers beyond the round.
@@ -34,9 +35,8 @@ impl Lead {
 
     /// A launcher has connected and wants to take part.
     pub fn joined(&mut self, at: Mono, connection: Connection, join: &Join) {
-        if let Some(why) = refusal(self.leader_settings.hosts, join) {
-            self.acts.push_back(Act::Print(format!("host {} cannot take part: {why}", join.host)));
-            return self.refuse(connection, why);
+        if let Some(why) = self.leader_settings.expected.refusal(join) {
+            return self.refuse_and_print(connection, &join.host, why);
         }
         if self.lost.contains(&join.launcher) {
             // Its place may have been given to another launcher, and its ranks may still run.
@@ -45,6 +45,9 @@ impl Lead {
         }
         if let Some(seat) = self.of_launcher.get(&join.launcher).copied() {
             return self.came_back(at, seat, connection, join);
+        }
+        if let Some(why) = self.leader_settings.expected.difference(join) {
+            return self.refuse_and_print(connection, &join.host, why);
         }
         let message = format!("host {} has joined and waits for a seat", join.host);
         let member = Member::of(join);
@@ -61,6 +64,11 @@ impl Lead {
         self.spares.push((member, connection));
         self.seat_spares(at);
         self.acts.push_back(Act::Print(message));
+    }
+
+    fn refuse_and_print(&mut self, connection: Connection, host: &str, why: String) {
+        self.acts.push_back(Act::Print(format!("host {host} cannot take part: {why}")));
+        self.refuse(connection, why);
     }
 
     fn refuse(&mut self, connection: Connection, why: String) {
@@ -89,7 +97,8 @@ impl Lead {
         let Some(link) = self.links.get(seat) else { return };
         let Some(connection) = link.connection else { return };
         let (have, seat) = (link.inbox.have(), link.seated.seat.clone());
-        self.acts.push_back(Act::Send(connection, Down::Welcome { seat, job, launch, have, epoch }));
+        let newest = self.recent.as_ref().map_or(0, Recent::newest);
+        self.acts.push_back(Act::Send(connection, Down::Welcome { seat, job, launch, have, epoch, newest }));
         self.acts.extend(link.outbox.unacknowledged().map(|(number, command)| {
             Act::Send(connection, Down::Command { number, epoch, command: command.clone() })
         }));
@@ -117,7 +126,6 @@ impl Lead {
                 None => self.spares.push((member, connection)),
             }
         }
-        self.job.on_hosts(self.merge.places());
         self.report_who_waits();
     }
 
@@ -136,25 +144,4 @@ impl Lead {
     pub fn replaces(&mut self, predecessor: Predecessor) {
         self.predecessor = Some(predecessor);
     }
-}
-
-/// Why a launcher cannot take part in a job of so many hosts, whatever its seat. `None` if it can.
-pub fn refusal(hosts: (u32, u32), join: &Join) -> Option<String> {
-    if join.protocol != PROTOCOL {
-        // The rest of a join with another protocol cannot be understood.
-        return Some(format!(
-            "it runs Mainstay {} with protocol {} between launchers; the leader has {} with protocol {PROTOCOL}: \
-             install the same version on all hosts",
-            join.version,
-            join.protocol,
-            env!("CARGO_PKG_VERSION")
-        ));
-    }
-    let reported = |(least, most): (u32, u32)| match least == most {
-        true => least.to_string(),
-        false => format!("{least}:{most}"),
-    };
-    (join.hosts != hosts).then(|| {
-        format!("it was started with --nnodes {}, the leader with {}", reported(join.hosts), reported(hosts))
-    })
 }

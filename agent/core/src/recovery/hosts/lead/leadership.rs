@@ -83,7 +83,7 @@ impl Lead {
                 Order::StartRanks(attempt) | Order::StartRound(attempt) => {
                     let error =
                         "asked to stop before the coordination store had a record of this attempt".to_owned();
-                    self.report_to_job(at, Input::Fact(Fact::StartFailed { attempt, error }));
+                    self.report_to_job(at, Input::Fact(Fact::start_failed(attempt, error)));
                 }
                 _ => self.held.push_back(held),
             }

@@ -40,9 +40,10 @@ pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
     let part = match body.as_ref() {
         // Such entries have a file per host or a place per rank.
         Body::Fact(Fact::EvidenceTaken { .. }) => return None,
-        Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks }) => {
+        Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks, hosts }) => {
             let ranks = within(ranks, |started| started.rank, &own).to_vec();
-            Body::Fact(Fact::AttemptStarted { attempt: *attempt, master_port: *master_port, ranks })
+            let hosts = within(hosts, |host| host.first_rank, &own).to_vec();
+            Body::Fact(Fact::AttemptStarted { attempt: *attempt, master_port: *master_port, ranks, hosts })
         }
         Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting }) if waiting.len() > SHORT => {
             let (attempt, orphans_killed) = (*attempt, *orphans_killed);
@@ -88,9 +89,16 @@ mod tests {
 
     #[test]
     fn a_host_gets_its_own_started_ranks_and_whole_entries_about_the_job() {
-        let started = |rank| StartedRank { rank: Rank(rank), local_rank: 0, pid: Pid(1), page: None };
+        let started = |rank| StartedRank {
+            rank: Rank(rank),
+            local_rank: 0,
+            pid: Pid(1),
+            page: None,
+            start_ticks: None,
+        };
         let (attempt, ranks) = (Attempt(0), (0..100).map(started).collect());
-        let body = Arc::new(Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks }));
+        let body =
+            Arc::new(Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks, hosts: Vec::new() }));
         let part = part_for(&body, 8..16).expect("all hosts are told of a start");
         let Body::Fact(Fact::AttemptStarted { ranks, .. }) = part.as_ref() else { panic!("{part:?}") };
         assert_eq!(

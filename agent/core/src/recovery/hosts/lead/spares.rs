@@ -4,7 +4,7 @@ use super::{Act, Lead};
 use crate::recovery::hosts::link::Connection;
 use crate::recovery::hosts::merge::COPIES_AMONG;
 use crate::recovery::hosts::round::{Member, Seated, vacant};
-use crate::recovery::hosts::wire::{Down, Spare};
+use crate::recovery::hosts::wire::{Down, Join, Spare};
 
 /// Where launchers store copies of checkpoints for each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,11 @@ pub(super) struct ReplicaAddresses {
 impl Lead {
     /// The message for a waiting launcher.
     pub(super) fn waits_as_spare(&self, member: &Member) -> Down {
-        let reported = "all hosts are there; waiting as a spare".to_owned();
+        let Join { host, run_id, .. } = &self.leader_settings.expected.leader;
+        let reported = format!(
+            "all hosts are there; waiting as a spare of job {run_id}, which host {host} leads. For another job give \
+             another --rdzv-id"
+        );
         let spare = member.prepares.then(|| Box::new(self.spare(member)));
         Down::Waiting { reported, spare }
     }

@@ -38,7 +38,6 @@ impl Lead {
             }
         }
         self.report_who_waits();
-        self.job.on_hosts(self.merge.places());
         self.write_record();
         self.seats_due = Some(self.leader_settings.newest_record);
     }

@@ -15,6 +15,8 @@ use crate::recovery::job::Input;
 pub(super) struct Host {
     pub(super) seated: Seated,
     pub(super) here: bool,
+    /// How its loss was detected; empty while it is here.
+    pub(super) lost: String,
     /// Whether its launcher knows its seat.
     pub(super) knows: bool,
     pub(super) started: Option<Vec<StartedRank>>,
@@ -36,6 +38,7 @@ impl Host {
         Host {
             seated,
             here: true,
+            lost: String::new(),
             knows: true,
             started: None,
             ended: None,
@@ -58,8 +61,13 @@ impl Host {
     /// Its ranks, with unknown processes.
     pub(super) fn unseen(&self) -> Vec<StartedRank> {
         let first = self.seated.seat.first_rank;
-        let started =
-            |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
+        let started = |rank| StartedRank {
+            rank: Rank(rank),
+            local_rank: rank - first,
+            pid: Pid(0),
+            page: None,
+            start_ticks: None,
+        };
         (first..first + self.seated.member.ranks).map(started).collect()
     }
 

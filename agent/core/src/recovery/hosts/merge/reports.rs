@@ -63,7 +63,7 @@ impl Merge {
                 host.started = Some(ranks);
                 self.started_if_all_have(at, next);
             }
-            Fact::StartFailed { attempt, error } if attempt == current => {
+            Fact::StartFailed { attempt, error, .. } if attempt == current => {
                 if matches!(self.phase, Phase::Starting { .. }) {
                     let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
                     self.abandon(format!("{named}: {error}"), next);

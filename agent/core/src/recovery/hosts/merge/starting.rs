@@ -97,7 +97,8 @@ impl Merge {
         self.phase = Phase::Started;
         (self.started_at, self.ran) = (Some(at), Some(self.world()));
         let attempt = self.attempt;
-        let started = Fact::AttemptStarted { attempt, master_port: port, ranks };
+        let hosts = self.hosts_of_ranks();
+        let started = Fact::AttemptStarted { attempt, master_port: port, ranks, hosts };
         next.push_back(Next::Job(at, Input::Fact(started)));
         for host in &mut self.hosts {
             // Moves the buffer too: it is 2 KB for each host.
@@ -118,11 +119,34 @@ impl Merge {
     }
 
     pub(super) fn fail(&mut self, at: Mono, error: String, next: &mut VecDeque<Next>) {
+        self.not_started(at, error, Vec::new(), next);
+    }
+
+    /// No host took the place of lost ones in time.
+    pub(super) fn fail_without(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        let lost = || self.hosts.iter().filter(|host| !host.here);
+        let is_one = lost().count() == 1;
+        let how = lost().filter(|host| !host.lost.is_empty()).map(|host| match is_one {
+            true => format!("; it was lost: {}", host.lost),
+            false => format!("; {} was lost: {}", host.named(), host.lost),
+        });
+        let error = format!(
+            "{} did not come back within {}, and no other host took {} place{}",
+            self.missing(),
+            self.patience,
+            if is_one { "its" } else { "their" },
+            how.collect::<String>()
+        );
+        let missing = lost().map(|host| host.seated.member.host.clone()).collect();
+        self.not_started(at, error, missing, next);
+    }
+
+    fn not_started(&mut self, at: Mono, error: String, missing: Vec<String>, next: &mut VecDeque<Next>) {
         self.phase = Phase::Idle;
         for host in &mut self.hosts {
             host.held.clear();
         }
         let attempt = self.attempt;
-        next.push_back(Next::Job(at, Input::Fact(Fact::StartFailed { attempt, error })));
+        next.push_back(Next::Job(at, Input::Fact(Fact::StartFailed { attempt, error, missing })));
     }
 }
