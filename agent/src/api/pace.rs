@@ -110,12 +110,12 @@ mod tests {
             origin_seq: None,
             body: Body::Fact(fact),
         };
-        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(1), page: None };
+        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(1), page: None, start_ticks: None };
         let attempt = Attempt(0);
         let mut view = NodeView::default();
         for entry in [
             entry(1, Fact::JobStarted(JobSpec::default())),
-            entry(2, Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![rank] }),
+            entry(2, Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![rank], hosts: Vec::new() }),
             entry(91, Fact::Progress { attempt, step: 900, loss: None }),
         ] {
             view.apply(&entry);

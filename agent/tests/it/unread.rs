@@ -95,8 +95,19 @@ fn entry(job: &str, seq: u64, fact: Fact) -> FromLauncher {
 }
 
 fn attempt(ranks: u32) -> Fact {
-    let rank = |number| StartedRank { rank: Rank(number), local_rank: number, pid: Pid(2), page: None };
-    Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: (0..ranks).map(rank).collect() }
+    let rank = |number| StartedRank {
+        rank: Rank(number),
+        local_rank: number,
+        pid: Pid(2),
+        page: None,
+        start_ticks: None,
+    };
+    Fact::AttemptStarted {
+        attempt: Attempt(0),
+        master_port: 1,
+        ranks: (0..ranks).map(rank).collect(),
+        hosts: Vec::new(),
+    }
 }
 
 /// A job with many ranks, and a journal of 8 MiB.

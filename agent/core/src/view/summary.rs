@@ -224,6 +224,7 @@ mod tests {
             after: Span::default(),
             why: "again".to_owned(),
             by: DecidedBy::Launcher,
+            agent_evidence: false,
         };
         let summary = recounted(vec![
             (0, Body::Fact(Fact::JobStarted(JobSpec::default()))),

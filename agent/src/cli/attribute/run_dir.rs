@@ -161,9 +161,10 @@ mod tests {
             local_rank: *local_rank,
             pid: Pid(1),
             page: None,
+            start_ticks: None,
         };
         let ranks = started.iter().map(rank).collect();
-        let attempt = Fact::AttemptStarted { attempt: Attempt(3), master_port: 1, ranks };
+        let attempt = Fact::AttemptStarted { attempt: Attempt(3), master_port: 1, ranks, hosts: Vec::new() };
         let read = logs(dir.path(), 3, &[entry(Fact::JobStarted(spec)), entry(attempt)]);
         read.ranks.iter().map(|(_, rank)| rank.0).collect()
     }

@@ -202,6 +202,7 @@ impl Launcher {
             after: Span::default(),
             why: "no other host can lead the job; start it again on all hosts".to_owned(),
             by: DecidedBy::Launcher,
+            agent_evidence: false,
         };
         let verdict = host_missing(incident, self.attempt, host, &headline, at);
         let verdict = Verdict { evidence: vec![reason.to_owned()], ..verdict };
