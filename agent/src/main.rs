@@ -1,7 +1,7 @@
-//! The `mainstay` program; `mainstay_agent::cli` has its commands.
+//! The `mainstay` program; the crate `mainstay-cli` has its commands.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    mainstay_agent::cli::main()
+    mainstay_cli::main()
 }

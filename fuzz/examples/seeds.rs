@@ -8,36 +8,36 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_checkpoint::bucket::{StepName, StepRecord, StepShard};
+use mainstay_checkpoint_format::bucket::{StepName, StepRecord, StepShard};
 use mainstay_coord::Member;
 use mainstay_coord::etcd::etcdserverpb as pb;
 use mainstay_coord::server::log;
 use mainstay_coord::server::store::{Limits as StoreLimits, Store};
-use mainstay_core::failure::attribution::catalog::Catalog;
-use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
-use mainstay_core::hardware::gpu::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::hang::RankSeen;
-use mainstay_core::model::entry::{Body, Entry, Fact, StepDone};
-use mainstay_core::base::id::{Attempt, BootId, Rank};
-use mainstay_core::formats::parse::log::LogReader;
-use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_diagnosis::attribution::catalog::Catalog;
+use mainstay_health::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
+use mainstay_health::hardware::gpu::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_hang::RankSeen;
+use mainstay_model::entry::{Body, Entry, Fact, StepDone};
+use mainstay_model::id::{Attempt, BootId, Rank};
+use mainstay_health::parse::log::LogReader;
+use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
-use mainstay_core::checkpoint::archive;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Outgoing, Report, Up};
+use mainstay_checkpoint::archive;
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_group::wire::{Command, Down, Join, Outgoing, Report, Up};
 use mainstay_tier::peer::frame::{Header, Kind, MAGIC, VERSION, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS_JSON: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/it/flight_records/late_0.json"),
-    include_bytes!("../../agent/core/tests/it/flight_records/late_2.json"),
+    include_bytes!("../../agent/hang/tests/it/flight_records/late_0.json"),
+    include_bytes!("../../agent/hang/tests/it/flight_records/late_2.json"),
 ];
 const FLIGHT_RECORDS: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/it/flight_records/absent_0.pickle"),
-    include_bytes!("../../agent/core/tests/it/flight_records/mismatch_1.pickle"),
+    include_bytes!("../../agent/hang/tests/it/flight_records/absent_0.pickle"),
+    include_bytes!("../../agent/hang/tests/it/flight_records/mismatch_1.pickle"),
 ];
-const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/it/nvrx_messages.txt");
-const NCCL_TESTS: &str = include_str!("../../agent/core/tests/it/nccl_ras.rs");
+const NVRX_MESSAGES: &str = include_str!("../../agent/wire/tests/it/nvrx_messages.txt");
+const NCCL_TESTS: &str = include_str!("../../agent/hang/tests/it/nccl_ras.rs");
 
 const EXPORTER: &str = "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).\nDCGM_FI_DEV_GPU_TEMP{gpu=\"0\",UUID=\"GPU-0\",\
     modelName=\"NVIDIA H100 \\\"80GB\\\"\"} 41\nDCGM_FI_DEV_XID_ERRORS{gpu=\"0\"} 79 1700000000000\n";

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::checkpoint::archive::{is_safe, read};
+use mainstay_checkpoint::archive::{is_safe, read};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut at = |place: u64, buffer: &mut [u8]| {

@@ -3,11 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::failure::attribution::catalog::Catalog;
-use mainstay_core::failure::attribution::exit;
-use mainstay_core::failure::attribution::lines::without_colours;
-use mainstay_core::failure::attribution::scan::{Kind, Scan};
-use mainstay_core::failure::attribution::{Evidence, attribute, explain};
+use mainstay_diagnosis::attribution::catalog::Catalog;
+use mainstay_diagnosis::attribution::exit;
+use mainstay_diagnosis::attribution::lines::without_colours;
+use mainstay_diagnosis::attribution::scan::{Kind, Scan};
+use mainstay_diagnosis::attribution::{Evidence, attribute, explain};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hardware::catalog::OverrideFile;
+use mainstay_health::hardware::catalog::OverrideFile;
 use mainstay_fuzz::{catalog, text};
 
 fuzz_target!(|bytes: &[u8]| {

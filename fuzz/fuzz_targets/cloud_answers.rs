@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::host::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, amazon, azure, google};
-use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_health::host::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, amazon, azure, google};
+use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::text;
 
 type Read = fn(&str) -> Result<Vec<Notice>, String>;

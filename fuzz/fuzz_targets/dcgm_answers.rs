@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hardware::dcgm::{DcgmCatalog, DcgmJudge, DcgmReport};
-use mainstay_core::base::time::Mono;
+use mainstay_health::hardware::dcgm::{DcgmCatalog, DcgmJudge, DcgmReport};
+use mainstay_model::time::Mono;
 use mainstay_fuzz::survives_json;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::model::entry::Note;
-use mainstay_core::formats::parse::error_file;
-use mainstay_core::base::time::Mono;
+use mainstay_model::entry::Note;
+use mainstay_health::parse::error_file;
+use mainstay_model::time::Mono;
 use mainstay_fuzz::{survives_json, text};
 
 fuzz_target!(|bytes: &[u8]| {

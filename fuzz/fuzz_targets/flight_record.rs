@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hang::flight::{FlightRecord, counted};
-use mainstay_core::hang::waits;
-use mainstay_core::base::id::Rank;
+use mainstay_hang::flight::{FlightRecord, counted};
+use mainstay_hang::waits;
+use mainstay_model::id::Rank;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(record) = FlightRecord::read(bytes) else { return };

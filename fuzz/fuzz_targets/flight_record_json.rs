@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hang::flight::{FlightRecord, held_up, looks_like_one};
-use mainstay_core::base::id::Rank;
+use mainstay_hang::flight::{FlightRecord, held_up, looks_like_one};
+use mainstay_model::id::Rank;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = looks_like_one(bytes);

@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::recovery::hosts::wire::{Down, Outgoing, Up};
+use mainstay_group::wire::{Down, Outgoing, Up};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(up) = Up::read(bytes) {

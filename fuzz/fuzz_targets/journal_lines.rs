@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::model::entry::Entry;
-use mainstay_core::base::redact::mask_json;
-use mainstay_core::view::replay::replay;
+use mainstay_model::entry::Entry;
+use mainstay_model::redact::mask_json;
+use mainstay_view::replay::replay;
 use mainstay_fuzz::survives_json;
 
 fuzz_target!(|bytes: &[u8]| {

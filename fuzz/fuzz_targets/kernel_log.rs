@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits};
-use mainstay_core::model::entry::Body;
-use mainstay_core::host::kernel_reports::HostLogJudge;
-use mainstay_core::formats::parse::journal::{JournalEntry, of_container, of_dmesg};
-use mainstay_core::formats::parse::kmsg::{Record, plain};
-use mainstay_core::formats::parse::log::LogReader;
-use mainstay_core::base::time::Mono;
+use mainstay_health::hardware::gpu::{DeviceJudge, DeviceLimits};
+use mainstay_model::entry::Body;
+use mainstay_health::host::kernel_reports::HostLogJudge;
+use mainstay_health::parse::journal::{JournalEntry, of_container, of_dmesg};
+use mainstay_health::parse::kmsg::{Record, plain};
+use mainstay_health::parse::log::LogReader;
+use mainstay_model::time::Mono;
 use mainstay_fuzz::{catalog, text};
 
 /// The maximum size of a fact in the journal, in bytes.

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::model::messages;
-use mainstay_core::view::replay::replay;
+use mainstay_model::messages;
+use mainstay_view::replay::replay;
 use mainstay_fuzz::{survives_json, text};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::host::cloud::{CloudJudge, CloudLimits, CloudSample};
-use mainstay_core::host::fabric::{FabricJudge, FabricLimits, FabricSample, Learned};
-use mainstay_core::model::health::HealthState;
-use mainstay_core::host::os::{HostJudge, HostLimits, HostSample, SystemJudge, SystemLimits, SystemSample};
-use mainstay_core::base::id::BootId;
-use mainstay_core::formats::parse::log::{LogLimits, LogReader};
-use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_health::host::cloud::{CloudJudge, CloudLimits, CloudSample};
+use mainstay_health::host::fabric::{FabricJudge, FabricLimits, FabricSample, Learned};
+use mainstay_model::health::HealthState;
+use mainstay_health::host::os::{HostJudge, HostLimits, HostSample, SystemJudge, SystemLimits, SystemSample};
+use mainstay_model::id::BootId;
+use mainstay_health::parse::log::{LogLimits, LogReader};
+use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::base::redact::mask;
+use mainstay_model::redact::mask;
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hang::nccl_ras::{Asked, NcclJudge, NcclLimits, RasReport, Wire, parse_text};
-use mainstay_core::base::time::{Mono, Span};
+use mainstay_hang::nccl_ras::{Asked, NcclJudge, NcclLimits, RasReport, Wire, parse_text};
+use mainstay_model::time::{Mono, Span};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::formats::nvrx::Session;
-use mainstay_core::formats::nvrx::message::Message;
-use mainstay_core::formats::nvrx::pickle::Pickle;
+use mainstay_wire::nvrx::Session;
+use mainstay_wire::nvrx::message::Message;
+use mainstay_wire::nvrx::pickle::Pickle;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = (Pickle::read(bytes), Message::read(bytes));

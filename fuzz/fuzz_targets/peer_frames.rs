@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::checkpoint::inventory::{Copy, steps};
+use mainstay_checkpoint::inventory::{Copy, steps};
 use mainstay_tier::peer::frame::{MAX_CHUNK, MAX_MESSAGE, SIGNED_BYTES, decode, encode};
 use mainstay_tier::peer::{Inventory, Sealed};
 

@@ -9,7 +9,7 @@ use mainstay_policy::incidents::{self, Incident};
 use mainstay_policy::{LIMITS, Policy};
 
 static INCIDENTS: LazyLock<Vec<Incident>> = LazyLock::new(|| {
-    incidents::read(include_str!("../../agent/src/cli/policy_usual.toml")).unwrap_or_default()
+    incidents::read(include_str!("../../agent/cli/src/policy_usual.toml")).unwrap_or_default()
 });
 
 fuzz_target!(|text: &str| {

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::host::preflight::deep::{Probe, Probed};
-use mainstay_core::base::time::Mono;
+use mainstay_health::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_health::host::preflight::deep::{Probe, Probed};
+use mainstay_model::time::Mono;
 use mainstay_fuzz::{catalog, survives_json};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,13 +2,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::host::fabric::Expected;
-use mainstay_core::formats::parse::{mounts, proc, sysfs, systemd};
+use mainstay_health::host::fabric::Expected;
+use mainstay_health::parse::{mounts, proc, sysfs, systemd};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = mainstay_core::formats::parse::pci_config::port(bytes);
-    let _ = mainstay_core::hardware::tpu::read_driver_line(&text(bytes));
+    let _ = mainstay_health::parse::pci_config::port(bytes);
+    let _ = mainstay_health::hardware::tpu::read_driver_line(&text(bytes));
     let text = text(bytes);
     let mounts = mounts::parse_mounts(&text);
     assert!(mounts.len() <= text.lines().count());
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = mounts::meant_writable(&text, &first.point);
     }
     assert!(systemd::units(&text).len() <= text.split("\n\n").count());
-    assert!(mainstay_core::formats::parse::ipmi::sensors(&text).len() <= text.lines().count());
+    assert!(mainstay_health::parse::ipmi::sensors(&text).len() <= text.lines().count());
     if let Some(stat) = proc::process_stat(&text) {
         assert!(text.contains(&stat.name));
     }

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hardware::dcgm::{ExporterJudge, ExporterReport};
-use mainstay_core::formats::parse::prometheus::parse;
-use mainstay_core::base::time::Mono;
+use mainstay_health::hardware::dcgm::{ExporterJudge, ExporterReport};
+use mainstay_health::parse::prometheus::parse;
+use mainstay_model::time::Mono;
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

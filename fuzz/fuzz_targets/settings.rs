@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::base::units::{Bytes, Percent, Period};
+use mainstay_model::units::{Bytes, Percent, Period};
 use mainstay_fuzz::{survives_json, text};
 
 fuzz_target!(|bytes: &[u8]| {

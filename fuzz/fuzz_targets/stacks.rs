@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy};
+use mainstay_hang::{innermost_of_faulthandler, innermost_of_py_spy};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_checkpoint::bucket::{StepRecord, rank_of_manifest, run_directory, step_of_directory};
+use mainstay_checkpoint_format::bucket::{StepRecord, rank_of_manifest, run_directory, step_of_directory};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(record) = StepRecord::decode(bytes) {

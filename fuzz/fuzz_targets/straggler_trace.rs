@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::progress::straggler::{Columns, Limits, Trace};
+use mainstay_progress::straggler::{Columns, Limits, Trace};
 use mainstay_fuzz::text;
 
 /// The maximum number of rows of an input.

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::formats::parse::{host, nvidia};
-use mainstay_core::base::pci::PciAddress;
+use mainstay_health::parse::{host, nvidia};
+use mainstay_model::pci::PciAddress;
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::LazyLock;
 
-use mainstay_core::hardware::catalog::Catalog;
+use mainstay_health::hardware::catalog::Catalog;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The files of the hardware catalog.

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use mainstay_core::model::entry::Entry;
-use mainstay_core::model::verdict::Verdict;
-use mainstay_core::recovery::job::Summary;
+use mainstay_model::entry::Entry;
+use mainstay_model::verdict::Verdict;
+use mainstay_recovery::job::Summary;
 
 use crate::journal;
 

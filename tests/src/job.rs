@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Child;
 
-use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_model::entry::{Body, Entry, Fact};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
-use mainstay_core::model::verdict::{Decision, Outcome, Verdict};
+use mainstay_model::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::{Decision, Outcome, Verdict};
 
 /// All entries of the journal in a directory, in order; an incomplete line is not an entry yet.
 pub fn read(directory: &Path) -> Vec<Entry> {

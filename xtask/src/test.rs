@@ -30,7 +30,7 @@ pub struct Args {
 enum Part {
     /// Formatting, clippy, licences.
     Lint,
-    /// Unit and property tests, and the floors.
+    /// Unit and property tests, sources and documents.
     Unit,
     /// The built program with real ranks: the scenarios of the crate `tests`, and both demos.
     Scenarios,

@@ -130,12 +130,12 @@ mod tests {
     fn only_programs_with_tests_are_taken_from_cargos_output() {
         let line = |test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","package_id":"path+file:///p/agent/core#mainstay-core@0.1.0","manifest_path":"/p/agent/core/Cargo.toml","target":{{"kind":["test"],"name":"it","edition":"2024"}},"profile":{{"opt_level":"0","test":{test}}},"executable":{executable},"fresh":true}}"#
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///p/agent/group#mainstay-group@0.1.0","manifest_path":"/p/agent/group/Cargo.toml","target":{{"kind":["test"],"name":"it","edition":"2024"}},"profile":{{"opt_level":"0","test":{test}}},"executable":{executable},"fresh":true}}"#
             )
         };
         let program = TestProgram::of(&line(true, r#""/t/it-1""#)).expect("a test program");
         assert_eq!((&*program.target, program.file.to_str()), ("it", Some("/t/it-1")));
-        assert_eq!(program.folder.to_str(), Some("/p/agent/core"));
+        assert_eq!(program.folder.to_str(), Some("/p/agent/group"));
         for other in [&line(false, r#""/t/mainstay""#), &line(true, "null"), r#"{"reason":"build-finished"}"#]
         {
             assert!(TestProgram::of(other).is_none(), "{other}");

@@ -6,10 +6,10 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::bucket::StepRecord;
-use mainstay_checkpoint::{MANIFEST_NAME, Manifest};
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps as states};
-use mainstay_core::checkpoint::lineage::is_asked;
+use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps as states};
+use mainstay_checkpoint::lineage::is_asked;
+use mainstay_checkpoint_format::bucket::StepRecord;
+use mainstay_checkpoint_format::{MANIFEST_NAME, Manifest};
 use mainstay_tier::disk::{Pace, shard_directory, step_directory};
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
@@ -81,7 +81,7 @@ impl Direct {
         let (mut damaged, mut unfinished) = (Vec::new(), Vec::new());
         self.runtime.block_on(async {
             let runs = match run_id {
-                Some(run_id) => vec![mainstay_checkpoint::bucket::run_directory(run_id)],
+                Some(run_id) => vec![mainstay_checkpoint_format::bucket::run_directory(run_id)],
                 None => listing::runs(&self.bucket).await?,
             };
             for run in runs {

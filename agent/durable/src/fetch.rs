@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use mainstay_checkpoint::MANIFEST_LIMIT;
-use mainstay_checkpoint::bucket::shard_names;
-use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_checkpoint::inventory::Shard;
+use mainstay_checkpoint_format::MANIFEST_LIMIT;
+use mainstay_checkpoint_format::bucket::shard_names;
 use mainstay_tier::peer::Sealed;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_checkpoint::bucket::{
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState};
+use mainstay_checkpoint_format::bucket::{
     RECORD_LIMIT, STEP_NAME, StepRecord, run_directory, shard_names, step_of_directory,
 };
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState};
 use tokio_stream::StreamExt;
 
 use crate::bucket::{Bucket, DurableError};
@@ -39,7 +39,7 @@ pub fn key(record: &StepRecord) -> StepKey {
 #[must_use]
 pub fn shards(record: &StepRecord) -> Vec<Shard> {
     let of = key(record);
-    let shard = |(rank, shard): (u32, &mainstay_checkpoint::bucket::StepShard)| Shard {
+    let shard = |(rank, shard): (u32, &mainstay_checkpoint_format::bucket::StepShard)| Shard {
         of: of.clone(),
         rank,
         root: shard.root.clone(),
@@ -69,7 +69,7 @@ pub fn copies(record: &StepRecord, holder: &str) -> Vec<Copy> {
 pub fn record(state: &StepState) -> Option<StepRecord> {
     let shard = |rank| {
         let shard = &state.ranks.get(&rank)?.first()?.shard;
-        Some(mainstay_checkpoint::bucket::StepShard {
+        Some(mainstay_checkpoint_format::bucket::StepShard {
             root: shard.root.clone(),
             bytes: shard.bytes,
             created_unix_s: u64::try_from(shard.created).unwrap_or(0),
@@ -130,7 +130,7 @@ pub async fn of_run(bucket: &Bucket, run_id: &str, known: &Steps) -> Result<Step
 /// The store does not answer.
 pub async fn missing(bucket: &Bucket, record: &StepRecord) -> Result<Vec<u32>, DurableError> {
     let sizes = objects(bucket, &in_step(&record.of, "")).await?;
-    let lies = |(rank, shard): &(u32, &mainstay_checkpoint::bucket::StepShard)| {
+    let lies = |(rank, shard): &(u32, &mainstay_checkpoint_format::bucket::StepShard)| {
         let (data, manifest) = shard_names(*rank, &shard.root);
         sizes.get(&data) == Some(&shard.bytes) && sizes.contains_key(&manifest)
     };

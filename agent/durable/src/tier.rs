@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::bucket::{StepRecord, run_directory, step_of_directory};
-use mainstay_core::checkpoint::durable::{Candidate, expired, next};
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, steps};
-use mainstay_core::checkpoint::placement::score;
+use mainstay_checkpoint::durable::{Candidate, expired, next};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, steps};
+use mainstay_checkpoint::placement::score;
+use mainstay_checkpoint_format::bucket::{StepRecord, run_directory, step_of_directory};
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;

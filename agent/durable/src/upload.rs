@@ -4,8 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mainstay_checkpoint::bucket::{BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names};
-use mainstay_checkpoint::{MANIFEST_LIMIT, chunk_sum};
+use mainstay_checkpoint_format::bucket::{
+    BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names,
+};
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, chunk_sum};
 use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::Sealed;
@@ -52,7 +54,7 @@ pub(crate) fn in_step(of: &StepName, name: &str) -> String {
 }
 
 /// The name of a shard's step in a bucket.
-pub(crate) fn step_name(of: &mainstay_core::checkpoint::inventory::StepKey) -> StepName {
+pub(crate) fn step_name(of: &mainstay_checkpoint::inventory::StepKey) -> StepName {
     StepName {
         job: of.job.to_string(),
         run: of.run.to_string(),

@@ -1,10 +1,10 @@
 //! The argument of a policy: the case of a failure as a value of the language.
 
-use mainstay_core::base::time::Mono;
-use mainstay_core::failure::repeats::SeenBefore;
-use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{Cause, Verdict};
-use mainstay_core::recovery::policy::{
+use mainstay_diagnosis::repeats::SeenBefore;
+use mainstay_model::health::{Component, HealthState, RecommendedAction};
+use mainstay_model::time::Mono;
+use mainstay_model::verdict::{Cause, Verdict};
+use mainstay_recovery::policy::{
     Budget, Case, CauseKind, Experience, PastFailure, Settings, available_rungs, passes_with_the_ranks,
 };
 
@@ -256,6 +256,6 @@ fn count(number: Option<u64>) -> Value {
     number.map_or(Value::None, |number| Value::Int(i64::try_from(number).unwrap_or(i64::MAX)))
 }
 
-fn seconds(span: Option<mainstay_core::base::time::Span>) -> Value {
+fn seconds(span: Option<mainstay_model::time::Span>) -> Value {
     span.map_or(Value::None, |span| Value::Float(span.as_seconds()))
 }

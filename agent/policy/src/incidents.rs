@@ -10,16 +10,14 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::base::id::{Attempt, Incident as Number, Rank};
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::base::units::Period;
-use mainstay_core::failure::repeats::{OnHost, SeenBefore};
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
-use mainstay_core::recovery::policy::{
-    Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings,
-};
+use mainstay_diagnosis::repeats::{OnHost, SeenBefore};
+use mainstay_hang::HangKind;
+use mainstay_model::health::{Component, HealthState, RecommendedAction};
+use mainstay_model::id::{Attempt, Incident as Number, Rank};
+use mainstay_model::time::{Mono, Span};
+use mainstay_model::units::Period;
+use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_recovery::policy::{Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings};
 use serde::Deserialize;
 
 use crate::words::rung;
@@ -232,7 +230,7 @@ impl Default for WrittenJob {
             window: None,
             budgets: BTreeMap::new(),
             ready_within: ReadyWithin::Limit(minute()),
-            hand_back_exit: mainstay_core::recovery::policy::HAND_BACK_EXIT,
+            hand_back_exit: mainstay_recovery::policy::HAND_BACK_EXIT,
         }
     }
 }

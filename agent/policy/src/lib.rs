@@ -2,7 +2,7 @@
 //! only the case, and one that does not end or uses too much memory is stopped with an error at its line.
 //!
 //! `docs/reference/policy-file.md` is the reference. [`DEFAULT`] is the built-in policy as such a file; a test
-//! compares it with `mainstay_core::recovery::policy::decide`.
+//! compares it with `mainstay_recovery::policy::decide`.
 //!
 //! The language is our own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
 
@@ -12,7 +12,7 @@ pub mod incidents;
 mod language;
 mod words;
 
-use mainstay_core::recovery::policy::{Advice, Advisor, Case, Settings};
+use mainstay_recovery::policy::{Advice, Advisor, Case, Settings};
 
 pub use fields::{FIELDS, Field};
 pub use language::{Branch, Fault, Limits, Place};

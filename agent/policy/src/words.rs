@@ -1,10 +1,10 @@
 //! The functions of a policy in addition to those of the language, and the check of its decision.
 
-use mainstay_core::base::id::Attempt;
-use mainstay_core::base::time::Span;
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::verdict::Action;
-use mainstay_core::recovery::policy::{Advice, Rung, jitter};
+use mainstay_hang::HangKind;
+use mainstay_model::id::Attempt;
+use mainstay_model::time::Span;
+use mainstay_model::verdict::Action;
+use mainstay_recovery::policy::{Advice, Rung, jitter};
 
 use crate::language::{Arguments, Heap, Host, Made, Place, Value};
 

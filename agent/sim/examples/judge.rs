@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use mainstay_core::progress::straggler::{Judge, Limits};
+use mainstay_progress::straggler::{Judge, Limits};
 use mainstay_sim::hang::{self, Case, Loss};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
@@ -190,8 +190,6 @@ fn hangs(trials: u64) {
     }
 }
 
-fn reported(
-    score: &hang::Score,
-) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::base::id::Rank])> {
+fn reported(score: &hang::Score) -> Option<(mainstay_hang::HangKind, &[mainstay_model::id::Rank])> {
     score.hang.as_ref().map(|hang| (hang.kind, hang.culprits.as_slice()))
 }

@@ -1,7 +1,7 @@
 //! Step times as in real jobs: noise that is correlated between steps, heavy tails, phases of the whole job, duties
 //! of single ranks, warm-up. In each kind of weather no rank is slow, or one rank becomes slow.
 
-use mainstay_core::progress::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
+use mainstay_progress::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
 
 use crate::random::Random;
 

@@ -12,16 +12,16 @@ mod messages;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
-use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::hang::{HangJudge, Limits};
-use mainstay_core::model::entry::{Body, Entry, JobSpec};
-use mainstay_core::recovery::hosts::lead::{Act, Expected, Lead, LeaderSettings};
-use mainstay_core::recovery::hosts::merge::Merge;
-use mainstay_core::recovery::hosts::round::{Member, first};
-use mainstay_core::recovery::hosts::wire::{Join, Up};
-use mainstay_core::recovery::job::{Input, Job, Order};
-use mainstay_core::recovery::policy::{Budget, Settings};
+use mainstay_group::lead::{Act, Expected, Lead, LeaderSettings};
+use mainstay_group::merge::Merge;
+use mainstay_group::round::{Member, first};
+use mainstay_group::wire::{Join, Up};
+use mainstay_hang::{HangJudge, Limits};
+use mainstay_model::entry::{Body, Entry, JobSpec};
+use mainstay_model::id::{Attempt, BootId, JobId, Rank};
+use mainstay_model::time::{Mono, Span, Stamp, Wall};
+use mainstay_recovery::job::{Input, Job, Order};
+use mainstay_recovery::policy::{Budget, Settings};
 
 use crate::random::Random;
 use follower::{Answer, Follower};

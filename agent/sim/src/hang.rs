@@ -4,9 +4,9 @@
 //! and one reduction over all replicas. Each rank launches some operations ahead of its device, as real ones do. When
 //! one rank stops launching, the state in which the other ranks stop is computed, not assumed.
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{Count, Hang, HangKind, HangStatus, Limits, PhaseId, RankSample, Watch};
+use mainstay_hang::{Count, Hang, HangKind, HangStatus, Limits, PhaseId, RankSample, Watch};
+use mainstay_model::id::Rank;
+use mainstay_model::time::{Mono, Span};
 
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;

@@ -1,6 +1,6 @@
 //! The ranks of a job as a mesh of tensor, pipeline and data parallelism on hosts of eight ranks.
 
-use mainstay_core::progress::straggler::{Peers, Role};
+use mainstay_progress::straggler::{Peers, Role};
 
 /// Ranks per host.
 pub const PER_HOST: usize = 8;

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::recovery::hosts::lost::{Judgement, LivenessMonitor, PROBERS, ProbeResult};
+use mainstay_group::lost::{Judgement, LivenessMonitor, PROBERS, ProbeResult};
+use mainstay_model::time::{Mono, Span};
 
 use crate::random::Random;
 

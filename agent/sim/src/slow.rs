@@ -1,6 +1,6 @@
 //! Jobs with and without a cause of slowness.
 
-use mainstay_core::progress::straggler::{Change, Found, Judge, Limits, Row, Slow};
+use mainstay_progress::straggler::{Change, Found, Judge, Limits, Row, Slow};
 
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;

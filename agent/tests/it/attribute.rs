@@ -151,7 +151,7 @@ fn a_bundle_comes_through_a_pipe_and_a_compressed_one_is_named() {
 
 /// A record of PyTorch's flight recorder.
 fn flight_record(name: &str) -> Vec<u8> {
-    let records = concat!(env!("CARGO_MANIFEST_DIR"), "/core/tests/it/flight_records");
+    let records = concat!(env!("CARGO_MANIFEST_DIR"), "/hang/tests/it/flight_records");
     fs::read(format!("{records}/{name}")).expect("a record of the core's tests")
 }
 

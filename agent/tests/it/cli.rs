@@ -6,11 +6,11 @@ use crate::api::server;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use mainstay_core::base::id::{Attempt, Incident, Rank};
-use mainstay_core::base::time::Mono;
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::health::HealthState;
-use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::health::HealthState;
+use mainstay_model::id::{Attempt, Incident, Rank};
+use mainstay_model::time::Mono;
+use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use serde_json::Value;
 use server::Server;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};

@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 
-use mainstay_agent::source::cloud::{CloudSource, Provider};
-use mainstay_core::host::cloud::{CloudSample, Notice, NoticeKind};
+use mainstay_health::host::cloud::{CloudSample, Notice, NoticeKind};
+use mainstay_sensors::source::cloud::{CloudSource, Provider};
 use metadata::{Metadata, Mood};
 use support::Agent;
 use testing::TempDir;

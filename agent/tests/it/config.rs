@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use mainstay_agent::config::{Config, Environment, LogLevel, environment_name, keys, reference_rows};
-use mainstay_core::base::units::{Bytes, Period};
-use mainstay_core::host::os::HostLimits;
+use mainstay_health::host::os::HostLimits;
+use mainstay_model::units::{Bytes, Period};
+use mainstay_node::config::{Config, Environment, LogLevel, environment_name, keys, reference_rows};
 use proptest::prelude::*;
 
 const DOCUMENT: &str = include_str!("../../../docs/reference/configuration.md");

@@ -4,11 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_agent::source::active::{ActivePlan, probe};
-use mainstay_core::base::units::Bytes;
-use mainstay_core::host::preflight::deep::{DeepLimits, Probe};
-use mainstay_core::host::preflight::{Check, CheckVerdict};
-use mainstay_core::model::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
+use mainstay_health::host::preflight::deep::{DeepLimits, Probe};
+use mainstay_health::host::preflight::{Check, CheckVerdict};
+use mainstay_model::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
+use mainstay_model::units::Bytes;
+use mainstay_sensors::source::active::{ActivePlan, probe};
 use serde_json::{Value, json};
 use testing::TempDir;
 

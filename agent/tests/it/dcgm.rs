@@ -9,8 +9,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_agent::source::dcgm::{DcgmPlan, DcgmSource, scrape};
-use mainstay_core::hardware::dcgm::{DcgmReport, ExporterReport, Violation};
+use mainstay_health::hardware::dcgm::{DcgmReport, ExporterReport, Violation};
+use mainstay_sensors::source::dcgm::{DcgmPlan, DcgmSource, scrape};
 use serde_json::{Value, json};
 use support::Agent;
 use testing::TempDir;

@@ -7,9 +7,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use mainstay_agent::source::fabric::FabricSource;
-use mainstay_core::host::fabric::{FabricSample, LinkKind, LinkReading};
-use mainstay_core::host::os::Reading;
+use mainstay_health::host::fabric::{FabricSample, LinkKind, LinkReading};
+use mainstay_health::host::os::Reading;
+use mainstay_sensors::source::fabric::FabricSource;
 use support::Agent;
 use testing::TempDir;
 

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use mainstay_agent::source::host::{HostSource, Probed, Roots, identify, standard_paths};
-use mainstay_core::base::id::Pid;
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::host::os::{Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
+use mainstay_health::host::os::{
+    Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space,
+};
+use mainstay_model::id::Pid;
+use mainstay_model::time::{Mono, Span};
+use mainstay_sensors::source::host::{HostSource, Probed, Roots, identify, standard_paths};
 
 /// A fake /proc, /sys and /etc.
 struct Tree(testing::TempDir);

@@ -7,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_agent::source::host::{Roots, SystemPlan, SystemSource};
-use mainstay_core::base::id::Pid;
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::host::os::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
+use mainstay_health::host::os::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
+use mainstay_model::id::Pid;
+use mainstay_model::time::{Mono, Span};
+use mainstay_sensors::source::host::{Roots, SystemPlan, SystemSource};
 use support::Agent;
 use testing::TempDir;
 

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use mainstay_agent::hosts::connect::{self, FromLeader};
-use mainstay_agent::hosts::listen::{Bound, FromHost, Listener};
-use mainstay_agent::hosts::{Ends, Token};
-use mainstay_core::recovery::hosts::wire::Join;
+use mainstay_group::wire::Join;
+use mainstay_launcher::hosts::connect::{self, FromLeader};
+use mainstay_launcher::hosts::listen::{Bound, FromHost, Listener};
+use mainstay_launcher::hosts::{Ends, Token};
 use mainstay_tier::peer::tls::Tls;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mainstay_agent::hosts::Token;
-use mainstay_agent::hosts::connect::{self, FromLeader};
 use mainstay_coord::{Client, Endpoint, Group, GroupOptions, Leader, Settings};
-use mainstay_core::recovery::hosts::wire::{Down, Join, PROTOCOL};
+use mainstay_group::wire::{Down, Join, PROTOCOL};
+use mainstay_launcher::hosts::Token;
+use mainstay_launcher::hosts::connect::{self, FromLeader};
 use tokio::sync::{mpsc, watch};
 
 const RUN: &str = "upgrade";

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_agent::store::journal::{Gap, Journal, JournalError, JournalReader, Limits};
-use mainstay_core::base::id::BootId;
-use mainstay_core::base::time::{Mono, Stamp, Wall};
-use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_journal::store::journal::{Gap, Journal, JournalError, JournalReader, Limits};
+use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::id::BootId;
+use mainstay_model::time::{Mono, Stamp, Wall};
 
 fn open(dir: &Path, limits: Limits) -> Journal {
     Journal::open(dir, limits, BootId("boot".into())).unwrap()

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use mainstay_agent::store::journal::{Journal, Limits};
-use mainstay_core::base::id::BootId;
-use mainstay_core::base::time::Stamp;
-use mainstay_core::model::entry::{Body, Fact};
+use mainstay_journal::store::journal::{Journal, Limits};
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::id::BootId;
+use mainstay_model::time::Stamp;
 
 const DIR: &str = "MAINSTAY_TEST_JOURNAL_DIR";
 const LIMITS: Limits = Limits { segment_bytes: 16 << 10, total_bytes: 8 << 20 };
@@ -31,7 +31,7 @@ fn open(dir: &Path) -> Journal {
     Journal::open(dir, LIMITS, BootId("boot".into())).unwrap()
 }
 
-fn append(journal: &mut Journal, text: &str) -> Result<u64, mainstay_agent::store::journal::JournalError> {
+fn append(journal: &mut Journal, text: &str) -> Result<u64, mainstay_journal::store::journal::JournalError> {
     let fact = Fact::AgentLost { reason: text.to_owned() };
     journal.append(Stamp::default(), None, None, Body::Fact(fact)).map(|entry| entry.seq)
 }

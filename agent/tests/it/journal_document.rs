@@ -3,21 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::base::pci::PciAddress;
-use mainstay_core::base::time::{Mono, Span, Stamp};
-use mainstay_core::model::entry::{
+use mainstay_model::entry::{
     Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, LineTime, Note, StartedRank,
 };
-use mainstay_core::model::finding::{Finding, FindingKind};
-use mainstay_core::model::kernel::{
-    KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid,
-};
-use mainstay_core::model::observation::Observation;
-use mainstay_core::model::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome};
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_model::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
+use mainstay_model::observation::Observation;
+use mainstay_model::pci::PciAddress;
+use mainstay_model::time::{Mono, Span, Stamp};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome};
 
 const DOCUMENT: &str = include_str!("../../../docs/reference/journal.md");
-const SOURCE: &str = include_str!("../../core/src/model/entry.rs");
+const SOURCE: &str = include_str!("../../model/src/entry.rs");
 
 fn entries() -> Vec<Body> {
     let (attempt, rank, pid) = (Attempt(0), Rank(0), Pid(1));

@@ -1,16 +1,14 @@
 //! Property: every entry is read back from its line unchanged.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use mainstay_agent::store::journal::{Line, decode, encode};
-use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, Note, StartedRank};
-use mainstay_core::model::finding::{Finding, FindingKind};
-use mainstay_core::model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{
-    Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict,
-};
-use mainstay_core::recovery::policy::{Budget, CauseKind, Experience, Rung, Settings};
+use mainstay_journal::store::journal::{Line, decode, encode};
+use mainstay_model::entry::{Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, Note, StartedRank};
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
+use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_model::time::{Mono, Span, Stamp, Wall};
+use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
+use mainstay_recovery::policy::{Budget, CauseKind, Experience, Rung, Settings};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use mainstay_agent::os::clock;
-use mainstay_agent::source::journald::Journald;
-use mainstay_core::base::time::Mono;
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::kernel::LogCursor;
+use mainstay_model::entry::Fact;
+use mainstay_model::kernel::LogCursor;
+use mainstay_model::time::Mono;
+use mainstay_sensors::source::journald::Journald;
+use mainstay_sys::clock;
 use testing::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);

@@ -8,11 +8,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_agent::source::kmsg::KernelLog;
-use mainstay_core::base::id::BootId;
-use mainstay_core::base::time::Mono;
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::kernel::LogCursor;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::BootId;
+use mainstay_model::kernel::LogCursor;
+use mainstay_model::time::Mono;
+use mainstay_sensors::source::kmsg::KernelLog;
 use support::Agent;
 use testing::TempDir;
 

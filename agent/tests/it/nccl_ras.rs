@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mainstay_agent::source::nccl_ras::{RasError, ask, ask_blocking};
-use mainstay_core::hang::nccl_ras::{Asked, RasReport};
+use mainstay_hang::nccl_ras::{Asked, RasReport};
+use mainstay_sensors::source::nccl_ras::{RasError, ask, ask_blocking};
 use ras::{Answerer, Ras};
 use support::Agent;
 

@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use mainstay_agent::state::{FINISHED_JOBS, StateWriter, UNWRITTEN_ENTRIES};
-use mainstay_agent::store::journal::{Journal, Limits};
-use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
-use mainstay_core::base::time::{Mono, Stamp};
-use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
-use mainstay_core::model::health::{Component, HealthChange, HealthState, RecommendedAction};
-use mainstay_core::view::node::{BeatView, JobPhase, NodeView};
+use mainstay_journal::state::{FINISHED_JOBS, StateWriter, UNWRITTEN_ENTRIES};
+use mainstay_journal::store::journal::{Journal, Limits};
+use mainstay_model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+use mainstay_model::health::{Component, HealthChange, HealthState, RecommendedAction};
+use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
+use mainstay_model::time::{Mono, Stamp};
+use mainstay_view::node::{BeatView, JobPhase, NodeView};
 
 fn open(dir: &Path) -> StateWriter {
     let journal = Journal::open(dir, Limits::default(), BootId("boot".into())).unwrap();

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use libtpu::{Libtpu, Script, core};
-use mainstay_agent::source::tpu::{TpuPlan, TpuSource, idle_at};
-use mainstay_core::base::time::Span;
-use mainstay_core::hardware::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
+use mainstay_health::hardware::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
+use mainstay_model::time::Span;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::gauge::Value;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
+use mainstay_sensors::source::tpu::{TpuPlan, TpuSource, idle_at};
 use prost::Message;
 use support::Agent;
 use testing::TempDir;

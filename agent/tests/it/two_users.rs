@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::Agent;
 use hyper_util::rt::TokioIo;
-use mainstay_core::base::id::{BootId, JobId};
-use mainstay_core::base::time::{Mono, Stamp, Wall};
-use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_model::id::{BootId, JobId};
+use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_proto::v1::from_launcher::Message;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
 use mainstay_proto::v1::{ForwardedEntry, FromLauncher, Hello};

@@ -5,9 +5,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Waker};
 
-use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
-use mainstay_core::base::time::Stamp;
-use mainstay_core::model::entry::{Body, Entry, Fact, StartedRank};
+use mainstay_model::entry::{Body, Entry, Fact, StartedRank};
+use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
+use mainstay_model::time::Stamp;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::from_launcher::Message;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::credentials::Credentials;

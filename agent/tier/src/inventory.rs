@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint_format::Manifest;
 
 use crate::disk::{self, StdVolume};
 use crate::seal;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::inventory::Medium;
 
 use crate::beneath::Beneath;
 

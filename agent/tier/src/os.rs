@@ -9,10 +9,10 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
-use mainstay_core::base::time::Mono;
-use mainstay_core::checkpoint::backoff::ConnectionSample;
-use mainstay_guarded::Guard;
+use mainstay_checkpoint::backoff::ConnectionSample;
+use mainstay_checkpoint_format::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
+use mainstay_model::time::Mono;
+use mainstay_sys::guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A control page, mapped as long as this value lives.
@@ -365,11 +365,11 @@ mod tests {
         let (cut, whole) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let (of_cut, of_whole) = (page(&cut), page(&whole));
         assert_eq!(of_cut.control().unwrap().rank(), 3);
-        let before = mainstay_guarded::cut_short();
+        let before = mainstay_sys::guarded::cut_short();
         cut.set_len(0).unwrap();
         // Without the guard this ends the test's process.
         assert!(of_cut.control().is_err());
-        assert!(mainstay_guarded::cut_short() > before);
+        assert!(mainstay_sys::guarded::cut_short() > before);
         assert_eq!(of_whole.control().unwrap().rank(), 3);
         drop(of_cut);
         let again = page(&cut);

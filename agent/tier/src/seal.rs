@@ -7,8 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use mainstay_checkpoint::container::{self, ContainerError};
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, SharedContent};
+use mainstay_checkpoint_format::container::{self, ContainerError};
+use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, SharedContent};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// Name of a shard's file.

@@ -9,9 +9,9 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
-use mainstay_checkpoint::container::{self, Tensor};
-use mainstay_checkpoint::control::{Answer, CONTROL_BYTES, Checked, Control, Slot, State};
-use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint_format::container::{self, Tensor};
+use mainstay_checkpoint_format::control::{Answer, CONTROL_BYTES, Checked, Control, Slot, State};
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::io::Write;
 
-use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::model::verdict::FaultDomain;
+use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::verdict::FaultDomain;
 use mainstay_tests::{Agent, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 use nix::sys::signal::Signal;
 

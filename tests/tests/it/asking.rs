@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use hyper_util::rt::TokioIo;
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_proto::grpc_health_v1::HealthCheckRequest;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_client::HealthClient;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::{Command, Output};
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, mainstay};
 use serde_json::Value;
 

@@ -4,9 +4,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::Body;
-use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_model::entry::Body;
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::id::Rank;
 use mainstay_tests::{Job, Stage, has_torch};
 
 /// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are reported after steps 1,

@@ -9,7 +9,7 @@ use crate::drill;
 use std::collections::BTreeMap;
 
 use drill::{Random, Trace, held, is_template, order, overlapping, signal};
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, journal, processes};
 use nix::sys::signal::Signal;
 

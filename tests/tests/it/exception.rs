@@ -1,10 +1,10 @@
 //! An uncaught exception is the rank's own report on its end: the launcher acts on it at once, and does not retry
 //! forever.
 
-use mainstay_core::base::id::{Attempt, Rank};
-use mainstay_core::failure::diagnose::CLIENT_FAILED;
-use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::verdict::{Action, Cause, FaultDomain};
+use mainstay_diagnosis::diagnose::CLIENT_FAILED;
+use mainstay_model::entry::{Body, ExitStatus, Fact};
+use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::verdict::{Action, Cause, FaultDomain};
 use mainstay_tests::{Stage, has_client, journal, mainstay};
 
 #[test]

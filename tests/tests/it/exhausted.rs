@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::verdict::{Action, Cause, FaultDomain};
-use mainstay_core::recovery::job::EXHAUSTED;
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::verdict::{Action, Cause, FaultDomain};
+use mainstay_recovery::job::EXHAUSTED;
 use mainstay_tests::{Job, Stage, has_client, is_root, journal, skipped};
 
 /// Two ranks that work forever in the first attempt and end at once in the next.

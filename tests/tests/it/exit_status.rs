@@ -1,7 +1,7 @@
 //! The launcher's exit status reflects the rank that failed first; the budget bounds the restarts.
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::verdict::Cause;
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{Stage, journal};
 
 #[test]

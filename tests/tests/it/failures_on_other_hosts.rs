@@ -11,8 +11,8 @@
 use crate::hosts;
 
 use hosts::{Hosts, ckpt, json};
-use mainstay_core::model::verdict::Action;
-use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_model::verdict::Action;
+use mainstay_recovery::policy::HAND_BACK_EXIT;
 use mainstay_tests::{Agent, End, Stage, has_client, journal, processes, python};
 
 /// Output that a broken GPU and a bug of the program have in common.

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::verdict::{Action, FaultDomain};
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::verdict::{Action, FaultDomain};
 use mainstay_tests::{Agent, End, Job, Stage, has_client, journal, mainstay, processes};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_core::recovery::job::{ORDERS, SAVE_ORDERED};
+use mainstay_model::entry::{ExitStatus, Fact};
+use mainstay_recovery::job::{ORDERS, SAVE_ORDERED};
 use mainstay_tests::{End, Stage, has_client, journal};
 use nix::sys::signal::Signal;
 

@@ -5,10 +5,10 @@
 #[path = "../../../agent/tests/it/support/ras.rs"]
 mod ras;
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::verdict::Cause;
+use mainstay_hang::HangKind;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, Stage, has_client, has_torch, journal};
 use ras::{Answerer, Ras};
 

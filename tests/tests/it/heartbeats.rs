@@ -1,7 +1,7 @@
 //! Failing heartbeats are no failure of training: a client of another version, a forked child, a launcher that does
 //! not read.
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, journal};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::{Entry, Fact};
-use mainstay_core::model::verdict::{Action, Decision};
+use mainstay_model::entry::{Entry, Fact};
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::{Action, Decision};
 use mainstay_tests::{End, Job, Stage, has_client, has_torch, journal, processes};
 
 /// On a machine that is busy with other tests a healthy rank may take long to leave.

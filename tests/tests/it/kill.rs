@@ -1,8 +1,8 @@
 //! A killed rank is named, all ranks are restarted, and the job runs to its end.
 
-use mainstay_core::base::id::{Attempt, Rank};
-use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
+use mainstay_model::entry::{Body, ExitStatus, Fact};
+use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::verdict::{Action, Cause, DecidedBy};
 use mainstay_tests::{Stage, has_client, journal, processes};
 use nix::sys::signal::Signal;
 

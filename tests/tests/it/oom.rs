@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use mainstay_core::model::verdict::Cause;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::Stage;
 
 /// A memory cgroup, if this machine lets tests make one; deleted at the end.

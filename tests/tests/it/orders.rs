@@ -6,7 +6,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{End, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 
 /// Ranks that work until SIGTERM.

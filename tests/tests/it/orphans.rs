@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Job, Plan, Stage, is_root, journal, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::process::Stdio;
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::{Entry, Fact, LineTime};
+use mainstay_model::entry::{Entry, Fact, LineTime};
+use mainstay_model::id::Rank;
 use mainstay_tests::{Stage, has_client, has_torch, journal};
 use nix::sys::signal::Signal;
 
@@ -314,9 +314,5 @@ if ATTEMPT == 0:
 "#;
     let end = stage.python(script).ranks(2).start().end();
     end.assert_status(0);
-    assert_eq!(
-        journal::exits(&end.journal, 1)[0],
-        mainstay_core::model::entry::ExitStatus::Signal(15),
-        "{end}"
-    );
+    assert_eq!(journal::exits(&end.journal, 1)[0], mainstay_model::entry::ExitStatus::Signal(15), "{end}");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, is_root, journal, mainstay, processes, skipped};
 
 /// One step; used by all scenarios here that check whether training works.

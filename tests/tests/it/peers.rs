@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::Command;
 
 use hosts::{Hosts, ckpt, json};
-use mainstay_checkpoint::{
+use mainstay_checkpoint_format::{
     CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, SharedContent, chunk_sum,
 };
 use mainstay_tests::{Agent, Stage, mainstay, processes};

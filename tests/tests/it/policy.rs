@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mainstay_core::model::entry::{Body, Fact};
+use mainstay_model::entry::{Body, Fact};
 use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay};
 
 /// The job's first failure under this policy: a rank exits with 9, and with 0 after a restart.

@@ -8,7 +8,7 @@ use crate::hosts;
 use std::fs;
 
 use hosts::{Hosts, ckpt, json};
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{End, Plan, Stage, processes};
 
 /// `save STEP` writes as Transformers does, its mark last; `newest` is the step that it would go on from.
@@ -37,7 +37,7 @@ fn watched<'a>(stage: &'a Stage, script: &str) -> Plan<'a> {
 
 fn restarted(end: &End) -> bool {
     end.journal.iter().any(|entry| {
-        matches!(&entry.body, mainstay_core::model::entry::Body::Fact(Fact::AttemptStarted { attempt, .. }) if attempt.0 == 1)
+        matches!(&entry.body, mainstay_model::entry::Body::Fact(Fact::AttemptStarted { attempt, .. }) if attempt.0 == 1)
     })
 }
 

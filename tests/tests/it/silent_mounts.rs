@@ -1,8 +1,8 @@
 //! The user's file systems stop answering, one path after the other: the launcher sees deaths and hangs, restarts
 //! what can be restarted, and ends when it is asked to.
 
-use mainstay_core::model::entry::Body;
-use mainstay_core::model::finding::FindingKind;
+use mainstay_model::entry::Body;
+use mainstay_model::finding::FindingKind;
 use mainstay_tests::{Stage, has_client, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Slow jobs without a failure: the rank that makes the others wait is named, one that takes its turn is not.
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::Body;
-use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_model::entry::Body;
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::id::Rank;
 use mainstay_tests::{Stage, has_client, journal};
 
 /// In each step, a rank works for as long as `work` says and waits for the others until all have had their time.
@@ -25,7 +25,7 @@ while not os.path.exists(MARKS + "/end") and step < STEPS:
     mainstay.step(step)
 "#;
 
-fn findings(journal: &[mainstay_core::model::entry::Entry]) -> Vec<Finding> {
+fn findings(journal: &[mainstay_model::entry::Entry]) -> Vec<Finding> {
     let reported = journal.iter().filter_map(|entry| match &entry.body {
         Body::Finding(finding) => Some(finding.clone()),
         _ => None,

@@ -1,6 +1,6 @@
 //! A launcher that is asked to stop stops its ranks in order, and by force if they ignore it.
 
-use mainstay_core::model::entry::{ExitStatus, Fact};
+use mainstay_model::entry::{ExitStatus, Fact};
 use mainstay_tests::{Stage, journal, processes};
 use nix::sys::signal::Signal;
 

@@ -1,8 +1,8 @@
 //! The central guarantee, with PyTorch: a DDP run that loses a rank ends with the same parameters as one that does
 //! not.
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Rank;
 use mainstay_tests::{Job, Stage, has_torch, journal};
 
 use crate::ddp::DDP;

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::process::Stdio;
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::Stage;
 use nix::sys::signal::Signal;
 

@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_core::model::entry::{Body, Entry};
-use mainstay_core::model::verdict::{Action, FaultDomain, Verdict};
+use mainstay_model::entry::{Body, Entry};
+use mainstay_model::verdict::{Action, FaultDomain, Verdict};
 use mainstay_tests::{Job, Stage, has_client, has_torch, journal};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

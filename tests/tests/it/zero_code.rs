@@ -3,10 +3,10 @@
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::verdict::Cause;
+use mainstay_hang::HangKind;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, Stage, journal};
 
 /// Three seconds of work with output, as training logs its steps.

@@ -85,7 +85,7 @@ fn example() -> Command {
             "--locked",
             "--quiet",
             "-p",
-            "mainstay-core",
+            "mainstay-diagnosis",
             "--example",
             "attribute_figures",
             "--",

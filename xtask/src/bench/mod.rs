@@ -144,7 +144,7 @@ impl Name {
             Name::Agent | Name::Gpus | Name::Counters | Name::Detect => &["-p fake-devices"],
             Name::Judge => &["-p mainstay-sim --example judge"],
             Name::Simulate => &["-p mainstay-sim --example simulate"],
-            Name::Attribute => &["-p mainstay-core --example attribute_figures"],
+            Name::Attribute => &["-p mainstay-diagnosis --example attribute_figures"],
             Name::Replicate => &["-p mainstay-tier --example replicate_cost"],
             _ => &[],
         }

@@ -19,7 +19,7 @@ const FEW_SEEDS: &str = "2000";
 
 /// The folder of the scenarios' package, and its test program that reads only sources.
 const SCENARIOS: &str = "tests";
-const FLOORS: &str = "floors";
+const SOURCES: &str = "sources";
 
 /// The packages whose tests mostly wait.
 const WAIT: [&str; 2] = ["agent", "agent/tier"];
@@ -80,9 +80,9 @@ impl Suite<'_> {
             Ok(Verdict::cargo(status.success(), &printed))
         });
         checks.run("fuzz targets, each seed once", fuzz::seeds);
-        checks.run("floors (cargo test)", || {
-            let floors = |program: &TestProgram| program.is_of(SCENARIOS) && program.target == FLOORS;
-            self.programs.run(self.own, floors, None, |_| {})
+        checks.run("sources and documents (cargo test)", || {
+            let sources = |program: &TestProgram| program.is_of(SCENARIOS) && program.target == SOURCES;
+            self.programs.run(self.own, sources, None, |_| {})
         });
     }
 
@@ -90,9 +90,9 @@ impl Suite<'_> {
     pub fn simulation(&self, checks: &mut Checks) {
         checks.run("a job of several hosts, simulated 30,000 times (cargo test)", || {
             let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "30000".to_owned());
-            let core = |program: &TestProgram| program.is_of("agent/core") && program.target == "it";
+            let group = |program: &TestProgram| program.is_of("agent/group") && program.target == "it";
             self.programs
-                .run(self.own, core, Some("job_of_hosts"), |test| _ = test.env("MAINSTAY_SEEDS", &seeds))
+                .run(self.own, group, Some("job_of_hosts"), |test| _ = test.env("MAINSTAY_SEEDS", &seeds))
         });
     }
 
@@ -117,7 +117,7 @@ impl Suite<'_> {
     /// The end-to-end scenarios on the program as cargo builds it, with ranks in a Python that has the wheel.
     pub fn scenarios(&self, checks: &mut Checks) {
         checks.run("end-to-end scenarios (cargo test)", || {
-            let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != FLOORS;
+            let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != SOURCES;
             self.programs.run(self.own, is_scenario, None, |test| {
                 test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
                 // Half of the time of most scenarios is spent waiting, but a few compute.

@@ -11,9 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::bucket::{StepName, run_directory, shard_names};
-use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
-use mainstay_core::checkpoint::inventory::{Copy, Medium, steps};
+use mainstay_checkpoint::inventory::{Copy, Medium, steps};
+use mainstay_checkpoint_format::bucket::{StepName, run_directory, shard_names};
+use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_durable::direct::Direct;
 use mainstay_durable::upload::{self, How};
 use mainstay_durable::{Bucket, listing};

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::base::id::{Attempt, Incident, Rank};
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::failure::repeats::{OnHost, SeenBefore};
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
-use mainstay_core::recovery::policy::{
+use mainstay_diagnosis::repeats::{OnHost, SeenBefore};
+use mainstay_hang::HangKind;
+use mainstay_model::health::{Component, HealthState, RecommendedAction};
+use mainstay_model::id::{Attempt, Incident, Rank};
+use mainstay_model::time::{Mono, Span};
+use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_policy::{DEFAULT, Policy};
+use mainstay_recovery::policy::{
     Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Rung, Rungs, Settings, decide,
     decide_with,
 };
-use mainstay_policy::{DEFAULT, Policy};
 use proptest::prelude::*;
 
 fn cause() -> impl Strategy<Value = Cause> {

@@ -1,8 +1,8 @@
 //! The language of policies, its error messages, and its limits.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
-use mainstay_core::recovery::policy::Rung;
 use mainstay_policy::{Decided, LIMITS, Policy, incidents};
+use mainstay_recovery::policy::Rung;
 
 const KILL: &str = "[[incident]]\nname = 'a kill'\ncause = { kind = 'signal', signal = 9 }\nstep = 7\n";
 

@@ -1,6 +1,6 @@
 //! The resources that the leader of 12,500 hosts with 8 ranks each needs, and the time until all of them start again.
 
-use mainstay_core::base::id::Attempt;
+use mainstay_model::id::Attempt;
 use mainstay_sim::crowd::{Crowd, MS, Plan, SECOND};
 use nix::time::{ClockId, clock_gettime};
 

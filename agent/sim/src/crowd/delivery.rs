@@ -1,8 +1,8 @@
 //! The network between the leader and its followers: sizes, speed and latency of each message.
 
-use mainstay_core::base::time::Mono;
-use mainstay_core::recovery::hosts::wire::{Command, Down, Outgoing, Report, Up};
-use mainstay_core::recovery::job::Input;
+use mainstay_group::wire::{Command, Down, Outgoing, Report, Up};
+use mainstay_model::time::Mono;
+use mainstay_recovery::job::Input;
 
 use super::follower::Answer;
 use super::{Crowd, Event, STEPS_EVERY, messages};

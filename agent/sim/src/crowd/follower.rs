@@ -1,8 +1,8 @@
 //! A follower of a large job: its answers to commands. The cost of followers is not measured.
 
-use mainstay_core::base::id::{Attempt, Rank};
-use mainstay_core::checkpoint::inventory::StepKey;
-use mainstay_core::recovery::hosts::wire::{Command, Seat};
+use mainstay_checkpoint::inventory::StepKey;
+use mainstay_group::wire::{Command, Seat};
+use mainstay_model::id::{Attempt, Rank};
 
 /// A report of a follower.
 #[derive(Clone, Debug)]

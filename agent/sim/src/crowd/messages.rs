@@ -1,11 +1,11 @@
 //! The messages that the followers of a large job send, as long as real ones.
 
-use mainstay_core::base::id::{Attempt, Pid, Rank};
-use mainstay_core::base::time::Mono;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_core::hang::{Count, RankSample, RankSeen};
-use mainstay_core::model::entry::{ExitStatus, Fact, Spent, StartedRank, StepDone};
-use mainstay_core::recovery::hosts::wire::Report;
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_group::wire::Report;
+use mainstay_hang::{Count, RankSample, RankSeen};
+use mainstay_model::entry::{ExitStatus, Fact, Spent, StartedRank, StepDone};
+use mainstay_model::id::{Attempt, Pid, Rank};
+use mainstay_model::time::Mono;
 
 use super::follower::{Answer, Follower};
 use super::{MS, Plan, SECOND};

@@ -3,7 +3,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Row, Slow};
+use mainstay_progress::straggler::{Change, Judge, Limits, Peers, Row, Slow};
 use mainstay_sim::random::Random;
 
 /// A job of ranks with equal work and 1 % of noise.

@@ -4,7 +4,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Role, Row, Slow};
+use mainstay_progress::straggler::{Change, Judge, Limits, Peers, Role, Row, Slow};
 use mainstay_sim::random::Random;
 
 const RANKS: usize = 16;

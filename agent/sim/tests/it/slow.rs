@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::progress::straggler::Slow;
+use mainstay_progress::straggler::Slow;
 use mainstay_sim::course::{self, SlowRank, Weather};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;

@@ -8,8 +8,8 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::model::finding::{Finding, FindingKind};
-use mainstay_core::progress::straggler::{Columns, Limits, Report, Trace};
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_progress::straggler::{Columns, Limits, Report, Trace};
 
 fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);

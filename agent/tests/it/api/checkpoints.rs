@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings, User, Watched};

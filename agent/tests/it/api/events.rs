@@ -1,11 +1,11 @@
 //! The journal as a list and as a stream: nothing is lost or duplicated, and gaps are reported.
 
-use mainstay_agent::store::journal::Limits;
-use mainstay_core::base::id::{Attempt, Incident, Pid, Rank};
-use mainstay_core::base::time::Mono;
-use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::health::HealthState;
-use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_journal::store::journal::Limits;
+use mainstay_model::entry::{Body, ExitStatus, Fact};
+use mainstay_model::health::HealthState;
+use mainstay_model::id::{Attempt, Incident, Pid, Rank};
+use mainstay_model::time::Mono;
+use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{

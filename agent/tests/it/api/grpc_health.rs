@@ -1,6 +1,6 @@
 //! The standard health protocol, tested sentence by sentence against its specification.
 
-use mainstay_core::model::health::HealthState;
+use mainstay_model::health::HealthState;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_client::HealthClient;
 use mainstay_proto::grpc_health_v1::{HealthCheckRequest, HealthListRequest};

@@ -1,15 +1,15 @@
 //! The node and its jobs over the wire.
 
-use mainstay_core::base::id::{Attempt, JobId, Rank};
-use mainstay_core::base::time::Mono;
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::health::HealthState;
-use mainstay_core::view::node::BeatView;
+use mainstay_model::entry::Fact;
+use mainstay_model::health::HealthState;
+use mainstay_model::id::{Attempt, JobId, Rank};
+use mainstay_model::time::Mono;
 use mainstay_proto::v1;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::{
     GetJobRequest, GetNodeRequest, JobPhase, ListJobsRequest, RankPhase, WatchNodeRequest,
 };
+use mainstay_view::node::BeatView;
 use tonic::Code;
 
 use super::server::{EPOCH, SECOND, Server};
@@ -21,8 +21,8 @@ fn beat(second: u64, step: u64) -> BeatView {
         at: Mono(second * SECOND),
         loss: Some(0.5),
         median_step: None,
-        pace: mainstay_core::progress::monitor::Pace {
-            self_time: Some(mainstay_core::base::time::Span::millis(80)),
+        pace: mainstay_progress::monitor::Pace {
+            self_time: Some(mainstay_model::time::Span::millis(80)),
             against_peers: Some(1.25),
             wait_share: Some(0.2),
         },

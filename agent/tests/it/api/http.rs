@@ -1,6 +1,6 @@
 //! Probes over HTTP, well-formed and not.
 
-use mainstay_core::model::health::HealthState;
+use mainstay_model::health::HealthState;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 

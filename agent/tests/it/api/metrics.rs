@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_agent::api::metrics::{Kind, METRICS};
-use mainstay_core::base::id::{Attempt, Incident, JobId, Rank};
-use mainstay_core::base::pci::PciAddress;
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::advice::Advised;
-use mainstay_core::hang::{Hang, HangKind};
-use mainstay_core::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
-use mainstay_core::hardware::tpu::metric;
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::finding::{Finding, FindingKind};
-use mainstay_core::model::health::{Component, Gauge, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{Action, DecidedBy, Decision, FaultDomain};
-use mainstay_core::view::node::BeatView;
+use mainstay_api::metrics::{Kind, METRICS};
+use mainstay_checkpoint::advice::Advised;
+use mainstay_hang::{Hang, HangKind};
+use mainstay_health::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
+use mainstay_health::hardware::tpu::metric;
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::health::{Component, Gauge, HealthState, RecommendedAction};
+use mainstay_model::id::{Attempt, Incident, JobId, Rank};
+use mainstay_model::pci::PciAddress;
+use mainstay_model::time::{Mono, Span};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain};
+use mainstay_view::node::BeatView;
 
 use super::checkpoints;
 use super::events::verdict;
@@ -189,8 +189,8 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
-            let pace = mainstay_core::progress::monitor::Pace {
-                self_time: Some(mainstay_core::base::time::Span::millis(80)),
+            let pace = mainstay_progress::monitor::Pace {
+                self_time: Some(mainstay_model::time::Span::millis(80)),
                 against_peers: Some(1.25),
                 wait_share: Some(0.2),
             };

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_agent::api::DeepChecks;
-use mainstay_agent::source::active::{ActivePlan, Deep};
-use mainstay_core::base::time::Mono;
-use mainstay_core::base::units::Bytes;
-use mainstay_core::host::preflight::deep::DeepLimits;
-use mainstay_core::model::health::HealthState;
+use mainstay_api::DeepChecks;
+use mainstay_health::host::preflight::deep::DeepLimits;
+use mainstay_model::health::HealthState;
+use mainstay_model::time::Mono;
+use mainstay_model::units::Bytes;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item;
 use mainstay_proto::v1::{
     CheckGroup, CheckRequirement, CheckVerdict, PreflightCheck, PreflightSummary, RunPreflightRequest,
 };
+use mainstay_sensors::source::active::{ActivePlan, Deep};
 
 use super::server::Server;
 

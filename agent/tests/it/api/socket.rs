@@ -3,8 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use mainstay_agent::api::{ListenError, UnixSocket, tcp};
-use mainstay_agent::store::journal::Limits;
+use mainstay_api::{ListenError, UnixSocket, tcp};
+use mainstay_journal::store::journal::Limits;
 use mainstay_proto::v1::GetNodeRequest;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use tonic::service::Routes;

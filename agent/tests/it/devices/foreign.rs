@@ -3,12 +3,10 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mainstay_agent::source::device::Waited;
-use mainstay_core::hardware::gpu::{GpuTrouble, Read, RemappedRows};
-use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-use mainstay_core::model::health::RecommendedAction::{
-    None as Nothing, RebootNode, ReplaceNode, ResetDevice,
-};
+use mainstay_health::hardware::gpu::{GpuTrouble, Read, RemappedRows};
+use mainstay_model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use mainstay_model::health::RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+use mainstay_sensors::source::device::Waited;
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND};
@@ -316,7 +314,7 @@ fn a_board_without_its_own_limit_is_too_hot_where_its_clocks_are_held_down() {
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 91}));
     host.look_for_a_while();
-    host.expect(FIRST, Degraded, mainstay_core::model::health::RecommendedAction::ContactSupport);
+    host.expect(FIRST, Degraded, mainstay_model::health::RecommendedAction::ContactSupport);
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 85}));
     host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use mainstay_agent::source::device::DeviceSource;
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hardware::gpu::{DeviceReport, GpuTrouble, ProbeAnswer};
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::health::HealthState::{Healthy, Unhealthy, Unknown};
-use mainstay_core::model::health::RecommendedAction::{None as Nothing, RebootNode};
+use mainstay_health::hardware::gpu::{DeviceReport, GpuTrouble, ProbeAnswer};
+use mainstay_model::entry::Fact;
+use mainstay_model::health::HealthState::{Healthy, Unhealthy, Unknown};
+use mainstay_model::health::RecommendedAction::{None as Nothing, RebootNode};
+use mainstay_model::time::{Mono, Span};
+use mainstay_sensors::source::device::DeviceSource;
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND, plan};

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_agent::source::device::{DeviceSource, ProbePlan};
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hardware::catalog::Catalog;
-use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, GpuReading, ProbeAnswer};
-use mainstay_core::model::entry::Fact;
-use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_health::hardware::catalog::Catalog;
+use mainstay_health::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, GpuReading, ProbeAnswer};
+use mainstay_model::entry::Fact;
+use mainstay_model::health::{Component, HealthState, RecommendedAction};
+use mainstay_model::time::{Mono, Span};
+use mainstay_sensors::source::device::{DeviceSource, ProbePlan};
 use serde_json::{Value, json};
 use testing::TempDir;
 

@@ -1,9 +1,9 @@
 //! Libraries of other makes and ages: missing functions and odd answers.
 
-use mainstay_core::base::id::Pid;
-use mainstay_core::hardware::gpu::{FabricInfo, GpuProcess, Read, SlowdownTimes};
-use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unknown};
-use mainstay_core::model::health::RecommendedAction::{ContactSupport, None as Nothing};
+use mainstay_health::hardware::gpu::{FabricInfo, GpuProcess, Read, SlowdownTimes};
+use mainstay_model::health::HealthState::{Degraded, Healthy, Unknown};
+use mainstay_model::health::RecommendedAction::{ContactSupport, None as Nothing};
+use mainstay_model::id::Pid;
 use serde_json::{Value, json};
 
 use super::host::{FIRST, Host, SECOND};

@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mainstay_agent::source::device::Waited;
-use mainstay_core::hardware::gpu::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Read};
-use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-use mainstay_core::model::health::RecommendedAction::{None as Nothing, RebootNode, ResetDevice};
+use mainstay_health::hardware::gpu::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Read};
+use mainstay_model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use mainstay_model::health::RecommendedAction::{None as Nothing, RebootNode, ResetDevice};
+use mainstay_sensors::source::device::Waited;
 use serde_json::{Value, json};
 
 use super::host::{FIRST, Host, SECOND};

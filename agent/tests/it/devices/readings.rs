@@ -3,19 +3,19 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mainstay_agent::source::device::Waited;
-use mainstay_core::base::id::Pid;
-use mainstay_core::base::pci::PciAddress;
-use mainstay_core::base::time::Span;
-use mainstay_core::formats::parse::kmsg::Record;
-use mainstay_core::formats::parse::log::LogReader;
-use mainstay_core::hardware::gpu::{
+use mainstay_health::hardware::gpu::{
     Clocks, EccCount, EccPlace, FabricInfo, GpuEvent, GpuProcess, Read, SlowdownTimes, SramErrors,
 };
-use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy};
-use mainstay_core::model::health::RecommendedAction::{
+use mainstay_health::parse::kmsg::Record;
+use mainstay_health::parse::log::LogReader;
+use mainstay_model::health::HealthState::{Degraded, Healthy, Unhealthy};
+use mainstay_model::health::RecommendedAction::{
     self, None as Nothing, RebootNode, ReplaceNode, ResetDevice,
 };
+use mainstay_model::id::Pid;
+use mainstay_model::pci::PciAddress;
+use mainstay_model::time::Span;
+use mainstay_sensors::source::device::Waited;
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND};

@@ -3,13 +3,13 @@
 use std::fs;
 use std::time::Duration;
 
-use mainstay_agent::source::device::{DeviceSource, ProbePlan};
-use mainstay_core::base::time::Mono;
-use mainstay_core::hardware::gpu::{
+use mainstay_health::hardware::gpu::{
     DeviceJudge, DeviceLimits, DeviceReport, DriverTrouble, GpuTrouble, ProbeAnswer,
 };
-use mainstay_core::model::health::HealthState::{Healthy, Unhealthy, Unknown};
-use mainstay_core::model::health::RecommendedAction::{self, None as Nothing, RebootNode, ResetDevice};
+use mainstay_model::health::HealthState::{Healthy, Unhealthy, Unknown};
+use mainstay_model::health::RecommendedAction::{self, None as Nothing, RebootNode, ResetDevice};
+use mainstay_model::time::Mono;
+use mainstay_sensors::source::device::{DeviceSource, ProbePlan};
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND, catalog, plan};

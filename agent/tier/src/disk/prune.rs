@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint_format::Manifest;
 use serde_json::Value;
 
 use crate::disk::volume::Volume;

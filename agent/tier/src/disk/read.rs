@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::{MANIFEST_LIMIT, MANIFEST_NAME, Manifest};
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME, Manifest};
 
 use crate::disk::volume::Volume;
 use crate::disk::{shard_directory, step_directory};

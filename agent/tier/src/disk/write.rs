@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
+use mainstay_checkpoint_format::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
 
 use crate::aside;
 use crate::disk::volume::Volume;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mainstay_core::checkpoint::files::Rule;
-use mainstay_core::checkpoint::owner::{name, owner};
+use mainstay_checkpoint::files::Rule;
+use mainstay_checkpoint::owner::{name, owner};
 
 use super::FilesError;
 use super::cache::{self, Cache};

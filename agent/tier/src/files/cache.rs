@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mainstay_checkpoint::{Identity, MANIFEST_NAME};
-use mainstay_core::checkpoint::cache::{Cached, chosen, run_of, worth_bringing};
-use mainstay_core::checkpoint::inventory::StepState;
+use mainstay_checkpoint::cache::{Cached, chosen, run_of, worth_bringing};
+use mainstay_checkpoint::inventory::StepState;
+use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};

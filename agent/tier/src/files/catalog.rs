@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::decision::Decision;
+use mainstay_checkpoint::decision::Decision;
 use serde::{Deserialize, Serialize};
 
 use super::FilesError;

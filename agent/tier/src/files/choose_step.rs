@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::files::{Proof, Rule, complete, rule_of};
+use mainstay_checkpoint::files::{Proof, Rule, complete, rule_of};
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use rustix::fs::FileType;
 
 use super::FilesError;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::checkpoint::files::Written;
+use mainstay_checkpoint::files::Written;
 
 use super::tree::{Mark, Member};
 

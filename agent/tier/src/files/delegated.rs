@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::archive::Entry;
-use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_checkpoint::archive::Entry;
+use mainstay_checkpoint::inventory::StepKey;
 
 use crate::lent_files::RestoredShard;
 use crate::peer::Restored;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use mainstay_core::checkpoint::placement::score;
+use mainstay_checkpoint::placement::score;
 
 use super::FilesError;
 use super::catalog::Catalog;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::files::{DirectorySnapshot, Written, in_place};
+use mainstay_checkpoint::files::{DirectorySnapshot, Written, in_place};
 
 use super::FilesError;
 use super::catalog::Lost;

@@ -52,7 +52,7 @@ pub enum FilesError {
     Changed(PathBuf),
     /// The files cannot form an archive, or the bytes are not an archive.
     #[error(transparent)]
-    Archive(#[from] mainstay_core::checkpoint::archive::ArchiveError),
+    Archive(#[from] mainstay_checkpoint::archive::ArchiveError),
     /// A manifest is not valid.
     #[error("{0}")]
     Manifest(String),

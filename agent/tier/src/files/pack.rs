@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
-use mainstay_core::checkpoint::archive::{self, Entry, Layout, Piece};
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::archive::{self, Entry, Layout, Piece};
+use mainstay_checkpoint::inventory::Medium;
+use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
 
 use rustix::fs::FileType;
 

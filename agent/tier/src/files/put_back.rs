@@ -17,9 +17,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mainstay_core::checkpoint::archive::{self, Entry};
-use mainstay_core::checkpoint::files::{Rule, in_place, rule_of, texts};
-use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_checkpoint::archive::{self, Entry};
+use mainstay_checkpoint::files::{Rule, in_place, rule_of, texts};
+use mainstay_checkpoint::inventory::StepKey;
 use rustix::fs::FileType;
 
 use super::FilesError;
@@ -332,8 +332,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
-    use mainstay_core::checkpoint::files::Kind;
+    use mainstay_checkpoint::files::Kind;
+    use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
 
     use super::*;
     use crate::files::members as members_of;

@@ -1,5 +1,5 @@
 //! The replicator of GKE's multi-tier checkpointing, on the directory in which trainers expect it. The files with which both
-//! communicate are in [`mainstay_core::checkpoint::replicator`].
+//! communicate are in [`mainstay_checkpoint::replicator`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use mainstay_checkpoint::{Identity, MANIFEST_NAME};
-use mainstay_core::checkpoint::inventory::StepKey;
-use mainstay_core::checkpoint::replicator::{
+use mainstay_checkpoint::inventory::StepKey;
+use mainstay_checkpoint::replicator::{
     ASKED_NAME, Asked, ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, data_name, parse, prerestore, restore_name,
     stays, step_of,
 };
+use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};

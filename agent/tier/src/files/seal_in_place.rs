@@ -4,9 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use mainstay_checkpoint::Identity;
-use mainstay_core::checkpoint::files::{Complete, DirectorySnapshot, proof};
-use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_checkpoint::files::{Complete, DirectorySnapshot, proof};
+use mainstay_checkpoint::inventory::Shard;
+use mainstay_checkpoint_format::Identity;
 
 use super::FilesError;
 use super::catalog::Note;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::checkpoint::archive::{self, Entry};
+use mainstay_checkpoint::archive::{self, Entry};
 use rustix::fs::FileType;
 
 use super::FilesError;
@@ -169,7 +169,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use mainstay_checkpoint::Identity;
+    use mainstay_checkpoint_format::Identity;
     use testing::TempDir;
 
     use super::*;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use mainstay_core::checkpoint::files::{
+use mainstay_checkpoint::files::{
     DirectorySnapshot, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
 };
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mainstay_core::checkpoint::parity::Parity;
+use mainstay_checkpoint::parity::Parity;
 use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 
 /// Errors of coding and decoding.

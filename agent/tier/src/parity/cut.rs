@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use mainstay_checkpoint::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
-use mainstay_core::checkpoint::parity::{Parity, Piece};
+use mainstay_checkpoint::parity::{Parity, Piece};
+use mainstay_checkpoint_format::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
 
 use super::BLOCK;
 use super::code::Encoder;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::hash::Hasher;
 use std::io;
 
-use mainstay_core::checkpoint::inventory::Shard;
-use mainstay_core::checkpoint::parity::Parity;
+use mainstay_checkpoint::inventory::Shard;
+use mainstay_checkpoint::parity::Parity;
 use twox_hash::XxHash3_64;
 
 use super::BLOCK;
@@ -41,8 +41,11 @@ pub(crate) fn whole_of(given: &LocalPiece) -> Result<Sealed, PeerError> {
     let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
     let Some(piece) = &given.shard.piece else { return Err(wrong("it is not a piece".to_owned())) };
     let lane = piece.of.lane(piece.bytes);
-    let length =
-        given.shard.bytes.checked_sub(lane).filter(|of| *of <= mainstay_checkpoint::MANIFEST_LIMIT as u64);
+    let length = given
+        .shard
+        .bytes
+        .checked_sub(lane)
+        .filter(|of| *of <= mainstay_checkpoint_format::MANIFEST_LIMIT as u64);
     let length = length.ok_or_else(|| wrong("a piece has another length than its name says".to_owned()))?;
     let mut manifest = vec![0; usize::try_from(length).unwrap_or(0)];
     ReadAt::read_exact_at(&given.file, &mut manifest, lane).map_err(|error| wrong(error.to_string()))?;

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
-use mainstay_checkpoint::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
-use mainstay_core::checkpoint::parity::Parity;
+use mainstay_checkpoint::parity::Parity;
+use mainstay_checkpoint_format::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
 use proptest::prelude::*;
 use twox_hash::XxHash3_128;
 

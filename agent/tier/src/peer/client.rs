@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::decision::{Decision, Word};
+use mainstay_checkpoint::decision::{Decision, Word};
 
 use self::fetch::Fetch;
 use self::upload::Upload;

@@ -10,7 +10,7 @@ use std::hash::Hasher;
 use std::io;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_checkpoint::inventory::Shard;
 use twox_hash::XxHash3_64;
 
 use super::local_shards::Opened;

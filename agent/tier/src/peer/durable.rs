@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 
 use super::client::Target;
 use super::error::PeerError;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
+use mainstay_checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
 
 use super::error::PeerError;
 use super::local_shards::Watched;

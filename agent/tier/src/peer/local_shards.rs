@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
-use mainstay_core::checkpoint::owner::owner;
+use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
+use mainstay_checkpoint::owner::owner;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::look::rank_directories;

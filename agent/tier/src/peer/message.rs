@@ -1,8 +1,8 @@
 //! The messages other than chunks and manifests, as JSON. Unknown fields of later versions are ignored.
 
-use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::inventory::{Medium, Shard};
-use mainstay_core::failure::repeats::RemoteFailure;
+use mainstay_checkpoint::eligibility::PlacementEligibility;
+use mainstay_checkpoint::inventory::{Medium, Shard};
+use mainstay_diagnosis::repeats::RemoteFailure;
 use serde::{Deserialize, Serialize};
 
 use super::withdrawal::WithdrawalKey;

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::backoff::Backoff;
+use mainstay_checkpoint::backoff::Backoff;
 use nix::libc;
 
 /// Maximum silence while a chunk is sent slowly: the other side must not consider the sender dead.
@@ -113,7 +113,7 @@ pub(crate) fn pace(stream: &TcpStream, bytes_per_second: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mainstay_core::checkpoint::backoff::ConnectionSample;
+    use mainstay_checkpoint::backoff::ConnectionSample;
 
     #[test]
     fn the_average_over_many_takes_is_the_rate() {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use mainstay_core::checkpoint::inventory::Copy;
-use mainstay_core::checkpoint::parity::{Parity, by_way};
-use mainstay_core::checkpoint::plan::Transfer;
+use mainstay_checkpoint::inventory::Copy;
+use mainstay_checkpoint::parity::{Parity, by_way};
+use mainstay_checkpoint::plan::Transfer;
 
 use super::client::Target;
 use super::error::PeerError;

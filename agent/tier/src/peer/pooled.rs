@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mainstay_checkpoint::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlWords, Slot, State};
+use mainstay_checkpoint_format::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlWords, Slot, State};
 
 use super::sealed::Sealed;
 use super::user::{User, UserGuard};

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainstay_checkpoint::MANIFEST_NAME;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 
 use super::client::Target;
 use super::error::PeerError;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::decision::Decision;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
-use mainstay_core::checkpoint::plan::{Transfer, plan};
+use mainstay_checkpoint::decision::Decision;
+use mainstay_checkpoint::inventory::{Copy, Medium, StepKey, restorable, steps};
+use mainstay_checkpoint::plan::{Transfer, plan};
+use mainstay_checkpoint_format::MANIFEST_NAME;
 
 use super::client::Target;
 use super::error::PeerError;
@@ -173,7 +173,7 @@ impl Shared {
             match asked {
                 Ok(decision) => {
                     let reported = self.decisions().report(&decision);
-                    if let mainstay_core::checkpoint::decision::Word::Refused(newer) = reported {
+                    if let mainstay_checkpoint::decision::Word::Refused(newer) = reported {
                         return Ok(newer);
                     }
                     return Ok(decision);

@@ -5,9 +5,9 @@ use std::hash::Hasher;
 use std::io::{self, Read};
 use std::path::Path;
 
-use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest, SharedContent};
-use mainstay_core::checkpoint::inventory::{Shard, StepKey};
-use mainstay_core::checkpoint::owner;
+use mainstay_checkpoint::inventory::{Shard, StepKey};
+use mainstay_checkpoint::owner;
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest, SharedContent};
 use twox_hash::XxHash3_64;
 
 use super::frame::MAX_CHUNK;
@@ -42,7 +42,7 @@ pub enum SealedError {
     File(#[from] io::Error),
     /// It is damaged, or not a manifest.
     #[error("{0}")]
-    Manifest(#[from] mainstay_checkpoint::ManifestError),
+    Manifest(#[from] mainstay_checkpoint_format::ManifestError),
     /// It has no table of chunks.
     #[error("its manifest has no checksums of chunks (format 1): it can be loaded but not replicated")]
     NoChunks,

@@ -3,7 +3,7 @@
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::decision::Decision;
+use mainstay_checkpoint::decision::Decision;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 

@@ -22,15 +22,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::decision::Decisions;
-use mainstay_core::checkpoint::divergence::ReplicaDivergence;
-use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::inventory::Copy;
-use mainstay_core::checkpoint::lag::CopyLags;
-use mainstay_core::checkpoint::parity::Parity;
-use mainstay_core::checkpoint::replication_cost::StepTime;
-use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
-use mainstay_core::failure::repeats::RemoteFailure;
+use mainstay_checkpoint::decision::Decisions;
+use mainstay_checkpoint::divergence::ReplicaDivergence;
+use mainstay_checkpoint::eligibility::PlacementEligibility;
+use mainstay_checkpoint::inventory::Copy;
+use mainstay_checkpoint::lag::CopyLags;
+use mainstay_checkpoint::parity::Parity;
+use mainstay_checkpoint::replication_cost::StepTime;
+use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
+use mainstay_diagnosis::repeats::RemoteFailure;
 
 use self::counts::Counters;
 pub use self::counts::Counts;

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
+use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
 
 use self::error::disk;
 use self::place::Private;
@@ -284,7 +284,7 @@ impl Store {
 
     /// After a failed commit: drops a previous replica in the same place if its manifest is gone.
     fn look_after_failure(&self, directory: &Path) {
-        let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint::MANIFEST_NAME));
+        let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint_format::MANIFEST_NAME));
         if manifest.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             self.inner().replicas.retain(|_, replica| replica.directory != directory);
             place::take_down(&Private, directory, None);

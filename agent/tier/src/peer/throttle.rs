@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::replication_cost::{DelayReason, ReplicationCost, StepTime};
+use mainstay_checkpoint::replication_cost::{DelayReason, ReplicationCost, StepTime};
+use mainstay_model::time::{Mono, Span};
 
 use crate::os::monotonic;
 

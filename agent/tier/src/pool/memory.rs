@@ -6,8 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainstay_checkpoint::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlError};
-use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint_format::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlError};
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::os::ControlPage;

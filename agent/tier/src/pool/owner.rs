@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::Manifest;
-use mainstay_checkpoint::control::{POOL_NAME, Slot, State};
+use mainstay_checkpoint_format::Manifest;
+use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State};
 use nix::fcntl::Flock;
 
 use self::place::{describe, open_bell, remove_ranks, ring, take};

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainstay_checkpoint::control::{POOL_NAME, Slot, State, VERSION};
-use mainstay_checkpoint::{Identity, Manifest};
+use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State, VERSION};
+use mainstay_checkpoint_format::{Identity, Manifest};
 use serde_json::Value;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint_format::Manifest;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
 use crate::pool::choose::SealedSlot;

@@ -7,7 +7,7 @@ use crate::common;
 use std::fs;
 
 use common::{container, manifest, write_step};
-use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint_format::Manifest;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
 use mainstay_tier::inventory::{self, Tier};
 

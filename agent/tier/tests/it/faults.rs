@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::rank::{Rank, until};
 use common::{manifest, write_step};
-use mainstay_checkpoint::control::Answer;
+use mainstay_checkpoint_format::control::Answer;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, StdVolume};
 use mainstay_tier::disk::{Sink, Volume};
 use mainstay_tier::pool::{PoolOwner, Settings};

@@ -14,8 +14,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use common::rank::{Rank, until as until_seen};
-use mainstay_checkpoint::control::{Answer, State};
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::inventory::Medium;
+use mainstay_checkpoint_format::control::{Answer, State};
 use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::peer::{User, Watched};
 use mainstay_tier::pool::{self, PoolOwner};
@@ -127,7 +127,7 @@ fn a_step_that_is_being_sent_stays_in_memory_while_newer_ones_are_saved() {
     until("its beginning", || fs::read_dir(&incoming).unwrap().next().is_some());
     for step in 2..=5 {
         rank.save(step);
-        let free = |page: &mainstay_checkpoint::control::Control<'_>| {
+        let free = |page: &mainstay_checkpoint_format::control::Control<'_>| {
             page.all().any(|slot| slot.state == State::Free)
         };
         until_seen(|| rank.with(free), |free| *free);

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use common::rank::{Rank, until};
-use mainstay_checkpoint::control::{Answer, State};
+use mainstay_checkpoint_format::control::{Answer, State};
 use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::pool::{self, PoolOwner, Settings};
 

@@ -10,7 +10,7 @@
 use crate::common;
 
 use common::container_of_group;
-use mainstay_checkpoint::{Identity, Manifest, SharedContent};
+use mainstay_checkpoint_format::{Identity, Manifest, SharedContent};
 use mainstay_tier::seal::seal;
 
 fn sealed(rank: u32, group: &str, state: &[u8]) -> Option<SharedContent> {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_checkpoint::container::{self, Tensor};
-use mainstay_checkpoint::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint_format::container::{self, Tensor};
+use mainstay_checkpoint_format::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
 use proptest::prelude::*;
 
 fn manifest(job: String, step: u64, rank: u32, sums: Vec<u64>, format: u8) -> Manifest {

@@ -6,7 +6,7 @@
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
-use mainstay_checkpoint::control::{Control, ControlWords, State};
+use mainstay_checkpoint_format::control::{Control, ControlWords, State};
 
 const STEPS: u64 = if cfg!(miri) { 8 } else { 20_000 };
 const SLOTS: usize = 2;

@@ -8,8 +8,8 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::process::Command;
 
-use mainstay_core::base::id::Attempt;
-use mainstay_core::model::entry::{Entry, Fact};
+use mainstay_model::entry::{Entry, Fact};
+use mainstay_model::id::Attempt;
 use mainstay_tests::{Job, Stage, journal, mainstay, processes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

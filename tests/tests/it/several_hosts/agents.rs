@@ -1,6 +1,6 @@
 //! Hosts with agents: a job of several hosts needs none of them.
 
-use mainstay_core::model::entry::Fact;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Agent, Job, has_client};
 
 use super::TRAINER;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::checkpoint::copied_step::CopiedStep;
-use mainstay_core::model::entry::Fact;
+use mainstay_checkpoint::copied_step::CopiedStep;
+use mainstay_model::entry::Fact;
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
 
 use super::assert_undisturbed;

@@ -1,6 +1,6 @@
 //! Leaders of jobs that meet in etcd: elected, lost, only slow; and a store that is gone or wiped.
 
-use mainstay_core::base::id::Rank;
+use mainstay_model::id::Rank;
 use mainstay_tests::{End, Job, has_client, journal};
 use nix::sys::signal::Signal;
 

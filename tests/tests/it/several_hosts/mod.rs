@@ -18,11 +18,11 @@ mod slurm;
 mod spares;
 
 use cluster::Cluster;
-use mainstay_core::base::id::{Incident, Rank};
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::verdict::{Action, Cause, FaultDomain};
-use mainstay_core::view::incident_report;
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::id::{Incident, Rank};
+use mainstay_model::verdict::{Action, Cause, FaultDomain};
 use mainstay_tests::{End, has_client, has_torch, is_root, journal, skipped};
+use mainstay_view::incident_report;
 use nix::sys::signal::Signal;
 
 use crate::ddp::DDP;

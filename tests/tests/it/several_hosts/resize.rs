@@ -1,6 +1,6 @@
 //! A job of MIN to MAX hosts: it continues with fewer hosts when one is lost, and with more when one joins.
 
-use mainstay_core::model::entry::{Body, Fact};
+use mainstay_model::entry::{Body, Fact};
 use mainstay_tests::{End, Job, has_client, has_torch};
 
 use super::cluster::Cluster;

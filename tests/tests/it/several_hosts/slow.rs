@@ -1,10 +1,10 @@
 //! Ranks that hang or are slow on a host that does not lead: the leader judges the ranks of all hosts.
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::hang::HangKind;
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::finding::FindingKind;
-use mainstay_core::model::verdict::Cause;
+use mainstay_hang::HangKind;
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::finding::FindingKind;
+use mainstay_model::id::Rank;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, has_client, journal};
 
 use super::cluster::Cluster;

@@ -1,7 +1,7 @@
 //! Spares: they are ready before a host is lost, and take its place from the newest step.
 
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::model::verdict::Cause;
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, Job, has_client, processes};
 use nix::sys::signal::Signal;
 

@@ -1,7 +1,7 @@
 //! The imports of a template: modules that ranks held, modules that the text of the program names, and modules that
 //! it leaves to the ranks.
 
-use mainstay_core::model::entry::Entry;
+use mainstay_model::entry::Entry;
 use mainstay_tests::{Stage, has_client, processes};
 
 use super::{is_reported, reported};

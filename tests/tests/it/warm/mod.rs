@@ -3,9 +3,9 @@
 
 mod learned;
 
-use mainstay_core::base::id::Rank;
-use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
-use mainstay_core::model::observation::Observation;
+use mainstay_model::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_model::id::Rank;
+use mainstay_model::observation::Observation;
 use mainstay_tests::{Job, Stage, has_client, has_torch, journal, processes, python_with_frameworks};
 use nix::sys::signal::Signal;
 

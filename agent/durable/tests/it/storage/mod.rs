@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps};
+use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps};
+use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_durable::direct::Direct;
 use mainstay_durable::upload::{self, How};
 use mainstay_durable::{Bucket, Settings, Tier, listing};

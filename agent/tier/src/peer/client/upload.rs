@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::backoff::Backoff;
+use mainstay_checkpoint::backoff::Backoff;
 
 use super::{SLOWEST, Sending, check_speed, header_of};
 use crate::bytes::Bytes;

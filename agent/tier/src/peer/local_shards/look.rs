@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::MANIFEST_NAME;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use rustix::fs::FileType;
 
 use super::{Found, Inner, LocalShards, Watched};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::inventory::{Medium, StepKey};
+use mainstay_checkpoint::inventory::{Medium, StepKey};
 
 use super::{Found, Inner, LocalShards, Watched};
 use crate::peer::sealed::Sealed;
@@ -141,7 +141,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+    use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 
     use super::*;
     use crate::peer::User;

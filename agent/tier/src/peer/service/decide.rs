@@ -3,8 +3,8 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::decision::{Decision, Word};
-use mainstay_core::checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, restorable, steps};
+use mainstay_checkpoint::decision::{Decision, Word};
+use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, restorable, steps};
 
 use super::Shared;
 use crate::peer::error::PeerError;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use mainstay_core::checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences};
-use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences};
+use mainstay_checkpoint::inventory::StepKey;
 
 use super::Shared;
 use crate::peer::message::StoredCopy;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::placement::{Host, Rules};
-use mainstay_core::checkpoint::spares::SpareHost;
+use mainstay_checkpoint::eligibility::PlacementEligibility;
+use mainstay_checkpoint::placement::{Host, Rules};
+use mainstay_checkpoint::spares::SpareHost;
 
 use super::{Peer, Service, Settings, Shared};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use mainstay_core::failure::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
+use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
 use super::{Service, Shared};
 

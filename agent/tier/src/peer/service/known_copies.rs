@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, steps};
-use mainstay_core::checkpoint::prepared_memory::expected;
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, steps};
+use mainstay_checkpoint::prepared_memory::expected;
 
 use super::{DISTRUST, Peer, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;

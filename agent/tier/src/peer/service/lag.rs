@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
-use mainstay_core::checkpoint::lag::{CopyLag, LagReason};
-use mainstay_core::checkpoint::replication_cost::DelayReason;
+use mainstay_checkpoint::lag::{CopyLag, LagReason};
+use mainstay_checkpoint::replication_cost::DelayReason;
 
 use super::Service;
 use crate::os::monotonic;

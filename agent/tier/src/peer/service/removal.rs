@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 
 use super::Service;
 use crate::peer::error::PeerError;

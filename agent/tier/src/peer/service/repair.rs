@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, restorable, steps, steps_among};
-use mainstay_core::checkpoint::parity::Parity;
-use mainstay_core::checkpoint::placement::cut_for;
-use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
-use mainstay_core::checkpoint::spares::to_spare;
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, restorable, steps, steps_among};
+use mainstay_checkpoint::parity::Parity;
+use mainstay_checkpoint::placement::cut_for;
+use mainstay_checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
+use mainstay_checkpoint::spares::to_spare;
 
 use super::{BACK_OFF, Settings, Shared};
 use crate::bytes::Bytes;
@@ -157,7 +157,7 @@ impl Shared {
                     peer.rate = Some((sent.bytes as f64 / sent.took.as_secs_f64().max(1e-9)) as u64);
                 }
                 // The peer confirmed it; its next inventory will include it.
-                let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
+                let medium = mainstay_checkpoint::inventory::Medium::Disk;
                 peer.inventory.copies.retain(|other| other.shard.root != offered.root);
                 let held =
                     StoredCopy { shard: offered, medium, own: false, verified: true, shared_content: None };

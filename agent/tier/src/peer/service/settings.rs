@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_core::checkpoint::parity::Parity;
+use mainstay_checkpoint::parity::Parity;
 
 use crate::peer::wire::Timeouts;
 

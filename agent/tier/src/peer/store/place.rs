@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::{MANIFEST_LIMIT, MANIFEST_NAME};
-use mainstay_core::checkpoint::inventory::{Shard, StepKey};
+use mainstay_checkpoint::inventory::{Shard, StepKey};
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME};
 
 use super::DATA;
 use crate::disk::{FileSink, Sink, StdVolume, Volume, remove_tree};

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::inventory::Medium;
 use rustix::fs::{AtFlags, CWD, renameat, unlinkat};
 
 use super::Store;

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_core::checkpoint::inventory::{Shard, StepKey};
-use mainstay_core::checkpoint::owner::owner;
+use mainstay_checkpoint::inventory::{Shard, StepKey};
+use mainstay_checkpoint::owner::owner;
 
 use super::{Inner, Replica, Store, StoreError};
 

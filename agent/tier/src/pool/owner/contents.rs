@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_checkpoint::control::Control;
+use mainstay_checkpoint_format::control::Control;
 
 use super::{Inner, Whole};
 use crate::pool::Settings;

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_checkpoint::control::{BELL_NAME, POOL_NAME};
+use mainstay_checkpoint_format::control::{BELL_NAME, POOL_NAME};
 use nix::fcntl::Flock;
 use serde_json::json;
 
@@ -54,7 +54,7 @@ pub(super) fn describe(directory: &Path, settings: &Settings) -> Result<(), Pool
     let path = directory.join(POOL_NAME);
     let aside = path.with_extension("new");
     let reported_of = json!({
-        "version": mainstay_checkpoint::control::VERSION,
+        "version": mainstay_checkpoint_format::control::VERSION,
         "directory": settings.directory,
         "job": settings.job,
         "run": settings.run,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use mainstay_checkpoint::control::{Answer, State};
+use mainstay_checkpoint_format::control::{Answer, State};
 
 use super::Shared;
 use crate::pool::available;
@@ -67,7 +67,7 @@ impl Shared {
         let free = available(&self.directory);
         let bound = self.settings.memory.unwrap_or_else(|| free.saturating_add(had) / 2);
         let all = bytes.saturating_mul(self.settings.ranks.len() as u64);
-        let most = self.settings.slots.clamp(2, mainstay_checkpoint::control::MAX_SLOTS).max(there);
+        let most = self.settings.slots.clamp(2, mainstay_checkpoint_format::control::MAX_SLOTS).max(there);
         let fits = |slots: &usize| {
             let wanted = all.saturating_mul(*slots as u64);
             wanted <= bound && wanted.saturating_sub(had) <= free

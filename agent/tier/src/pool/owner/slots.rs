@@ -4,8 +4,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mainstay_checkpoint::Manifest;
-use mainstay_checkpoint::control::{Slot, State};
+use mainstay_checkpoint_format::Manifest;
+use mainstay_checkpoint_format::control::{Slot, State};
 
 use super::{Inner, LONG, PAUSE, Sealed};
 use crate::disk::WriteError;

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use mainstay_checkpoint::control::{Slot, State};
-use mainstay_checkpoint::{Identity, Manifest};
+use mainstay_checkpoint_format::control::{Slot, State};
+use mainstay_checkpoint_format::{Identity, Manifest};
 
 use super::place::ring;
 use super::{LOOK_WITHOUT_BELL, SEAL_NICE, SILENT, SILENT_AT_END, Shared, WRITE_NICE};

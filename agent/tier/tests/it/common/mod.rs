@@ -7,8 +7,8 @@ pub mod rank;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mainstay_checkpoint::container::{self, Tensor};
-use mainstay_checkpoint::{Identity, Manifest};
+use mainstay_checkpoint_format::container::{self, Tensor};
+use mainstay_checkpoint_format::{Identity, Manifest};
 use mainstay_tier::disk::{self, Pace, StdVolume};
 use mainstay_tier::seal::seal;
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::control::{Answer, BELL_NAME, Control, ControlWords, Slot, State};
+use mainstay_checkpoint_format::control::{Answer, BELL_NAME, Control, ControlWords, Slot, State};
 
 use super::container;
 

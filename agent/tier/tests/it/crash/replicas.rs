@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::Chunks;
+use mainstay_checkpoint_format::Chunks;
 use mainstay_tier::disk::Volume;
 use mainstay_tier::peer::store::place;
 use mainstay_tier::peer::{Sealed, WithdrawalLock};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint_format::Manifest;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, Volume};
 
 use super::CUTS_PER_SCENE;
@@ -43,7 +43,7 @@ pub fn shard(attempt: u64, step: u64, rank: u32, world_size: u32) -> (Manifest, 
         manifest("job", attempt, step, rank, world_size, &state_of(attempt, step, rank));
     let chunk = 2048;
     let (_, sums) = mainstay_tier::seal::sums(&bytes, bytes.len() as u64, chunk).unwrap();
-    manifest.chunks = Some(mainstay_checkpoint::Chunks { bytes: chunk, sums });
+    manifest.chunks = Some(mainstay_checkpoint_format::Chunks { bytes: chunk, sums });
     (manifest, bytes)
 }
 

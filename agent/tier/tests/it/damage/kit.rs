@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use mainstay_core::checkpoint::files::Kind;
+use mainstay_checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::{Progress, Service, Settings};

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mainstay_checkpoint::MANIFEST_NAME;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 
 use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mainstay_checkpoint::{MANIFEST_NAME, Manifest, SharedContent};
+use mainstay_checkpoint_format::{MANIFEST_NAME, Manifest, SharedContent};
 
 use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 
@@ -25,7 +25,7 @@ type Found = (u64, String, Vec<(u32, String)>);
 
 fn found(host: &Host) -> Vec<Found> {
     let all = host.service().divergences();
-    let members = |of: &mainstay_core::checkpoint::divergence::ReplicaDivergence| {
+    let members = |of: &mainstay_checkpoint::divergence::ReplicaDivergence| {
         of.members.iter().map(|member| (member.rank, member.holder.clone())).collect()
     };
     all.iter().map(|of| (of.of.step, of.group.clone(), members(of))).collect()

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::placement::{self, Rules, place};
+use mainstay_checkpoint::eligibility::PlacementEligibility;
+use mainstay_checkpoint::placement::{self, Rules, place};
 
 use super::support::{Host, RUN, bytes, hosts, until};
 

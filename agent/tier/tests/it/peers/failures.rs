@@ -1,7 +1,7 @@
 //! Failures of jobs: a host's valid reports reach its peers.
 
-use mainstay_core::base::time::Wall;
-use mainstay_core::failure::repeats::{MAX_REPORTED, Place, RemoteFailure};
+use mainstay_diagnosis::repeats::{MAX_REPORTED, Place, RemoteFailure};
+use mainstay_model::time::Wall;
 
 use super::support::{hosts, until};
 

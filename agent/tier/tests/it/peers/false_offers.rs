@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::inventory::Medium;
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};

@@ -33,7 +33,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::steps;
+use mainstay_checkpoint::inventory::steps;
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::error::PeerError;
 use mainstay_tier::peer::store::{Offer, Store, StoreError};

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::owner::{owned, owner};
+use mainstay_checkpoint::owner::{owned, owner};
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use mainstay_tier::peer::{Sealed, User, Watched};
 use testing::TempDir;
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use mainstay_checkpoint::{Chunks, MANIFEST_NAME, Manifest, chunk_sum};
-use mainstay_core::checkpoint::parity::Parity;
+use mainstay_checkpoint::parity::Parity;
+use mainstay_checkpoint_format::{Chunks, MANIFEST_NAME, Manifest, chunk_sum};
 use twox_hash::XxHash3_128;
 
 use super::flip;

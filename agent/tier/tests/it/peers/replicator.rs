@@ -124,7 +124,7 @@ impl Node {
     fn wait_for(&self, step: u64, copies: usize) {
         until(&format!("step {step} on {copies} hosts"), || {
             let copies_now = self.service.as_ref().unwrap().copies();
-            let all = mainstay_core::checkpoint::inventory::steps(&copies_now, Some(JOB));
+            let all = mainstay_checkpoint::inventory::steps(&copies_now, Some(JOB));
             all.iter().any(|of| of.key.step == step && of.is_whole() && of.least_copies() >= copies)
         });
     }

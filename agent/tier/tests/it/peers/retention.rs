@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
-use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_checkpoint::inventory::Medium;
 use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
 use mainstay_tier::peer::{Inventory, Sealed, StoredCopy};

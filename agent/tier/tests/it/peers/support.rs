@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::files::Files;
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::token::Token;
@@ -136,7 +136,7 @@ impl Host {
 
     pub fn least_copies(&self, step: u64) -> usize {
         let copies = self.service().copies();
-        let all = mainstay_core::checkpoint::inventory::steps(&copies, Some(RUN));
+        let all = mainstay_checkpoint::inventory::steps(&copies, Some(RUN));
         all.iter().filter(|state| state.key.step == step).map(|state| state.least_copies()).max().unwrap_or(0)
     }
 

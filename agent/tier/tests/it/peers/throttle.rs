@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::lag::LagReason;
-use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_checkpoint::lag::LagReason;
+use mainstay_checkpoint::replication_cost::StepTime;
+use mainstay_model::time::{Mono, Span};
 use mainstay_tier::peer::monotonic;
 
 use super::support::{CHUNK, Host, hosts, until};

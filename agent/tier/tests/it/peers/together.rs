@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use mainstay_core::checkpoint::inventory::{StepKey, steps};
+use mainstay_checkpoint::inventory::{StepKey, steps};
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::Token;

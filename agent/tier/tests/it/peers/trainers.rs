@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::cache::worth_bringing;
-use mainstay_core::checkpoint::files::Kind;
+use mainstay_checkpoint::cache::worth_bringing;
+use mainstay_checkpoint::files::Kind;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted, WantedCache};
 use mainstay_tier::peer::{Sealed, Service, User};
 use testing::TempDir;
@@ -81,7 +81,7 @@ impl Trainer {
 
     /// The steps that are whole over all hosts, newest first, each with the number of hosts that have it.
     fn steps(&self) -> Vec<(u64, usize)> {
-        let all = mainstay_core::checkpoint::inventory::steps(&self.service().copies(), Some(RUN));
+        let all = mainstay_checkpoint::inventory::steps(&self.service().copies(), Some(RUN));
         all.iter().filter(|of| of.is_whole()).map(|of| (of.key.step, of.least_copies())).collect()
     }
 

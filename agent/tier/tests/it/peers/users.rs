@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::files::Kind;
-use mainstay_core::checkpoint::owner::owned;
+use mainstay_checkpoint::files::Kind;
+use mainstay_checkpoint::owner::owned;
+use mainstay_checkpoint_format::MANIFEST_NAME;
 use mainstay_tier::files::{Files, Plan, Wanted};
 use mainstay_tier::peer::{User, Watched};
 use nix::libc;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mainstay_core::checkpoint::owner::owned;
+use mainstay_checkpoint::owner::owned;
 use mainstay_tier::peer::Sealed;
 use mainstay_tier::peer::store::{Offer, Store, StoreError, Upload};
 

@@ -1,0 +1,363 @@
+//! The node and its jobs.
+
+use mainstay_checkpoint::advice::Advised;
+use mainstay_checkpoint::tiers::Tier;
+use mainstay_hang::Hang;
+use mainstay_model::entry::ExitStatus;
+use mainstay_model::finding::Finding;
+use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
+use mainstay_model::operator::{Acknowledgement, Silence};
+use mainstay_model::time::Stamp;
+use mainstay_model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
+use mainstay_proto::v1;
+use mainstay_view::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
+
+use super::{age, duration, timestamp, wall_time};
+use crate::{About, Mode};
+
+pub(crate) fn server(about: &About, journal_error: Option<&str>, now: Stamp) -> v1::Server {
+    let mode = match about.mode {
+        Mode::Agent => v1::ServerMode::Agent,
+        Mode::Launcher => v1::ServerMode::Launcher,
+    };
+    v1::Server {
+        mode: mode.into(),
+        version: about.version.clone(),
+        pid: about.pid.0.into(),
+        start_time: Some(timestamp(about.started.wall)),
+        hostname: about.hostname.clone(),
+        boot_id: about.boot_id.0.clone(),
+        time: Some(timestamp(now.wall)),
+        journal_error: journal_error.map(str::to_owned),
+    }
+}
+
+pub(crate) fn node(view: &NodeView, now: Stamp) -> v1::Node {
+    let worst = view.counting().map(|component| component.action).max().unwrap_or_default();
+    v1::Node {
+        state: state(view.state()).into(),
+        reason: reasons(view).join("; "),
+        recommended_action: action(worst).into(),
+        components: view.components.values().map(|of| component(view, of, now)).collect(),
+    }
+}
+
+/// What is not healthy and why, worst first.
+pub(crate) fn reasons(view: &NodeView) -> Vec<String> {
+    if view.components.is_empty() {
+        return vec!["no component was read yet".to_owned()];
+    }
+    let mut ill: Vec<&Component> =
+        view.counting().filter(|component| component.state != HealthState::Healthy).collect();
+    ill.sort_by_key(|component| std::cmp::Reverse(component.state));
+    ill.into_iter()
+        .map(|component| {
+            let state = v1_state_name(component.state);
+            format!("{} is {state}: {}", component.name, component.reason)
+        })
+        .collect()
+}
+
+pub(crate) fn v1_state_name(state: HealthState) -> &'static str {
+    match state {
+        HealthState::Healthy => "HEALTHY",
+        HealthState::Unknown => "UNKNOWN",
+        HealthState::Degraded => "DEGRADED",
+        HealthState::Unhealthy => "UNHEALTHY",
+    }
+}
+
+pub(super) fn state(state: HealthState) -> v1::HealthState {
+    match state {
+        HealthState::Healthy => v1::HealthState::Healthy,
+        HealthState::Unknown => v1::HealthState::Unknown,
+        HealthState::Degraded => v1::HealthState::Degraded,
+        HealthState::Unhealthy => v1::HealthState::Unhealthy,
+    }
+}
+
+pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
+    match action {
+        RecommendedAction::None => v1::RecommendedAction::None,
+        RecommendedAction::RestartProcess => v1::RecommendedAction::RestartProcess,
+        RecommendedAction::ResetDevice => v1::RecommendedAction::ResetDevice,
+        RecommendedAction::RebootNode => v1::RecommendedAction::RebootNode,
+        RecommendedAction::ReplaceNode => v1::RecommendedAction::ReplaceNode,
+        RecommendedAction::ContactSupport => v1::RecommendedAction::ContactSupport,
+    }
+}
+
+fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Component {
+    v1::Component {
+        name: component.name.clone(),
+        state: state(component.state).into(),
+        reason: component.reason.clone(),
+        recommended_action: action(component.action).into(),
+        evidence: component.evidence.iter().map(evidence).collect(),
+        since: wall_time(component.since, now),
+        read_at: component.read_at.and_then(|at| wall_time(at, now)),
+        read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
+        confidence: Some(component.confidence),
+        acknowledgement: view.operator_state.acknowledgement(&component.name).map(acknowledgement),
+        silence: view.operator_state.silence(&component.name).map(silence),
+    }
+}
+
+pub(super) fn acknowledgement(known: &Acknowledgement) -> v1::Acknowledgement {
+    v1::Acknowledgement { uid: known.uid, reason: known.reason.clone(), time: Some(timestamp(known.at.wall)) }
+}
+
+fn silence(silence: &Silence) -> v1::Silence {
+    v1::Silence {
+        uid: silence.uid,
+        reason: silence.reason.clone(),
+        since: Some(timestamp(silence.since.wall)),
+        until: Some(timestamp(silence.until)),
+    }
+}
+
+pub(super) fn evidence(evidence: &Evidence) -> v1::Evidence {
+    v1::Evidence {
+        source: evidence.source.clone(),
+        reading: evidence.reading.clone(),
+        limit: evidence.limit.clone(),
+        before: evidence.before.clone(),
+    }
+}
+
+pub(crate) fn job(
+    job: &JobView,
+    now: Stamp,
+    steps_per_second: Option<f64>,
+    saving_tiers: &[(Tier, f64)],
+) -> v1::Job {
+    let (phase, exit_status) = job_phase(job.phase);
+    let spec = &job.spec;
+    v1::Job {
+        id: job.id.0.clone(),
+        phase: phase.into(),
+        exit_status,
+        end_reason: job.end_reason.clone(),
+        attempt: job.attempt.0,
+        restarts: job.restarts,
+        max_restarts: spec.max_restarts,
+        step: job.step,
+        steps_per_second: steps_per_second.filter(|_| phase == v1::JobPhase::Running),
+        start_time: Some(timestamp(job.started.wall)),
+        command: spec.command.clone(),
+        world_size: spec.world_size,
+        local_world_size: spec.local_world_size,
+        launcher_pid: spec.launcher.0.into(),
+        uid: spec.uid,
+        run_dir: spec.run_dir.clone(),
+        checkpoint_dir: spec.checkpoint_dir.clone(),
+        run: spec.run.clone(),
+        ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
+        last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
+        last_decision: job.last_decision.as_ref().map(decision),
+        hang: job.hang.as_ref().map(|of| hang(of, now)),
+        findings: job.findings.values().map(finding).collect(),
+        policy_trouble: job.policy_trouble.clone().unwrap_or_default(),
+        policy_troubles: job.policy_troubles,
+        saving: job.saving.as_ref().map(|of| saving(of, saving_tiers)),
+        copied_step: job.copied.map(|(of, at)| v1::CopiedStep {
+            step: of.step,
+            attempt: of.attempt,
+            time: Some(timestamp(at.wall)),
+        }),
+        copies_behind: job.copies_behind.clone().unwrap_or_default(),
+        waits_as_spare: job.waits.clone().unwrap_or_default(),
+        texts_withheld: false,
+    }
+}
+
+/// Removes from a job what its program or its user wrote.
+pub(crate) fn withhold_texts(job: &mut v1::Job) {
+    job.texts_withheld = true;
+    (job.command, job.end_reason) = (Vec::new(), None);
+    for text in [&mut job.run_dir, &mut job.checkpoint_dir, &mut job.policy_trouble, &mut job.copies_behind] {
+        text.clear();
+    }
+    if let Some(verdict) = &mut job.last_verdict {
+        verdict.headline = match verdict.culprit {
+            Some(rank) => format!("rank {rank} failed"),
+            None => "the job failed".to_owned(),
+        };
+        (verdict.evidence, verdict.against, verdict.would_change) = (Vec::new(), Vec::new(), Vec::new());
+    }
+    if let Some(decision) = &mut job.last_decision {
+        decision.why = String::new();
+    }
+    if let Some(hang) = &mut job.hang {
+        hang.headline = "the ranks make no progress".to_owned();
+    }
+    for finding in &mut job.findings {
+        (finding.headline, finding.evidence) = (finding.what.clone(), Vec::new());
+    }
+    for rank in &mut job.ranks {
+        (rank.refusal, rank.sections) = (rank.refusal.take().map(|_| String::new()), Vec::new());
+    }
+}
+
+fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
+    let tiers =
+        tiers.iter().map(|(tier, every)| v1::SavingTier { tier: tier.word().to_owned(), every_s: *every });
+    v1::Saving {
+        every_s: of.every,
+        was_s: of.was,
+        stall_s: of.stall,
+        between_failures_s: of.between_failures,
+        restore_s: of.restore,
+        cost: of.cost,
+        cost_was: of.cost_was,
+        tiers: tiers.collect(),
+    }
+}
+
+fn finding(of: &Finding) -> v1::Finding {
+    v1::Finding {
+        number: of.finding,
+        attempt: of.attempt.0,
+        what: of.what.word().to_owned(),
+        headline: of.headline.clone(),
+        domain: domain(of.domain).into(),
+        confidence: of.confidence,
+        ranks: of.ranks.iter().map(|rank| rank.0).collect(),
+        device: of.device.clone(),
+        host: of.host.clone(),
+        stage: of.stage,
+        since_step: of.since_step,
+        step: of.step,
+        cost_percent: of.cost_percent,
+        evidence: of.evidence.clone(),
+        last_agreed_step: of.last_agreed_step,
+        doubtful_steps: of.doubtful_steps.clone(),
+    }
+}
+
+fn job_phase(phase: JobPhase) -> (v1::JobPhase, Option<i32>) {
+    match phase {
+        JobPhase::Starting => (v1::JobPhase::Starting, None),
+        JobPhase::Running => (v1::JobPhase::Running, None),
+        JobPhase::Recovering => (v1::JobPhase::Recovering, None),
+        JobPhase::Stopping => (v1::JobPhase::Stopping, None),
+        JobPhase::Ended(status) => (v1::JobPhase::Ended, Some(status)),
+        JobPhase::Lost => (v1::JobPhase::Lost, None),
+    }
+}
+
+fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
+    let (phase, exit) = match rank.phase {
+        RankPhase::Started => (v1::RankPhase::Started, None),
+        RankPhase::Connected => (v1::RankPhase::Connected, None),
+        RankPhase::Raised => (v1::RankPhase::Raised, None),
+        RankPhase::Exited(status) => (v1::RankPhase::Exited, Some(exit(status))),
+    };
+    let beat = rank.beat.as_ref();
+    // A page that exists but has no heartbeat has no time.
+    let beaten_at = beat.map(|beat| beat.at).filter(|at| at.0 > 0);
+    v1::Rank {
+        rank: rank.rank.0,
+        local_rank: rank.local_rank,
+        pid: rank.pid.0.into(),
+        phase: phase.into(),
+        exit,
+        step: beat.and_then(|beat| beat.step).or(rank.last_step),
+        sections: beat.map(|beat| beat.sections.clone()).unwrap_or_default(),
+        heartbeat_time: beaten_at.and_then(|at| wall_time(at, now)),
+        heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),
+        loss: beat.and_then(|beat| beat.loss),
+        refusal: rank.refusal.clone(),
+        median_step: beat.and_then(|beat| beat.median_step).map(duration),
+        self_time: beat.and_then(|beat| beat.pace.self_time).map(duration),
+        against_peers: beat.and_then(|beat| beat.pace.against_peers),
+        wait_share: beat.and_then(|beat| beat.pace.wait_share),
+        host: rank.host.clone(),
+        start_ticks: rank.start_ticks,
+    }
+}
+
+fn hang(hang: &Hang, now: Stamp) -> v1::Hang {
+    let kind = serde_json::to_value(hang.kind).ok();
+    v1::Hang {
+        kind: kind.and_then(|kind| kind.as_str().map(str::to_owned)).unwrap_or_default(),
+        headline: hang.headline(),
+        culprits: hang.culprits.iter().map(|rank| rank.0).collect(),
+        since: wall_time(hang.since, now),
+    }
+}
+
+fn exit(status: ExitStatus) -> v1::ProcessExit {
+    let how = match status {
+        ExitStatus::Code(code) => v1::process_exit::How::Code(code),
+        ExitStatus::Signal(signal) => v1::process_exit::How::Signal(signal),
+    };
+    v1::ProcessExit { how: Some(how) }
+}
+
+fn verdict(verdict: &Verdict, now: Stamp) -> v1::Verdict {
+    v1::Verdict {
+        incident: verdict.incident.0,
+        attempt: verdict.attempt.0,
+        headline: verdict.headline.clone(),
+        cause: cause(&verdict.cause).to_owned(),
+        domain: domain(verdict.domain).into(),
+        confidence: verdict.confidence,
+        culprit: verdict.culprit.map(|rank| rank.0),
+        victims: verdict.victims.iter().map(|rank| rank.0).collect(),
+        step: verdict.step,
+        fault_time: wall_time(verdict.fault_at, now),
+        detect_time: wall_time(verdict.detected_at, now),
+        evidence: verdict.evidence.clone(),
+        fault_class: verdict.class.clone(),
+        deterministic: verdict.deterministic,
+        against: verdict.doubts.against.clone(),
+        would_change: verdict.doubts.would_change.clone(),
+    }
+}
+
+fn cause(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Exception { .. } => "exception",
+        Cause::ExitCode { .. } => "exit_code",
+        Cause::Signal { .. } => "signal",
+        Cause::OutOfMemory => "out_of_memory",
+        Cause::StartFailed => "start_failed",
+        Cause::Hang { .. } => "hang",
+        Cause::HostLost { .. } => "host_lost",
+    }
+}
+
+fn domain(domain: FaultDomain) -> v1::FaultDomain {
+    match domain {
+        FaultDomain::User => v1::FaultDomain::User,
+        FaultDomain::Hardware => v1::FaultDomain::Hardware,
+        FaultDomain::Infrastructure => v1::FaultDomain::Infrastructure,
+        FaultDomain::Platform => v1::FaultDomain::Platform,
+        FaultDomain::Unknown => v1::FaultDomain::Unknown,
+    }
+}
+
+fn decision(decision: &Decision) -> v1::Decision {
+    let action = match decision.action {
+        Action::RestartInProcess { .. } => v1::DecidedAction::RestartInProcess,
+        Action::RespawnRanks { .. } => v1::DecidedAction::RespawnRanks,
+        Action::RespawnHost { .. } => v1::DecidedAction::RespawnHost,
+        Action::RestartInJob { .. } => v1::DecidedAction::RestartInJob,
+        Action::ReplaceHost { .. } => v1::DecidedAction::ReplaceHost,
+        Action::Shrink { .. } => v1::DecidedAction::Shrink,
+        Action::HandBack { .. } => v1::DecidedAction::HandBack,
+        Action::Stop { .. } => v1::DecidedAction::Stop,
+        Action::Wait => v1::DecidedAction::Wait,
+    };
+    let (attempt, exit_status) = (decision.action.attempt().map(|attempt| attempt.0), decision.action.exit());
+    v1::Decision {
+        incident: decision.incident.0,
+        action: action.into(),
+        attempt,
+        exit_status,
+        why: decision.why.clone(),
+        by: v1::DecidedBy::Launcher.into(),
+        agent_evidence: decision.used_agent_evidence(),
+    }
+}

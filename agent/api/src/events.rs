@@ -1,0 +1,304 @@
+//! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor, and the story of a failure.
+
+use std::time::Duration;
+
+use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::id::Incident;
+use mainstay_proto::v1::event_service_server::EventService;
+use mainstay_proto::v1::watch_events_response::Item;
+use mainstay_proto::v1::{
+    Event, EventFilter, ExplainIncidentRequest, ExplainIncidentResponse, Gap, ListEventsRequest,
+    ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
+};
+use mainstay_view::incident_report::{self, Options};
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::ReadSide;
+use super::bounds::{self, Bounds};
+use super::convert::event as convert;
+use super::readers::{Owners, Reader};
+use super::shares::{Share, Source};
+use super::stream::{Answers, Caller, End, answer_to_the_end};
+use mainstay_journal::state::StateReader;
+use mainstay_journal::store::journal::{Most, Read};
+
+const USUAL_LIMIT: usize = 100;
+const LARGEST_LIMIT: usize = 1000;
+/// Entries that one call of ListEvents reads before it answers with what it has found.
+const LOOK_AT_MOST: usize = 20_000;
+/// Bytes of events after which a page ends, well below the 4 MiB that callers accept by default.
+const LARGEST_PAGE: usize = 2 << 20;
+/// What is read from the journal at a time.
+const CHUNK: Most = Most { entries: 500, bytes: 64 << 10 };
+/// Bytes of memory for a chunk: entries and events need more than lines.
+const CHUNK_HELD: usize = 4 * CHUNK.bytes;
+/// What is read at a time by one who reads the whole journal.
+const LARGE_CHUNK: Most = Most { entries: 5000, bytes: 1 << 20 };
+/// How long what was read for a caller waits for it. Then it is dropped, and read again when the caller reads.
+const HELD_FOR: Duration = Duration::from_secs(1);
+
+/// The service.
+pub(super) struct Events(pub(super) ReadSide);
+
+#[tonic::async_trait]
+impl EventService for Events {
+    async fn list_events(
+        &self,
+        request: Request<ListEventsRequest>,
+    ) -> Result<Response<ListEventsResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
+        let request = request.into_inner();
+        let snapshots = &self.0.snapshots;
+        not_ahead(snapshots, request.after_cursor)?;
+        let limit = match request.limit {
+            0 => USUAL_LIMIT,
+            limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
+        };
+        let filter = request.filter.unwrap_or_default();
+        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE + CHUNK_HELD).await?;
+        let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
+        let (mut looked_at, mut bytes) = (0, 0);
+        let mut owners = Owners::default();
+        let mut full = false;
+        while !full && looked_at < LOOK_AT_MOST {
+            let read = read(&self.0.bounds, source, snapshots, answer.next_cursor).await?;
+            answer.gap = answer.gap.or_else(|| gap(&read));
+            answer.caught_up = read.entries.is_empty();
+            if answer.caught_up {
+                answer.next_cursor = answer.next_cursor.max(read.cursor);
+                break;
+            }
+            looked_at += read.entries.len();
+            if has_gap(&read) {
+                owners.after_a_gap();
+            }
+            let view = snapshots.view();
+            for entry in &read.entries {
+                answer.next_cursor = entry.seq;
+                let event = reported(entry, owners.may_read(reader, entry, &view));
+                if passes(&event, &filter) {
+                    bytes += event.encoded_len();
+                    answer.events.push(event);
+                }
+                full = answer.events.len() >= limit || bytes >= LARGEST_PAGE;
+                if full {
+                    break;
+                }
+            }
+        }
+        answer.oldest_cursor = snapshots.oldest();
+        answer.newest_cursor = snapshots.newest();
+        Ok(bounds::holding(answer, share, 2 * bytes))
+    }
+
+    async fn explain_incident(
+        &self,
+        request: Request<ExplainIncidentRequest>,
+    ) -> Result<Response<ExplainIncidentResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
+        let ExplainIncidentRequest { job, incident, all } = request.into_inner();
+        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
+        // The whole journal is read: by one caller of each source at a time.
+        let _turn = self.0.bounds.whole_reads.take(source, 1).await;
+        let entries = of_failures(&self.0.snapshots, &job, reader).await?;
+        let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
+            let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
+            return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
+        };
+        let findings = incident_report::findings(entries.iter());
+        let words = |markdown| {
+            let options = Options { markdown, all, ..Options::default() };
+            incident_report::render(&report, options) + &incident_report::render_findings(&findings, markdown)
+        };
+        let json = incident_report::json(&report, &findings);
+        let answer = ExplainIncidentResponse {
+            incident: report.verdict.incident.0,
+            text: words(false),
+            markdown: words(true),
+            json: json.to_string(),
+        };
+        let bytes = answer.encoded_len();
+        Ok(bounds::holding(answer, share, 2 * bytes))
+    }
+
+    type WatchEventsStream = Answers<WatchEventsResponse>;
+
+    async fn watch_events(
+        &self,
+        request: Request<WatchEventsRequest>,
+    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
+        let request = request.into_inner();
+        let snapshots = self.0.snapshots.clone();
+        let cursor = request.after_cursor.unwrap_or_else(|| snapshots.newest());
+        not_ahead(&snapshots, cursor)?;
+        let filter = request.filter.unwrap_or_default();
+        let (stop, bounds) = (self.0.stop.clone(), self.0.bounds.clone());
+        Ok(Response::new(answer_to_the_end(move |caller| {
+            watch(snapshots, cursor, (filter, reader), (bounds, source), stop, caller)
+        })))
+    }
+}
+
+/// Maximum number of entries of one job's failures: the newest.
+const MOST_OF_FAILURES: usize = 10_000;
+
+/// The journal's entries of a job's failures: a few for each failure. A report consists of texts, so a caller who
+/// may not read texts gets no entries.
+async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
+    let (mut entries, mut cursor) = (Vec::new(), 0);
+    let (mut owners, mut withheld) = (Owners::default(), false);
+    loop {
+        let read = read_on_a_thread(snapshots, cursor, LARGE_CHUNK, None).await?;
+        let Some(last) = read.entries.last() else {
+            return if entries.is_empty() && withheld { Err(not_theirs(job)) } else { Ok(entries) };
+        };
+        cursor = last.seq;
+        if has_gap(&read) {
+            owners.after_a_gap();
+        }
+        let view = snapshots.view();
+        let surplus = entries.len().saturating_sub(MOST_OF_FAILURES);
+        entries.drain(..surplus);
+        entries.extend(read.entries.into_iter().filter(|entry| {
+            let reports = matches!(
+                entry.body,
+                Body::Verdict(_)
+                    | Body::Decision(_)
+                    | Body::Outcome(_)
+                    | Body::Finding(_)
+                    | Body::Fact(Fact::JobStarted(_))
+            );
+            let is_of_job = entry.job.as_ref().is_some_and(|of| of.0 == job);
+            let may_read = owners.may_read(reader, entry, &view);
+            withheld |= is_of_job && !may_read;
+            reports && is_of_job && may_read
+        }));
+    }
+}
+
+fn not_theirs(job: &str) -> Status {
+    Status::permission_denied(format!(
+        "why job {job:?} failed is for its user and for operators, on the agent's Unix socket: ask as that user, or have \
+         job_texts = \"everyone\" put into the agent's configuration"
+    ))
+}
+
+/// Whether entries are missing within what was read, or before it.
+fn has_gap(read: &Read) -> bool {
+    read.gap.is_some() || read.skipped > 0
+}
+
+/// An entry with the fields that the caller may read.
+fn reported(entry: &Entry, with_texts: bool) -> Event {
+    if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
+}
+
+/// Sends everything up to the stop: how a job ended is the last entry of its launcher.
+async fn watch(
+    mut snapshots: StateReader,
+    mut cursor: u64,
+    (filter, reader): (EventFilter, Reader),
+    (bounds, source): (Bounds, Source),
+    stop: CancellationToken,
+    caller: Caller<WatchEventsResponse>,
+) -> End {
+    let mut owners = Owners::default();
+    'reading: loop {
+        if let Err(left) = caller.ready().await {
+            return left.into();
+        }
+        let share = bounds.unread.take(source, CHUNK_HELD).await;
+        let newest = snapshots.newest();
+        let read = match read(&bounds, source, &snapshots, cursor).await {
+            Ok(read) => read,
+            Err(status) => return status.into(),
+        };
+        if has_gap(&read) {
+            owners.after_a_gap();
+        }
+        // Entries before `newest` that were not read now are damaged and stay unreadable.
+        let next = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
+        let view = snapshots.view();
+        let gap = gap(&read).map(|gap| (gap.last_missing, Item::Gap(gap)));
+        let events = read.entries.into_iter().filter_map(|entry| {
+            let event = reported(&entry, owners.may_read(reader, &entry, &view));
+            passes(&event, &filter).then_some((entry.seq, Item::Event(event)))
+        });
+        for (number, item) in gap.into_iter().chain(events) {
+            match tokio::time::timeout(HELD_FOR, caller.send(WatchEventsResponse { item: Some(item) })).await
+            {
+                Ok(Ok(())) => cursor = number,
+                Ok(Err(left)) => return left.into(),
+                Err(_) => continue 'reading,
+            }
+        }
+        cursor = next;
+        drop(share);
+        tokio::select! {
+            biased;
+            newer = snapshots.newer_than(cursor) => {
+                if !newer {
+                    return End::snapshots_gone();
+                }
+            }
+            () = stop.cancelled() => return End::stopping(),
+        }
+    }
+}
+
+/// Reads a chunk when it is the source's turn.
+async fn read(bounds: &Bounds, source: Source, snapshots: &StateReader, cursor: u64) -> Result<Read, Status> {
+    let turn = bounds.reads.take(source, 1).await;
+    read_on_a_thread(snapshots, cursor, CHUNK, Some(turn)).await
+}
+
+/// Reads the journal's files on another thread, so that other calls do not wait. The turn lasts as long as the thread
+/// reads, also for a caller that has left.
+async fn read_on_a_thread(
+    snapshots: &StateReader,
+    cursor: u64,
+    limit: Most,
+    turn: Option<Share>,
+) -> Result<Read, Status> {
+    let snapshots = snapshots.clone();
+    let read = move || {
+        let _turn = turn;
+        snapshots.entries_after(cursor, limit)
+    };
+    tokio::task::spawn_blocking(read)
+        .await
+        .map_err(|error| Status::internal(format!("reading the journal: {error}")))?
+        .map_err(|error| Status::unavailable(error.to_string()))
+}
+
+/// A cursor from the future belongs to another journal: waiting for it would never end.
+fn not_ahead(snapshots: &StateReader, cursor: u64) -> Result<(), Status> {
+    let newest = snapshots.newest();
+    if cursor <= newest {
+        return Ok(());
+    }
+    Err(Status::out_of_range(format!(
+        "cursor {cursor} is beyond the newest event, {newest}: it belongs to another journal; start again from 0"
+    )))
+}
+
+fn gap(read: &Read) -> Option<Gap> {
+    read.gap.map(|gap| Gap {
+        first_missing: gap.first,
+        last_missing: gap.last,
+        message: format!("events {} to {} are no longer kept: the journal is bounded", gap.first, gap.last),
+    })
+}
+
+/// Whether an event matches the caller's filter.
+pub fn passes(event: &Event, filter: &EventFilter) -> bool {
+    let job = filter.job.as_ref().is_none_or(|job| event.job.as_ref() == Some(job));
+    let kind = filter.kinds.is_empty() || filter.kinds.contains(&event.kind);
+    job && kind && event.severity >= filter.min_severity
+}

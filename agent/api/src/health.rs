@@ -1,0 +1,172 @@
+//! `mainstay.v1.HealthService`: the node and its jobs, their current state and its changes.
+
+use std::time::Duration;
+
+use mainstay_model::id::JobId;
+use mainstay_model::time::Stamp;
+use mainstay_proto::v1::health_service_server::HealthService;
+use mainstay_proto::v1::{
+    GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
+    ListDevicesResponse, ListJobsRequest, ListJobsResponse, RunPreflightRequest, RunPreflightResponse,
+    Server, WatchNodeRequest, WatchNodeResponse,
+};
+use mainstay_view::node::{JobView, NodeView};
+use tonic::{Request, Response, Status};
+
+use super::ReadSide;
+use super::bounds;
+use super::convert::device::device;
+use super::convert::health as convert;
+use super::preflight::{self, Wanted};
+use super::readers::Reader;
+use super::replicas::Replicas;
+use super::saving;
+use super::shares::Source;
+use super::stream::{Answers, Caller, End, answer};
+
+const USUAL_INTERVAL: Duration = Duration::from_millis(500);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The service.
+pub(super) struct Health(pub(super) ReadSide);
+
+#[tonic::async_trait]
+impl HealthService for Health {
+    async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
+        let now = (self.0.clock)();
+        let node = convert::node(&self.0.snapshots.view(), now);
+        let server = self.0.server(now);
+        Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
+    }
+
+    async fn list_jobs(
+        &self,
+        request: Request<ListJobsRequest>,
+    ) -> Result<Response<ListJobsResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let view = self.0.snapshots.view();
+        let bytes = bytes_of(view.jobs.values());
+        let share = self.0.bounds.answer(Source::of(request.extensions()), bytes).await?;
+        let jobs = self.0.jobs(&view, (self.0.clock)(), reader);
+        Ok(bounds::holding(ListJobsResponse { jobs }, share, bytes))
+    }
+
+    async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let source = Source::of(request.extensions());
+        let id = JobId(request.into_inner().id);
+        let view = self.0.snapshots.view();
+        let Some(job) = view.jobs.get(&id) else {
+            let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).collect();
+            return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
+        };
+        let bytes = bytes_of([job]);
+        let share = self.0.bounds.answer(source, bytes).await?;
+        let now = (self.0.clock)();
+        let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()), reader);
+        Ok(bounds::holding(GetJobResponse { job: Some(job) }, share, bytes))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<ListDevicesRequest>,
+    ) -> Result<Response<ListDevicesResponse>, Status> {
+        let now = (self.0.clock)();
+        let devices = self.0.snapshots.view().gpus.iter().map(|gpu| device(gpu, now)).collect();
+        Ok(Response::new(ListDevicesResponse { devices, server: Some(self.0.server(now)) }))
+    }
+
+    type WatchNodeStream = Answers<WatchNodeResponse>;
+
+    async fn watch_node(
+        &self,
+        request: Request<WatchNodeRequest>,
+    ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let (reader, source) = (self.0.readers.reader(&request), Source::of(request.extensions()));
+        let interval = interval(request.into_inner().min_interval);
+        let read = self.0.clone();
+        let stop = read.stop.clone();
+        Ok(Response::new(answer(stop, move |caller| watch(read, interval, (reader, source), caller))))
+    }
+
+    type RunPreflightStream = Answers<RunPreflightResponse>;
+
+    async fn run_preflight(
+        &self,
+        request: Request<RunPreflightRequest>,
+    ) -> Result<Response<Self::RunPreflightStream>, Status> {
+        let read = self.0.clone();
+        let wanted = Wanted::of(&read, request.get_ref())?;
+        Ok(Response::new(answer(read.stop.clone(), move |caller| preflight::run(read, wanted, caller))))
+    }
+}
+
+/// Sends the newest complete state after each change. Changes coalesce while the caller is busy or the interval
+/// runs.
+async fn watch(
+    read: ReadSide,
+    interval: Duration,
+    (reader, source): (Reader, Source),
+    caller: Caller<WatchNodeResponse>,
+) -> End {
+    let mut snapshots = read.snapshots.clone();
+    loop {
+        let share = read.bounds.unread.take(source, bytes_of(snapshots.view().jobs.values())).await;
+        let now = (read.clock)();
+        let view = snapshots.view();
+        let message = WatchNodeResponse {
+            node: Some(convert::node(&view, now)),
+            server: Some(read.server(now)),
+            jobs: read.jobs(&view, now, reader),
+        };
+        drop(view);
+        if let Err(left) = caller.send(message).await {
+            return left.into();
+        }
+        // Nothing is built for a caller that has not accepted the message before.
+        if let Err(left) = caller.ready().await {
+            return left.into();
+        }
+        drop(share);
+        tokio::time::sleep(interval).await;
+        if !snapshots.changed().await {
+            return End::snapshots_gone();
+        }
+    }
+}
+
+impl ReadSide {
+    fn server(&self, now: Stamp) -> Server {
+        convert::server(&self.about, self.snapshots.journal_error().as_deref(), now)
+    }
+
+    fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
+        let tiers = saving::by_tier(job, self.checkpoints.as_deref());
+        let mut reported = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
+        replicas.add_to(&mut reported);
+        if !reader.may_read(Some(job.spec.uid)) {
+            convert::withhold_texts(&mut reported);
+        }
+        reported
+    }
+
+    fn jobs(&self, view: &NodeView, now: Stamp, reader: Reader) -> Vec<Job> {
+        let replicas = Replicas::of(self.checkpoints.as_deref());
+        view.jobs.values().map(|job| self.job(job, now, &replicas, reader)).collect()
+    }
+}
+
+/// What the messages of these jobs need in memory, in bytes, about.
+fn bytes_of<'a>(jobs: impl IntoIterator<Item = &'a JobView>) -> usize {
+    const JOB: usize = 16 << 10;
+    const RANK: usize = 1 << 10;
+    jobs.into_iter().map(|job| JOB + job.ranks.len() * RANK).sum::<usize>() + JOB
+}
+
+fn interval(asked: Option<prost_types::Duration>) -> Duration {
+    // A negative or extreme interval is clamped to the nearest allowed one, as the API documents.
+    asked.map_or(USUAL_INTERVAL, |asked| {
+        Duration::try_from(asked).unwrap_or_default().clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)
+    })
+}

@@ -1,0 +1,301 @@
+//! A job under the launcher, which also decides: nothing else is needed on the host.
+
+mod closing;
+mod prepare;
+mod signals;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use mainstay_health::host::os::HostLimits;
+use mainstay_model::id::JobId;
+use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
+use nix::unistd::geteuid;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use self::closing::{closing_line, ended_before, show_the_rest, write_summary};
+use self::prepare::{
+    come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
+};
+use self::signals::caught;
+use crate::host::sense;
+use crate::{about, default_paths, resume};
+use mainstay_api::orders::Orders;
+use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
+use mainstay_journal::state::StateWriter;
+use mainstay_journal::store::journal::{Journal, Limits};
+use mainstay_launcher::act::output::{LineStyle, Terminal};
+use mainstay_launcher::act::rank_spec::RankSpec;
+use mainstay_launcher::launch::hosts::HostsPlan;
+use mainstay_launcher::launch::order::Ordered;
+use mainstay_launcher::launch::paths::{self, LaunchPaths};
+use mainstay_launcher::launch::rendezvous::JoinOutcome;
+use mainstay_launcher::launch::replicas::{Known, Listening, Replicas};
+use mainstay_launcher::launch::sealing::{NotToStart, Sealing};
+use mainstay_launcher::launch::{JobResources, Launcher, Outside, Settings, Warm};
+use mainstay_launcher::launcher_link;
+use mainstay_sensors::source::host::{HostSource, Roots, standard_paths};
+use mainstay_sys::cgroup::Cgroup;
+use mainstay_sys::{clock, limits, spawn};
+
+/// How often the host is read during a job.
+const SENSE_EVERY: Duration = Duration::from_secs(5);
+
+/// The exit status of a job that could not be started, as defined in the core (`EX_SOFTWARE`).
+const NOT_STARTED: i32 = 70;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct JobPlan {
+    /// The job.
+    pub settings: Settings,
+    /// Where the hosts of the job meet; none for a job of one host.
+    pub hosts: Option<HostsPlan>,
+    /// Where run directories are created; the user's state directory if not given.
+    pub log_dir: Option<PathBuf>,
+    /// Where pages and sockets are created; `/dev/shm/mainstay-<uid>` if not given.
+    pub runtime_root: Option<PathBuf>,
+    /// The agent's socket; the usual places if not given.
+    pub agent_socket: Option<PathBuf>,
+    /// Whether to look for an agent at all.
+    pub look_for_agent: bool,
+    /// Whether to print the summary as JSON on standard output at the end.
+    pub print_summary: bool,
+    /// Whether the launcher's lines start with their time.
+    pub timestamps: bool,
+    /// The signals that end the job.
+    pub signals: Vec<i32>,
+    /// What was set by environment variables, for people.
+    pub from_environment: Option<String>,
+}
+
+/// Runs a job to its end and returns the exit status.
+///
+/// # Errors
+/// The job could not be started; none of it runs then.
+pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
+    tokio::task::LocalSet::new().run_until(run(plan)).await
+}
+
+async fn run(plan: JobPlan) -> anyhow::Result<i32> {
+    let mut signals = caught(&plan.signals).context("catching signals")?;
+    // A user may have named them among the signals that end the job.
+    let to_save = [nix::libc::SIGUSR1, nix::libc::SIGUSR2].into_iter();
+    let to_save: Vec<i32> = to_save.filter(|signal| !plan.signals.contains(signal)).collect();
+    let save_signals = caught(&to_save).context("catching signals")?;
+    let log_dir = plan.log_dir.clone().unwrap_or_else(|| default_paths::log_dir(&default_paths::environment));
+    let runtime_root = plan
+        .runtime_root
+        .clone()
+        .unwrap_or_else(|| default_paths::runtime_root(geteuid().as_raw(), &default_paths::environment));
+    let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.run_id.clone());
+    let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
+    // The log directory may be on a file system that does not answer.
+    let (launch_paths, snapshots) = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => {
+            eprintln!("mainstay: ended by signal {signal} before the log directory answered");
+            return Ok(128 + signal);
+        }
+        opened = opening => opened.context("opening the log directory")??,
+    };
+
+    spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
+    let warm =
+        Warm::new(plan.settings.warm.clone(), &plan.settings.command, launch_paths.run_dir.join("template"));
+    let voice =
+        LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
+    let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
+    let print = |text: String| terminal.print(text);
+    let sockets = match plan.agent_socket.clone() {
+        _ if !plan.look_for_agent => {
+            let by_variable = default_paths::environment("MAINSTAY_NO_AGENT").is_some();
+            let by = if by_variable { "MAINSTAY_NO_AGENT is set" } else { "--no-agent" };
+            terminal.print(format!("agent: none: {by}"));
+            Vec::new()
+        }
+        Some(named) => vec![named],
+        None => default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment),
+    };
+    plan.from_environment.iter().for_each(|reported| terminal.print(reported.clone()));
+    let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
+    let bound = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &print) => bound?,
+    };
+    let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
+    // Its port is sent to the other hosts before their addresses are known.
+    let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
+    let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
+    let replicas_port = listening.as_ref().and_then(Listening::port);
+    let (rank_spec, together) = match plan.hosts {
+        None => (rank_spec, None),
+        Some(hosts) => {
+            warn_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &print);
+            match come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal)
+                .await?
+            {
+                (_, JoinOutcome::Over { exit, why }) => {
+                    terminal.print(format!("the job ended before this host had a place in it: {why}"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(exit);
+                }
+                (_, JoinOutcome::Stopped(signal)) => {
+                    terminal
+                        .print(format!("signal {signal} before all hosts had joined: nothing was started"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(128 + signal);
+                }
+                (rank_spec, together) => (rank_spec, Some(together)),
+            }
+        }
+    };
+    // Both may take minutes if an earlier launcher or a file system blocks. Until ranks run, a signal ends the job
+    // at once.
+    let outputs = bound.of_job(rank_spec.checkpoint_run());
+    resume::note(&log_dir, &launch_paths.run_dir, &outputs).await;
+    let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
+    let pool_owner = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        pool_owner = starting => pool_owner,
+    };
+    let known = together.as_ref().and_then(JoinOutcome::known);
+    let waits = together.as_ref().is_some_and(JoinOutcome::waits);
+    let kept_by_hosts = known.as_ref().map(Known::reported);
+    let replicas = match (listening, known, &pool_owner) {
+        (Some(listening), Some(known), Some(pool_owner)) => {
+            Replicas::start(listening, known, pool_owner, &rank_spec, waits)
+                .map_err(|error| terminal.print(format!("no copies of checkpoints on other hosts: {error}")))
+                .ok()
+        }
+        _ => None,
+    };
+    let kept_by_hosts = kept_by_hosts.filter(|_| replicas.is_some());
+    let checkpoint_pool = pool_owner.as_ref().map(|pool_owner| pool_owner.directory().to_owned());
+    let rank_spec = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..rank_spec };
+    // Just before the guardian, which removes it when this launcher is killed.
+    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", launch_paths.job, std::process::id()))
+        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
+        .ok();
+    let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
+    let guardian = start_guardian(&rank_spec.mark(), cgroup.as_ref(), rank_spec.checkpoint_pool.as_deref());
+    let ranks = plan.settings.local_world_size;
+    terminal.print(format!(
+        "job {}: {}; run id {}; logs in {}",
+        launch_paths.job,
+        if waits {
+            format!("no rank(s) yet, {ranks} when it replaces a host")
+        } else {
+            format!("{ranks} rank(s)")
+        },
+        rank_spec.checkpoint_run(),
+        launch_paths.run_dir.display()
+    ));
+    if let Err(reason) = &launch_paths.runtime_dir {
+        terminal.print(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
+    }
+
+    let stop = CancellationToken::new();
+    let (order_sender, orders) = mpsc::channel(16);
+    let served = serve(&launch_paths, &snapshots, &terminal, order_sender, stop.clone());
+    let (link_sender, link_events) = mpsc::channel(64);
+    let agent_expected = sockets.iter().any(|socket| socket.exists());
+    let pool = rank_spec.checkpoint_pool.as_deref();
+    let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
+    let kept = kept_by_hosts.as_deref();
+    // While a spare waits, other hosts train: it resumes from a step when it has ranks.
+    let restoring = async {
+        if waits {
+            return Ok(String::new());
+        }
+        resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &print).await
+    };
+    tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        restored = restoring => match restored {
+            Ok(protected) if waits => drop(protected),
+            Ok(protected) => terminal.print(protected),
+            Err(NotToStart::Refused(words)) => anyhow::bail!(words),
+            Err(NotToStart::Lost(words)) => {
+                terminal.print(words);
+                terminal.flush(Duration::from_millis(500));
+                return Ok(NOT_STARTED);
+            }
+        }
+    }
+    let directories = resume::directories(&outputs, pool);
+    let link = launcher_link::agent::keep(sockets, JobId(rank_spec.job.clone()), directories, link_sender);
+    let link = tokio::spawn(link);
+    let paths = standard_paths(&[&launch_paths.run_dir, &rank_spec.checkpoint_dir]);
+    let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
+        .context("starting the thread that looks at the host")?;
+    let outside = Outside { link_events, agent_expected, host, signals, save_signals, orders };
+    let launcher = Launcher::begin(
+        plan.settings,
+        rank_spec,
+        snapshots,
+        JobResources { guardian, pool_owner, cgroup, together, sealing, replicas },
+        terminal,
+        warm,
+    );
+    let (exit, summary, terminal) = launcher.run(outside).await;
+    drop(sensing);
+    // The agent receives the end before the launcher's process is gone.
+    let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
+
+    write_summary(&launch_paths.run_dir, &summary, &terminal);
+    if plan.print_summary {
+        terminal.print_plain(serde_json::to_string(&summary)?);
+    }
+    show_the_rest(terminal, closing_line(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
+        .await;
+    stop.cancel();
+    if let Some(served) = served {
+        // Readers receive the job's end before the socket is removed.
+        let _ = served.await;
+    }
+    Ok(exit)
+}
+
+/// Creates the job's directories and its journal.
+fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(LaunchPaths, StateWriter)> {
+    let launch_paths = paths::make(log_dir, runtime_root, run_id)?;
+    let journal = Journal::open(&launch_paths.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
+    Ok((launch_paths, StateWriter::open(journal)?))
+}
+
+/// Serves the API for this job next to its pages. The job also runs without it.
+fn serve(
+    launch_paths: &LaunchPaths,
+    snapshots: &StateWriter,
+    terminal: &Terminal,
+    orders: mpsc::Sender<Ordered>,
+    stop: CancellationToken,
+) -> Option<JoinHandle<()>> {
+    let socket = launch_paths.runtime_dir.as_ref().ok()?.path.join("api.sock");
+    let unix = match UnixSocket::bind(&socket, 0o600) {
+        Ok(unix) => unix,
+        Err(error) => {
+            terminal.print(format!("{error}; `mainstay status` will not find this job"));
+            return None;
+        }
+    };
+    let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
+    let about = about(Mode::Launcher);
+    let routes = Routes::new(JobOrderServiceServer::new(Orders::new(orders)));
+    let reader = snapshots.reader();
+    Some(tokio::spawn(async move {
+        let clock = Arc::new(clock::now);
+        if let Err(error) = api::serve(listeners, reader, about, clock, routes, stop).await {
+            tracing::warn!(%error, "the API of this job ended");
+        }
+    }))
+}

@@ -1,0 +1,117 @@
+//! The end of a job as its user sees it: the remaining output, the summary and the closing line.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mainstay_progress::goodput::TimeCategory;
+use mainstay_recovery::job::Summary;
+
+use super::signals::caught;
+use mainstay_launcher::act::log_files;
+use mainstay_launcher::act::output::Terminal;
+
+/// A terminal that accepts no output for this long is treated as unread.
+const UNREAD_FOR: Duration = Duration::from_secs(5);
+
+/// Said of a program that does not number its steps.
+const UNKNOWN_REPEATS: &str =
+    "an unknown number of them done twice, because the program does not call mainstay.step";
+
+/// How long to wait for the closing line if no one reads.
+const CLOSING_WITHIN: Duration = Duration::from_millis(500);
+
+/// A signal arrived before there were ranks: none of the job runs, so there is nothing to wait for.
+pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
+    terminal.print(format!("ended by signal {signal} before the ranks were started"));
+    terminal.flush(Duration::from_millis(500));
+    128 + signal
+}
+
+/// Shows the rest of the ranks' output for as long as it is read, and always prints the closing line. A further
+/// signal ends the wait.
+pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
+    let enough = Arc::new(AtomicBool::new(false));
+    let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
+    let showing = tokio::task::spawn_blocking(move || {
+        let left = terminal.finish(UNREAD_FOR, &stop);
+        if let Some(notice) = left.notice(&run_dir) {
+            terminal.print(notice);
+        }
+        terminal.print(closing);
+        terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
+    });
+    tokio::pin!(showing);
+    let mut again = caught(of_signals).ok();
+    let asked = async {
+        match &mut again {
+            Some(signals) => signals.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = &mut showing => return,
+        _ = asked => enough.store(true, Ordering::Relaxed),
+    }
+    let _ = showing.await;
+}
+
+/// Writes `summary.json` next to the logs.
+pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
+    let path = run_dir.join("summary.json");
+    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+        let path = path.clone();
+        let written = log_files::ask(move || std::fs::write(path, text));
+        written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
+    });
+    if let Err(error) = written {
+        terminal.print(format!("writing {}: {error}", path.display()));
+    }
+}
+
+/// The closing line.
+pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
+    let accounting = &summary.accounting;
+    let mut parts: Vec<(&TimeCategory, f64)> =
+        accounting.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    // Without heartbeats the end of the start is unknown: the time counted as start is mostly training.
+    let name = |state: &TimeCategory| match (state, accounting.goodput) {
+        (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
+        (state, _) => state.to_string(),
+    };
+    let parts: Vec<String> =
+        parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
+    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.reported()));
+    // Steps that ranks in their old processes do again have new numbers, so that none seems to be done twice.
+    let bound = match (accounting.counted, accounting.steps_lost) {
+        (false, _) => "",
+        (true, 0) => "at most ",
+        (true, _) => "at least ",
+    };
+    let goodput = accounting
+        .goodput
+        .map_or_else(String::new, |share| format!("goodput {bound}{:.1} % of ", share * 100.0));
+    let steps = match (accounting.goodput, accounting.counted, accounting.steps_lost) {
+        // Without heartbeats the steps are unknown.
+        (None, ..) => String::new(),
+        (Some(_), false, 0) => format!(", {} step(s)", accounting.steps),
+        (Some(_), false, again) => format!(", {} step(s), {again} of them done twice", accounting.steps),
+        (Some(_), true, 0) => format!(", {} step(s), {UNKNOWN_REPEATS}", accounting.steps),
+        (Some(_), true, most) => {
+            format!(", {} step(s), {UNKNOWN_REPEATS} (at most {most})", accounting.steps + most)
+        }
+    };
+    let restarts = match summary.attempts.saturating_sub(1) {
+        0 => "no restart".to_owned(),
+        1 => "1 restart".to_owned(),
+        many => format!("{many} restarts"),
+    };
+    let ended = format!("job {job} ended with status {}: {}", summary.exit, summary.reason);
+    if summary.attempts == 0 {
+        // If another launcher decided, or the job never started, no more is known here.
+        return ended;
+    }
+    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", accounting.wall, parts.join(", "))
+}

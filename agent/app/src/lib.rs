@@ -1,0 +1,38 @@
+//! Floor 5. The wiring: start, supervise, drain in order.
+
+mod agent;
+pub mod catalog;
+mod checkpoint;
+pub mod default_paths;
+mod device;
+mod earlier_entries;
+mod host;
+mod job;
+mod kernel_log;
+pub mod logging;
+mod nvrx;
+pub mod one_check;
+mod resume;
+mod sensors;
+mod watch;
+
+pub use agent::run_agent;
+pub use job::{JobPlan, run_job};
+
+use mainstay_model::id::Pid;
+
+use mainstay_api::{About, Mode};
+use mainstay_sensors::source::host::identify;
+use mainstay_sys::clock;
+
+/// What the API reports about this process.
+fn about(mode: Mode) -> About {
+    About {
+        hostname: identify().host_name.unwrap_or_else(|| "unknown".to_owned()),
+        boot_id: clock::boot_id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        mode,
+        started: clock::now(),
+        pid: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+    }
+}

@@ -1,0 +1,110 @@
+//! How checks are printed: one line, a table on a terminal, or JSON.
+
+use std::fmt::Write;
+use std::io::{IsTerminal, stdout};
+
+use mainstay_health::host::preflight::{Check, CheckVerdict, overall, summary};
+use mainstay_model::time::Span;
+use serde_json::{Value, json};
+
+use crate::output::{Paint, clean};
+
+/// All checks, and their overall result.
+pub(super) struct Report {
+    pub(super) checks: Vec<Check>,
+    pub(super) took: Span,
+    pub(super) status: u8,
+    /// Their source.
+    pub(super) by: String,
+}
+
+impl Report {
+    /// The summary, preceded by each check on a terminal or on request.
+    pub(super) fn as_text(&self, verbose: bool) -> String {
+        let mut text = String::new();
+        if verbose || stdout().is_terminal() {
+            self.write_checks(Paint::for_stdout(), &mut text);
+        }
+        let word = word(overall(&self.checks)).to_uppercase();
+        let _ = writeln!(text, "{}", clean(&format!("{word}: {}", summary(&self.checks, self.took))));
+        text
+    }
+
+    fn write_checks(&self, paint: Paint, text: &mut String) {
+        let widest = self.checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+        for check in &self.checks {
+            let named = format!("{:<8}", word(check.verdict).to_uppercase());
+            let took = check.took.map(|took| format!(" ({took})")).unwrap_or_default();
+            let line = format!("{:<widest$}  {}{took}", check.name, clean(&check.reason));
+            let _ = writeln!(text, "{}{line}", colour(paint, check.verdict, &named));
+            if !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped) {
+                for seen in &check.evidence {
+                    let limit =
+                        seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+                    let before =
+                        seen.before.as_ref().map(|before| format!(", before: {before}")).unwrap_or_default();
+                    let seen = clean(&format!("{}: {}{before}{limit}", seen.source, seen.reading));
+                    let _ = writeln!(text, "        {:<widest$}  {}", "", paint.dim(&seen));
+                }
+            }
+        }
+    }
+
+    /// One object, as documented in docs/reference/cli.md.
+    pub(super) fn as_json(&self) -> Value {
+        let verdict = overall(&self.checks);
+        json!({
+            "verdict": word(verdict),
+            "exit_status": self.status,
+            "summary": summary(&self.checks, self.took),
+            "seconds": self.took.as_seconds(),
+            "by": self.by,
+            "checks": self.checks.iter().map(check_as_json).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+fn check_as_json(check: &Check) -> Value {
+    let evidence = |seen: &mainstay_model::health::Evidence| {
+        let mut reported = json!({ "source": seen.source, "reading": seen.reading });
+        for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
+            if let Some(value) = value {
+                reported[name] = value.as_str().into();
+            }
+        }
+        reported
+    };
+    let mut reported = json!({
+        "name": check.name,
+        "group": check.group,
+        "verdict": word(check.verdict),
+        "reason": check.reason,
+        "recommended_action": check.action,
+        "evidence": check.evidence.iter().map(evidence).collect::<Vec<Value>>(),
+    });
+    for (name, span) in [("seconds", check.took), ("deadline_seconds", check.deadline)] {
+        if let Some(span) = span {
+            reported[name] = span.as_seconds().into();
+        }
+    }
+    reported
+}
+
+fn word(verdict: CheckVerdict) -> &'static str {
+    match verdict {
+        CheckVerdict::Pass => "pass",
+        CheckVerdict::Warn => "warn",
+        CheckVerdict::Fail => "fail",
+        CheckVerdict::Unknown => "unknown",
+        CheckVerdict::Skipped => "skipped",
+    }
+}
+
+fn colour(paint: Paint, verdict: CheckVerdict, text: &str) -> String {
+    match verdict {
+        CheckVerdict::Pass => paint.good(text),
+        CheckVerdict::Warn => paint.warning(text),
+        CheckVerdict::Fail => paint.bad(text),
+        CheckVerdict::Unknown | CheckVerdict::Skipped => paint.dim(text),
+    }
+}

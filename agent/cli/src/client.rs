@@ -1,0 +1,409 @@
+//! The client side of the API: the only file of the command line that uses gRPC.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
+use mainstay_proto::v1::event_service_client::EventServiceClient;
+use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::job_order_service_client::JobOrderServiceClient;
+use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
+use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
+use mainstay_proto::v1::watch_events_response::Item;
+use mainstay_proto::v1::{
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainIncidentRequest,
+    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest,
+    ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
+    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest,
+    RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
+    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
+    WatchCheckpointsResponse, WatchEventsRequest, WatchEventsResponse,
+};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status, Streaming};
+
+use mainstay_launcher::launcher_link::handover;
+
+/// How long a server may take before the user is informed that it does not answer.
+pub(super) const DEADLINE: Duration = Duration::from_secs(2);
+/// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
+const LARGEST_MESSAGE: usize = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// There is no such socket.
+    #[error("no socket at {}", .0.display())]
+    Missing(PathBuf),
+    /// The socket's process is gone.
+    #[error("nothing listens on {}: its process is gone", .0.display())]
+    Dead(PathBuf),
+    /// The socket is not for this user.
+    #[error("this user may not connect to {}; ask as its owner, as a member of its group, or as root", .0.display())]
+    Denied(PathBuf),
+    /// It accepts but does not answer.
+    #[error("no answer from {} within {} s: its process is stopped or hangs", .0.display(), DEADLINE.as_secs())]
+    Silent(PathBuf),
+    /// The cursor belongs to another journal.
+    #[error("{0}")]
+    CursorAhead(String),
+    /// Anything else.
+    #[error("{}: {reason}", socket.display())]
+    Other {
+        /// The socket.
+        socket: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// A connection to one server.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    socket: PathBuf,
+    channel: Channel,
+}
+
+/// The whole state of a server at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    pub(super) server: Server,
+    pub(super) node: Node,
+    pub(super) jobs: Vec<Job>,
+}
+
+impl Client {
+    /// Connects, within the deadline.
+    pub(super) async fn connect(socket: &Path) -> Result<Client, AskError> {
+        // gRPC hides the reason why a socket refuses, so this connects to it first.
+        within(socket, async { UnixStream::connect(socket).await.map_err(|error| refused(socket, &error)) })
+            .await?;
+        let path = socket.to_owned();
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is never resolved: the connector uses the socket.
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = within(socket, async {
+            endpoint
+                .connect_with_connector(connector)
+                .await
+                .map_err(|error| AskError::Other { socket: socket.to_owned(), reason: error.to_string() })
+        })
+        .await?;
+        Ok(Client { socket: socket.to_owned(), channel })
+    }
+
+    /// The node and its jobs, within the deadline.
+    pub(super) async fn snapshot(&self) -> Result<Snapshot, AskError> {
+        let mut health =
+            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            let failed = |status| self.failed(&status);
+            let node = health.get_node(GetNodeRequest {}).await.map_err(failed)?.into_inner();
+            let jobs = health.list_jobs(ListJobsRequest {}).await.map_err(failed)?.into_inner();
+            Ok(Snapshot {
+                server: node.server.unwrap_or_default(),
+                node: node.node.unwrap_or_default(),
+                jobs: jobs.jobs,
+            })
+        })
+        .await
+    }
+
+    /// The checks before a start and their summary. Waits as long as the checks may take.
+    pub(super) async fn preflight(
+        &self,
+        request: RunPreflightRequest,
+        longest: Duration,
+    ) -> Result<Vec<PreflightCheck>, AskError> {
+        let mut health =
+            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        let asking = async {
+            let failed = |status| self.failed(&status);
+            let mut stream = health.run_preflight(request).await.map_err(failed)?.into_inner();
+            let mut checks = Vec::new();
+            while let Some(RunPreflightResponse { item }) = stream.message().await.map_err(failed)? {
+                match item {
+                    Some(PreflightItem::Check(check)) => checks.push(check),
+                    Some(PreflightItem::Summary(_)) => return Ok(checks),
+                    // An item of a kind that only a newer server knows.
+                    None => {}
+                }
+            }
+            Err(self.failed(&Status::unavailable(
+                "the server ended the stream before it had reported all checks",
+            )))
+        };
+        match tokio::time::timeout(longest, asking).await {
+            Ok(answer) => answer,
+            Err(_) => Err(AskError::Silent(self.socket.clone())),
+        }
+    }
+
+    /// The devices, within the deadline.
+    pub(super) async fn devices(&self) -> Result<ListDevicesResponse, AskError> {
+        let mut health = HealthServiceClient::new(self.channel.clone());
+        within(&self.socket, async {
+            let answer = health.list_devices(ListDevicesRequest {}).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        })
+        .await
+    }
+
+    /// Acknowledges the fault of a component, within the deadline.
+    pub(super) async fn acknowledge(&self, component: &str, reason: &str) -> Result<(), AskError> {
+        let request = AcknowledgeRequest { component: component.to_owned(), reason: reason.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let response = async { operator.acknowledge(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Silences a component, within the deadline.
+    pub(super) async fn silence(
+        &self,
+        component: &str,
+        reason: &str,
+        duration: prost_types::Duration,
+    ) -> Result<(), AskError> {
+        let (component, reason) = (component.to_owned(), reason.to_owned());
+        let request = SilenceComponentRequest { component, reason, duration: Some(duration) };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let response =
+            async { operator.silence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Resets a GPU, and waits until that is done: the agent has a deadline for it.
+    pub(super) async fn reset_gpu(&self, gpu: &str, reason: &str) -> Result<(), AskError> {
+        let request = ResetGpuRequest { gpu: gpu.to_owned(), reason: reason.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        operator.reset_gpu(request).await.map(|_| ()).map_err(|status| self.failed(&status))
+    }
+
+    /// Ends the silence of a component, within the deadline.
+    pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
+        let request = UnsilenceComponentRequest { component: component.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let response =
+            async { operator.unsilence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Restarts all ranks of the job.
+    pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
+        let request = RestartJobRequest { reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let response = async { orders.restart_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Ends the job.
+    pub(super) async fn stop_job(&self, reason: &str) -> Result<(), AskError> {
+        let request = StopJobRequest { reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let response = async { orders.stop_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Restarts all ranks without the GPU of one.
+    pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
+        let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let response = async { orders.exclude_rank(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Injects a fault into a rank, for a drill.
+    pub(super) async fn inject_fault(&self, request: InjectFaultRequest) -> Result<(), AskError> {
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let response = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, response).await.map(|_| ())
+    }
+
+    /// Some events after a cursor, within the deadline.
+    pub(super) async fn list_events(
+        &self,
+        after_cursor: u64,
+        filter: EventFilter,
+    ) -> Result<ListEventsResponse, AskError> {
+        let request = ListEventsRequest { after_cursor, limit: 1000, filter: Some(filter) };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            events.list_events(request).await.map(tonic::Response::into_inner).map_err(|s| self.failed(&s))
+        })
+        .await
+    }
+
+    /// The story of a failure of a job, within the deadline; none if the server does not know such a failure.
+    pub(super) async fn explain(
+        &self,
+        job: &str,
+        incident: Option<u64>,
+        all: bool,
+    ) -> Result<Option<ExplainIncidentResponse>, AskError> {
+        let request = ExplainIncidentRequest { job: job.to_owned(), incident, all };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            match events.explain_incident(request).await {
+                Ok(answer) => Ok(Some(answer.into_inner())),
+                // A server that is too old for this request knows none either.
+                Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(None),
+                Err(status) => Err(self.failed(&status)),
+            }
+        })
+        .await
+    }
+
+    /// All events after a cursor as they happen.
+    pub(super) async fn watch_events(
+        &self,
+        after_cursor: u64,
+        filter: EventFilter,
+    ) -> Result<Events, AskError> {
+        let request = WatchEventsRequest { after_cursor: Some(after_cursor), filter: Some(filter) };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        let stream = within(&self.socket, async {
+            events.watch_events(request).await.map_err(|status| self.failed(&status))
+        })
+        .await?;
+        Ok(Events { client: self.clone(), stream: stream.into_inner() })
+    }
+
+    fn checkpoints(&self) -> CheckpointServiceClient<Channel> {
+        CheckpointServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
+    }
+
+    /// The steps that the agent and its peers have. Waits for slow peers.
+    pub(super) async fn list_checkpoints(
+        &self,
+        run: Option<String>,
+        refresh: bool,
+    ) -> Result<ListCheckpointsResponse, AskError> {
+        let answer =
+            self.checkpoints().list_checkpoints(ListCheckpointsRequest { run, refresh, owner: None }).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Starts replication of a directory's steps, within the deadline. Returns whether the agent has peers, and
+    /// what it cannot do.
+    pub(super) async fn watch_checkpoints(
+        &self,
+        run: String,
+        directory: &Path,
+    ) -> Result<(bool, String), AskError> {
+        let (socket, directories) = (self.socket.clone(), vec![directory.to_owned()]);
+        // An agent of an earlier version accepts none, and reports what it cannot do in another way.
+        let _ = tokio::task::spawn_blocking(move || handover::hand_over(&socket, &directories)).await;
+        let request = WatchCheckpointsRequest { run, directory: directory.display().to_string() };
+        let mut checkpoints = self.checkpoints();
+        within(&self.socket, async {
+            let answer = checkpoints.watch_checkpoints(request).await;
+            let reported = |answer: WatchCheckpointsResponse| (answer.enabled, answer.problem);
+            answer.map(|answer| reported(answer.into_inner())).map_err(|status| self.failed(&status))
+        })
+        .await
+    }
+
+    /// The server's socket.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Restores the newest whole step into a directory. `put_back_token`: confirms that the request of the server
+    /// with this token was done; empty at first.
+    pub(super) async fn restore_checkpoint(
+        &self,
+        run: String,
+        directory: &Path,
+        ranks: Vec<u32>,
+        put_back_token: String,
+    ) -> Result<Streaming<RestoreCheckpointResponse>, AskError> {
+        let directory = directory.display().to_string();
+        let request = RestoreCheckpointRequest {
+            run,
+            directory,
+            ranks,
+            put_back_token,
+            ..RestoreCheckpointRequest::default()
+        };
+        let answer = self.checkpoints().restore_checkpoint(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Deletes all copies of a step; returns their number.
+    pub(super) async fn remove_checkpoint(&self, run: String, step: u64) -> Result<u32, AskError> {
+        let answer =
+            self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step, owner: None }).await;
+        answer.map(|answer| answer.into_inner().copies).map_err(|status| self.failed(&status))
+    }
+
+    /// Deletes replicas that no rule keeps; returns their number.
+    pub(super) async fn collect_checkpoints(&self) -> Result<u32, AskError> {
+        let answer = self.checkpoints().collect_checkpoints(CollectCheckpointsRequest {}).await;
+        answer.map(|answer| answer.into_inner().replicas).map_err(|status| self.failed(&status))
+    }
+
+    fn failed(&self, status: &Status) -> AskError {
+        match status.code() {
+            Code::OutOfRange => AskError::CursorAhead(status.message().to_owned()),
+            code => AskError::Other {
+                socket: self.socket.clone(),
+                reason: match status.message() {
+                    "" => code.description().to_owned(),
+                    message => message.to_owned(),
+                },
+            },
+        }
+    }
+}
+
+/// A stream of events.
+pub(super) struct Events {
+    client: Client,
+    stream: Streaming<WatchEventsResponse>,
+}
+
+impl Events {
+    /// The next item, however long it takes; an error when the connection is lost.
+    pub(super) async fn next(&mut self) -> Result<Item, AskError> {
+        loop {
+            match self.stream.message().await {
+                Ok(Some(WatchEventsResponse { item: Some(item) })) => return Ok(item),
+                // An item of a kind that only a newer server knows.
+                Ok(Some(WatchEventsResponse { item: None })) => {}
+                Ok(None) => {
+                    return Err(self.client.failed(&Status::unavailable("the server ended the stream")));
+                }
+                Err(status) => return Err(self.client.failed(&status)),
+            }
+        }
+    }
+}
+
+async fn within<T>(socket: &Path, answer: impl Future<Output = Result<T, AskError>>) -> Result<T, AskError> {
+    match tokio::time::timeout(DEADLINE, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(AskError::Silent(socket.to_owned())),
+    }
+}
+
+fn refused(socket: &Path, error: &std::io::Error) -> AskError {
+    let socket = socket.to_owned();
+    match error.kind() {
+        ErrorKind::NotFound => AskError::Missing(socket),
+        ErrorKind::ConnectionRefused => AskError::Dead(socket),
+        ErrorKind::PermissionDenied => AskError::Denied(socket),
+        // The queue of a stopped process is full.
+        ErrorKind::WouldBlock => AskError::Silent(socket),
+        _ => AskError::Other { socket, reason: error.to_string() },
+    }
+}

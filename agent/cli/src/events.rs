@@ -1,0 +1,349 @@
+//! `mainstay events`: the events of a server, or of a journal's directory.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use mainstay_proto::v1::watch_events_response::Item;
+use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
+
+use super::client::{AskError, Client};
+use super::find::{Ask, Place, find};
+use super::json::{self, plain};
+use super::output::{self, Paint, clean};
+use super::{exit, status};
+use mainstay_api as api;
+use mainstay_journal::store::journal::JournalReader;
+
+/// Pauses between attempts to reach a lost server.
+const FIRST_REST: Duration = Duration::from_millis(200);
+const LONGEST_REST: Duration = Duration::from_secs(5);
+
+/// Show what happened: facts, verdicts, decisions and outcomes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay events                            everything that is kept
+  mainstay events -n 20 --follow             the last 20, then each as it happens
+  mainstay events --job demo --kind verdict --kind decision
+  mainstay events --since 4711 --json        JSON lines after cursor 4711
+  mainstay events --journal /var/lib/mainstay/journal     without any server
+
+Exit status: 0 shown, 3 nothing answers or the journal cannot be read, 64 the command line was not understood.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    ask: Ask,
+    /// Also show each new event, through restarts of the server
+    #[arg(long, short, conflicts_with = "journal")]
+    follow: bool,
+    /// Only events after this cursor
+    #[arg(long, value_name = "CURSOR", default_value_t = 0, hide_default_value = true)]
+    since: u64,
+    /// Only the last N of them
+    #[arg(long, short = 'n', value_name = "N")]
+    last: Option<usize>,
+    /// Only events of this job
+    #[arg(long, value_name = "ID")]
+    job: Option<String>,
+    /// Only events of this kind; may be given several times
+    #[arg(long, value_enum, ignore_case = true)]
+    kind: Vec<Kind>,
+    /// Only events of at least this severity
+    #[arg(long, value_enum, ignore_case = true)]
+    severity: Option<AtLeast>,
+    /// Read the journal of this run directory, or in this directory, without any server
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    Fact,
+    Health,
+    Verdict,
+    Decision,
+    Outcome,
+    Finding,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AtLeast {
+    Info,
+    Warning,
+    Error,
+}
+
+impl Args {
+    fn filter(&self) -> EventFilter {
+        let kinds = self.kind.iter().map(|kind| match kind {
+            Kind::Fact => EventKind::Fact.into(),
+            Kind::Health => EventKind::Health.into(),
+            Kind::Verdict => EventKind::Verdict.into(),
+            Kind::Decision => EventKind::Decision.into(),
+            Kind::Outcome => EventKind::Outcome.into(),
+            Kind::Finding => EventKind::Finding.into(),
+        });
+        let severity = self.severity.map_or(Severity::Unspecified, |severity| match severity {
+            AtLeast::Info => Severity::Info,
+            AtLeast::Warning => Severity::Warning,
+            AtLeast::Error => Severity::Error,
+        });
+        EventFilter { job: self.job.clone(), kinds: kinds.collect(), min_severity: severity.into() }
+    }
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let teller = Teller { json: args.ask.json, paint: Paint::for_stdout() };
+    let filter = args.filter();
+    if let Some(dir) = &args.journal {
+        // MAINSTAY_SOCKET in the environment is for commands that need a server; on the command line --socket is a
+        // mistake.
+        if std::env::args().any(|argument| argument == "--socket" || argument.starts_with("--socket=")) {
+            output::note(
+                "error: --journal and --socket exclude each other: a journal is read without a server",
+            );
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+        from_directory(dir.clone(), &args, &filter, teller)?;
+        return Ok(ExitCode::from(exit::OK));
+    }
+    let Some((client, place)) = choose(&args).await? else { return Ok(ExitCode::from(exit::UNKNOWN)) };
+    let mut watch = Watch { cursor: args.since, filter, teller, history: Some(History::new(&args, teller)) };
+    if args.follow {
+        watch.follow(client, place).await?;
+    } else if let Some(failed) = watch.catch_up(&client).await? {
+        return Err(failed.into());
+    }
+    Ok(ExitCode::from(exit::OK))
+}
+
+/// How events are printed.
+#[derive(Clone, Copy)]
+struct Teller {
+    json: bool,
+    paint: Paint,
+}
+
+impl Teller {
+    fn report(self, item: &Item) -> anyhow::Result<()> {
+        let line = match (item, self.json) {
+            (Item::Event(event), true) => json::event(event).to_string(),
+            (Item::Gap(gap), true) => json::gap(gap).to_string(),
+            (Item::Event(event), false) => self.line(event),
+            (Item::Gap(gap), false) => self.paint.warning(&clean(&gap.message)),
+        };
+        output::print(&format!("{line}\n"))
+    }
+
+    fn line(self, event: &Event) -> String {
+        let point = event.time.as_ref().and_then(json::point).map(|point| {
+            let local = point.to_zoned(jiff::tz::TimeZone::system());
+            local.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
+        });
+        let kind = plain(event.kind().as_str_name(), "EVENT_KIND").to_lowercase();
+        let job = event.job.as_ref().map(|job| format!("{}: ", self.paint.bold(&clean(job))));
+        format!(
+            "{}  {}  {}  {}{}",
+            self.paint.dim(&format!("{:>6}", event.cursor)),
+            self.paint.dim(&point.unwrap_or_else(|| "-".to_owned())),
+            self.paint.severity(event.severity(), &format!("{kind:<8}")),
+            job.unwrap_or_default(),
+            self.paint.severity(event.severity(), &clean(&event.message)),
+        )
+    }
+}
+
+/// Past events, all of them or the last few.
+struct History {
+    teller: Teller,
+    last: Option<usize>,
+    kept: VecDeque<Item>,
+}
+
+impl History {
+    fn new(args: &Args, teller: Teller) -> History {
+        History { teller, last: args.last, kept: VecDeque::new() }
+    }
+
+    fn take(&mut self, item: Item) -> anyhow::Result<()> {
+        let Some(last) = self.last else { return self.teller.report(&item) };
+        // Gaps before the last few events do not matter.
+        if matches!(item, Item::Event(_)) {
+            self.kept.push_back(item);
+        }
+        if self.kept.len() > last {
+            self.kept.pop_front();
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> anyhow::Result<()> {
+        self.kept.iter().try_for_each(|item| self.teller.report(item))
+    }
+}
+
+/// How far a server's events were printed.
+struct Watch {
+    cursor: u64,
+    filter: EventFilter,
+    teller: Teller,
+    /// None once all past events are printed.
+    history: Option<History>,
+}
+
+impl Watch {
+    /// Prints the past events of a server, starting where the last connection broke; returns what broke this one.
+    /// Fails only if printing fails.
+    async fn catch_up(&mut self, client: &Client) -> anyhow::Result<Option<AskError>> {
+        while let Some(history) = &mut self.history {
+            let page = match client.list_events(self.cursor, self.filter.clone()).await {
+                Ok(page) => page,
+                Err(lost) => return Ok(Some(lost)),
+            };
+            for item in page.gap.map(Item::Gap).into_iter().chain(page.events.into_iter().map(Item::Event)) {
+                history.take(item)?;
+            }
+            self.cursor = page.next_cursor;
+            if page.caught_up {
+                history.end()?;
+                self.history = None;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Prints past events and then each new one. A lost connection is resumed where it broke.
+    async fn follow(&mut self, client: Client, place: Place) -> anyhow::Result<()> {
+        let mut connection = Ok(client);
+        let mut rest = FIRST_REST;
+        loop {
+            let lost = match connection {
+                Ok(client) => {
+                    let before = self.cursor;
+                    let lost = self.follow_connection(&client).await?;
+                    if self.cursor > before {
+                        rest = FIRST_REST;
+                    }
+                    lost
+                }
+                Err(lost) => lost,
+            };
+            match &lost {
+                AskError::CursorAhead(reason) => {
+                    output::note(&format!("{reason}; starting again from the oldest event"));
+                    self.cursor = 0;
+                }
+                // A launcher that has ended removes its socket; an agent may restart.
+                AskError::Missing(_) if place.job.is_some() => {
+                    output::note(&format!(
+                        "the launcher is gone and its socket with it; the last event was {}",
+                        self.cursor
+                    ));
+                    return Ok(());
+                }
+                _ if rest == FIRST_REST => {
+                    output::note(&format!("{lost}; trying again, going on after event {}", self.cursor));
+                }
+                _ => {}
+            }
+            tokio::time::sleep(rest).await;
+            rest = (rest * 2).min(LONGEST_REST);
+            connection = Client::connect(&place.socket).await;
+        }
+    }
+
+    /// Follows one connection until it is lost. Fails only if printing fails.
+    async fn follow_connection(&mut self, client: &Client) -> anyhow::Result<AskError> {
+        if let Some(lost) = self.catch_up(client).await? {
+            return Ok(lost);
+        }
+        let mut events = match client.watch_events(self.cursor, self.filter.clone()).await {
+            Ok(events) => events,
+            Err(lost) => return Ok(lost),
+        };
+        loop {
+            match events.next().await {
+                Ok(item) => {
+                    self.teller.report(&item)?;
+                    self.cursor = match item {
+                        Item::Event(event) => event.cursor,
+                        Item::Gap(gap) => gap.last_missing,
+                    };
+                }
+                Err(lost) => return Ok(lost),
+            }
+        }
+    }
+}
+
+/// The server to ask: the host's agent if it answers (and knows the job, if one is given), else the launcher of the
+/// job, else the only launcher. Each has its own journal, so one is chosen.
+async fn choose(args: &Args) -> anyhow::Result<Option<(Client, Place)>> {
+    let found = find(&args.ask);
+    let mut answering = Vec::new();
+    for place in &found.places {
+        match Client::connect(&place.socket).await {
+            Ok(client) => answering.push((client, place.clone())),
+            Err(error) => {
+                // Dead sockets are only reported if there is nothing else.
+                if found.places.len() == 1 || !matches!(error, AskError::Dead(_) | AskError::Missing(_)) {
+                    output::note(&clean(&error.to_string()));
+                }
+            }
+        }
+    }
+    if let Some(job) = &args.job {
+        for (client, place) in &answering {
+            if client.snapshot().await.is_ok_and(|snapshot| snapshot.jobs.iter().any(|of| of.id == *job)) {
+                return Ok(Some((client.clone(), place.clone())));
+            }
+        }
+    }
+    let agent = answering.iter().find(|(_, place)| place.job.is_none());
+    match (agent, answering.as_slice()) {
+        (Some(chosen), _) | (None, [chosen]) => Ok(Some(chosen.clone())),
+        (None, []) => {
+            output::note(&status::nothing_answers(&found));
+            Ok(None)
+        }
+        (None, several) => {
+            let sockets: Vec<String> =
+                several.iter().map(|(_, place)| format!("--socket {}", place.socket.display())).collect();
+            output::note(&format!("several launchers answer; choose one with\n  {}", sockets.join("\n  ")));
+            Ok(None)
+        }
+    }
+}
+
+fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Teller) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        dir.is_dir(),
+        "{} is not a directory; give the directory that holds the journal's segments",
+        dir.display()
+    );
+    let inside = dir.join("journal");
+    let dir = if inside.is_dir() { inside } else { dir };
+    let reader = JournalReader::new(&dir);
+    let mut history = History::new(args, teller);
+    let mut cursor = args.since;
+    loop {
+        let read = reader.entries_after(cursor, 1000)?;
+        anyhow::ensure!(
+            cursor > 0 || !read.entries.is_empty(),
+            "{} has no entries of a journal; give a run directory, or the directory that holds the journal's segments",
+            dir.display()
+        );
+        if let Some(gap) = read.gap.filter(|_| cursor > 0) {
+            let message = format!("events {} to {} are no longer kept", gap.first, gap.last);
+            history.take(Item::Gap(Gap { first_missing: gap.first, last_missing: gap.last, message }))?;
+        }
+        for event in read.entries.iter().map(api::event).filter(|event| api::passes(event, filter)) {
+            history.take(Item::Event(event))?;
+        }
+        if read.entries.is_empty() {
+            return history.end();
+        }
+        cursor = read.cursor;
+    }
+}

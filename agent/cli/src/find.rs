@@ -1,0 +1,108 @@
+//! Where servers may be: the agent's default sockets, and the launchers' next to the pages of their jobs.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use mainstay_app::default_paths;
+
+/// Options of commands that ask a server.
+#[derive(Debug, clap::Args)]
+pub(super) struct Ask {
+    /// Ask the server on this socket, and no other
+    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
+    pub(super) socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A socket that was found. It may have no server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) socket: PathBuf,
+    /// The job, for a launcher's socket in its default place.
+    pub(super) job: Option<String>,
+}
+
+/// The result of a search, and where it looked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) places: Vec<Place>,
+    pub(super) looked_at: Vec<String>,
+}
+
+/// Searches the default places of this user, or uses the named socket.
+pub(super) fn find(ask: &Ask) -> Found {
+    if let Some(socket) = &ask.socket {
+        return Found {
+            places: vec![Place { socket: socket.clone(), job: None }],
+            looked_at: vec![socket.display().to_string()],
+        };
+    }
+    let uid = nix::unistd::geteuid().as_raw();
+    let environment = &default_paths::environment;
+    search(
+        &default_paths::agent_sockets(uid, environment),
+        &default_paths::runtime_root(uid, environment),
+        uid,
+    )
+}
+
+fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> Found {
+    let mut found = Found::default();
+    for socket in agents {
+        found.looked_at.push(socket.display().to_string());
+        if socket.exists() && is_trusted(socket, uid) {
+            found.places.push(Place { socket: socket.clone(), job: None });
+        }
+    }
+    found.looked_at.push(runtime_dir.join("*/api.sock").display().to_string());
+    let mut launchers: Vec<Place> = std::fs::read_dir(runtime_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|run| Place {
+            socket: run.path().join("api.sock"),
+            job: Some(run.file_name().to_string_lossy().into_owned()),
+        })
+        .filter(|place| place.socket.exists() && is_trusted(&place.socket, uid))
+        .collect();
+    launchers.sort_by(|a, b| a.socket.cmp(&b.socket));
+    found.places.append(&mut launchers);
+    found
+}
+
+/// In directories that everyone may write to, another user may have put a socket under this name.
+fn is_trusted(socket: &Path, uid: u32) -> bool {
+    let shared = ["/tmp", "/dev/shm", "/var/tmp"].iter().any(|dir| socket.starts_with(dir));
+    let owner = socket.parent().and_then(|dir| std::fs::metadata(dir).ok()).map(|dir| dir.uid());
+    !shared || owner == Some(uid) || owner == Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_search_reports_where_it_looked_and_what_it_found() {
+        let dir = testing::tempdir().unwrap();
+        let uid = nix::unistd::geteuid().as_raw();
+        let agent = dir.path().join("agent.sock");
+        let found = search(std::slice::from_ref(&agent), &dir.path().join("runs"), uid);
+        assert!(found.places.is_empty());
+        assert_eq!(found.looked_at.len(), 2);
+
+        std::fs::create_dir_all(dir.path().join("runs/demo")).unwrap();
+        std::fs::create_dir_all(dir.path().join("runs/without-socket")).unwrap();
+        let launcher = dir.path().join("runs/demo/api.sock");
+        let _agent = UnixListener::bind(&agent).unwrap();
+        let _launcher = UnixListener::bind(&launcher).unwrap();
+        let found = search(std::slice::from_ref(&agent), &dir.path().join("runs"), uid);
+        assert_eq!(
+            found.places,
+            [Place { socket: agent, job: None }, Place { socket: launcher, job: Some("demo".to_owned()) }]
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! Floor 6. The interface for people. One file per command; exit statuses are in `docs/reference/cli.md`.
+
+mod agent;
+mod answer;
+mod attribute;
+mod bundle;
+mod check;
+mod ckpt;
+mod client;
+mod completions;
+mod config;
+mod doctor;
+mod events;
+mod explain;
+mod find;
+mod gpus;
+mod guardian;
+mod job;
+mod json;
+mod operator;
+mod order;
+mod output;
+mod policy;
+mod probe;
+mod ranks;
+mod replay;
+mod run;
+mod screen;
+mod stacks;
+mod status;
+mod stragglers;
+mod torchrun;
+mod version;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// Exit statuses of the reading commands. Those of `status` are what Nagios-style monitoring expects.
+pub mod exit {
+    /// Everything is healthy; the question was answered.
+    pub const OK: u8 = 0;
+    /// The node is degraded, or a job is recovering.
+    pub const DEGRADED: u8 = 1;
+    /// The node is unhealthy, or the requested job failed.
+    pub const UNHEALTHY: u8 = 2;
+    /// It is unknown: nothing answers.
+    pub const UNKNOWN: u8 = 3;
+    /// The command line was not understood (EX_USAGE of sysexits.h).
+    pub const USAGE: u8 = 64;
+    /// A job or the agent could not be started (EX_SOFTWARE of sysexits.h).
+    pub const SOFTWARE: u8 = 70;
+}
+
+/// Keeps training jobs running: monitors a host and its ranks, diagnoses failures, and restarts jobs.
+#[derive(Debug, Parser)]
+#[command(name = "mainstay", version, max_term_width = 110, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Args>),
+    Agent(agent::Args),
+    Config(config::Args),
+    /// Show the node, its components, its jobs and their ranks on one screen
+    Status(status::Args),
+    /// Show the host's GPUs, one line each
+    Gpus(gpus::Args),
+    Ranks(ranks::Args),
+    Stacks(stacks::Args),
+    /// Show what happened: facts, verdicts, decisions and outcomes
+    Events(events::Args),
+    /// Find the fault domain of a failure from logs alone
+    Attribute(attribute::Args),
+    Explain(explain::Args),
+    Ack(operator::Ack),
+    Silence(operator::Silence),
+    Unsilence(operator::Unsilence),
+    Bundle(bundle::Args),
+    Replay(replay::Args),
+    Policy(policy::Args),
+    Job(job::Job),
+    Inject(job::Inject),
+    Stragglers(stragglers::Args),
+    Check(Box<check::Args>),
+    Doctor(doctor::Args),
+    Ckpt(ckpt::Args),
+    /// Print the version
+    Version(version::Args),
+    /// Print a script that completes commands in a shell
+    Completions(completions::Args),
+    #[command(name = mainstay_launcher::act::guardian::SUBCOMMAND, hide = true)]
+    Guardian(guardian::Args),
+    #[command(name = mainstay_sensors::probe::SUBCOMMAND, hide = true)]
+    Probe(probe::Args),
+}
+
+/// Runs the program with the arguments of this process.
+pub fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            output::note(&format!("error: {error}; see `mainstay run --help`"));
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    let command = match parsed(arguments) {
+        Ok(cli) => cli.command,
+        Err(answer) => return answer_of_clap(&answer),
+    };
+    if let Command::Guardian(args) = &command {
+        // There is one for each job of the host: no runtime, no threads, almost no memory.
+        return guardian::run(args);
+    }
+    if let Command::Probe(args) = &command {
+        return probe::run(args);
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&anyhow::Error::new(error).context("starting the runtime")),
+    };
+    let result = runtime.block_on(run(command));
+    // Work that may still be blocked, such as a read from a dead disk, must not delay the exit.
+    runtime.shutdown_background();
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(args) => run::run(*args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Config(args) => config::run(&args),
+        Command::Guardian(args) => Ok(guardian::run(&args)),
+        Command::Probe(args) => Ok(probe::run(&args)),
+        Command::Status(args) => status::run(args).await,
+        Command::Gpus(args) => gpus::run(args).await,
+        Command::Ranks(args) => ranks::run(args).await,
+        Command::Stacks(args) => stacks::run(args).await,
+        Command::Events(args) => events::run(args).await,
+        Command::Attribute(args) => attribute::run(&args),
+        Command::Explain(args) => explain::run(args).await,
+        Command::Bundle(args) => bundle::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Policy(args) => policy::run(&args),
+        Command::Job(args) => job::job(args).await,
+        Command::Inject(args) => job::inject(args).await,
+        Command::Stragglers(args) => stragglers::run(&args),
+        Command::Check(args) => check::run(*args).await,
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Ckpt(args) => ckpt::run(args).await,
+        Command::Ack(args) => operator::ack(args).await,
+        Command::Silence(args) => operator::silence(args).await,
+        Command::Unsilence(args) => operator::unsilence(args).await,
+        Command::Version(args) => version::run(args).await,
+        Command::Completions(args) => completions::run(args).await,
+    }
+}
+
+/// The arguments of this process; options of `run` may be abbreviated as in torchrun.
+fn arguments() -> Result<Vec<OsString>, String> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.get(1).is_none_or(|command| command != "run") {
+        return Ok(arguments);
+    }
+    let line = command_line();
+    let options = line.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
+    let takes_next = |option: &clap::Arg| {
+        let at_least = option.get_num_args().map_or(1, |values| values.min_values());
+        option.get_action().takes_values() && at_least > 0
+    };
+    let mut options: Vec<(String, bool)> =
+        options.filter_map(|option| Some((option.get_long()?.to_owned(), takes_next(option)))).collect();
+    options.push(("help".to_owned(), false));
+    let of_run = arguments.split_off(2);
+    arguments.extend(run::abbreviations::in_full(of_run, &options)?);
+    Ok(arguments)
+}
+
+/// The whole command line, for completions.
+fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// An empty environment variable counts as unset: templates of containers and units set variables without a value.
+fn parsed(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let line = without_empty_variables(command_line());
+    Cli::from_arg_matches(&line.try_get_matches_from(arguments)?)
+        .map_err(|error| error.format(&mut command_line()))
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |option: &clap::Arg| {
+        let value = option.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|option| if is_empty(&option) { option.env(None::<&str>) } else { option })
+        .mut_subcommands(without_empty_variables)
+}
+
+fn answer_of_clap(answer: &clap::Error) -> ExitCode {
+    // The terminal may be gone; then nothing can be done.
+    let _ = answer.print();
+    match answer.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::from(exit::OK),
+        _ => ExitCode::from(exit::USAGE),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    if output::is_closed(error) {
+        return ExitCode::from(exit::OK);
+    }
+    output::note(&format!("error: {}", output::in_full(error)));
+    ExitCode::from(exit::UNKNOWN)
+}

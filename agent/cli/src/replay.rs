@@ -1,0 +1,120 @@
+//! `mainstay replay`: judges a bundle or a run again with this version, and shows what differs.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use mainstay_model::entry::Entry;
+use mainstay_recovery::policy::Advisor;
+use mainstay_view::replay::{Replayed, replay_with};
+use serde_json::{Value, json};
+
+use super::{bundle, exit, explain, output};
+use mainstay_launcher::launch::user_policy;
+
+const EXAMPLES: &str = "\
+Examples:
+  mainstay replay incident.jsonl       a bundle of `mainstay bundle`
+  mainstay replay exp-7 --json         a run of this host
+  zcat exp-7.gz | mainstay replay -    a compressed bundle
+  mainstay replay exp-7 --policy mine.star
+
+Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure or the input cannot be read.";
+
+/// Diagnose a recorded run again and show what differs from the recorded verdicts
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// A bundle (- is standard input), a run directory, or the name of a run in the usual place; the newest run if not given
+    what: Option<PathBuf>,
+    /// The policy that decided then (--policy of the run), or another one; without it the built-in one decides
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let entries = match &args.what {
+        Some(file) if file.is_file() || file.as_os_str() == "-" => read_bundle(file)?,
+        other => explain::read(&explain::find_run(other.as_deref())?)?,
+    };
+    let replayed = replay_with(&entries, advisor(args.policy.as_deref())?.as_ref());
+    if args.json {
+        let failures: Vec<Value> = replayed.iter().map(as_json).collect();
+        output::print(&format!("{}\n", json!({ "failures": failures })))?;
+    } else {
+        output::print(&render(&replayed))?;
+    }
+    Ok(ExitCode::from(match &replayed[..] {
+        [] => exit::UNKNOWN,
+        all if all.iter().any(|one| !one.differences().is_empty()) => exit::DEGRADED,
+        _ => exit::OK,
+    }))
+}
+
+fn advisor(policy: Option<&Path>) -> anyhow::Result<Option<Arc<dyn Advisor>>> {
+    let Some(file) = policy else { return Ok(None) };
+    let policy = user_policy::parse(file).map_err(|words| anyhow!(words))?;
+    Ok(Some(Arc::new(policy)))
+}
+
+pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
+    let bytes = if path.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let bytes = bytes.with_context(|| format!("reading {}", path.display()))?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        bail!("{0}: compressed; zcat {0} | mainstay replay -", path.display());
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines();
+    let head: Option<Value> = lines.next().and_then(|line| serde_json::from_str(line).ok());
+    match head.as_ref().and_then(|head| head["mainstay_bundle"].as_u64()) {
+        Some(bundle::FORM) => {}
+        Some(later) => {
+            bail!("{}: a bundle of form {later}; this version reads form {}", path.display(), bundle::FORM)
+        }
+        None => bail!("{}: not a bundle, by its first line; `mainstay bundle` makes one", path.display()),
+    }
+    // Entries of kinds that only a later version knows are skipped, as in a journal.
+    Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+fn as_json(replayed: &Replayed) -> Value {
+    json!({
+        "job": replayed.job,
+        "incident": replayed.incident,
+        "differences": replayed.differences(),
+        "policy_trouble": replayed.trouble,
+        "then": { "verdict": replayed.then.verdict, "decision": replayed.then.decision },
+        "now": { "verdict": replayed.now.verdict, "decision": replayed.now.decision },
+    })
+}
+
+fn render(replayed: &[Replayed]) -> String {
+    let mut text = String::new();
+    for one in replayed {
+        text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
+        if let Some(trouble) = &one.trouble {
+            text.push_str(&format!("  policy: {}\n", output::clean(trouble)));
+        }
+        let differences = one.differences();
+        if differences.is_empty() {
+            text.push_str("  same verdict and decision\n");
+        }
+        for difference in differences {
+            text.push_str(&format!("  {difference}\n"));
+        }
+    }
+    if replayed.is_empty() {
+        text.push_str("no failure is recorded there\n");
+    }
+    text
+}

@@ -1,0 +1,442 @@
+//! The screen of `mainstay status`: problems first, then the rest, in columns.
+
+use std::fmt::Write;
+
+use mainstay_proto::v1::process_exit::How;
+use mainstay_proto::v1::{
+    Component, HealthState, Job, JobPhase, Node, Rank, RankPhase, RecommendedAction, Saving, Server,
+    ServerMode,
+};
+use prost_types::Timestamp;
+
+use super::answer::{Answer, is_over};
+use super::client::{AskError, Snapshot};
+use super::json::{plain, seconds};
+use super::output::{Paint, clean, shortened, spoken};
+
+const COMMAND_WIDTH: usize = 90;
+
+/// All results, as text for a terminal.
+pub(super) fn render(answers: &[Answer], paint: Paint) -> String {
+    let mut screen = String::new();
+    for answer in answers {
+        match &answer.result {
+            // An agent and a launcher on one host report the same host: the launcher's jobs are enough.
+            Ok(snapshot) => server(snapshot, paint, &mut screen),
+            Err(error) => {
+                let dead = if matches!(error, AskError::Dead(_)) { "dead socket" } else { "no answer" };
+                line(&mut screen, &format!("{}: {}", paint.warning(dead), clean(&error.to_string())));
+            }
+        }
+        screen.push('\n');
+    }
+    screen
+}
+
+fn line(screen: &mut String, text: &str) {
+    screen.push_str(text.trim_end());
+    screen.push('\n');
+}
+
+fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
+    let Snapshot { server, node, jobs } = snapshot;
+    let (state, name) = (node.state(), plain(node.state().as_str_name(), "HEALTH_STATE"));
+    let senses = !node.components.is_empty() || server.mode() == ServerMode::Agent;
+    let health = if senses { format!("  {}", paint.state(state, &name)) } else { String::new() };
+    line(
+        screen,
+        &format!("{}{health}  {}", paint.bold(&clean(&server.hostname)), paint.dim(&program(server))),
+    );
+    if senses && state != HealthState::Healthy {
+        line(screen, &format!("  {}", clean(&node.reason)));
+    }
+    if let Some(error) = &server.journal_error {
+        line(screen, &format!("  {}: {}", paint.warning("the journal cannot be written"), clean(error)));
+    }
+    components(node, server.time.as_ref(), paint, screen);
+    for of in jobs {
+        screen.push('\n');
+        job(of, server.time.as_ref(), paint, screen);
+    }
+    if jobs.is_empty() && server.mode() == ServerMode::Agent {
+        line(screen, "\n  no jobs");
+    }
+}
+
+fn program(server: &Server) -> String {
+    let mode = plain(server.mode().as_str_name(), "SERVER_MODE").to_lowercase();
+    let up = since(server.start_time.as_ref(), server.time.as_ref());
+    let up = up.map(|up| format!(", up {up}")).unwrap_or_default();
+    format!("{mode} {}, pid {}{up}", clean(&server.version), server.pid)
+}
+
+fn components(node: &Node, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
+    let width = node.components.iter().map(|of| of.name.len()).max().unwrap_or(0);
+    for component in &node.components {
+        let state = component.state();
+        let name = plain(state.as_str_name(), "HEALTH_STATE");
+        let state_cell = paint.state(state, &format!("{name:<9}"));
+        let mut text =
+            format!("  {:<width$}  {state_cell}  {}", clean(&component.name), clean(&component.reason));
+        if let Some(age) = component.read_age.as_ref().map(seconds).filter(|_| state != HealthState::Healthy)
+        {
+            let _ = write!(text, " {}", paint.dim(&format!("(read {} ago)", spoken(age))));
+        }
+        if let Some(since) = since(component.since.as_ref(), now).filter(|_| state != HealthState::Healthy) {
+            let _ = write!(text, " {}", paint.dim(&format!("(for {since})")));
+        }
+        line(screen, &text);
+        attention(component, now, width, paint, screen);
+        if state != HealthState::Healthy {
+            evidence(component, width, paint, screen);
+        }
+    }
+}
+
+/// The actions of operators on it.
+fn attention(
+    component: &Component,
+    now: Option<&Timestamp>,
+    width: usize,
+    paint: Paint,
+    screen: &mut String,
+) {
+    let indent = " ".repeat(width + 4);
+    if let Some(known) = &component.acknowledgement {
+        let when = since(known.time.as_ref(), now).map(|ago| format!(" {ago} ago")).unwrap_or_default();
+        let text = format!("acknowledged by user {}{when}: {}", known.uid, known.reason);
+        line(screen, &format!("{indent}{}", paint.bold(&clean(&text))));
+    }
+    if let Some(silence) = &component.silence {
+        let left =
+            since(now, silence.until.as_ref()).map(|left| format!(" for {left} more")).unwrap_or_default();
+        let text = format!("silenced by user {}{left}: {}", silence.uid, silence.reason);
+        line(screen, &format!("{indent}{}", paint.bold(&clean(&text))));
+    }
+}
+
+fn evidence(component: &Component, width: usize, paint: Paint, screen: &mut String) {
+    let indent = " ".repeat(width + 4);
+    for of in &component.evidence {
+        let limit = of.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+        let text = clean(&format!("{}: {}{limit}", of.source, of.reading));
+        line(screen, &format!("{indent}{}", paint.dim(&text)));
+    }
+    if !matches!(component.recommended_action(), RecommendedAction::None | RecommendedAction::Unspecified) {
+        let action = plain(component.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
+        line(screen, &format!("{indent}recommended: {}", paint.bold(&action)));
+    }
+}
+
+fn saving(advised: &Saving) -> String {
+    let Saving { every_s, was_s, cost, cost_was, .. } = advised;
+    let costs = |cost: &f64| format!("{:.2} % of all time", cost * 100.0);
+    let mut text = format!("every {every_s:.0} s costs least ({})", costs(cost));
+    text.push_str(&format!("; as it is, every {was_s:.0} s, {}", costs(cost_was)));
+    for tier in advised.tiers.iter().filter(|of| of.every_s > *every_s) {
+        text.push_str(&format!("; {} every {:.0} s", clean(&tier.tier), tier.every_s));
+    }
+    text
+}
+
+/// What survives the loss of a host.
+fn copies(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
+    if let Some(copied) = &job.copied_step {
+        let ago = since(copied.time.as_ref(), now).map_or(String::new(), |ago| format!(" ({ago} ago)"));
+        line(screen, &format!("  copies:       step {} is on two hosts{ago}", copied.step));
+    }
+    if !job.copies_behind.is_empty() {
+        line(screen, &format!("  {}", paint.bad(&clean(&job.copies_behind))));
+    }
+}
+
+/// Restarts are always counted in the same way: "restart 1 of 3".
+fn restarts(job: &Job) -> String {
+    match job.restarts {
+        0 => format!("no restart of {}", job.max_restarts),
+        used => format!("restart {used} of {}", job.max_restarts),
+    }
+}
+
+fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
+    let mut facts = vec![restarts(job)];
+    facts.extend(job.step.map(|step| format!("step {step}")));
+    facts.extend(job.steps_per_second.map(|rate| format!("{rate:.2} steps/s")));
+    if !is_over(job) {
+        facts.extend(since(job.start_time.as_ref(), now).map(|up| format!("for {up}")));
+    }
+    line(
+        screen,
+        &format!("job {}  {}  {}", paint.bold(&clean(&job.id)), phase(job, paint), facts.join(", ")),
+    );
+    let command = match job.texts_withheld {
+        true => format!("(user {} and operators can see its command and its messages)", job.uid),
+        false => shortened(&clean(&job.command.join(" ")), COMMAND_WIDTH),
+    };
+    line(screen, &format!("  {}", paint.dim(&command)));
+    if !job.run.is_empty() && !is_over(job) {
+        line(screen, &format!("  run id:       {}", clean(&job.run)));
+    }
+    if let Some(reason) = &job.end_reason {
+        line(screen, &format!("  {}", clean(reason)));
+    }
+    if !job.policy_trouble.is_empty() {
+        line(screen, &format!("  {}", paint.bad(&clean(&job.policy_trouble))));
+    }
+    if let Some(advised) = job.saving.as_ref().filter(|_| !is_over(job)) {
+        line(screen, &format!("  saving:       {}", saving(advised)));
+    }
+    if !job.waits_as_spare.is_empty() && !is_over(job) {
+        line(screen, &format!("  {}", clean(&job.waits_as_spare)));
+    }
+    if !is_over(job) {
+        copies(job, now, paint, screen);
+    }
+    if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
+        line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));
+    }
+    if let Some(verdict) = &job.last_verdict {
+        let sure = format!("{:.0} % sure", verdict.confidence * 100.0);
+        let domain = plain(verdict.domain().as_str_name(), "FAULT_DOMAIN");
+        let class = verdict.fault_class.as_ref().map(|class| format!(", {class}")).unwrap_or_default();
+        line(
+            screen,
+            &format!(
+                "  last failure: {} {}",
+                clean(&verdict.headline),
+                paint.dim(&format!("({sure}; fault domain: {domain}{class})"))
+            ),
+        );
+    }
+    if let Some(decision) = &job.last_decision {
+        let action = plain(decision.action().as_str_name(), "DECIDED_ACTION");
+        line(screen, &format!("  decision:     {action}: {}", clean(&decision.why)));
+    }
+    for finding in job.findings.iter().filter(|_| !is_over(job)) {
+        let sure = format!("({:.0} % sure)", finding.confidence * 100.0);
+        line(
+            screen,
+            &format!("  {}: {} {}", paint.warning("finding"), clean(&finding.headline), paint.dim(&sure)),
+        );
+    }
+    if !job.ranks.is_empty() && !is_over(job) {
+        ranks(&job.ranks, paint, screen);
+    }
+}
+
+fn phase(job: &Job, paint: Paint) -> String {
+    let name = plain(job.phase().as_str_name(), "JOB_PHASE");
+    match (job.phase(), job.exit_status) {
+        (JobPhase::Ended, Some(0)) => paint.good("ENDED (0)"),
+        (JobPhase::Ended, Some(status)) => paint.bad(&format!("ENDED ({status})")),
+        (JobPhase::Running, _) => paint.good(&name),
+        (JobPhase::Recovering | JobPhase::Stopping, _) => paint.warning(&name),
+        (JobPhase::Lost, _) => paint.bad(&name),
+        (JobPhase::Starting | JobPhase::Ended | JobPhase::Unspecified, _) => name,
+    }
+}
+
+/// The column of the ranks' hosts, which only jobs of several hosts have.
+const HOST: usize = 1;
+
+fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
+    let header = ["RANK", "HOST", "LOCAL", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "LOSS"];
+    let header = header.map(str::to_owned);
+    let rows: Vec<[String; 9]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
+    let has_hosts = ranks.iter().any(|rank| rank.host.is_some());
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<(usize, usize)> =
+        (0..9).filter(|column| *column != HOST || has_hosts).map(|column| (column, width(column))).collect();
+    for (place, row) in rows.iter().enumerate() {
+        // Numbers are right-aligned, words left-aligned.
+        let mut text = String::from(" ");
+        for (column, width) in &widths {
+            let cell = &row[*column];
+            let _ = match *column {
+                HOST | 4 | 6 => write!(text, " {cell:<width$} "),
+                _ => write!(text, " {cell:>width$} "),
+            };
+        }
+        let text = text.trim_end();
+        let rank = place.checked_sub(1).map(|place| &ranks[place]);
+        line(
+            screen,
+            &match rank.map(Rank::phase) {
+                None => paint.dim(text),
+                Some(RankPhase::Raised) => paint.bad(text),
+                Some(_) => text.to_owned(),
+            },
+        );
+        if let Some(refusal) = rank.and_then(|rank| rank.refusal.as_ref()) {
+            line(
+                screen,
+                &format!("        {}", paint.warning(&format!("no heartbeats: {}", clean(refusal)))),
+            );
+        }
+    }
+}
+
+fn cells(rank: &Rank) -> [String; 9] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let sections = rank.sections.iter().map(|section| clean(section)).collect::<Vec<_>>().join(" > ");
+    [
+        rank.rank.to_string(),
+        or_dash(rank.host.as_deref().map(clean)),
+        rank.local_rank.to_string(),
+        rank.pid.to_string(),
+        rank_phase(rank),
+        or_dash(rank.step.map(|step| step.to_string())),
+        or_dash(Some(shortened(&sections, 40)).filter(|sections| !sections.is_empty())),
+        or_dash(rank.heartbeat_age.as_ref().map(|age| format!("{} ago", spoken(seconds(age))))),
+        or_dash(rank.loss.map(|loss| format!("{loss:.4}"))),
+    ]
+}
+
+fn rank_phase(rank: &Rank) -> String {
+    let name = plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase();
+    match rank.exit.as_ref().and_then(|exit| exit.how.as_ref()) {
+        Some(How::Code(code)) => format!("{name} ({code})"),
+        Some(How::Signal(signal)) => match mainstay_model::entry::signal_name(*signal) {
+            Some(signal) => format!("{name} ({signal})"),
+            None => format!("{name} (signal {signal})"),
+        },
+        None => name,
+    }
+}
+
+fn since(start: Option<&Timestamp>, now: Option<&Timestamp>) -> Option<String> {
+    let at = |time: &Timestamp| time.seconds as f64 + f64::from(time.nanos) / 1e9;
+    Some(spoken(at(now?) - at(start?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_proto::v1::{DecidedAction, Decision, Evidence, FaultDomain, ProcessExit, Verdict};
+    use prost_types::Duration;
+
+    use super::super::find::Place;
+    use super::*;
+
+    fn time(seconds: i64) -> Option<Timestamp> {
+        Some(Timestamp { seconds, nanos: 0 })
+    }
+
+    fn snapshot() -> Snapshot {
+        let memory = Component {
+            name: "host.memory".into(),
+            state: HealthState::Degraded.into(),
+            reason: "processes wait for memory".into(),
+            recommended_action: RecommendedAction::RestartProcess.into(),
+            evidence: vec![Evidence {
+                source: "/proc/pressure/memory".into(),
+                reading: "full avg10=12.5 %".into(),
+                limit: Some("10 %".into()),
+                ..Evidence::default()
+            }],
+            read_age: Some(Duration { seconds: 2, nanos: 0 }),
+            ..Component::default()
+        };
+        let cpu = Component {
+            name: "host.cpu".into(),
+            state: HealthState::Healthy.into(),
+            reason: "2 processors, load 1.5".into(),
+            ..Component::default()
+        };
+        let rank = |number: u32, phase: RankPhase, exit| Rank {
+            rank: number,
+            local_rank: number,
+            pid: 4000 + i64::from(number),
+            phase: phase.into(),
+            exit,
+            step: Some(412),
+            sections: vec!["train".into(), "back\x1b[31mward".into()],
+            heartbeat_age: Some(Duration { seconds: 0, nanos: 120_000_000 }),
+            loss: Some(2.34567),
+            ..Rank::default()
+        };
+        let job = Job {
+            id: "demo".into(),
+            phase: JobPhase::Recovering.into(),
+            attempt: 1,
+            restarts: 1,
+            max_restarts: 3,
+            step: Some(412),
+            start_time: time(1000),
+            command: vec!["python".into(), "train.py".into()],
+            ranks: vec![
+                rank(0, RankPhase::Connected, None),
+                rank(1, RankPhase::Exited, Some(ProcessExit { how: Some(How::Signal(9)) })),
+            ],
+            last_verdict: Some(Verdict {
+                headline: "rank 1 was killed by SIGKILL".into(),
+                domain: FaultDomain::Unknown.into(),
+                confidence: 0.6,
+                ..Verdict::default()
+            }),
+            last_decision: Some(Decision {
+                action: DecidedAction::RestartInJob.into(),
+                why: "1 of 3 restarts used".into(),
+                ..Decision::default()
+            }),
+            ..Job::default()
+        };
+        Snapshot {
+            server: Server {
+                mode: ServerMode::Agent.into(),
+                version: "0.1.0".into(),
+                pid: 812,
+                hostname: "node-17".into(),
+                start_time: time(0),
+                time: time(1185),
+                ..Server::default()
+            },
+            node: Node {
+                state: HealthState::Degraded.into(),
+                reason: "host.memory is DEGRADED: processes wait for memory".into(),
+                components: vec![cpu, memory],
+                ..Node::default()
+            },
+            jobs: vec![job],
+        }
+    }
+
+    #[test]
+    fn one_screen_shows_the_whole_state() {
+        let place = Place { socket: "/x".into(), job: None };
+        let dead = Answer { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
+        let text = render(&[Answer { place, result: Ok(snapshot()) }, dead], Paint::plain());
+        let expected = "\
+node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
+  host.memory is DEGRADED: processes wait for memory
+  host.cpu     HEALTHY    2 processors, load 1.5
+  host.memory  DEGRADED   processes wait for memory (read 2.0 s ago)
+               /proc/pressure/memory: full avg10=12.5 % (limit 10 %)
+               recommended: RESTART_PROCESS
+
+job demo  RECOVERING  restart 1 of 3, step 412, for 3 min 5 s
+  python train.py
+  last failure: rank 1 was killed by SIGKILL (60 % sure; fault domain: UNKNOWN)
+  decision:     RESTART_IN_JOB: 1 of 3 restarts used
+  RANK  LOCAL   PID  PHASE             STEP  SECTION                HEARTBEAT    LOSS
+     0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457
+     1      1  4001  exited (SIGKILL)   412  train > back [31mward  0.1 s ago  2.3457
+
+dead socket: nothing listens on /run/old.sock: its process is gone
+
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_job_that_is_over_shows_no_ranks() {
+        let mut snapshot = snapshot();
+        snapshot.jobs[0].phase = JobPhase::Ended.into();
+        snapshot.jobs[0].exit_status = Some(137);
+        snapshot.jobs[0].end_reason = Some("no restarts left".into());
+        let place = Place { socket: "/x".into(), job: None };
+        let text = render(&[Answer { place, result: Ok(snapshot) }], Paint::plain());
+        assert!(text.contains("job demo  ENDED (137)  restart 1 of 3"), "{text}");
+        assert!(text.contains("  no restarts left\n"), "{text}");
+        assert!(!text.contains("RANK"), "{text}");
+    }
+}

@@ -1,7 +1,0 @@
-//! The read side: the state of a host and its jobs, the incident report, replays, summaries.
-
-pub mod incident_report;
-pub mod node;
-pub mod placement;
-pub mod replay;
-pub mod summary;

@@ -1,0 +1,355 @@
+//! Renders an attribution as text: a headline, the evidence with quoted lines, counter-evidence, next steps, and what would change the
+//! result.
+
+use serde::Serialize;
+
+use super::class::{Class, Restart};
+use super::vote::Vote;
+use super::{Attribution, Evidence};
+use mainstay_hang::flight::BlockedCollective;
+use mainstay_hang::listed;
+use mainstay_model::verdict::FaultDomain;
+
+/// Lines quoted for one piece of evidence.
+const QUOTES: usize = 3;
+/// Pieces of evidence shown on each side.
+const GROUNDS: usize = 6;
+/// Another class is mentioned from this probability on.
+const WORTH_A_WORD: f64 = 0.1;
+
+/// The whole attribution, ready to be shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// One line for the person on call.
+    pub headline: String,
+    /// What went wrong.
+    pub class: Class,
+    /// Whose fault it is. Unknown is an abstention.
+    pub fault_domain: FaultDomain,
+    /// The confidence in the domain, from 0 to 1.
+    pub confidence: f64,
+    /// What to do now.
+    pub restart: Restart,
+    /// The rank where the failure started.
+    pub culprit: Option<u32>,
+    /// Ranks that show the cause at the same time, so that none of them is the culprit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub common_to: Vec<u32>,
+    /// Ranks that only followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub victims: Vec<u32>,
+    /// Where it started, best first.
+    pub root: Vec<Quote>,
+    /// The evidence that it is based on, heaviest first.
+    pub evidence: Vec<EvidenceSummary>,
+    /// The evidence for other causes.
+    pub against: Vec<EvidenceSummary>,
+    /// The line that reports a problem and that nothing explains, if the cause is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unexplained: Option<Quote>,
+    /// The consequences of the failure.
+    pub consequences: Vec<EvidenceSummary>,
+    /// Other plausible classes, with their probabilities.
+    pub alternatives: Vec<(Class, f64)>,
+    /// What PyTorch's flight records show, if ranks are blocked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<BlockedCollective>,
+    /// What to do next.
+    pub next: Vec<String>,
+    /// What would change the attribution.
+    pub would_change: Vec<String>,
+}
+
+/// A piece of evidence in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct EvidenceSummary {
+    /// The signature's name.
+    pub signature: String,
+    /// What it means.
+    pub meaning: String,
+    /// The class it supports.
+    pub class: Class,
+    /// Its log-odds.
+    pub weight: f64,
+    /// The number of sightings.
+    pub count: u64,
+    /// The first lines in which it was seen.
+    pub quotes: Vec<Quote>,
+}
+
+/// A line quoted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Quote {
+    /// The file.
+    pub source: String,
+    /// The line's number in the file, from 1. 0 means the whole file.
+    pub line: u64,
+    /// The rank that wrote the line or that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The line, cleaned and shortened.
+    pub text: String,
+}
+
+/// Renders the attribution.
+pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
+    let grounds = |votes: &[Vote]| -> Vec<EvidenceSummary> {
+        votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
+    };
+    let mut alternatives = judged.posterior.ranked();
+    alternatives.retain(|(class, probability)| *class != judged.class && *probability >= WORTH_A_WORD);
+    let (mut for_it, mut against) = (grounds(&judged.evidence), grounds(&judged.against));
+    if let Some(ground) = evidence.dumps.ground(judged.class) {
+        let is_another = |of: &EvidenceSummary| of.meaning != ground.meaning;
+        for_it.retain(is_another);
+        against.retain(is_another);
+        // For an unknown cause it is the most informative piece.
+        let place = if judged.class == Class::Unknown { 0 } else { for_it.len().min(1) };
+        for_it.insert(place, ground);
+    }
+    let held_up = evidence.dumps.held_up.as_ref();
+    let unexplained = unexplained(evidence, judged);
+    let mut consequences = judged.consequences.clone();
+    consequences.retain(|vote| !is_unexplained(vote));
+    Report {
+        headline: headline(judged, &consequences, unexplained.as_ref(), held_up),
+        class: judged.class,
+        fault_domain: judged.domain,
+        confidence: judged.confidence,
+        restart: judged.restart,
+        culprit: judged.root.rank,
+        common_to: judged.root.common.iter().copied().collect(),
+        victims: judged.root.victims.iter().copied().collect(),
+        root: judged.root.lines.iter().map(|(source, spot)| quote(evidence, *source, spot)).collect(),
+        evidence: for_it,
+        against,
+        unexplained,
+        consequences: grounds(&consequences),
+        collectives: held_up.cloned(),
+        next: next(judged, held_up),
+        would_change: would_change(judged, &alternatives),
+        alternatives,
+    }
+}
+
+fn ground(evidence: &Evidence, vote: &Vote) -> EvidenceSummary {
+    EvidenceSummary {
+        signature: vote.id.clone(),
+        meaning: vote.meaning.clone(),
+        class: vote.class,
+        weight: vote.weight,
+        count: vote.count,
+        quotes: vote.spots.iter().take(QUOTES).map(|(source, spot)| quote(evidence, *source, spot)).collect(),
+    }
+}
+
+fn quote(evidence: &Evidence, source: usize, spot: &super::scan::RelevantLine) -> Quote {
+    let source = evidence.findings.get(source).map(|findings| findings.source.clone()).unwrap_or_default();
+    Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
+}
+
+/// Whether the vote comes from words that match no class.
+fn is_unexplained(vote: &Vote) -> bool {
+    vote.is_of_words() && vote.class == Class::Unknown
+}
+
+/// The last line that reports a problem and that no signature matches. `None` if the cause is known.
+fn unexplained(evidence: &Evidence, judged: &Attribution) -> Option<Quote> {
+    let mut lines = evidence
+        .findings
+        .iter()
+        .enumerate()
+        .filter_map(|(source, of)| of.unexplained.as_ref().map(|spot| (source, spot)));
+    let (source, spot) = lines.next_back()?;
+    (judged.class == Class::Unknown).then(|| quote(evidence, source, spot))
+}
+
+fn headline(
+    judged: &Attribution,
+    consequences: &[Vote],
+    unexplained: Option<&Quote>,
+    held_up: Option<&BlockedCollective>,
+) -> String {
+    let sure = format!("{:.0} % sure", judged.confidence * 100.0);
+    let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
+    // For an abstention, any finding is a hint, except similarity of words.
+    let mut found = judged.against.iter().chain(&judged.evidence).filter(|vote| vote.id != "words");
+    let hint = found.next().map(|vote| vote.meaning.as_str());
+    let place = match (judged.root.rank, judged.root.common.len()) {
+        (Some(rank), _) => format!(", first on rank {rank}"),
+        (None, 0) => String::new(),
+        (None, many) => format!(", on {many} ranks at once"),
+    };
+    if let (Class::Unknown, Some(held_up)) = (judged.class, held_up) {
+        return format!("Cause unknown: {}", held_up.reported);
+    }
+    match (judged.class, meaning) {
+        (Class::Unknown, _) if hint.is_some() => {
+            let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
+            format!("Cause unknown: the evidence is ambiguous ({meaning}); {ask}")
+        }
+        (Class::Unknown, _) if consequences.is_empty() => match unexplained {
+            Some(line) => format!("Cause unknown: no signature matches the message \"{}\"", line.text),
+            None => "Cause unknown: these logs report no failure".to_owned(),
+        },
+        (Class::Unknown, _) => {
+            "Cause unknown: these logs show only consequences; the other ranks' logs are needed".to_owned()
+        }
+        (class, Some(meaning)) => format!("{}: {meaning}{place} ({sure})", capital(class.words())),
+        (class, None) => format!("{}{place} ({sure})", capital(class.words())),
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// What to do about a failure of Mainstay itself.
+pub const REPORT_IT: &str = "Report it to Mainstay's maintainers with the file that mainstay bundle writes; a newer version may have the fix.";
+
+/// Where to look next for failures of that class.
+pub fn look(class: Class) -> &'static str {
+    match class {
+        Class::UserCode => "Read the quoted traceback and fix the program.",
+        Class::UserConfig => "Correct the setting that the quoted line names.",
+        Class::Data => {
+            "Check the file or record that the quoted line names; a checksum shows whether it is damaged."
+        }
+        Class::HardwareGpu => {
+            "Look at the device: nvidia-smi -q -d ECC,ROW_REMAPPER, the kernel's log; reset it or run dcgmi diag -r 3."
+        }
+        Class::HardwareHost => {
+            "Look at the host: the kernel's log, the BMC's event log, its power and cooling."
+        }
+        Class::Fabric => {
+            "Look at the links of the named hosts: ibstat, error counters, the switch; test the pair with ib_write_bw."
+        }
+        Class::Storage => "Look at the mount or the bucket from the same host: df, df -i, the server's log.",
+        Class::HostResource => {
+            "Compare what the job used with its limit: memory.peak of its cgroup, df /dev/shm, ulimit -n."
+        }
+        Class::Preemption => {
+            "Nothing is wrong with the run. Make sure that it saves its state when it receives a signal to stop."
+        }
+        Class::SoftwarePlatform => {
+            "Compare versions of driver, libraries and framework with a host where it works."
+        }
+        Class::Unknown => "Give the logs of all ranks and the kernel's log of their hosts.",
+    }
+}
+
+fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String> {
+    let restart = match judged.restart {
+        Restart::RestartSameNodes => "Restart on the same hosts.",
+        Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
+        Restart::RestartAfterWait => "Restart when the lost resource is available again.",
+        // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
+        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
+            "Do not restart on these hosts; one retry on other hosts distinguishes a bug from a broken host."
+        }
+        Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
+    };
+    let look = if judged.is_of_client() { REPORT_IT } else { look(judged.class) };
+    let mut next = vec![restart.to_owned(), look.to_owned()];
+    if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
+        let who = listed(culprits);
+        next.push(format!(
+            "Find out why {who} did not enter the operation: check the stack, the log and the host."
+        ));
+    }
+    next
+}
+
+fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {
+    let mut reported = Vec::new();
+    for (class, probability) in alternatives.iter().take(2) {
+        let sign = match class {
+            Class::UserCode | Class::UserConfig => "the same failure at the same step on other hosts",
+            Class::Data => "the same failure whenever the same part of the data is read",
+            Class::HardwareGpu => "an XID, an ECC error or the same device failing again in another job",
+            Class::HardwareHost => "a machine check, a reboot or other jobs failing on this host",
+            Class::Fabric => "error counters of a link that grew at that time",
+            Class::Storage => "errors of the same mount on other hosts",
+            Class::HostResource => {
+                "a kill by the kernel in the log of the host or in memory.events of the cgroup"
+            }
+            Class::Preemption => "a notice of the scheduler or the cloud at that time",
+            Class::SoftwarePlatform => "the same failure on hosts with the same driver and libraries only",
+            Class::Unknown => "an earlier failure in the logs of another rank",
+        };
+        reported.push(format!("{} ({:.0} %): {sign}", capital(class.words()), probability * 100.0));
+    }
+    if reported.is_empty() && judged.class != Class::Unknown {
+        reported.push("An earlier failure in the logs of another rank.".to_owned());
+    }
+    reported
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::attribute;
+    use crate::attribution::catalog::Catalog;
+    use crate::attribution::scan::{Kind, Scan};
+
+    fn next_of(log: &str) -> Vec<String> {
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }), None)
+    }
+
+    fn asks_for_a_retry(next: &[String]) -> bool {
+        next.iter().any(|line| line.contains("one retry on other hosts"))
+    }
+
+    #[test]
+    fn a_bug_that_is_not_sure_is_tried_once_on_other_hosts() {
+        let unsure = next_of("ModuleNotFoundError: No module named 'einops'\n");
+        assert!(unsure[0].starts_with("Do not restart") && asks_for_a_retry(&unsure), "{unsure:?}");
+        let sure = next_of(
+            "  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n",
+        );
+        assert!(sure[0].starts_with("Do not restart") && !asks_for_a_retry(&sure), "{sure:?}");
+    }
+
+    #[test]
+    fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
+        let reported = |log: &str| {
+            let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+            let evidence = Evidence { findings, ..Evidence::default() };
+            report(&evidence, &attribute(catalog, &evidence))
+        };
+        let hint = reported(
+            "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+        );
+        assert!(hint.headline.contains("the evidence is ambiguous"), "{}", hint.headline);
+        assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
+        assert_eq!(hint.culprit, None);
+        let new = reported("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
+        assert!(
+            new.headline.contains("no signature matches the message \"ERROR zorblat"),
+            "{}",
+            new.headline
+        );
+        assert_eq!(new.unexplained.map(|line| line.line), Some(2));
+        assert!(new.consequences.is_empty() && new.evidence.is_empty(), "words of no class are no evidence");
+        let nothing = reported("step 3 loss 2.1\n");
+        assert!(nothing.headline.contains("report no failure"), "{}", nothing.headline);
+    }
+
+    #[test]
+    fn where_a_restart_is_advised_or_nothing_is_known_no_retry_is_asked_for() {
+        let lost = next_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n");
+        assert!(
+            lost[0].starts_with("Restart without the suspected host") && !asks_for_a_retry(&lost),
+            "{lost:?}"
+        );
+        let nothing = next_of("step 3 loss 2.1\n");
+        assert!(
+            nothing[0].starts_with("Restart on the same hosts") && !asks_for_a_retry(&nothing),
+            "{nothing:?}"
+        );
+    }
+}

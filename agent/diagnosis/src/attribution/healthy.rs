@@ -1,0 +1,213 @@
+//! Lines that state that something is in order: "Remapping Failure Occurred : No", "uncorrectable ECC errors: 0", "no XID errors". They
+//! contain the words of faults and report none: settings and reports about a healthy machine precede most failures of programs.
+
+use super::lines;
+
+/// Values which say that there is nothing.
+const NOTHING: [&str; 22] = [
+    "0",
+    "0x0",
+    "0.0",
+    "n/a",
+    "[n/a]",
+    "no",
+    "none",
+    "null",
+    "[]",
+    "{}",
+    "false",
+    "off",
+    "pass",
+    "passed",
+    "ok",
+    "good",
+    "healthy",
+    "not active",
+    "inactive",
+    "disabled",
+    "unused",
+    "skip",
+];
+
+/// Words for events that a machine reports. Other negations are faults themselves: "no space left", "no route to host".
+const EVENTS: [&str; 12] = [
+    "error",
+    "xid",
+    "fault",
+    "failure",
+    "fallen off",
+    "ecc",
+    "event",
+    "retired",
+    "remapped",
+    "violation",
+    "incident",
+    "throttl",
+];
+
+/// What a setting does if a fault happens: none has.
+const SETTINGS: [&str; 4] = ["will restart on ", "restart on ", "will be restarted on ", "retry on "];
+
+/// Spaces before the lines of a report in sections.
+const INDENT: &str = "    ";
+
+/// Whether the line only states that there is no fault, or heads a table of such statements.
+pub fn reports_no_fault(line: &str) -> bool {
+    let text = line[lines::prefix(line).len..].trim();
+    if text.is_empty() {
+        return false;
+    }
+    let lower = text.to_ascii_lowercase();
+    is_json_of_nothing(&lower)
+        || lower.split(',').all(states_nothing)
+        || last_cell_is_nothing(&lower)
+        || is_table_header(&lower)
+        || SETTINGS.iter().any(|setting| lower.contains(setting))
+        || line.starts_with(INDENT) && is_heading(text)
+}
+
+/// `uncorrectable ECC errors: 0`, `SLURM_JOB_PREEMPT=0`, `no XID errors found`, `0 machine check events`, each perhaps after a tag or a
+/// word about what follows.
+fn states_nothing(part: &str) -> bool {
+    let part = part.trim().trim_end_matches('.');
+    if denies(part) {
+        return true;
+    }
+    let Some((name, value)) = part.rsplit_once([':', '=']) else { return false };
+    let value = value.trim();
+    denies(value) || is_name(name) && is_nothing(value)
+}
+
+fn is_nothing(value: &str) -> bool {
+    NOTHING.contains(&value) || value.starts_with("pass -")
+}
+
+/// `no xid 79`, `0 machine check events logged`: none of the events is reported.
+fn denies(part: &str) -> bool {
+    let part = part.rsplit(']').next().unwrap_or(part).trim();
+    let Some(of) = part.strip_prefix("no ").or_else(|| part.strip_prefix("0 ")) else { return false };
+    EVENTS.iter().any(|event| of.contains(event))
+}
+
+/// Whether it may be the name of a value. Messages with an address or a bracket in the middle are none, nor is an exception whose text
+/// is a value (`KeyError: 0`).
+fn is_name(name: &str) -> bool {
+    const OF_EXCEPTIONS: [&str; 6] = ["error", "exception", "exit", "interrupt", "iteration", "warning"];
+    let name = name.rsplit(']').next().unwrap_or(name).trim();
+    if !name.contains([' ', '_']) && OF_EXCEPTIONS.iter().any(|end| name.ends_with(end)) {
+        return false;
+    }
+    let letter = |letter: char| letter.is_ascii_alphanumeric() || " _.-/()".contains(letter);
+    !name.is_empty()
+        && name.len() <= 60
+        && name.chars().all(letter)
+        && name.starts_with(|first: char| first.is_ascii_alphabetic())
+}
+
+/// `{"check":"gpu","ecc_uncorrectable":0,"xid":[],"status":"healthy"}`: all values that are no texts are nothing, and none of the texts is
+/// about an event.
+fn is_json_of_nothing(text: &str) -> bool {
+    let Some(body) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else { return false };
+    let mut numbers = 0;
+    let all = body.split(',').all(|pair| {
+        let Some((_, value)) = pair.split_once(':') else { return false };
+        let value = value.trim();
+        if let Some(text) = value.strip_prefix('"') {
+            return !EVENTS.iter().any(|event| text.contains(event)) && !text.contains("fail");
+        }
+        numbers += 1;
+        is_nothing(value)
+    });
+    all && numbers > 0
+}
+
+/// `| GPU Memory | Pass - All |`
+fn last_cell_is_nothing(text: &str) -> bool {
+    let Some(cells) = text.strip_suffix('|') else { return false };
+    cells.rsplit_once('|').is_some_and(|(_, last)| is_nothing(last.trim()))
+}
+
+/// `index, ecc.errors.uncorrected.volatile.total, retired_pages.pending`: names of columns and no value.
+fn is_table_header(text: &str) -> bool {
+    let cells: Vec<&str> = text.split(',').map(str::trim).collect();
+    let column = |cell: &&str| {
+        let name = cell.split(" [").next().unwrap_or(cell);
+        name.starts_with(|first: char| first.is_ascii_alphabetic())
+            && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._#%".contains(letter))
+    };
+    let composed = cells.iter().filter(|cell| cell.contains(['.', '_'])).count();
+    cells.len() > 2 && composed * 2 >= cells.len() && cells.iter().all(|cell| column(&cell))
+}
+
+/// `Remapped Rows` above the values of a section.
+fn is_heading(text: &str) -> bool {
+    let word = |word: &str| {
+        word.starts_with(|first: char| first.is_ascii_uppercase())
+            && word.bytes().all(|byte| byte.is_ascii_alphabetic())
+    };
+    let words = text.split_whitespace().count();
+    (1..=4).contains(&words) && text.split_whitespace().all(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::class::Class;
+    use crate::attribution::judged;
+
+    #[test]
+    fn reports_of_a_healthy_machine_are_no_faults() {
+        for line in [
+            "        Double Bit ECC                    : N/A",
+            "        Row Remapping Failure             : No",
+            "    Retired Pages",
+            "        HW Thermal Slowdown               : Not Active",
+            "[prolog] uncorrectable ECC errors: 0, NVLink errors: 0",
+            "[prolog] no XID errors in the last hour",
+            "dmesg: no Xid 48, no uncorrectable ECC error",
+            "node check: 0 machine check events",
+            "mcelog: [Hardware Error]: 0 machine check events logged",
+            "timestamp, ecc.errors.corrected.volatile.total, remapped_rows.pending",
+            "{\"gpu\": \"H100\", \"ecc_uncorrectable\": 0, \"row_remap_failure\": false, \"xid\": []}",
+            "| Row Remap | Pass |",
+            "SLURM_JOB_PREEMPT=0",
+            "watchdog: will restart on ECC error, XID 79 or a node failure",
+        ] {
+            assert!(reports_no_fault(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn faults_are_no_healthy_reports() {
+        for line in [
+            "        Double Bit ECC                    : 3",
+            "        Row Remapping Failure             : Yes",
+            "[prolog] uncorrectable ECC errors: 0, NVLink errors: 17",
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "NVRM: Xid (PCI:0000:3b:00): 63, pid=0",
+            "OSError: [Errno 28] No space left on device",
+            "no route to host",
+            "RuntimeError: No CUDA GPUs are available",
+            "node check: 2 machine check events",
+            "{\"gpu\": \"H100\", \"ecc_uncorrectable\": 1, \"xid\": []}",
+            "{\"message\": \"xid 79\", \"code\": 0}",
+            "| Row Remap | Fail |",
+            "Segmentation fault",
+            "Bus error, Killed, Aborted",
+            "ValueError: the batch has 0 samples",
+            "KeyError: 0",
+            "AssertionError: False",
+            "CUDA error: an illegal memory access was encountered",
+        ] {
+            assert!(!reports_no_fault(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_report_of_a_healthy_machine_before_an_error_of_the_program_changes_nothing() {
+        let raised = "Traceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n";
+        let report = "    ECC Errors\n        Uncorrectable : 0\n    Retired Pages\n        Double Bit ECC : N/A\n[prolog] no XID errors\n";
+        assert_eq!(judged(&format!("{report}{raised}")).class, Class::UserCode);
+        assert_eq!(judged(report).class, Class::Unknown);
+    }
+}

@@ -1,0 +1,100 @@
+//! Evidence about ranks in addition to the cause: the rank that others name, and ranks that crashed together.
+
+use std::collections::BTreeSet;
+
+use super::Evidence;
+use super::catalog::Catalog;
+use super::structure::{number_after, spots_of};
+use super::vote::Vote;
+
+/// Signatures of crashes in native code.
+const CRASHES: [&str; 4] = ["crash.segv", "torch.sigsegv", "exit.any_segv", "exit.minus11"];
+
+/// The rank that others report as ended: JAX's service names its task, srun the task that exited with an error.
+pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
+    let tasks = spots_of(catalog, evidence, "jax.task_named")
+        .filter_map(|(_, spot)| number_after(&spot.text, &["task:"]))
+        .filter_map(|task| u32::try_from(task).ok());
+    let exits = spots_of(catalog, evidence, "srun.task_exit").filter_map(|(_, spot)| spot.rank);
+    let named: BTreeSet<u32> = tasks.chain(exits).collect();
+    named.first().copied().filter(|_| named.len() == 1)
+}
+
+/// Whether several ranks crashed in native code, each by itself: incompatible libraries, on every host.
+pub fn crashed_together<'v>(votes: impl Iterator<Item = &'v Vote>) -> bool {
+    let crashes = votes.filter(|vote| CRASHES.contains(&vote.id.as_str()));
+    let ranks: BTreeSet<u32> =
+        crashes.flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank)).collect();
+    ranks.len() > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::class::{Class, Restart};
+    use crate::attribution::scan::{Kind, Scan};
+    use crate::attribution::{Attribution, attribute};
+
+    fn judged(log: &str) -> Attribution {
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        attribute(catalog, &Evidence { findings, ..Evidence::default() })
+    }
+
+    #[test]
+    fn the_task_that_the_service_names_is_where_to_look() {
+        let gone = "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n";
+        let one = judged(&format!("{gone}/job:jax_worker/replica:0/task:3\n"));
+        assert_eq!((one.class, one.root.rank), (Class::Unknown, Some(3)));
+        let two =
+            judged(&format!("{gone}/job:jax_worker/replica:0/task:3\n/job:jax_worker/replica:0/task:5\n"));
+        assert_eq!(two.root.rank, None, "of two nobody can tell which was first");
+    }
+
+    #[test]
+    fn labels_of_tasks_are_no_ranks_where_the_ranks_have_other_numbers() {
+        let raised = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
+        let label = |task: u32, text: &str| format!("{task}: {text}");
+        let own = label(0, "[rank1]: waiting for a peer failed\n") + &label(1, &format!("[rank9]: {raised}"));
+        let exit = "srun: error: n2: task 1: Exited with exit code 1\n";
+        let judged_own = judged(&(own + exit)).root;
+        assert_eq!((judged_own.rank, judged_own.victims.contains(&1)), (Some(9), false));
+        let table = "  rank      : 11 (local_rank: 3)\n";
+        assert_eq!(judged(&(label(1, raised) + &label(1, table))).root.rank, Some(11));
+        assert_eq!(judged(&label(1, raised)).root.rank, Some(1), "nothing else numbers the ranks");
+    }
+
+    #[test]
+    fn the_task_that_left_with_an_error_raised_it() {
+        let raised = "FileExistsError: [Errno 17] File exists: '/data/eeg/S043'\n";
+        let one = judged(&format!("{raised}srun: error: nid008637: task 3: Exited with exit code 1\n"));
+        assert_eq!(one.root.rank, Some(3));
+        let two = judged(&format!(
+            "{raised}srun: error: n1: task 3: Exited with exit code 1\nsrun: error: n2: task 4: Exited with exit code 1\n"
+        ));
+        assert_eq!(two.root.rank, None);
+    }
+
+    #[test]
+    fn one_crash_may_pass_and_what_crashes_on_several_ranks_does_not() {
+        let crash =
+            |task: u32| format!("srun: error: nid{task}: task {task}: Segmentation fault (core dumped)\n");
+        assert_eq!(judged(&crash(0)).restart, Restart::RestartSameNodes);
+        assert_eq!(judged(&(crash(0) + &crash(2))).restart, Restart::DoNotRestart);
+        let table = "srun: error: nid1: tasks 0,2: Segmentation fault (core dumped)\n";
+        assert_eq!(judged(table).restart, Restart::DoNotRestart);
+    }
+
+    #[test]
+    fn an_unknown_cause_names_no_rank_unless_others_follow() {
+        let hint = "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n";
+        let alone = judged(hint);
+        assert_eq!((alone.class, alone.root.rank), (Class::Unknown, None));
+        let locked = "step 1\nBlockingIOError: [Errno 11] Unable to lock file\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***\n";
+        let lines: Vec<u64> = judged(locked).root.lines.iter().map(|(_, spot)| spot.line).collect();
+        assert_eq!(lines, [2], "what may be the cause comes before what followed");
+        let lost = "[rank3]: RuntimeError: CUDA error: unspecified launch failure\n[rank0]: NCCL WARN Connection closed by remote peer\n";
+        let followed = judged(lost);
+        assert_eq!((followed.class, followed.root.rank), (Class::Unknown, Some(3)));
+    }
+}

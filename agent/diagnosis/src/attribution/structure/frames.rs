@@ -1,0 +1,299 @@
+//! Evidence from the frames of tracebacks: libraries with their own kernels, incompatible libraries, and processes that run no code of
+//! the program.
+
+use super::{spots_of, vote};
+use crate::attribution::Evidence;
+use crate::attribution::catalog::Catalog;
+use crate::attribution::class::Class;
+use crate::attribution::traceback::Frame;
+use crate::attribution::vote::Vote;
+
+/// Log-odds of a kernel fault whose frames are in a kernel library.
+const LIBRARY_KERNEL: f64 = 1.4;
+
+/// Log-odds of a library that uses what another one lacks: incompatible versions.
+const BETWEEN_LIBRARIES: f64 = 2.4;
+
+/// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
+const LIBRARY_NAME: f64 = 6.0;
+
+/// Log-odds of an assertion without a message inside a compiler: an internal error.
+const IN_COMPILER: f64 = 2.6;
+/// Paths of compiler libraries.
+const COMPILERS: [&str; 7] = [
+    "/torch/_inductor/",
+    "/torch/_dynamo/",
+    "/torch/_functorch/",
+    "/torch/fx/",
+    "/triton/compiler/",
+    "/jax/_src/interpreters/",
+    "/torch_xla/",
+];
+
+/// Log-odds of an internal error in a launcher, which runs before the program and next to it.
+const IN_LAUNCHER: f64 = 5.0;
+/// Paths of libraries that start and monitor programs.
+const LAUNCHERS: [&str; 4] = [
+    "/torch/distributed/elastic/",
+    "/torch/distributed/launcher/",
+    "/deepspeed/launcher/",
+    "/accelerate/commands/",
+];
+
+/// Libraries with their own GPU kernels.
+const KERNEL_LIBRARIES: [&str; 14] = [
+    "/vllm/",
+    "/sglang/",
+    "/flash_attn",
+    "/transformer_engine/",
+    "/xformers/",
+    "/deepspeed/ops/",
+    "/bitsandbytes/",
+    "/triton/",
+    "/mamba_ssm/",
+    "/apex/",
+    "/deep_gemm/",
+    "/flashinfer/",
+    "/aiter/",
+    "/megablocks/",
+];
+
+/// Signatures of faults that a kernel causes itself.
+const KERNEL_FAULTS: [&str; 5] = [
+    "cuda.illegal_access",
+    "cuda.misaligned",
+    "cuda.launch_failure",
+    "cuda.illegal_instruction",
+    "amd.page_fault",
+];
+
+/// Prefixes of log lines from processes of an inference engine, which run no code of the training program.
+const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
+
+/// Log-odds of a GPU fault in such a process.
+const IN_ENGINE: f64 = 6.0;
+
+/// A kernel fault whose innermost frame is in a library with its own kernels.
+pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        let fault = |line: u64| {
+            findings.sightings.iter().any(|of| {
+                catalog
+                    .signatures()
+                    .get(of.signature)
+                    .is_some_and(|it| KERNEL_FAULTS.contains(&it.id.as_str()))
+                    && of.spots.iter().any(|spot| spot.line == line)
+            })
+        };
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let library = KERNEL_LIBRARIES.iter().find(|library| frame.path.contains(**library));
+            if let (Some(library), true) = (library, fault(exception.spot.line)) {
+                return Some(vote(
+                    "frame.kernel_library",
+                    format!(
+                        "the fault shows in the frames of {}, which has kernels of its own",
+                        library.trim_matches('/')
+                    ),
+                    (Class::SoftwarePlatform, LIBRARY_KERNEL),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// A kernel fault reported by a process of an inference engine.
+pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
+    let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
+    let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
+    Some(vote(
+        "frame.engine",
+        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned(),
+        (Class::SoftwarePlatform, IN_ENGINE),
+        vec![(place, spot.clone())],
+        "frames",
+    ))
+}
+
+/// An assertion, missing key or index inside a compiler: its internals, not the program's.
+pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 4] = ["AssertionError", "KeyError", "IndexError", "NotImplementedError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| COMPILERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.compiler",
+            "a compiler stopped at an internal error".to_owned(),
+            (Class::SoftwarePlatform, IN_COMPILER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
+/// A missing key, attribute or argument inside a launcher: it reports users' mistakes explicitly.
+pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 5] = ["KeyError", "AttributeError", "IndexError", "TypeError", "UnboundLocalError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| LAUNCHERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.launcher",
+            "the launcher itself failed, and no code of the program runs in it".to_owned(),
+            (Class::SoftwarePlatform, IN_LAUNCHER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
+/// A missing attribute, argument or name that an installed library uses. If the program used it, the innermost frame would be the
+/// program's.
+pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
+    const ASKS: [&str; 5] = [
+        "has no attribute",
+        "unexpected keyword argument",
+        "cannot import name",
+        "missing 1 required positional argument",
+        "is not supported by the V",
+    ];
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
+            let text = &exception.spot.text;
+            let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            let asks = asks || lacks_a_part(text);
+            let names =
+                exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
+            if installed && names {
+                return Some(vote(
+                    "frame.library_name",
+                    format!("an installed library uses a name that it does not define ({})", frame.path),
+                    (Class::SoftwarePlatform, LIBRARY_NAME),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+            if installed && asks {
+                return Some(vote(
+                    "frame.between_libraries",
+                    format!(
+                        "an installed library uses a part of another that does not exist ({})",
+                        frame.path
+                    ),
+                    (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// Whether a module is missing from a package that exists in another version. A package that is missing completely was not installed.
+fn lacks_a_part(text: &str) -> bool {
+    text.split_once("No module named ").is_some_and(|(_, module)| {
+        let name = module.trim_matches(|letter| "'\"` ".contains(letter));
+        name.contains('.') && !name.contains(' ')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::attribution::class::Class;
+    use crate::attribution::judged;
+
+    #[test]
+    fn a_fault_in_a_kernel_library_points_to_the_platform() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    x = op(y)\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_internal_error_of_a_launcher_points_to_the_platform() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 259, in run\n    x.is_failed()\nAttributeError: 'NoneType' object has no attribute 'is_failed'\n"
+            )
+        };
+        let launcher =
+            judged(&raised("/venv/lib/python3.12/site-packages/torch/distributed/launcher/api.py"));
+        assert_eq!(launcher.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_installed_library_that_misses_a_part_of_another_points_to_the_platform() {
+        let raised = |path: &str, module: &str| {
+            let log = format!(
+                "  File \"{path}\", line 6, in <module>\n    from {module} import f\nModuleNotFoundError: No module named '{module}'\n"
+            );
+            judged(&log).class
+        };
+        let library = "/opt/env/lib/python3.8/site-packages/titans/gpt.py";
+        assert_eq!(raised(library, "colossalai.builder.pipeline"), Class::SoftwarePlatform);
+        assert_eq!(raised("/home/a/train.py", "einops"), Class::UserConfig);
+    }
+
+    #[test]
+    fn a_name_that_an_installed_library_does_not_define_is_the_librarys_fault() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in train\n    r = stats\nUnboundLocalError: cannot access local variable 'stats' \
+                 where it is not associated with a value\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/rfdetr/main.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
+        let reported = |who: &str| {
+            format!(
+                "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            )
+        };
+        assert_eq!(judged(&reported("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&reported("")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn incompatible_libraries_point_to_the_platform() {
+        let raised = |path: &str, on: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    return x.y\nAttributeError: '{on}' object has no attribute 'y'\n"
+            )
+        };
+        let installed = "/v/lib/python3.12/site-packages/vllm/llm.py";
+        assert_eq!(judged(&raised(installed, "LLMEngine")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised(installed, "NoneType")).domain, mainstay_model::verdict::FaultDomain::User);
+        assert_eq!(judged(&raised("/home/a/train.py", "Model")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_assertion_within_a_compiler_points_to_the_platform() {
+        let raised = |path: &str| format!("  File \"{path}\", line 512, in merge\nAssertionError\n");
+        let compiler =
+            judged(&raised("/v/lib/python3.12/site-packages/torch/_inductor/fx_passes/bucketing.py"));
+        assert_eq!(compiler.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).domain, mainstay_model::verdict::FaultDomain::User);
+    }
+}

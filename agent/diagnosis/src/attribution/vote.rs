@@ -1,0 +1,56 @@
+//! One piece of evidence and the classes that it supports.
+
+use super::catalog::{Determinism, Role};
+use super::class::{Class, Restart};
+use super::scan::RelevantLine;
+use mainstay_model::verdict::FaultDomain;
+
+/// The id of votes from learned words.
+pub(super) const WORDS_ID: &str = "words";
+
+/// One piece of evidence.
+#[derive(Clone, Debug)]
+pub struct Vote {
+    /// Evidence of one family counts once.
+    pub family: String,
+    /// The id of the signature or of another kind of evidence.
+    pub id: String,
+    /// What it means, in words.
+    pub meaning: String,
+    /// Cause or consequence.
+    pub role: Role,
+    /// The class that it supports most.
+    pub class: Class,
+    /// Log-odds for that class.
+    pub weight: f64,
+    /// Other classes with their log-odds.
+    pub also: Vec<(Class, f64)>,
+    /// Whether the failure repeats.
+    pub determinism: Determinism,
+    /// What to do, if the evidence determines it.
+    pub restart: Option<Restart>,
+    /// Whose fault, if different from the default of the class.
+    pub domain: Option<FaultDomain>,
+    /// The rank that prints it reports the fault of another.
+    pub reporter: bool,
+    /// It only repeats that a signal ended a process, without the reason.
+    pub signal: bool,
+    /// Only a hint from a line that no signature explains.
+    pub hint: bool,
+    /// Where it was seen: the index of the source in the evidence, and the lines.
+    pub spots: Vec<(usize, RelevantLine)>,
+    /// The number of sightings.
+    pub count: u64,
+}
+
+impl Vote {
+    /// All classes that it supports.
+    pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
+        std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())
+    }
+
+    /// Whether it is based only on learned words.
+    pub fn is_of_words(&self) -> bool {
+        self.id == WORDS_ID
+    }
+}

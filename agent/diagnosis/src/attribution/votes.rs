@@ -1,0 +1,285 @@
+//! Turns findings into votes: each piece of evidence supports some classes, with log-odds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Evidence;
+use super::catalog::{Catalog, Determinism, Role};
+use super::class::Class;
+use super::exit::Status;
+use super::raised;
+use super::scan::{Findings, Kind};
+use super::structure;
+use super::vote::{Vote, WORDS_ID};
+use super::words::Word;
+
+/// Evidence of at least this weight replaces hints.
+const BETTER_THAN_HINTS: f64 = 1.5;
+
+/// The weight factor for the words of a line.
+const WORDS: f64 = 1.0;
+/// The weight factor for the words of a whole text, in addition to signatures.
+const ALL_WORDS: f64 = 0.3;
+/// The maximum log-odds of these words, for or against a class.
+const MOST_ALL_WORDS: f64 = 1.5;
+/// A log with fewer distinct words is not classified by them: a traceback alone has the words of every bug.
+const FEW_WORDS: usize = 40;
+/// Words with lower log-odds are ignored.
+const LEAST_WORDS: f64 = 0.3;
+/// The maximum log-odds of a line's words.
+const MOST_WORDS: f64 = 2.0;
+/// If any signature has this weight, the words of lines are not used.
+const LEAST_SIGNATURE: f64 = 0.5;
+
+/// All votes, in the order of sources and lines.
+pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
+    let mut votes = Vec::new();
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        of_signatures(catalog, place, findings, &mut votes);
+        for exception in &findings.exceptions {
+            if !raised::is_known(catalog, exception, findings) {
+                add(&mut votes, raised::vote(catalog, (place, findings), exception));
+            }
+        }
+    }
+    // Words count only if no signature does: next to a victim's report they would describe unrelated lines.
+    if !votes
+        .iter()
+        .any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE && !raised::is_general(catalog, vote))
+    {
+        votes.extend(of_words(evidence));
+    }
+    // Do not count the same words twice: if a line's words are used, those of the log would repeat them.
+    if !votes.iter().any(Vote::is_of_words) {
+        votes.extend(of_all_words(catalog, evidence));
+    }
+    votes.extend(of_exits(evidence));
+    votes.extend(of_repeated_xids(catalog, evidence));
+    votes.extend(structure::votes(catalog, evidence));
+    structure::demote_stopped_ranks(catalog, evidence, &mut votes);
+    structure::demote_followers(&mut votes);
+    structure::name_client(evidence, &mut votes);
+    votes.extend(evidence.observations.iter().map(|observation| Vote {
+        family: observation.family.clone(),
+        id: observation.family.clone(),
+        meaning: observation.text.clone(),
+        role: Role::Primary,
+        class: observation.class,
+        weight: observation.weight,
+        also: observation.also.clone(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        signal: false,
+        hint: false,
+        spots: Vec::new(),
+        count: 1,
+    }));
+    // Hints count only without better evidence: a cause, or a report that is surely a victim's.
+    if votes
+        .iter()
+        .any(|vote| !vote.hint && vote.weight >= BETTER_THAN_HINTS && !raised::is_general(catalog, vote))
+    {
+        votes.retain(|vote| !vote.hint);
+    }
+    votes
+}
+
+fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &mut Vec<Vote>) {
+    for sighting in &findings.sightings {
+        let Some(signature) = catalog.signatures().get(sighting.signature) else { continue };
+        if signature.role == Role::Benign {
+            continue;
+        }
+        let vote = Vote {
+            family: signature.family.clone(),
+            id: signature.id.clone(),
+            meaning: signature.meaning.clone(),
+            role: signature.role,
+            class: signature.class,
+            weight: signature.weight,
+            also: signature.also.iter().map(|(class, weight)| (*class, *weight)).collect(),
+            determinism: signature.determinism,
+            restart: signature.restart,
+            domain: signature.domain,
+            reporter: signature.reporter,
+            signal: signature.signal,
+            hint: signature.fallback,
+            // Exit information and kernel lines are no lines of the log.
+            spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
+            count: sighting.count,
+        };
+        add(votes, vote);
+    }
+}
+
+/// Merges evidence with the same id and class from several sources.
+fn add(votes: &mut Vec<Vote>, vote: Vote) {
+    match votes.iter_mut().find(|of| of.id == vote.id && of.class == vote.class) {
+        Some(same) => {
+            same.spots.extend(vote.spots);
+            same.count += vote.count;
+            same.weight = same.weight.max(vote.weight);
+        }
+        None => votes.push(vote),
+    }
+}
+
+/// Votes from the words of a line that nothing explains.
+fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
+    evidence.findings.iter().enumerate().filter_map(|(place, findings)| {
+        let (spot, opinion) = findings.words.as_ref()?;
+        let vote = by_words("line", opinion, WORDS)?;
+        let role = if vote.class == Class::Unknown { Role::Secondary } else { Role::Primary };
+        Some(Vote { role, hint: true, spots: vec![(place, spot.clone())], ..vote })
+    })
+}
+
+/// The classes that the words support, heaviest first, scaled by `trust`.
+fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<Vote> {
+    let mut classes = by_likelihood(opinion, trust, |weight| weight.min(MOST_WORDS));
+    classes.retain(|(_, weight)| *weight > LEAST_WORDS);
+    let (class, weight) = classes.first().copied()?;
+    Some(Vote {
+        family: "vocabulary".to_owned(),
+        id: WORDS_ID.to_owned(),
+        meaning: match class.failures() {
+            Some(failures) => format!("the {of} is worded like {failures}"),
+            None => format!("no signature matches this {of}"),
+        },
+        role: Role::Primary,
+        class,
+        weight,
+        also: classes.split_off(1),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        signal: false,
+        hint: false,
+        spots: Vec::new(),
+        count: 1,
+    })
+}
+
+/// The log-odds of each class relative to a uniform distribution, heaviest first.
+fn by_likelihood(
+    opinion: &[f64; Class::ALL.len()],
+    trust: f64,
+    bound: impl Fn(f64) -> f64,
+) -> Vec<(Class, f64)> {
+    let even = 1.0 / Class::ALL.len() as f64;
+    let odds = |class: Class| bound(trust * (opinion[class.index()] / even).ln());
+    let mut classes: Vec<(Class, f64)> = Class::ALL.into_iter().map(|class| (class, odds(class))).collect();
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    classes
+}
+
+/// The classes that all words together support. Used in addition to signatures, which match only known lines.
+fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
+    let words: BTreeSet<&Word> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
+    if words.len() < FEW_WORDS {
+        return None;
+    }
+    let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
+    // They also count against classes: a log that is worded unlike a class is probably not of that class.
+    let mut classes =
+        by_likelihood(&opinion, ALL_WORDS, |weight| weight.clamp(-MOST_ALL_WORDS, MOST_ALL_WORDS));
+    let (class, weight) = classes.remove(0);
+    let vote = by_words("log", &opinion, ALL_WORDS)?;
+    Some(Vote { family: "words".to_owned(), class, weight, also: classes, ..vote })
+}
+
+/// Faults that a program can cause itself point to the GPU when several programs have them on one device.
+fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let mut processes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut spots = Vec::new();
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for sighting in &findings.sightings {
+            let is_xid = catalog.signatures().get(sighting.signature).is_some_and(|of| of.family == "xid");
+            for spot in sighting.spots.iter().filter(|_| is_xid) {
+                if let (Some(device), Some(pid)) =
+                    (between(&spot.text, "(PCI:", ")"), between(&spot.text, "pid=", ","))
+                {
+                    processes.entry(device.to_owned()).or_default().insert(pid.to_owned());
+                    spots.push((place, spot.clone()));
+                }
+            }
+        }
+    }
+    let (device, pids) = processes.into_iter().find(|(_, pids)| pids.len() > 1)?;
+    Some(Vote {
+        family: "history".to_owned(),
+        id: "xid.repeated".to_owned(),
+        meaning: format!("{} programs met an XID on GPU {device}", pids.len()),
+        role: Role::Primary,
+        class: Class::HardwareGpu,
+        weight: 2.2,
+        also: Vec::new(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        signal: false,
+        hint: false,
+        spots,
+        count: 1,
+    })
+}
+
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(before)?;
+    rest.split_once(after).map(|(found, _)| found)
+}
+
+fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
+    evidence.exits.iter().filter_map(|exit| {
+        let meaning = exit.status.meaning()?;
+        let who = exit.rank.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+        let mut classes = meaning.classes.iter().copied();
+        let (class, weight) = classes.next().unwrap_or((Class::Unknown, 0.1));
+        Some(Vote {
+            family: "exit".to_owned(),
+            id: "exit".to_owned(),
+            signal: matches!(exit.status.normal(), Status::Signal(_)),
+            meaning: format!("{who}: {}", meaning.words),
+            role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
+            class,
+            weight,
+            also: classes.collect(),
+            determinism: Determinism::Either,
+            restart: meaning.restart,
+            domain: None,
+            reporter: false,
+            hint: false,
+            spots: Vec::new(),
+            count: 1,
+        })
+    })
+}
+
+/// Whether a spot of this source is a log line that can be shown as the root.
+pub fn is_log(evidence: &Evidence, place: usize) -> bool {
+    evidence.findings.get(place).is_some_and(|findings| findings.kind == Kind::Log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::attribute;
+    use crate::attribution::scan::Scan;
+
+    fn class_of(log: &str) -> Class {
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        attribute(catalog, &Evidence { findings, ..Evidence::default() }).class
+    }
+
+    #[test]
+    fn a_signature_of_only_the_origin_does_not_explain_a_line() {
+        let caught = |name: &str| format!("{name}: Caught {name} in DataLoader worker process 1.\n");
+        assert_eq!(class_of(&caught("fsspec.exceptions.FSTimeoutError")), Class::Storage);
+        assert_eq!(class_of(&caught("IndexError")), Class::UserCode);
+    }
+}

@@ -1,0 +1,94 @@
+//! Labelled log lines as training software prints them. They were written from knowledge of these programs to widen
+//! the catalog. They also prevent regressions: a change that loses many of them is no improvement.
+//!
+//! The catalog's words are learned from these lines, so the share of right answers here does not apply to other
+//! lines. `words.rs` in `agent/diagnosis/src/attribution` measures that with held-out lines.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "in a test, a panic is the report; the test reads files"
+)]
+
+use crate::labelled;
+
+use labelled::catalog;
+use mainstay_diagnosis::attribution::catalog::Catalog;
+use mainstay_diagnosis::attribution::class::{Class, Restart};
+use mainstay_diagnosis::attribution::scan::{Kind, Scan};
+use mainstay_diagnosis::attribution::{Attribution, Evidence, attribute};
+
+/// Minimum share of correct fault domains of the learned lines, in percent.
+const FLOOR: usize = 92;
+
+fn judged(catalog: &Catalog, text: &str) -> Attribution {
+    let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes())];
+    attribute(catalog, &Evidence { findings, ..Evidence::default() })
+}
+
+#[test]
+fn learned_words_alone_stop_no_job_and_count_once() {
+    let catalog = catalog();
+    let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
+    let all: Vec<Attribution> =
+        texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text)).collect();
+    let of_words = |of: &&Attribution| {
+        of.evidence.iter().all(|vote| vote.hint || vote.is_of_words())
+            && of.evidence.iter().any(|vote| vote.is_of_words())
+    };
+    let by_words: Vec<&Attribution> = all.iter().filter(of_words).collect();
+    assert!(!by_words.is_empty(), "no line is judged by its words alone");
+    for judged in by_words {
+        assert_ne!(judged.restart, Restart::DoNotRestart, "{:?}", judged.evidence);
+        let received = judged.evidence.iter().filter(|vote| vote.is_of_words()).count();
+        assert_eq!(received, 1, "{:?}", judged.evidence);
+    }
+    let known = judged(catalog, "ModuleNotFoundError: No module named 'frobnicate'");
+    assert_eq!(known.restart, Restart::DoNotRestart, "a signature may stop a job");
+}
+
+#[test]
+fn a_confidence_below_60_percent_stops_the_job_only_with_an_agreed_exit_code() {
+    let catalog = catalog();
+    let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
+    let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
+    let unsure: Vec<Attribution> = all.filter(|of| of.confidence < 0.6).collect();
+    assert!(!unsure.is_empty(), "no confidence is below 0.6");
+    for judged in unsure {
+        // Only an exit code with an agreed meaning may stop the job.
+        let agreed = judged.evidence.iter().any(|vote| vote.family == "exit");
+        assert!(agreed || judged.restart != Restart::DoNotRestart, "{:?}", judged.evidence);
+    }
+}
+
+#[test]
+fn most_learned_lines_get_the_right_fault_domain() {
+    let catalog = catalog();
+    let (mut all, mut wrong) = (0, Vec::new());
+    let lines = match std::env::var_os("LINES_FILE") {
+        Some(file) => std::fs::read_to_string(file).expect("a readable file"),
+        None => include_str!("../../../catalog/signatures/lines.tsv").to_owned(),
+    };
+    for line in lines.lines().filter(|line| !line.is_empty()) {
+        let (class, text) = line.split_once('\t').expect("a class, a tab and a text");
+        let class = Class::named(class).expect("a class");
+        let text = text.replace("\\n", "\n").replace("\\t", "\t");
+        let judged = judged(catalog, &text);
+        all += 1;
+        // Compares the domains of the classes: a full disk has the class storage and is the user's fault.
+        if judged.class.domain() != class.domain() {
+            wrong.push(format!(
+                "{} {:.2} instead of {}: {text}",
+                judged.class.name(),
+                judged.confidence,
+                class.name()
+            ));
+        }
+    }
+    assert!(
+        (all - wrong.len()) * 100 >= all * FLOOR,
+        "{} of {all} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}

@@ -1,0 +1,444 @@
+//! The leader's view of all hosts: their reports become the inputs of the one [`Job`](mainstay_recovery::job::Job), its orders become
+//! commands for the hosts.
+//!
+//! ```text
+//!  StartRanks, StartRound          all seats are taken          port reserved            all hosts have started
+//!  ─────────────────────► Waiting ────────────────────► Opening ─────────────► Starting ───────────────────────► Started
+//!                            ▲        a host is lost       │                      │
+//!                            └─────────────────────────────┘                      │ one cannot start
+//!                                            all hosts have ended their part      ▼
+//!                         StartFailed ◄──────────────────────────────────── Abandoning
+//! ```
+//!
+//! If launchers store copies of checkpoints for each other, two phases are between Opening and Starting. In Gathering
+//! hosts report what they hold. In Bringing each host gets its shards of the newest step that is whole over all of
+//! them. If a host cannot get them, the next older whole step is brought. A host that is lost meanwhile leads back to
+//! Waiting.
+//!
+//! If the number of hosts may change (`merge/world.rs`), Waiting may lead to Arranged, in which the leader stores the
+//! changed seats, and to Seating, in which hosts take them, before Opening.
+//!
+//! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has
+//! ended its part. Reports about ranks before that are held back until then. A lost host counts as the exit of its
+//! ranks.
+//!
+//! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are only recorded.
+
+mod checkpoints;
+mod host;
+mod reports;
+mod starting;
+mod world;
+
+pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
+
+use std::collections::{BTreeSet, VecDeque};
+
+use mainstay_checkpoint::inventory::{Copy, StepKey};
+use mainstay_model::entry::{ExitStatus, Fact, HostOfRanks, StartedRank};
+use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::observation::{HOSTS, Observation, Weight};
+use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::job::{Input, Order};
+
+use host::Host;
+
+use super::resize::{Arranged, Limits};
+use super::round::{Member, Seated};
+use super::wire::Command;
+
+/// SIGKILL: like killed processes, those of a lost host leave nothing behind.
+const KILLED: ExitStatus = ExitStatus::Signal(9);
+
+/// The most inputs of one host that are held back. More are dropped and counted.
+const HELD: usize = 4096;
+
+/// An action to do next, in order.
+#[derive(Clone, Debug)]
+pub enum Next {
+    /// An input for the job.
+    Job(Mono, Input),
+    /// A command for the host at this seat.
+    Command(u32, Command),
+    /// An order that concerns only the leader's launcher.
+    Local(Order),
+    /// Hosts have other seats from now on: seat numbers in later commands are those of [`Merge::seats`] now. Once
+    /// that is stored, [`Merge::arranged`] continues.
+    Arranged(Box<Arranged>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    /// No attempt was ordered, or it is over.
+    Idle,
+    Waiting {
+        since: Mono,
+    },
+    Arranged,
+    Seating {
+        since: Mono,
+    },
+    Opening,
+    Gathering {
+        port: u16,
+        since: Mono,
+    },
+    Bringing {
+        port: u16,
+        step: StepKey,
+        since: Mono,
+    },
+    Starting {
+        port: u16,
+    },
+    Abandoning {
+        error: String,
+    },
+    Started,
+}
+
+/// The hosts of a job, as its leader sees them.
+#[derive(Clone, Debug)]
+pub struct Merge {
+    hosts: Vec<Host>,
+    phase: Phase,
+    attempt: Attempt,
+    in_process: bool,
+    /// How long a start waits for a lost host.
+    patience: Span,
+    /// The limits for the number of hosts; the launcher that leads; and the launchers that wait for a seat.
+    limits: Limits,
+    leader: String,
+    waiting: Vec<Member>,
+    /// The number of ranks of the last attempt that ran.
+    ran: Option<u32>,
+    /// Whether the seats still have to be stored.
+    unstored: bool,
+    /// When the ranks last started, and when they were last asked to stop so that more hosts can take part.
+    started_at: Option<Mono>,
+    grow_asked: Option<Mono>,
+    keeps_world: bool,
+    /// The number of waiting hosts for which the reason was last reported.
+    reported_waiting: usize,
+    /// Whether the end of the attempt is awaited.
+    ending: bool,
+    /// Whether evidence is awaited.
+    collecting: bool,
+    /// The host last found to be awaited.
+    awaited: usize,
+    dropped: u64,
+    /// What each host holds of checkpoints in this start. All lists together are 100 MB in a large job.
+    copies: Vec<Vec<Copy>>,
+    /// Steps that could not be brought to a host in this start.
+    failed_steps: BTreeSet<StepKey>,
+    /// Whether the newest step of another number of ranks was already considered in this start.
+    other_world_done: bool,
+}
+
+impl Merge {
+    /// All hosts of a round are present; nothing runs. The port of the ranks' store is reserved on the first seat's
+    /// host.
+    pub fn new(round: Vec<Seated>, patience: Span) -> Merge {
+        let hosts = u32::try_from(round.len()).unwrap_or(u32::MAX);
+        Merge {
+            hosts: round.into_iter().map(Host::new).collect(),
+            phase: Phase::Idle,
+            attempt: Attempt(0),
+            in_process: false,
+            patience,
+            limits: Limits::fixed(hosts),
+            leader: String::new(),
+            waiting: Vec::new(),
+            ran: None,
+            unstored: false,
+            started_at: None,
+            grow_asked: None,
+            keeps_world: false,
+            reported_waiting: 0,
+            ending: false,
+            collecting: false,
+            awaited: 0,
+            dropped: 0,
+            copies: Vec::new(),
+            failed_steps: BTreeSet::new(),
+            other_world_done: false,
+        }
+    }
+
+    /// The state that another leader left, by its record: all hosts of its round, and an attempt that runs or may not
+    /// have started everywhere. Hosts report again what they have seen of it.
+    pub fn resume(round: Vec<Seated>, patience: Span, attempt: Attempt, running: bool) -> Merge {
+        let mut merge = Merge::new(round, patience);
+        merge.attempt = attempt;
+        // Another leader may have stored seats that hosts have not received.
+        merge.hosts.iter_mut().for_each(|host| host.knows = !host.seated.member.moves);
+        // The loss of the former leader's host follows.
+        merge.phase = if running { Phase::Started } else { Phase::Starting { port: 0 } };
+        merge.ran = running.then(|| merge.world());
+        for host in merge.hosts.iter_mut().filter(|_| running) {
+            host.started = Some(host.unseen());
+        }
+        merge
+    }
+
+    /// The ranks of the attempt, as far as known.
+    pub fn ranks(&self) -> Vec<StartedRank> {
+        self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect()
+    }
+
+    /// Stops a start that the former leader did not complete, on all hosts that are present.
+    pub fn give_up_start(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if matches!(self.phase, Phase::Starting { .. }) {
+            let error = "the leader was replaced before it was known that all ranks had started";
+            self.abandon(error.to_owned(), next);
+            self.end_if_over(at, next);
+        }
+    }
+
+    /// Whether all ranks of the attempt have started.
+    pub fn has_started(&self) -> bool {
+        self.phase == Phase::Started
+    }
+
+    /// The hosts with their ranks, in the order of their node ranks; empty if there is only one.
+    pub fn hosts_of_ranks(&self) -> Vec<HostOfRanks> {
+        let several = self.hosts.iter().filter(|_| self.hosts.len() > 1);
+        let of = |host: &Host| {
+            let Seated { member, seat } = &host.seated;
+            let (node_rank, first_rank) = (seat.group_rank, Rank(seat.first_rank));
+            HostOfRanks { host: member.host.clone(), node_rank, first_rank, ranks: member.ranks }
+        };
+        several.map(of).collect()
+    }
+
+    /// Whether no host is currently ordered to stop or start ranks.
+    pub fn is_settled(&self) -> bool {
+        !self.ending && matches!(self.phase, Phase::Idle | Phase::Started)
+    }
+
+    /// The members with their seats, including lost hosts.
+    pub fn seats(&self) -> impl Iterator<Item = &Seated> {
+        self.hosts.iter().map(|host| &host.seated)
+    }
+
+    /// The current attempt.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// Seats whose host is lost.
+    pub fn lost_seats(&self) -> Vec<Seated> {
+        self.hosts.iter().filter(|host| !host.here).map(|host| host.seated.clone()).collect()
+    }
+
+    /// The hosts that a start waits for. `None` if it does not wait.
+    pub fn waits_for(&self) -> Option<Vec<String>> {
+        let waits = matches!(self.phase, Phase::Waiting { .. });
+        waits.then(|| self.hosts.iter().filter(|host| !host.here).map(|host| host.named()).collect())
+    }
+
+    /// The number of reports about ranks that were dropped because too many were held back.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Carries out an order of the job.
+    pub fn order(&mut self, at: Mono, order: Order, next: &mut VecDeque<Next>) {
+        match order {
+            Order::StartRanks(attempt) => self.begin(at, attempt, false, next),
+            Order::StartRound(attempt) => self.begin(at, attempt, true, next),
+            Order::StopRanks { attempt, why } => {
+                self.ending = true;
+                self.forget_ends();
+                self.to_all(&Command::Stop { attempt, why, save_after: None }, next);
+                self.end_if_over(at, next);
+            }
+            Order::EndRank { attempt, rank } => {
+                self.ending = true;
+                let seat = self.seat_of(rank);
+                let Some(host) = seat.and_then(|seat| self.host(seat)).filter(|host| host.here) else {
+                    return self.end_if_over(at, next);
+                };
+                host.ended = None;
+                next.extend(seat.map(|seat| Next::Command(seat, Command::EndRank { attempt, rank })));
+            }
+            Order::AskToSave(attempt) => self.to_all(&Command::AskToSave { attempt, save_after: None }, next),
+            Order::TakeEvidence(attempt) => {
+                self.collecting = true;
+                self.hosts.iter_mut().for_each(|host| host.evidence = None);
+                self.to_all(&Command::TakeEvidence { attempt }, next);
+            }
+            Order::Finish { exit } => self.to_all(&Command::Finish { exit, summary: None }, next),
+            order @ (Order::Consult(_) | Order::Wake { .. }) => next.push_back(Next::Local(order)),
+        }
+    }
+
+    /// The host at this seat is lost, with all that ran on it.
+    pub fn lost(&mut self, at: Mono, seat: u32, how: &str, next: &mut VecDeque<Next>) {
+        let attempt = self.attempt;
+        if self.host(seat).is_none_or(|host| !host.here) {
+            return;
+        }
+        if matches!(self.phase, Phase::Starting { .. }) {
+            self.count_as_started(at, next);
+        }
+        let phase = self.phase.clone();
+        let Some(host) = self.host(seat) else { return };
+        (host.here, host.lost) = (false, how.to_owned());
+        let (named, started) = (host.named(), phase == Phase::Started);
+        let lost = Fact::HostLost {
+            attempt,
+            host: host.seated.member.host.clone(),
+            node_rank: host.seated.seat.group_rank,
+            ranks: if started { host.running().map(|(rank, _)| rank).collect() } else { Vec::new() },
+            named,
+            how: how.to_owned(),
+        };
+        next.push_back(Next::Job(at, Input::Fact(lost)));
+        host.held.clear();
+        match phase {
+            Phase::Idle | Phase::Waiting { .. } => {}
+            Phase::Arranged
+            | Phase::Seating { .. }
+            | Phase::Opening
+            | Phase::Gathering { .. }
+            | Phase::Bringing { .. } => {
+                self.phase = Phase::Waiting { since: at };
+            }
+            Phase::Starting { .. } | Phase::Abandoning { .. } => {}
+            Phase::Started => {
+                let after_stop = self.ending;
+                for exit in self.exits_of(seat, attempt, after_stop) {
+                    next.push_back(Next::Job(at, Input::Fact(exit)));
+                }
+            }
+        }
+        if let Some(host) = self.host(seat) {
+            host.started = None;
+            host.ended = Some((0, Vec::new()));
+        }
+        self.end_if_over(at, next);
+        self.evidence_if_complete(at, next);
+    }
+
+    /// A launcher takes the seat of a lost host.
+    pub fn taken(&mut self, at: Mono, seated: Seated, next: &mut VecDeque<Next>) {
+        let seat = seated.seat.group_rank;
+        let Some(host) = self.host(seat).filter(|host| !host.here) else { return };
+        host.knows = !seated.member.moves;
+        host.seated = seated;
+        (host.here, host.lost) = (true, String::new());
+        let detail = format!("{} has joined", host.named());
+        next.push_back(Next::Job(at, Input::Fact(observed("host_joined", Weight::Info, detail))));
+        self.open_if_all_here(at, next);
+    }
+
+    /// A start that waits too long for a lost host fails. Checkpoints of a host that does not answer are not waited
+    /// for.
+    pub fn look(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        self.look_at_world(at, next);
+        if let Phase::Waiting { since } = self.phase
+            && at.since(since) >= self.patience
+        {
+            self.fail_without(at, next);
+        }
+        self.look_at_checkpoints(at, next);
+    }
+
+    fn end_if_over(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if !self.ending || self.awaits(|host| host.ended.is_none()) {
+            return;
+        }
+        self.ending = false;
+        match &self.phase {
+            Phase::Abandoning { error } => {
+                let error = error.clone();
+                self.fail(at, error, next);
+            }
+            Phase::Started | Phase::Idle => {
+                let ends = || self.hosts.iter().filter_map(|host| host.ended.as_ref());
+                let orphans_killed = ends().map(|(orphans, _)| *orphans).fold(0, u32::saturating_add);
+                let mut waiting: Vec<Rank> =
+                    ends().flat_map(|(_, waiting)| waiting.iter().copied()).collect();
+                waiting.sort_unstable();
+                let attempt = self.attempt;
+                let ended = Fact::AttemptEnded { attempt, orphans_killed, waiting };
+                next.push_back(Next::Job(at, Input::Fact(ended)));
+            }
+            Phase::Waiting { .. }
+            | Phase::Arranged
+            | Phase::Seating { .. }
+            | Phase::Opening
+            | Phase::Gathering { .. }
+            | Phase::Bringing { .. }
+            | Phase::Starting { .. } => {}
+        }
+    }
+
+    /// Forgets reported ends; lost hosts have ended for good.
+    fn forget_ends(&mut self) {
+        for host in &mut self.hosts {
+            host.ended = (!host.here).then(|| (0, Vec::new()));
+        }
+    }
+
+    fn exits_of(&mut self, seat: u32, attempt: Attempt, after_stop: bool) -> Vec<Fact> {
+        let Some(host) = self.host(seat) else { return Vec::new() };
+        let exit = |(rank, pid)| Fact::RankExited {
+            attempt,
+            rank,
+            pid,
+            status: KILLED,
+            step: None,
+            data: None,
+            after_stop,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        };
+        host.running().map(exit).collect()
+    }
+
+    fn to_all(&self, command: &Command, next: &mut VecDeque<Next>) {
+        let here = self.hosts.iter().filter(|host| host.here);
+        next.extend(here.map(|host| Next::Command(host.seated.seat.group_rank, command.clone())));
+    }
+
+    fn missing(&self) -> String {
+        let missing = self.hosts.iter().filter(|host| !host.here).map(Host::named);
+        missing.collect::<Vec<_>>().join(" and ")
+    }
+
+    /// Whether the condition holds for any host. The search starts where one was found last: all answers to a command
+    /// together visit each host a few times, instead of every host for each answer.
+    fn awaits(&mut self, is_awaited: impl Fn(&Host) -> bool) -> bool {
+        let hosts = self.hosts.iter().enumerate();
+        let found = hosts.clone().skip(self.awaited).find(|(_, host)| is_awaited(host));
+        let found = found.or_else(|| hosts.take(self.awaited).find(|(_, host)| is_awaited(host)));
+        self.awaited = found.map_or(0, |(seat, _)| seat);
+        found.is_some()
+    }
+
+    fn host(&mut self, seat: u32) -> Option<&mut Host> {
+        self.hosts.get_mut(seat as usize)
+    }
+
+    fn seat_of(&self, rank: Rank) -> Option<u32> {
+        let holds = |host: &&Host| {
+            let Seated { member, seat } = &host.seated;
+            (seat.first_rank..seat.first_rank + member.ranks).contains(&rank.0)
+        };
+        self.hosts.iter().find(holds).map(|host| host.seated.seat.group_rank)
+    }
+}
+
+fn observed(event: &str, weight: Weight, detail: String) -> Fact {
+    Fact::Observed(Observation {
+        component: HOSTS.to_owned(),
+        event: event.to_owned(),
+        weight,
+        detail,
+        ..Observation::default()
+    })
+}

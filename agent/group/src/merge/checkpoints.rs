@@ -1,0 +1,214 @@
+//! Chooses the step from which the ranks of all hosts resume. Hosts report what they hold, one step that is whole
+//! over all of them is chosen, and each host brings its shards before ranks start. Each wait for a host is limited.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::{Merge, Next, Phase, observed};
+use crate::round::Seated;
+use crate::wire::Command;
+use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, steps_among};
+use mainstay_model::entry::Fact;
+use mainstay_model::observation::Weight;
+use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::job::Input;
+
+/// A launcher waits this long for checksums of what its ranks saved before it reports what it holds.
+pub const SUMMED_WITHIN: Span = Span::seconds(60);
+
+/// After this time a host that has not reported what it holds is not waited for: half a minute more than it may need
+/// for checksums.
+const GATHERED_WITHIN: Span = Span::seconds(90);
+
+/// After this time a host that has not brought its shards cannot have the step: enough for 100 GB at 1.3 Gbit/s.
+const BROUGHT_WITHIN: Span = Span::seconds(600);
+
+/// In a job of up to this many hosts each stores copies with all others; in a larger job with fewer.
+pub const COPIES_AMONG: usize = 256;
+
+/// In a larger job a host stores copies with this many neighbors on each side.
+const NEXT: usize = 16;
+
+impl Merge {
+    /// Asks all hosts what they hold, and sends them the list of the others.
+    pub(super) fn gather(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Gathering { port, since: at };
+        self.hosts.iter_mut().for_each(|host| host.holding = None);
+        self.copies.clear();
+        let (attempt, peers) = (self.attempt, self.peers());
+        let mut place = 0;
+        for host in &self.hosts {
+            let Seated { member, seat } = &host.seated;
+            if host.here {
+                let peers = around(&peers, place);
+                next.push_back(Next::Command(seat.group_rank, Command::Gather { attempt, peers }));
+            }
+            place += usize::from(!member.replicas.is_empty());
+        }
+    }
+
+    /// Ends waits that take too long.
+    pub(super) fn look_at_checkpoints(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        match &self.phase {
+            Phase::Gathering { port, since } if at.since(*since) >= GATHERED_WITHIN => {
+                self.bring_newest(at, *port, next);
+            }
+            Phase::Bringing { step, since, .. } if at.since(*since) >= BROUGHT_WITHIN => {
+                let step = step.clone();
+                let late = self.hosts.iter().find(|host| !host.brought);
+                let Some(seat) = late.map(|host| host.seated.seat.group_rank) else { return };
+                let error = format!("its shards were not there within {BROUGHT_WITHIN}");
+                self.brought(at, seat, &step, Some(error), next);
+            }
+            _ => {}
+        }
+    }
+
+    /// The addresses where the hosts store copies of checkpoints for each other.
+    pub fn peers(&self) -> Vec<String> {
+        let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
+        peers.filter(|peer| !peer.is_empty()).collect()
+    }
+
+    pub(super) fn holds(&mut self, at: Mono, seat: u32, copies: Vec<Copy>, next: &mut VecDeque<Next>) {
+        let Phase::Gathering { port, .. } = self.phase else { return };
+        if let Some(host) = self.host(seat) {
+            host.holding = Some(copies);
+        }
+        if !self.awaits(|host| host.holding.is_none()) {
+            self.bring_newest(at, port, next);
+        }
+    }
+
+    /// Orders the shards of the newest step that is whole over all hosts to where its ranks will run.
+    fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
+        // Each host's list is moved out once: those of a large job are 100 MB.
+        self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
+        let world = self.world();
+        let all = steps_among(self.copies.iter().flatten(), None);
+        let fits = |state: &&StepState<&Copy>| {
+            state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
+        };
+        let chosen = all.iter().find(fits).map(|state| state.key.clone());
+        let chosen_step = chosen.as_ref().map(|key| key.step);
+        let other = newest_of_others(&all, chosen_step, world).map(|state| state.key.clone());
+        if !std::mem::replace(&mut self.other_world_done, true)
+            && let Some(other) = other
+        {
+            let reported = of_other_ranks(&other, chosen_step, world);
+            next.push_back(Next::Job(at, Input::Fact(reported)));
+            return self.bring(at, port, &other, next);
+        }
+        let Some(key) = chosen else {
+            return self.start(port, None, next);
+        };
+        let StepKey { step, attempt, .. } = &key;
+        let detail =
+            format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
+        next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
+        self.bring(at, port, &key, next);
+    }
+
+    /// A step of another number of ranks is brought as well: one of its shards, which is the whole step if all ranks
+    /// have the same state.
+    fn bring(&mut self, at: Mono, port: u16, step: &StepKey, next: &mut VecDeque<Next>) {
+        self.hosts.iter_mut().for_each(|host| host.brought = false);
+        self.phase = Phase::Bringing { port, step: step.clone(), since: at };
+        self.to_all(&Command::Bring { attempt: self.attempt, step: step.clone() }, next);
+    }
+
+    pub(super) fn brought(
+        &mut self,
+        at: Mono,
+        seat: u32,
+        of: &StepKey,
+        error: Option<String>,
+        next: &mut VecDeque<Next>,
+    ) {
+        let Phase::Bringing { port, step, .. } = &self.phase else { return };
+        let (port, step) = (*port, step.clone());
+        if step != *of {
+            return;
+        }
+        let Some(host) = self.host(seat) else { return };
+        host.brought = error.is_none();
+        if let Some(error) = error {
+            let detail = format!(
+                "{}: step {} cannot be restored: {error}; the next older whole step is taken",
+                host.named(),
+                step.step
+            );
+            let reported = observed("checkpoint_not_restored", Weight::Warning, detail);
+            next.push_back(Next::Job(at, Input::Fact(reported)));
+            self.failed_steps.insert(step);
+            self.bring_newest(at, port, next);
+        } else if !self.awaits(|host| !host.brought) {
+            match self.world() == step.world {
+                true => self.start(port, Some(step), next),
+                false => self.bring_newest(at, port, next),
+            }
+        }
+    }
+}
+
+/// The hosts with which a host in this place stores copies of checkpoints. In a large job these are not all, because
+/// each would ask every other one what it has: the neighbors, and some at growing distances, which are in other
+/// domains.
+fn around(peers: &[String], place: usize) -> Vec<String> {
+    let count = peers.len();
+    if count <= COPIES_AMONG {
+        return peers.to_vec();
+    }
+    let far = std::iter::successors(Some(2 * NEXT), |distance| Some(distance * 2));
+    let distances = (1..=NEXT).chain(far.take_while(|distance| *distance <= count / 2));
+    let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
+    let places: BTreeSet<usize> = places.chain([place]).map(|place| place % count).collect();
+    places.into_iter().filter_map(|place| peers.get(place).cloned()).collect()
+}
+
+/// The newest whole step of another number of ranks, if it is newer than the step from which all ranks resume.
+fn newest_of_others<'a, 'b>(
+    all: &'b [StepState<&'a Copy>],
+    chosen: Option<u64>,
+    world: u32,
+) -> Option<&'b StepState<&'a Copy>> {
+    let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
+    other.filter(|other| Some(other.key.step) > chosen)
+}
+
+/// A step of another number of ranks is whole only for that number. The observation reports which step is loaded.
+fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
+    let instead = match chosen {
+        Some(step) => format!("step {step}, the newest that {world} ranks have saved"),
+        None => format!("nothing, for no step of {world} ranks is whole"),
+    };
+    let detail = format!(
+        "step {} was saved by {} ranks, and there are {world} now. mainstay.checkpoint.load(replicated=True) and mainstay.dcp \
+         load it; mainstay.checkpoint.load() divides no shards and loads {instead}",
+        other.step, other.world
+    );
+    observed("checkpoint_of_other_ranks", Weight::Warning, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_a_large_job_hosts_store_copies_with_some_others_and_mutually() {
+        let names = |count: usize| (0..count).map(|host| format!("h{host}:1")).collect::<Vec<_>>();
+        let few = names(256);
+        assert_eq!(around(&few, 7), few);
+        let many = names(12_500);
+        for place in [0, 7, 6000, 12_499] {
+            let known = around(&many, place);
+            assert!(known.len() < 64, "{}", known.len());
+            let own = many[place].clone();
+            assert!(known.contains(&own) && known.contains(&many[(place + 1) % 12_500]));
+            let other = |peer: &&String| **peer != own;
+            for peer in known.iter().filter(other) {
+                let place = many.iter().position(|name| name == peer).expect("one of them");
+                assert!(around(&many, place).contains(&own), "{peer} does not know {own}");
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Reports of hosts: the leader answers them, combines them with reports of other hosts, or passes them to the job.
+
+use std::collections::VecDeque;
+
+use super::{HELD, Merge, Next, Phase};
+use crate::wire::Report;
+use mainstay_hang::{ACTIVITY, PlaceGroup, Waits, fold};
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Attempt;
+use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::job::Input;
+
+/// The evidence that hosts have collected.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Evidence {
+    pub(super) file: Option<String>,
+    pub(super) groups: Vec<PlaceGroup>,
+    pub(super) waits: Vec<Waits>,
+    pub(super) summary: Vec<String>,
+    pub(super) took: Span,
+}
+
+impl Merge {
+    /// A report of the host at this seat.
+    pub fn report(&mut self, at: Mono, seat: u32, report: Report, next: &mut VecDeque<Next>) {
+        match report {
+            Report::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
+                self.opened(at, seat, port, next);
+            }
+            Report::Holding { attempt, copies } if attempt == self.attempt => {
+                self.holds(at, seat, copies, next);
+            }
+            Report::Brought { attempt, step, error } if attempt == self.attempt => {
+                self.brought(at, seat, &step, error, next);
+            }
+            Report::Seated { attempt, seat: has } if attempt == self.attempt => {
+                self.has_seat(seat, &has, next);
+            }
+            Report::Opened { .. }
+            | Report::Seated { .. }
+            | Report::Holding { .. }
+            | Report::Brought { .. }
+            | Report::Looked { .. } => {}
+            Report::Fact { fact } => self.fact(at, seat, fact, next),
+            Report::Steps { attempt, ranks } => {
+                for (rank, done) in ranks {
+                    self.pass(at, seat, Input::Steps { attempt, rank, done }, next);
+                }
+            }
+            report => {
+                if let Some(input) = report.input() {
+                    self.pass(at, seat, input, next);
+                }
+            }
+        }
+    }
+
+    fn fact(&mut self, at: Mono, seat: u32, fact: Fact, next: &mut VecDeque<Next>) {
+        let current = self.attempt;
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.started = Some(ranks);
+                self.started_if_all_have(at, next);
+            }
+            Fact::StartFailed { attempt, error, .. } if attempt == current => {
+                if matches!(self.phase, Phase::Starting { .. }) {
+                    let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
+                    self.abandon(format!("{named}: {error}"), next);
+                }
+            }
+            Fact::AttemptEnded { attempt, orphans_killed, waiting } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.ended = Some((orphans_killed, waiting));
+                self.end_if_over(at, next);
+            }
+            Fact::EvidenceTaken { attempt, file, groups, waits, summary, took } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.evidence = Some(Evidence { file, groups, waits, summary, took });
+                self.evidence_if_complete(at, next);
+            }
+            Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
+                // Each host judges ranks without heartbeats itself, by the activity of their processes: ranks that
+                // wait for another host do nothing.
+                if let Some(host) = self.host(seat) {
+                    host.idle = true;
+                }
+                if self.hosts.iter().all(|host| host.idle || !host.here) {
+                    self.pass(at, seat, Input::Fact(fact), next);
+                }
+            }
+            Fact::HangPassed { attempt, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.idle = false;
+                }
+                self.collecting = false;
+                self.pass(at, seat, Input::Fact(fact), next);
+            }
+            Fact::StopRequested { .. } => {
+                if matches!(self.phase, Phase::Waiting { .. }) {
+                    // The job waits for a start that may never happen.
+                    let missing = self.missing();
+                    self.fail(at, format!("asked to stop while {missing} was missing"), next);
+                }
+                if matches!(self.phase, Phase::Arranged | Phase::Seating { .. }) {
+                    self.fail(at, "asked to stop while hosts got other ranks".to_owned(), next);
+                }
+                if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
+                    self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
+                }
+                next.push_back(Next::Job(at, Input::Fact(fact)));
+            }
+            Fact::RankExited { attempt, rank, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.exited.insert(rank);
+                }
+                self.pass(at, seat, Input::Fact(fact), next);
+            }
+            fact => self.pass(at, seat, Input::Fact(fact), next),
+        }
+    }
+
+    /// Passes on inputs about ranks; during a start only after all hosts have started.
+    pub(super) fn pass(&mut self, at: Mono, seat: u32, input: Input, next: &mut VecDeque<Next>) {
+        if !self.of_the_attempt(&input) || matches!(self.phase, Phase::Started | Phase::Idle) {
+            return next.push_back(Next::Job(at, input));
+        }
+        let Some(host) = self.host(seat) else { return };
+        if host.held.len() < HELD {
+            host.held.push_back((at, input));
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    fn of_the_attempt(&self, input: &Input) -> bool {
+        let attempt = match input {
+            Input::Steps { attempt, .. } | Input::Role { attempt, .. } => Some(*attempt),
+            Input::Fact(fact) => of_ranks(fact),
+            _ => None,
+        };
+        attempt == Some(self.attempt)
+    }
+
+    pub(super) fn evidence_if_complete(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if !self.collecting || self.awaits(|host| host.here && host.evidence.is_none()) {
+            return;
+        }
+        self.collecting = false;
+        let mut all = Evidence::default();
+        for host in &mut self.hosts {
+            let named = host.named();
+            let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else {
+                continue;
+            };
+            all.file = all.file.or_else(|| file.clone());
+            all.summary.extend(file.map(|file| format!("{named}: {file}")));
+            all.groups.extend(groups);
+            all.waits.extend(waits);
+            all.summary.extend(summary);
+            all.took = all.took.max(took);
+        }
+        let Evidence { file, groups, waits, summary, took } = all;
+        let of_group =
+            |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
+        let groups = fold(groups.into_iter().flat_map(of_group));
+        let attempt = self.attempt;
+        let taken = Fact::EvidenceTaken { attempt, file, groups, waits, summary, took };
+        next.push_back(Next::Job(at, Input::Fact(taken)));
+    }
+}
+
+/// The attempt of a fact about ranks that the job understands only when it knows them.
+fn of_ranks(fact: &Fact) -> Option<Attempt> {
+    match fact {
+        Fact::RankConnected { attempt, .. }
+        | Fact::RankRefused { attempt, .. }
+        | Fact::RankRaised { attempt, .. }
+        | Fact::RankEnding { attempt, .. }
+        | Fact::RankExited { attempt, .. }
+        | Fact::HostLost { attempt, .. }
+        | Fact::RanksHung { attempt, .. }
+        | Fact::HangPassed { attempt, .. } => Some(*attempt),
+        _ => None,
+    }
+}

@@ -1,0 +1,80 @@
+//! The compact form of a host's list of shard copies: each step is named once, and a copy is an array. A job of
+//! 100,000 ranks lists hundreds of thousands of them in each restart.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smol_str::SmolStr;
+
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+
+#[derive(Serialize, Deserialize)]
+struct Listed {
+    steps: Vec<StepKey>,
+    copies: Vec<Entry>,
+}
+
+/// The index of the step, the rank, the root, bytes, when it was sealed; the medium, whether it is the holder's own
+/// and was verified, and the holder.
+type Entry = (usize, u32, String, u64, i64, Medium, bool, bool, SmolStr);
+
+pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, S::Error> {
+    let mut steps: Vec<StepKey> = Vec::new();
+    let copies = copies.iter().map(|Copy { holder, medium, own, verified, shard }| {
+        let Shard { of, rank, root, bytes, created, piece } = shard;
+        // As everywhere on the wire, the name of a piece replaces the run.
+        let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run).into());
+        let of = StepKey { run, ..of.clone() };
+        let step = steps.iter().rposition(|known| *known == of).unwrap_or_else(|| {
+            steps.push(of);
+            steps.len() - 1
+        });
+        (step, *rank, root.clone(), *bytes, *created, *medium, *own, *verified, holder.clone())
+    });
+    let copies = copies.collect();
+    Listed { steps, copies }.serialize(to)
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Copy>, D::Error> {
+    let Listed { steps, copies } = Listed::deserialize(from)?;
+    let copy = |(step, rank, root, bytes, created, medium, own, verified, holder): Entry| {
+        let of = steps.get(step).ok_or_else(|| {
+            D::Error::custom(format!("copy of step {step} of the list, which has {}", steps.len()))
+        })?;
+        let shard = Shard { of: of.clone(), rank, root, bytes, created, piece: None }.understood();
+        Ok(Copy { holder, medium, own, verified, shard })
+    };
+    copies.into_iter().map(copy).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::wire::Report;
+    use mainstay_checkpoint::copies::{Parity, Piece};
+    use mainstay_model::id::Attempt;
+
+    use super::*;
+
+    fn copy(step: u64, rank: u32, piece: Option<Piece>) -> Copy {
+        let of = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
+        let shard = Shard { of, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
+        Copy { holder: "a:1".into(), medium: Medium::Memory, own: true, verified: false, shard }
+    }
+
+    #[test]
+    fn a_list_survives_a_round_trip_and_names_each_step_once() {
+        let piece = Piece { root: "r".to_owned(), bytes: 9, of: Parity { data: 2, parity: 1 }, index: 1 };
+        let copies = vec![copy(1, 0, None), copy(2, 0, None), copy(1, 1, Some(piece)), copy(2, 1, None)];
+        let report = Report::Holding { attempt: Attempt(3), copies };
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(text.matches(r#""run":"llm@5""#).count(), 2, "{text}");
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    }
+
+    #[test]
+    fn a_copy_of_a_step_that_is_not_listed_is_refused() {
+        let report = Report::Holding { attempt: Attempt(3), copies: vec![copy(1, 0, None)] };
+        let text = serde_json::to_string(&report).unwrap().replace(r#""copies":[[0,"#, r#""copies":[[1,"#);
+        let error = serde_json::from_str::<Report>(&text).unwrap_err().to_string();
+        assert!(error.contains("copy of step 1 of the list, which has 1"), "{error}");
+    }
+}

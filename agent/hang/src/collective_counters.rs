@@ -1,0 +1,94 @@
+//! Collective counters that are read once nothing moves: from NCCL's RAS service or from PyTorch's flight recorders.
+//! They find the ranks that the others wait for if the ranks' own pages do not show it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::counters::{Count, Counters};
+use mainstay_model::id::Rank;
+use mainstay_model::time::Mono;
+
+use crate::locate::ROOT_SHARE;
+use crate::wait_for::{End, Presence, locate};
+use mainstay_model::hang::{Hang, HangKind, Waits, listed};
+
+/// Such counters replace the culprits of a verdict below this confidence.
+const SURE: f64 = 0.9;
+
+/// The counters from one source.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// The counters of the ranks, zero in groups of which a silent rank is known to be a member.
+    pub counts: BTreeMap<Rank, Vec<Count>>,
+    /// Ranks about which the source has nothing current.
+    pub silent: BTreeSet<Rank>,
+    /// The names of the communicators.
+    pub names: BTreeMap<u64, String>,
+}
+
+/// The ranks that others wait for, according to the source `by`. `None` if unknown.
+pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
+    let all: Vec<Rank> = counted.counts.keys().copied().collect();
+    let mut counters = Counters::of(all.len());
+    for (place, counts) in counted.counts.values().enumerate() {
+        counters.set(place, counts);
+    }
+    let presence = |place: usize| match counted.silent.contains(&all[place]) {
+        false => Presence::Reports,
+        true => Presence::Silent(Mono::default()),
+    };
+    let found = locate(&counters, presence, |place| u32::try_from(place).unwrap_or(u32::MAX), all.len());
+    let (first, votes) = *found.ends.first()?;
+    let rank = |place: u32| all.get(place as usize).copied().unwrap_or_default();
+    let (kind, culprits, what) = match first {
+        End::Root(_) | End::Silent(_) => {
+            let named = found.ends.iter().filter(|(_, share)| share.saturating_mul(ROOT_SHARE) >= votes);
+            let named = named.filter_map(|(end, _)| match (first, *end) {
+                (End::Root(_), End::Root(place)) | (End::Silent(_), End::Silent(place)) => Some(rank(place)),
+                _ => None,
+            });
+            let culprits: Vec<Rank> = named.collect();
+            let what = format!("{votes} of {} waiting ranks wait for {}", found.waiting, listed(&culprits));
+            (matches!(first, End::Root(_)).then_some(HangKind::UserCode), culprits, what)
+        }
+        End::Mismatch(place) => {
+            let what = format!("{} entered another operation than the others", rank(place));
+            (Some(HangKind::Mismatch), vec![rank(place)], what)
+        }
+        End::Cycle(_) => {
+            let circle: Vec<Rank> = found.circle.iter().map(|place| rank(*place)).collect();
+            let what = format!("{} wait for each other in a circle", listed(&circle));
+            (Some(HangKind::Mismatch), circle, what)
+        }
+        // A silent rank may be the one that has not entered.
+        End::Network(_) if !counted.silent.is_empty() => return None,
+        End::Network(row) => {
+            let name = counted.names.get(&counters.name(row)).map_or("a communicator", String::as_str);
+            let what = format!("all ranks of {name} have entered an operation and none has left it");
+            (Some(HangKind::Network), Vec::new(), what)
+        }
+    };
+    Some(Waits { kind, culprits, reported: format!("by {by} {what}") })
+}
+
+/// Adds the evidence of the counters: they name the culprits if the verdict is not sure of them.
+pub fn weigh(hang: &mut Hang, waits: &Waits) {
+    if hang.confidence >= SURE || hang.kind == HangKind::Livelock {
+        return;
+    }
+    // An operation that all have entered does not clear a rank with other evidence against it: launches run
+    // ahead.
+    if waits.culprits.is_empty() && !hang.culprits.is_empty() {
+        return;
+    }
+    let mut all: Vec<Rank> = hang.culprits.drain(..).chain(hang.victims.drain(..)).collect();
+    all.sort_unstable();
+    hang.culprits.clone_from(&waits.culprits);
+    hang.victims = all.into_iter().filter(|rank| !waits.culprits.contains(rank)).collect();
+    // What a rank's page shows, such as a wait for data or a disk, is more specific than that others wait for it.
+    if let Some(kind) = waits.kind
+        && (kind != HangKind::UserCode || hang.kind == HangKind::AllStill)
+    {
+        hang.kind = kind;
+    }
+    hang.confidence = if waits.culprits.is_empty() { 0.8 } else { SURE };
+}

@@ -1,0 +1,243 @@
+//! Dumps of PyTorch's flight recorder from torch 2.8 over gloo with four ranks: parsing them and finding the rank that
+//! all others wait for.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_hang::flight::{BlockedCollective, FlightError, FlightRecord, counted, held_up, looks_like_one};
+use mainstay_hang::{HangKind, Waits, waits};
+use mainstay_model::id::Rank;
+use mainstay_wire::pickle::PickleError;
+
+const ABSENT: [&[u8]; 4] = [
+    include_bytes!("flight_records/absent_0.pickle"),
+    include_bytes!("flight_records/absent_1.pickle"),
+    include_bytes!("flight_records/absent_2.pickle"),
+    include_bytes!("flight_records/absent_3.pickle"),
+];
+const MISMATCH: [&[u8]; 4] = [
+    include_bytes!("flight_records/mismatch_0.pickle"),
+    include_bytes!("flight_records/mismatch_1.pickle"),
+    include_bytes!("flight_records/mismatch_2.pickle"),
+    include_bytes!("flight_records/mismatch_3.pickle"),
+];
+
+fn read(dump: &[u8]) -> FlightRecord {
+    FlightRecord::read(dump).unwrap_or_else(|error| panic!("a dump of torch is refused: {error}"))
+}
+
+fn reported(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
+    let records: BTreeMap<Rank, FlightRecord> =
+        of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+    let all: Vec<Rank> = (0..all).map(Rank).collect();
+    waits("the flight recorders", &counted(&all, &records))
+}
+
+#[test]
+fn a_dump_shows_the_progress_of_the_rank_in_each_group() {
+    let record = read(ABSENT[0]);
+    let world = &record.groups["0"];
+    assert_eq!((world.entered, world.completed, world.is_world), (2, 1, true));
+    assert_eq!(world.operation, "all_reduce of [8] Float");
+    let pair = &record.groups["1"];
+    assert_eq!((pair.entered, pair.completed, pair.is_world), (2, 2, false));
+}
+
+#[test]
+fn the_rank_that_never_entered_is_found_across_both_groups() {
+    let waits = reported(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::UserCode), &[Rank(2)][..]));
+    assert_eq!(waits.reported, "by the flight recorders 3 of 3 waiting ranks wait for rank 2");
+}
+
+#[test]
+fn a_rank_without_a_dump_is_the_culprit_and_the_kind_is_not_guessed() {
+    let waits = reported(&ABSENT, &[0, 1], 3).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (None, &[Rank(2)][..]));
+}
+
+#[test]
+fn if_all_ranks_entered_and_none_left_the_network_hangs() {
+    let waits = reported(&ABSENT, &[0, 1], 2).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.len()), (Some(HangKind::Network), 0));
+    assert_eq!(
+        waits.reported,
+        "by the flight recorders all ranks of process group 0 have entered an operation and none has left it"
+    );
+}
+
+#[test]
+fn a_different_operation_with_the_same_number_is_a_mismatch() {
+    let waits = reported(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
+}
+
+#[test]
+fn ranks_that_wait_for_nothing_give_no_answer() {
+    // A single rank waits for no other.
+    assert_eq!(reported(&[ABSENT[2]], &[0], 1), None);
+    assert_eq!(reported(&ABSENT, &[], 4), None);
+}
+
+#[test]
+fn a_pickle_that_would_run_code_is_refused() {
+    let harmful = b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.";
+    let error = FlightRecord::read(harmful).expect_err("refused");
+    assert!(matches!(error, FlightError::Pickle(PickleError::Opcode { opcode: b'c', at: 2 })), "{error}");
+    assert_eq!(FlightRecord::read(b"\x80\x02}."), Err(FlightError::NoEntries));
+}
+
+#[test]
+fn a_truncated_or_corrupted_dump_never_panics() {
+    for dump in ABSENT {
+        for length in 0..dump.len() {
+            assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");
+        }
+        for at in 0..dump.len() {
+            let mut changed = dump.to_vec();
+            changed[at] ^= 0x15;
+            // It is parsed or refused.
+            let _ = FlightRecord::read(&changed);
+        }
+    }
+}
+
+/// Output of `_dump_fr_trace` for a program in which rank 2 sleeps before its second `all_reduce`.
+const LATE: [&[u8]; 4] = [
+    include_bytes!("flight_records/late_0.pickle"),
+    include_bytes!("flight_records/late_1.pickle"),
+    include_bytes!("flight_records/late_2.pickle"),
+    include_bytes!("flight_records/late_3.pickle"),
+];
+/// Output of `_dump_fr_trace_json` in the same run.
+const LATE_JSON: [&[u8]; 4] = [
+    include_bytes!("flight_records/late_0.json"),
+    include_bytes!("flight_records/late_1.json"),
+    include_bytes!("flight_records/late_2.json"),
+    include_bytes!("flight_records/late_3.json"),
+];
+
+/// What the records of these ranks show if no other rank of the job is known.
+fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<BlockedCollective> {
+    let records = of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+    held_up(&BTreeSet::new(), &records)
+}
+
+#[test]
+fn json_and_pickle_dumps_have_the_same_content() {
+    for (json, pickle) in LATE_JSON.iter().zip(LATE) {
+        assert!(looks_like_one(json) && looks_like_one(pickle));
+        assert_eq!(read(json), read(pickle));
+    }
+}
+
+#[test]
+fn records_name_the_rank_group_and_operation_that_the_others_wait_for() {
+    for dumps in [LATE, LATE_JSON] {
+        let shown = shown(&dumps, &[0, 1, 2, 3]).expect("ranks wait");
+        assert_eq!((shown.culprits.as_slice(), shown.kind), (&[Rank(2)][..], Some(HangKind::UserCode)));
+        assert_eq!(shown.waiting, [Rank(0), Rank(1), Rank(3)]);
+        assert_eq!((shown.process_group.as_str(), shown.collective), ("0", 2));
+        assert_eq!(shown.operation, "all_reduce of [8] Float");
+        assert_eq!(
+            shown.reported,
+            "rank 2 has not reached all_reduce of [8] Float (collective 2 of process group 0), in which ranks 0, 1, 3 wait"
+        );
+    }
+}
+
+#[test]
+fn the_operation_is_one_in_which_ranks_wait_directly_for_the_culprit() {
+    // Rank 3 waits too, but for a rank that waits itself.
+    let shown = shown(&ABSENT, &[0, 1, 2, 3]).expect("ranks wait");
+    assert_eq!((shown.culprits.as_slice(), shown.process_group.as_str()), (&[Rank(2)][..], "0"));
+    assert_eq!(shown.waiting, [Rank(0), Rank(1)]);
+}
+
+#[test]
+fn a_rank_without_a_flight_record_is_reported_as_such() {
+    let records: BTreeMap<Rank, FlightRecord> =
+        [0, 1, 3].iter().map(|rank| (Rank(*rank), read(LATE_JSON[*rank as usize]))).collect();
+    let known = BTreeSet::from([Rank(2)]);
+    let shown = held_up(&known, &records).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(2)][..]));
+    assert_eq!(shown.without_record, [Rank(2)]);
+    assert!(shown.reported.ends_with("and rank 2 has no flight record"), "{}", shown.reported);
+    // Rank 2 is unknown here: all known ranks have entered.
+    let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.len()), (Some(HangKind::Network), 0));
+    assert!(shown.reported.ends_with("and none has left it"), "{}", shown.reported);
+}
+
+#[test]
+fn ranks_in_different_operations_are_reported_with_both_operations() {
+    let shown = shown(&MISMATCH, &[0, 1, 2, 3]).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
+    assert!(
+        shown.reported.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"),
+        "{}",
+        shown.reported
+    );
+    assert!(
+        shown.reported.ends_with("and ranks 0, 2, 3 entered all_reduce of [8] Float"),
+        "{}",
+        shown.reported
+    );
+}
+
+/// A record as NCCL's recorder writes it for asynchronous operations: numbers `1..=to`, completed up to `done`.
+fn launched(done: u64, to: u64) -> FlightRecord {
+    let entries: Vec<String> = (1..=to)
+        .map(|number| {
+            let state = if number <= done { "completed" } else { "scheduled" };
+            format!(
+                r#"{{"process_group": ["7", "tp"], "collective_seq_id": {number}, "is_p2p": false, "retired": false,
+                "profiling_name": "nccl:all_gather_{number}", "state": "{state}", "input_sizes": [[{number}]],
+                "input_dtypes": ["BFloat16"], "frames": [{{"line": 1}}], "time_created_ns": {number}}}"#
+            )
+        })
+        .collect();
+    let text = format!(
+        r#" {{"version": "2.10", "entries": [{}], "pg_config": {{"7": {{"ranks": [4, 5, 6]}}}}}}"#,
+        entries.join(",")
+    );
+    assert!(looks_like_one(text.as_bytes()));
+    read(text.as_bytes())
+}
+
+#[test]
+fn the_operation_is_the_first_that_the_culprit_did_not_enter() {
+    let records = [(4, 2, 9), (5, 2, 2), (6, 2, 8)];
+    let records = records.map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+    let shown = held_up(&BTreeSet::new(), &records.into()).expect("ranks wait");
+    assert_eq!((shown.culprits.as_slice(), shown.collective), (&[Rank(5)][..], 3));
+    assert_eq!(shown.operation, "all_gather_3 of [3] BFloat16");
+    let no_one = [(4, 3, 3), (5, 3, 3)].map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+    assert_eq!(held_up(&BTreeSet::new(), &no_one.into()), None, "no rank waits");
+}
+
+#[test]
+fn invalid_json_is_refused_and_a_log_is_not_mistaken_for_a_dump() {
+    assert!(matches!(FlightRecord::read(b"{\"entries\": [1, 2"), Err(FlightError::Json(_))));
+    assert_eq!(FlightRecord::read(b"{\"entries\": 3}"), Err(FlightError::NoEntries));
+    let deep = [b"{\"entries\":".to_vec(), vec![b'['; 100_000]].concat();
+    assert!(matches!(FlightRecord::read(&deep), Err(FlightError::Json(_))), "nested too deeply");
+    for log in ["step 1 loss 2.0\n", "{\"entries\": 3, \"step\": 1}\n", "{\"pg_config\": {}}\n", ""] {
+        assert!(!looks_like_one(log.as_bytes()), "{log}");
+    }
+}
+
+#[test]
+fn a_truncated_or_corrupted_json_dump_never_panics() {
+    for dump in LATE_JSON {
+        for length in 0..dump.len().saturating_sub(1) {
+            assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");
+        }
+        for at in 0..dump.len() {
+            let mut changed = dump.to_vec();
+            changed[at] ^= 0x15;
+            let _ = FlightRecord::read(&changed);
+        }
+    }
+}

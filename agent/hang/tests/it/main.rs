@@ -1,0 +1,16 @@
+//! The crate as its callers use it.
+//!
+//! One executable for all tests: each module is a subject.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "tests read files, and a panic in a test is its report"
+)]
+
+mod flight;
+mod hang;
+mod hang_healthy;
+mod nccl_ras;
+mod support;

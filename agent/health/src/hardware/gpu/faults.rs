@@ -1,0 +1,292 @@
+//! The faults of one device, by code.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::history::{History, Terms};
+use super::limits::DeviceLimits;
+use super::line;
+use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
+use mainstay_model::time::{Mono, Span};
+
+/// What a log line reports about a device.
+#[derive(Clone, Debug)]
+pub(super) struct FaultReport {
+    pub(super) at: Mono,
+    pub(super) kind: &'static str,
+    pub(super) code: u32,
+    pub(super) name: String,
+    pub(super) state: HealthState,
+    pub(super) action: RecommendedAction,
+    pub(super) line: String,
+    /// Confidence: lower if only a number is known, or if its meaning is unknown.
+    pub(super) confidence: f64,
+}
+
+/// Codes that report the same fault in different words share their history.
+fn one_fault(code: u32) -> u32 {
+    match code {
+        120 => 119,
+        109 | 158 => 46,
+        code => code,
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Fault {
+    last: Mono,
+    count: u64,
+    came: FaultReport,
+    /// Codes that followed as a consequence.
+    echoes: BTreeSet<u32>,
+    /// An earlier remedy did not help.
+    again: bool,
+}
+
+/// The driver's last recommended recovery action.
+#[derive(Clone, Debug)]
+struct DriverSays {
+    at: Mono,
+    number: u32,
+    line: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults {
+    held: BTreeMap<u32, Fault>,
+    driver: Option<DriverSays>,
+    history: History,
+    /// Nothing was logged in this boot.
+    of_another_boot: bool,
+}
+
+impl Faults {
+    /// Adds a fault. Codes shortly before it that were only its echo are folded into it.
+    pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
+        let window = limits.echo_window.0;
+        let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
+        let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
+        let again = action > came.action;
+        let came = FaultReport { action, ..came };
+        self.of_another_boot = false;
+        let earlier: BTreeSet<u32> = self
+            .held
+            .iter()
+            .filter(|(code, fault)| echoes.contains(code) && came.at.since(fault.last) <= window)
+            .map(|(code, _)| *code)
+            .collect();
+        self.held.retain(|code, _| !earlier.contains(code));
+        let fault = self.held.entry(came.code).or_insert_with(|| Fault {
+            last: came.at,
+            count: 0,
+            came: came.clone(),
+            echoes: BTreeSet::new(),
+            again,
+        });
+        fault.again |= again;
+        fault.count = fault.count.saturating_add(1);
+        // The event was withdrawn and is now reported in more detail.
+        if fault.count == 1 {
+            fault.came = came.clone();
+        }
+        fault.last = fault.last.max(came.at);
+        fault.echoes.extend(earlier);
+        // The most severe of its lines counts and is shown.
+        if (came.state, came.action) > (fault.came.state, fault.came.action) {
+            fault.came = came;
+        }
+    }
+
+    /// Adds a code with unknown meaning. Once, it is an event. If it recurs, a person should look at it.
+    pub(super) fn unknown(
+        &mut self,
+        at: Mono,
+        kind: &'static str,
+        code: u32,
+        line: &str,
+        limits: &DeviceLimits,
+    ) {
+        let mut came = FaultReport::unknown(at, kind, code, line);
+        if self.history.of_unknown(code, at, limits.link_burst.0, limits.repeats_window.0)
+            >= limits.unknown_codes
+        {
+            (came.state, came.action) = (HealthState::Degraded, RecommendedAction::ContactSupport);
+        }
+        self.came(came, &BTreeSet::new(), limits);
+    }
+
+    /// Withdraws the last fault with this code: it is reported again in more detail.
+    pub(super) fn retract(&mut self, code: u32) {
+        if let Some(fault) = self.held.get_mut(&code) {
+            fault.count = fault.count.saturating_sub(1);
+        }
+    }
+
+    /// Folds `code` into the fault `cause`, if there is one.
+    pub(super) fn echo(&mut self, at: Mono, cause: u32, code: u32) -> bool {
+        let Some(fault) = self.held.get_mut(&cause) else { return false };
+        fault.last = fault.last.max(at);
+        fault.echoes.insert(code);
+        true
+    }
+
+    /// Folds `code` into the newest fault that it can follow.
+    pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32, window: Span) -> bool {
+        let cause = self
+            .held
+            .iter()
+            .filter(|(held, fault)| causes.contains(held) && at.since(fault.last) <= window)
+            .max_by_key(|(_, fault)| fault.last)
+            .map(|(held, _)| *held);
+        cause.is_some_and(|cause| self.echo(at, cause, code))
+    }
+
+    /// The driver reports the recovery action that the device needs; 0 means healthy again.
+    pub(super) fn driver_reported(&mut self, at: Mono, number: u32, line: &str, window: Span) {
+        if number == 0 {
+            self.held.clear();
+            self.driver = None;
+            self.history.was_reset();
+            return;
+        }
+        self.of_another_boot = false;
+        let newest = self.held.values_mut().max_by_key(|fault| fault.last);
+        if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= window) {
+            fault.echoes.insert(super::RECOVERY_ACTION);
+        }
+        self.driver = Some(DriverSays { at, number, line: line.to_owned() });
+    }
+
+    pub(super) fn cancel(&mut self, codes: &BTreeSet<u32>) {
+        self.held.retain(|code, _| !codes.contains(code));
+    }
+
+    /// A fault that new processes fix ends some time after it was last seen.
+    pub(super) fn forget_passed(&mut self, now: Mono, after: Span) {
+        let passing = |action| action <= RecommendedAction::RestartProcess;
+        self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
+    }
+
+    /// Another boot starts: all faults are over, but the attempted remedies are kept.
+    pub(super) fn next_boot(&mut self) {
+        self.held.clear();
+        self.driver = None;
+        self.history.was_booted();
+        self.of_another_boot = true;
+    }
+
+    /// Whether all information is from another boot.
+    pub(super) fn are_of_another_boot(&self) -> bool {
+        self.of_another_boot
+    }
+
+    /// Counts an error of a link. Returns the number of errors within a week.
+    pub(super) fn on_link(&mut self, link: u32, at: Mono, limits: &DeviceLimits) -> u32 {
+        self.history.on_link(link, at, limits.link_burst.0, limits.remembered.0)
+    }
+
+    /// An operator acknowledged everything until `at`.
+    pub(super) fn forget_until(&mut self, at: Mono) {
+        self.held.retain(|_, fault| fault.last > at);
+        self.driver = self.driver.take().filter(|says| says.at > at);
+    }
+
+    pub(super) fn forget_what_a_reset_heals(&mut self, at: Mono) {
+        let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
+        self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
+        self.history.was_reset();
+        self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
+    }
+
+    /// When the newest fault was last seen.
+    pub(super) fn last(&self) -> Option<Mono> {
+        let held = self.held.values().map(|fault| fault.last);
+        held.chain(self.driver.iter().map(|says| says.at)).max()
+    }
+
+    /// Whether there are no faults.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.driver.is_none()
+    }
+
+    /// State and action of all faults. The driver's recovery action overrides the table.
+    pub(super) fn weight(&self) -> (HealthState, RecommendedAction) {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.action));
+        let stated = self.driver.iter().map(DriverSays::means);
+        let (mut state, mut action) = (HealthState::Healthy, RecommendedAction::None);
+        for (of_one, needed) in held.chain(stated) {
+            (state, action) = (state.max(of_one), action.max(needed));
+        }
+        (state, action)
+    }
+
+    /// When the first fault of this severity was logged.
+    pub(super) fn began(&self, state: HealthState) -> Option<Mono> {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.at));
+        let stated = self.driver.iter().map(|says| (says.means().0, says.at));
+        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
+    }
+
+    /// Confidence that the device is in this state.
+    pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));
+        let stated = self.driver.iter().map(|says| (says.means().0, 1.0));
+        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
+    }
+
+    /// Most severe first.
+    pub(super) fn reasons(&self) -> Vec<String> {
+        let mut faults: Vec<&Fault> = self.held.values().collect();
+        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
+        let mut reasons: Vec<String> = faults.into_iter().map(Fault::reported).collect();
+        if let Some(says) = &self.driver {
+            reasons.push(format!("the driver says that it needs {}", says.words()));
+        }
+        reasons
+    }
+
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        let lines = self.held.values().map(|fault| line(&fault.came.line));
+        lines.chain(self.driver.iter().map(|says| line(&says.line))).collect()
+    }
+}
+
+impl Fault {
+    fn reported(&self) -> String {
+        let FaultReport { kind, code, name, .. } = &self.came;
+        let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
+        let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
+        let wake =
+            if wake.is_empty() { String::new() } else { format!(" (followed by {})", wake.join(", ")) };
+        let again = if self.again { "; it recurred after the attempted repair" } else { "" };
+        match *kind {
+            "" => format!("{name}{times}{wake}{again}"),
+            kind => format!("{kind} {code}: {name}{times}{wake}{again}"),
+        }
+    }
+}
+
+impl DriverSays {
+    fn means(&self) -> (HealthState, RecommendedAction) {
+        let (state, action, _) = recovery(self.number);
+        (state, action)
+    }
+
+    fn words(&self) -> &'static str {
+        recovery(self.number).2
+    }
+}
+
+/// The driver's recovery actions (NVML_DEVICE_RECOVERY_ACTION): state, action, description.
+pub(super) fn recovery(number: u32) -> (HealthState, RecommendedAction, &'static str) {
+    use HealthState::{Degraded, Unhealthy};
+    match number {
+        1 => (Unhealthy, RecommendedAction::ResetDevice, "a reset"),
+        2 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the node"),
+        3 => (Degraded, RecommendedAction::RestartProcess, "its peers drained"),
+        4 => (Degraded, RecommendedAction::ResetDevice, "to be drained and reset"),
+        5 => (Degraded, RecommendedAction::ContactSupport, "its IMEX domain recovered"),
+        6 => (Unhealthy, RecommendedAction::ResetDevice, "a reset of its bus"),
+        7 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the system"),
+        _ => (Degraded, RecommendedAction::ContactSupport, "what this version does not know"),
+    }
+}

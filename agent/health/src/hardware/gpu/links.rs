@@ -1,0 +1,353 @@
+//! The NVLinks of one GPU. The links that should be up are learned from healthy readings; each faulty link is a
+//! component.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Shown;
+use super::details::LinkErrors;
+use super::limits::DeviceLimits;
+use super::reading::{GpuReading, Read};
+use super::rules::Rules;
+use super::rules::SAMPLED;
+use super::watch::{Change, CheckResult, Growth, Problem, Watch};
+use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
+use mainstay_model::pci::PciAddress;
+use mainstay_model::time::Mono;
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use RecommendedAction::{ContactSupport, ResetDevice};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Links {
+    /// Links that were up in several readings; links that the board does not have were never up.
+    learned: BTreeSet<u32>,
+    /// The links that were up in the last readings, and the number of these readings in a row.
+    candidate: (BTreeSet<u32>, u32),
+    up: BTreeSet<u32>,
+    links: BTreeMap<u32, Link>,
+    /// The expected number of links.
+    expected: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Link {
+    down: Watch,
+    errors: Watch,
+    failed: Watch,
+    rate: Watch,
+    damaged: Growth,
+    recoveries: Growth,
+    failures: Growth,
+    remote: Option<PciAddress>,
+    /// Set once the link was faulty: from then on it is shown, also when it is healthy again.
+    shown: Option<Shown>,
+}
+
+impl Links {
+    /// Restores the links that should be up, as learned before a restart.
+    pub(super) fn recall(&mut self, learned: BTreeSet<u32>) {
+        self.learned = learned;
+    }
+
+    /// Restores a finding of a check such as `nvlink_down 3` from before a restart; `None`: it was over. Returns
+    /// whether the check exists.
+    pub(super) fn recall_finding(&mut self, check: &str, problem: Option<Problem>, until: Mono) -> bool {
+        let Some((what, link)) = check.split_once(' ') else { return false };
+        let Ok(link) = link.parse() else { return false };
+        let of = self.links.entry(link).or_default();
+        let watch = match what {
+            "nvlink_down" => &mut of.down,
+            "nvlink_errors" => &mut of.errors,
+            "nvlink_recovery_failed" => &mut of.failed,
+            "nvlink_error_rate" => &mut of.rate,
+            _ => return false,
+        };
+        *watch = Watch::default();
+        if let Some(problem) = problem {
+            watch.hold(problem, until);
+        }
+        true
+    }
+
+    pub(super) fn learned(&self) -> &BTreeSet<u32> {
+        &self.learned
+    }
+
+    /// The number of links that are up and that should be up; `None` for a GPU without links.
+    pub(super) fn counts(&self) -> Option<(usize, usize)> {
+        (!self.links.is_empty()).then_some((self.up.len(), self.expected))
+    }
+
+    pub(super) fn take_in(
+        &mut self,
+        at: Mono,
+        reading: &GpuReading,
+        rules: Rules<'_>,
+    ) -> Vec<(String, Change)> {
+        let split = reading.mig.value() == Some(&true);
+        let readable = reading.nvlinks.iter().all(|link| !matches!(link.up, Read::Failed(_)));
+        let is_up = |of: &&super::LinkReading| of.up.value() == Some(&true);
+        if readable && !matches!(reading.mig, Read::Failed(_)) {
+            self.up = reading.nvlinks.iter().filter(is_up).map(|of| of.link).collect();
+            if !split {
+                self.learn(rules.limits.worsen_after);
+            }
+        }
+        let wanted = rules.expected.nvlinks as usize;
+        self.expected = if wanted > 0 { wanted } else { self.learned.union(&self.up).count() };
+        if split {
+            self.expected = self.up.len();
+        }
+        let listed = reading.nvlinks.iter().map(|of| of.link);
+        // If the expected number is configured, a link that is not even listed counts as missing.
+        let counted = 0..u32::try_from(wanted).unwrap_or(0);
+        let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).chain(counted).collect();
+        let mut changes = Vec::new();
+        for link in all {
+            let reported = reading.nvlinks.iter().find(|of| of.link == link);
+            let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
+            let look = match reported.map(|of| &of.up) {
+                _ if split => CheckResult::NotApplicable,
+                Some(Read::Value(true)) => CheckResult::Healthy,
+                Some(Read::Failed(_)) => CheckResult::Unread,
+                // The driver does not report the link as down; it no longer reports it at all.
+                Some(Read::NotOffered) | None if wanted == 0 => CheckResult::of(should.then(|| {
+                    let words = format!("NVLink {link} was up before, and the driver no longer reports it");
+                    Problem::new(Unknown, words, RecommendedAction::None).by(
+                        "NVML NVLink state",
+                        "not told",
+                        "up",
+                    )
+                })),
+                Some(Read::Value(false) | Read::NotOffered) | None => CheckResult::of(should.then(|| {
+                    let why = if wanted > 0 {
+                        format!(": {wanted} should be up")
+                    } else {
+                        " that was up before".to_owned()
+                    };
+                    let words = format!("NVLink {link} down{why}");
+                    let problem = Problem::new(Unhealthy, words, ResetDevice);
+                    let before = self.learned.contains(&link).then_some("up");
+                    problem.by("NVML NVLink state", "down", "up").was(before)
+                })),
+            };
+            let of = self.links.entry(link).or_default();
+            push(&mut changes, link, "nvlink_down", of.down.step(look, rules.at_once()));
+        }
+        if let Some(details) = reading.details.as_ref().filter(|_| !split) {
+            for errors in &details.links {
+                self.links.entry(errors.link).or_default().errors(at, errors, rules, &mut changes);
+            }
+        }
+        changes
+    }
+
+    /// Links that were up in `after` readings in a row should be up.
+    fn learn(&mut self, after: u32) {
+        let (candidate, times) = &mut self.candidate;
+        if *candidate == self.up {
+            *times = times.saturating_add(1);
+        } else {
+            (*candidate, *times) = (self.up.clone(), 1);
+        }
+        if *times >= after {
+            self.learned.extend(&self.up);
+        }
+    }
+
+    /// All link problems as one problem of the GPU.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let held: Vec<(u32, &Problem)> = self
+            .links
+            .iter()
+            .flat_map(|(number, link)| link.problems().map(|problem| (*number, problem)))
+            .collect();
+        let worst =
+            held.iter().map(|(_, problem)| problem).max_by_key(|problem| (problem.state, problem.action))?;
+        let is_down = |of: &Problem| of.state == Unhealthy;
+        let down: Vec<String> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.down.held().is_some_and(is_down))
+            .map(|(number, _)| number.to_string())
+            .collect();
+        let mut words = Vec::new();
+        if !down.is_empty() {
+            let (up, expected) = (self.up.len(), self.expected);
+            words.push(format!("NVLink {} down, {up} of {expected} up", down.join(", ")));
+        }
+        words.extend(
+            held.iter()
+                .filter(|(number, problem)| {
+                    let down = |link: &Link| link.down.held().is_some_and(|of| of == *problem && is_down(of));
+                    self.links.get(number).is_some_and(|link| !down(link))
+                })
+                .map(|(_, problem)| problem.reason.clone()),
+        );
+        let weighty = held.iter().map(|(_, problem)| problem).filter(|problem| problem.state == worst.state);
+        let sure = weighty.map(|problem| problem.confidence).fold(0.0, f64::max);
+        let mut whole = Problem::new(worst.state, words.join("; "), worst.action).sure(sure);
+        // Enough for a reader; each faulty link has a component with all evidence.
+        const SHOWN: usize = 4;
+        let evidence = held.iter().flat_map(|(number, problem)| {
+            problem
+                .evidence
+                .iter()
+                .map(move |of| Evidence { source: format!("{} (link {number})", of.source), ..of.clone() })
+        });
+        whole.evidence = evidence.take(SHOWN).collect();
+        Some(whole)
+    }
+
+    /// Whether the check has found a problem on one of the links.
+    pub(super) fn holds(&self, check: &str) -> bool {
+        let held = |link: &Link| match check {
+            "nvlink_down" => link.down.held().is_some(),
+            "nvlink_errors" => {
+                link.errors.held().is_some() || link.failed.held().is_some() || link.rate.held().is_some()
+            }
+            _ => false,
+        };
+        self.links.values().any(held)
+    }
+
+    pub(super) fn summary(&self) -> Option<String> {
+        let (up, expected) = self.counts()?;
+        Some(format!("{up} up, {expected} expected"))
+    }
+
+    /// A component for each link that is or was faulty.
+    pub(super) fn components(&mut self, gpu: PciAddress, now: Mono, read_at: Option<Mono>) -> Vec<Component> {
+        let mut components = Vec::new();
+        for (number, link) in &mut self.links {
+            let problems: Vec<Problem> = link.problems().cloned().collect();
+            if problems.is_empty() && link.shown.is_none() {
+                continue;
+            }
+            let state = problems.iter().map(|problem| problem.state).max().unwrap_or(Healthy);
+            let action = problems.iter().map(|problem| problem.action).max().unwrap_or_default();
+            let weighty = problems.iter().filter(|problem| problem.state == state);
+            let confidence = weighty.map(|problem| problem.confidence).reduce(f64::max).unwrap_or(1.0);
+            let mut reasons: Vec<String> = problems.iter().map(|problem| problem.reason.clone()).collect();
+            if reasons.is_empty() {
+                reasons.push("up and healthy again".to_owned());
+            }
+            if let Some(remote) = link.remote {
+                reasons.push(format!("its other end is {remote}"));
+            }
+            components.push(Component {
+                name: format!("nvlink.{gpu}/{number}"),
+                state,
+                reason: reasons.join("; "),
+                action,
+                evidence: problems.into_iter().flat_map(|problem| problem.evidence).collect(),
+                read_at,
+                since: link.shown.get_or_insert_default().since(state, now),
+                confidence,
+                ..Component::default()
+            });
+        }
+        components
+    }
+}
+
+fn push(changes: &mut Vec<(String, Change)>, link: u32, what: &str, change: Change) {
+    if change != Change::None {
+        changes.push((format!("{what} {link}"), change));
+    }
+}
+
+impl Link {
+    fn problems(&self) -> impl Iterator<Item = &Problem> {
+        [&self.down, &self.failed, &self.errors, &self.rate].into_iter().filter_map(Watch::held)
+    }
+
+    fn errors(
+        &mut self,
+        at: Mono,
+        reported: &LinkErrors,
+        rules: Rules<'_>,
+        changes: &mut Vec<(String, Change)>,
+    ) {
+        let limits = rules.limits;
+        self.remote = reported.remote.or(self.remote);
+        let errors = self.damaged(at, reported, limits);
+        push(changes, reported.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
+        let failed = reported.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
+            let grown = self.failures.step(at, count, limits.nvlink_failed_for.0);
+            let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
+            CheckResult::of((grown.by > 0).then(|| {
+                let problem = Problem::new(Unhealthy, words, ResetDevice);
+                problem.gained("NVML NVLink recoveries that failed", &grown, 0)
+            }))
+        });
+        push(
+            changes,
+            reported.link,
+            "nvlink_recovery_failed",
+            self.failed.step_at(at, failed, rules.at_once()),
+        );
+        push(
+            changes,
+            reported.link,
+            "nvlink_error_rate",
+            self.rate.step(rate(reported, limits), rules.patient()),
+        );
+    }
+
+    /// Judges the increase within a window: counters do not fall before a reset, and one old error is not news.
+    fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
+        if reported.replays.is_none()
+            && reported.crc.is_none()
+            && reported.recoveries.is_none()
+            && reported.recovered.is_none()
+            && reported.damaged_packets.is_none()
+        {
+            return CheckResult::NotApplicable;
+        }
+        let kinds = [reported.replays, reported.crc, reported.damaged_packets].into_iter().flatten();
+        let damaged = kinds.fold(0, u64::saturating_add);
+        let damaged = self.damaged.step(at, damaged, limits.nvlink_window.0);
+        let recoveries = reported.recoveries.unwrap_or(0).saturating_add(reported.recovered.unwrap_or(0));
+        let recoveries = self.recoveries.step(at, recoveries, limits.nvlink_window.0);
+        let checked = [
+            (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
+            (recoveries, limits.nvlink_recoveries_per_minute, "recoveries"),
+        ];
+        let ill = checked
+            .iter()
+            .copied()
+            .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
+        let near = checked
+            .iter()
+            .any(|(grown, limit, _)| grown.per_minute() >= limits.taken_back(f64::from(*limit)));
+        let judged = CheckResult::of(ill.map(|(grown, limit, what)| {
+            let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
+            Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
+                &format!("NVML NVLink {what}"),
+                &grown,
+                format!("{limit} a minute"),
+            )
+        }));
+        judged.unless_near(near)
+    }
+}
+
+/// The error rate after correction, by bits or symbols, whichever is higher.
+fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
+    let limit = limits.nvlink_error_rate;
+    let rates = [("bit", reported.effective_ber), ("symbol", reported.symbol_ber)];
+    let reported_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
+    let Some((what, rate)) = reported_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
+        return CheckResult::NotApplicable;
+    };
+    let words = format!("NVLink {}: error rate after correction is {rate:.0e} per {what}", reported.link);
+    CheckResult::of((rate > limit).then(|| {
+        Problem::new(Degraded, words, ContactSupport).by(
+            &format!("NVML NVLink {what} error rate after correction"),
+            format!("{rate:.1e}"),
+            format!("{limit:.0e}"),
+        )
+    }))
+    .unless_near(rate > limits.taken_back(limit))
+}

@@ -1,0 +1,73 @@
+//! Programs that failed on a GPU. The programs are the culprit unless many different ones fail on one GPU only.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::line;
+use mainstay_model::health::Evidence;
+use mainstay_model::kernel::Xid;
+use mainstay_model::time::{Mono, Span};
+
+/// Maximum number of remembered failures.
+const REMEMBERED: usize = 64;
+/// Maximum number of lines shown as evidence.
+const SHOWN: usize = 3;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Programs {
+    failures: VecDeque<Failure>,
+}
+
+#[derive(Clone, Debug)]
+struct Failure {
+    at: Mono,
+    code: u32,
+    name: Option<String>,
+    line: String,
+}
+
+impl Programs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    pub(super) fn faulted(&mut self, at: Mono, xid: &Xid) {
+        if self.failures.len() == REMEMBERED {
+            self.failures.pop_front();
+        }
+        let (name, line) = (xid.process.clone(), xid.place.line.clone());
+        self.failures.push_back(Failure { at, code: xid.code, name, line });
+    }
+
+    /// Withdraws the last failure with this code: it is reported again in more detail.
+    pub(super) fn retract(&mut self, code: u32) {
+        if let Some(place) = self.failures.iter().rposition(|failure| failure.code == code) {
+            self.failures.remove(place);
+        }
+    }
+
+    /// Whether any failed within the last `span`; drops older failures.
+    pub(super) fn any_since(&mut self, now: Mono, span: Span) -> bool {
+        self.failures.retain(|failure| now.since(failure.at) <= span);
+        !self.failures.is_empty()
+    }
+
+    /// The names of the programs that failed, without duplicates.
+    pub(super) fn names(&self) -> Vec<String> {
+        let names: BTreeSet<&String> =
+            self.failures.iter().filter_map(|failure| failure.name.as_ref()).collect();
+        names.into_iter().cloned().collect()
+    }
+
+    pub(super) fn summary(&self) -> Option<String> {
+        let last = self.failures.back()?;
+        let who = last.name.as_deref().unwrap_or("a program");
+        Some(match self.failures.len() {
+            1 => format!("{who} failed on it (XID {})", last.code),
+            count => format!("programs failed on it {count} times, last {who} (XID {})", last.code),
+        })
+    }
+
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        self.failures.iter().rev().take(SHOWN).map(|failure| line(&failure.line)).collect()
+    }
+}

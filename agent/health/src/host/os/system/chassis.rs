@@ -1,0 +1,61 @@
+//! The management controller's sensors of power supplies, fans and temperatures: the host's surroundings, which no
+//! program on it can fix.
+
+use std::collections::BTreeMap;
+
+use super::sample::SystemSample;
+use crate::host::os::Reading;
+use crate::host::os::findings::Findings;
+use crate::parse::ipmi::{Level, Sensor};
+use mainstay_model::health::{HealthState, RecommendedAction};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChassisWatch {
+    /// Samples in a row in which a sensor was faulty.
+    ill: BTreeMap<String, u32>,
+    last: Option<Reading<Vec<Sensor>>>,
+}
+
+impl ChassisWatch {
+    /// The controller is slow and rarely queried: between queries the last answer counts.
+    pub(super) fn judge(&mut self, looks: u32, sample: &SystemSample) -> Option<Findings> {
+        if let Some(reading) = &sample.sensors {
+            if let Some(sensors) = reading.value() {
+                self.follow(sensors);
+            }
+            self.last = Some(reading.clone());
+        }
+        let sensors = match self.last.as_ref()? {
+            Reading::Value(sensors) => sensors,
+            Reading::NotAvailable(_) => return None,
+            Reading::Failed(why) => {
+                let mut findings = Findings::default();
+                findings.unreadable(why.clone());
+                return Some(findings);
+            }
+        };
+        let mut findings = Findings::default();
+        for sensor in sensors {
+            let Some(seen) = self.ill.get(&sensor.name).copied() else { continue };
+            findings.evidence(&sensor.name, sensor.reading.clone(), None);
+            if seen < looks.max(1) {
+                continue;
+            }
+            let how = if sensor.level == Level::Critical { "is critical" } else { "is near its limit" };
+            let words = format!("{} {how}: {}", sensor.name, sensor.reading);
+            findings.problem(HealthState::Degraded, words, RecommendedAction::ContactSupport);
+        }
+        findings.summary(format!("{} sensors of the management controller are in order", sensors.len()));
+        Some(findings)
+    }
+
+    fn follow(&mut self, sensors: &[Sensor]) {
+        let before = std::mem::take(&mut self.ill);
+        let ill = sensors.iter().filter(|sensor| sensor.level > Level::Ok);
+        self.ill = ill
+            .map(|sensor| {
+                (sensor.name.clone(), before.get(&sensor.name).map_or(1, |seen| seen.saturating_add(1)))
+            })
+            .collect();
+    }
+}

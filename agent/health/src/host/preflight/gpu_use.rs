@@ -1,0 +1,319 @@
+//! Whether a job's GPUs are free again after its ranks ended: the driver releases memory some time after the process
+//! ended, and a process that a rank started may hold a device that the next rank needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hardware::gpu::GpuReading;
+use crate::host::preflight::{GpuAvailability, free};
+use mainstay_model::component_id::ComponentId;
+use mainstay_model::id::{JobId, Pid};
+use mainstay_model::pci::PciAddress;
+use mainstay_model::units::Bytes;
+
+/// The owner of each process of a job on a GPU: the rank that it is or descends from, or the launcher if that rank is
+/// gone or unknown.
+pub type Owners = BTreeMap<Pid, Pid>;
+
+/// What was seen on a GPU while a job ran on it.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// The owners of the job's processes on it.
+    owners: BTreeSet<Pid>,
+    /// The job's processes on it: ranks, and what they started.
+    ours: BTreeSet<Pid>,
+    /// Other processes on it.
+    neighbours: BTreeSet<Pid>,
+    /// Whether the GPU reported its used memory.
+    reported: bool,
+}
+
+/// The GPUs on which each job's processes were last seen, and the other processes there.
+#[derive(Clone, Debug, Default)]
+pub struct GpuUse {
+    jobs: BTreeMap<JobId, BTreeMap<PciAddress, Seen>>,
+    /// GPUs that a job no longer uses.
+    excluded: BTreeMap<JobId, BTreeSet<PciAddress>>,
+}
+
+impl GpuUse {
+    /// Processes a reading made while the job's ranks ran, with the owners of its processes. A reading without any of
+    /// them on a GPU changes nothing: they are still starting.
+    pub fn see(&mut self, job: &JobId, owners: &Owners, gpus: &[GpuReading]) {
+        let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, owners)).collect();
+        if !seen.is_empty() {
+            self.jobs.insert(job.clone(), seen);
+        }
+    }
+
+    /// Whether a process of the job has left one of its GPUs: not all owners on it are in `staying`.
+    pub fn is_left(&self, job: &JobId, staying: &BTreeSet<Pid>) -> bool {
+        let mut gpus = self.jobs.get(job).into_iter().flat_map(BTreeMap::values);
+        gpus.any(|gpu| !gpu.owners.is_subset(staying))
+    }
+
+    /// The job no longer uses the GPUs that this rank had for itself, so their faults do not concern the job.
+    pub fn exclude(&mut self, job: &JobId, rank: Pid) {
+        let gpus = self.jobs.get(job).into_iter().flatten();
+        let alone =
+            gpus.filter(|(_, seen)| seen.owners == BTreeSet::from([rank])).map(|(address, _)| *address);
+        self.excluded.entry(job.clone()).or_default().extend(alone);
+    }
+
+    /// Whether the component is a GPU that the job no longer uses.
+    pub fn is_excluded(&self, job: &JobId, component: &str) -> bool {
+        let ComponentId::Gpu(address) = ComponentId::parse(component) else { return false };
+        self.excluded.get(job).is_some_and(|excluded| excluded.contains(&address))
+    }
+
+    /// GPUs with other jobs and without this one, if all its `ranks` were seen on GPUs: their faults do not concern
+    /// this job. Empty if it is unknown which GPUs the job uses.
+    pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
+        let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
+        let placed: BTreeSet<Pid> = own.values().flat_map(|seen| &seen.owners).copied().collect();
+        if ranks.is_empty() || !ranks.is_subset(&placed) {
+            return BTreeSet::new();
+        }
+        let others = self.jobs.iter().filter(|(of, _)| *of != job).flat_map(|(_, gpus)| gpus.keys());
+        others.filter(|address| !own.contains_key(address)).copied().collect()
+    }
+
+    /// Forgets a job that is over.
+    pub fn forget(&mut self, job: &JobId) {
+        self.jobs.remove(job);
+        self.excluded.remove(job);
+    }
+
+    /// Returns a sentence for each of the job's GPUs that is not free. The reading was made after all ranks except
+    /// those in `staying` ended. Ranks that stay, their descendants, and neighbours from before may remain on a GPU
+    /// that another rank has left; other processes of the job may not. A GPU that no longer reports its memory counts
+    /// as not free; one that never did is ignored.
+    pub fn held(
+        &self,
+        job: &JobId,
+        gpus: &[GpuReading],
+        owners: &Owners,
+        allowed: Bytes,
+        staying: &BTreeSet<Pid>,
+    ) -> Vec<String> {
+        let Some(used) = self.jobs.get(job) else { return Vec::new() };
+        let excluded = self.excluded.get(job);
+        let of_those_who_stay = owners.iter().filter(|(_, owner)| staying.contains(owner));
+        let of_those_who_stay: BTreeSet<Pid> = of_those_who_stay.map(|(pid, _)| *pid).collect();
+        let held = gpus.iter().filter_map(|gpu| {
+            let address = gpu.identity.as_ref()?.address;
+            let seen = used.get(&address).filter(|seen| !seen.owners.is_subset(staying))?;
+            if excluded.is_some_and(|excluded| excluded.contains(&address)) {
+                return None;
+            }
+            let may_stay = &seen.neighbours | &of_those_who_stay;
+            match free(gpu, &may_stay, allowed).0 {
+                GpuAvailability::Held(why) => Some(format!(
+                    "{}: {why}{}",
+                    ComponentId::Gpu(address),
+                    left_by_us(gpu, seen, owners, &may_stay)
+                )),
+                GpuAvailability::Unknown(why) if seen.reported => {
+                    Some(format!("{}: whether it is free is unknown: {why}", ComponentId::Gpu(address)))
+                }
+                GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
+            }
+        });
+        held.collect()
+    }
+}
+
+fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
+    let there = || gpu.processes.value().into_iter().flatten().map(|process| process.pid);
+    let seen = Seen {
+        owners: there().filter_map(|pid| owners.get(&pid).copied()).collect(),
+        ours: there().filter(|pid| owners.contains_key(pid)).collect(),
+        neighbours: there().filter(|pid| !owners.contains_key(pid)).collect(),
+        reported: gpu.memory.value().is_some(),
+    };
+    (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
+}
+
+/// The processes on the GPU that the job itself left behind, as text.
+fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
+    let there = gpu.processes.value().into_iter().flatten().map(|process| process.pid);
+    let ours = there.filter(|pid| seen.ours.contains(pid) || owners.contains_key(pid));
+    let ours: Vec<String> = ours.filter(|pid| !may_stay.contains(pid)).map(|pid| pid.0.to_string()).collect();
+    if ours.is_empty() { String::new() } else { format!(" (left by this job: {})", ours.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::gpu::{GpuIdentity, GpuProcess, Read};
+
+    const ALLOWED: Bytes = Bytes(512 << 20);
+
+    fn gpu(bus: u8, processes: &[i32], used: u64) -> GpuReading {
+        let text = format!("00000000:{bus:02X}:00.0");
+        let address = PciAddress::parse(&text).unwrap_or_else(|| panic!("{text} is an address"));
+        GpuReading {
+            index: u32::from(bus),
+            identity: Some(GpuIdentity { address, uuid: String::new(), name: String::new(), serial: None }),
+            processes: Read::Value(
+                processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
+            ),
+            memory: Read::Value((used, 80 << 30)),
+            ..GpuReading::default()
+        }
+    }
+
+    /// Ranks that use GPUs themselves.
+    fn ranks(pids: &[i32]) -> Owners {
+        pids.iter().map(|pid| (Pid(*pid), Pid(*pid))).collect()
+    }
+
+    #[test]
+    fn a_gpu_is_free_when_the_jobs_processes_and_their_memory_are_gone() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
+        let reported = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [reported]);
+        assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("but no process is visible"));
+        assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn neighbours_and_jobs_without_gpus_are_left_alone() {
+        let (job, other) = (JobId("a".into()), JobId("b".into()));
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7, 99], 9 << 30)]);
+        used.see(&other, &ranks(&[5]), &[gpu(1, &[7, 99], 9 << 30)]);
+        let no_one = BTreeSet::new();
+        assert!(used.is_left(&job, &no_one) && !used.is_left(&other, &no_one));
+        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &no_one);
+        assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
+        assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
+        let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
+        assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
+        used.forget(&job);
+        assert!(!used.is_left(&job, &no_one));
+    }
+
+    #[test]
+    fn a_gpu_belongs_to_another_job_only_if_all_ranks_of_this_one_are_placed() {
+        let (job, other) = (JobId("a".into()), JobId("b".into()));
+        let (first, second, third) = (gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0));
+        let all = [first.clone(), second.clone(), third.clone()];
+        let of_others = |used: &GpuUse, ranks: &[i32]| {
+            let ranks = ranks.iter().map(|pid| Pid(*pid)).collect();
+            used.of_others(&job, &ranks).iter().map(PciAddress::to_string).collect::<Vec<_>>()
+        };
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new(), "nobody was seen on the third");
+        used.see(&other, &ranks(&[5]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), ["0000:03:00"]);
+        assert_eq!(
+            of_others(&used, &[7, 8, 9]),
+            Vec::<String>::new(),
+            "where the third rank is is not known"
+        );
+        assert_eq!(of_others(&used, &[]), Vec::<String>::new());
+        used.forget(&job);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn processes_started_by_a_rank_must_end_with_it() {
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
+        // 7 is a rank; 71 and 72 descend from it, and only 72 computes on the second GPU.
+        let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
+        let mut used = GpuUse::default();
+        used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
+        let reported = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &no_one);
+        assert!(
+            reported.len() == 2 && reported[0].ends_with("in use by process 71 (left by this job: 71)"),
+            "{reported:?}"
+        );
+        assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &no_one), Vec::<String>::new());
+        // It may stay with a rank that stays.
+        assert!(!used.is_left(&job, &[Pid(7)].into()));
+        assert_eq!(held(&[gpu(1, &[7, 71], 9 << 30)], &[Pid(7)].into()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn ranks_that_stay_keep_what_they_hold_and_the_gpu_of_a_lost_one_has_to_be_free() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
+        let memory_only = [gpu(1, &[7], 9 << 30), gpu(2, &[], 9 << 30)];
+        let reported = held(&memory_only, [Pid(7)].into());
+        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
+        let orphan = held(&[gpu(1, &[7], 9 << 30), gpu(2, &[21], 1 << 20)], [Pid(7)].into());
+        assert_eq!(orphan, ["gpu.0000:02:00: in use by process 21"]);
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)], [Pid(7)].into()), Vec::<String>::new());
+        assert_eq!(held(&memory_only, [Pid(7), Pid(8)].into()), Vec::<String>::new());
+        // If no process has left a GPU, the driver need not be asked.
+        assert!(!used.is_left(&job, &[Pid(7), Pid(8)].into()) && used.is_left(&job, &[Pid(7)].into()));
+    }
+
+    #[test]
+    fn a_lost_ranks_gpu_with_a_staying_rank_is_free_once_the_lost_rank_is_gone() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        // All ranks use the first GPU, as with shared memory.
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7, 8], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let staying = BTreeSet::from([Pid(8)]);
+        // 81 was started by the staying rank after the last reading.
+        let owners = Owners::from([(Pid(8), Pid(8)), (Pid(81), Pid(8))]);
+        let held = |processes: &[i32]| {
+            used.held(
+                &job,
+                &[gpu(1, processes, 5 << 30), gpu(2, &[8, 81], 9 << 30)],
+                &owners,
+                ALLOWED,
+                &staying,
+            )
+        };
+        assert_eq!(held(&[7, 8]), ["gpu.0000:01:00: in use by process 7 (left by this job: 7)"]);
+        assert_eq!(held(&[8, 81]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_excluded_gpu_does_not_concern_the_job_but_a_shared_one_does() {
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
+        used.exclude(&job, Pid(7));
+        let reported =
+            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &no_one);
+        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
+        assert!(used.is_excluded(&job, "gpu.0000:01:00") && !used.is_excluded(&job, "gpu.0000:02:00"));
+        used.forget(&job);
+        assert!(!used.is_excluded(&job, "gpu.0000:01:00"));
+    }
+
+    #[test]
+    fn a_gpu_that_stops_reporting_memory_is_not_free_and_one_that_never_did_is_ignored() {
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
+        let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
+        let reported = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);
+        assert!(reported.len() == 1 && reported[0].contains("whether it is free is unknown"), "{reported:?}");
+        used.see(&job, &ranks(&[7]), &[mute(&[7])]);
+        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_gpu_that_the_job_left_for_another_does_not_concern_it() {
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
+        let held =
+            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &no_one);
+        assert!(!held(&used, &[gpu(1, &[], 9 << 30)]).is_empty(), "the next is on its way");
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        assert_eq!(held(&used, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,479 @@
+//! GPUs compared with each other and with second opinions: each test has an opposite case, which must cause no finding.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use std::collections::BTreeMap;
+
+use mainstay_health::hardware::gpu::{
+    Clocks, DeviceLimits, ExpectedGpus, GpuReading, GpuTrouble, Opinion, PcieLink, PeerAccess, Read,
+    RemappedRows,
+};
+use mainstay_model::entry::Fact;
+use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
+use mainstay_model::pci::PciAddress;
+use support::gpus::{FIRST, Host, LINK, SECOND, address, gpu};
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+
+/// Checks that a change of the first GPU counts after `looks` readings, and is over soon after it is undone.
+#[track_caller]
+fn odd_one(looks: u32, action: RecommendedAction, change: impl Fn(&mut GpuReading)) -> String {
+    let mut host = Host::new();
+    host.looks(3);
+    change(host.first());
+    host.looks(looks - 1);
+    assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
+    host.look();
+    let reason = host.expect(FIRST, Degraded, action);
+    let sure = host.find(FIRST).unwrap().confidence;
+    assert!(sure < 1.0, "an inference with the confidence of a driver report: {sure}");
+    host.expect(SECOND, Healthy, Nothing);
+    host.gpus[0] = gpu(0);
+    host.looks(4);
+    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
+    reason
+}
+
+#[track_caller]
+fn silent(change: impl Fn(&mut [GpuReading])) {
+    let mut host = Host::new();
+    host.looks(3);
+    for _ in 0..100 {
+        change(&mut host.gpus);
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+fn clocks(sm: u32) -> Read<Clocks> {
+    Read::Value(Clocks { sm, memory: 2619 })
+}
+
+#[test]
+fn a_busy_gpu_that_is_slower_than_its_siblings_for_minutes_is_degraded() {
+    let reason = odd_one(30, ContactSupport, |gpu| gpu.clocks = clocks(1200));
+    assert_eq!(reason, "it works at 1200 MHz, its siblings at 1980 MHz");
+    // Power caps cause small differences.
+    silent(|gpus| gpus[0].clocks = clocks(1600));
+    // An idle GPU has low clocks.
+    silent(|gpus| {
+        gpus[0].clocks = clocks(345);
+        gpus[0].utilization = Read::Value(0);
+    });
+    // All GPUs are slow: none is an outlier.
+    silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.clocks = clocks(900)));
+    // Its siblings are idle.
+    silent(|gpus| {
+        gpus[0].clocks = clocks(900);
+        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Read::Value(0));
+    });
+    // Another model, and a split GPU (MIG).
+    silent(|gpus| {
+        gpus[0].clocks = clocks(900);
+        gpus[0].identity.as_mut().unwrap().name = "NVIDIA L4".into();
+    });
+    silent(|gpus| {
+        gpus[0].clocks = clocks(900);
+        gpus[0].mig = Read::Value(true);
+    });
+}
+
+#[test]
+fn a_short_difference_from_siblings_is_no_finding() {
+    let mut host = Host::new();
+    for round in 0..200 {
+        host.first().clocks = clocks(if round % 20 == 0 { 1980 } else { 600 });
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn of_two_gpus_neither_is_an_outlier() {
+    let mut host = Host::new();
+    host.gpus.truncate(2);
+    host.first().clocks = clocks(600);
+    host.looks(60);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_busy_gpu_that_is_hotter_than_its_busy_siblings_is_degraded() {
+    let reason = odd_one(30, ContactSupport, |gpu| gpu.temperature = Read::Value(82));
+    assert_eq!(reason, "at 82 °C it is hotter than its siblings, which are at 60 °C");
+    // The position in the airflow.
+    silent(|gpus| gpus[0].temperature = Read::Value(75));
+    silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.temperature = Read::Value(85)));
+    silent(|gpus| {
+        gpus[0].temperature = Read::Value(82);
+        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Read::Value(1));
+    });
+}
+
+#[test]
+fn a_pcie_link_with_a_lower_maximum_than_all_siblings_is_degraded() {
+    let link = |generation, width| {
+        let link = Read::Value(PcieLink { generation, width });
+        move |gpu: &mut GpuReading| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone())
+    };
+    let reason = odd_one(30, ContactSupport, link(5, 8));
+    assert!(reason.contains("generation 5 with 8 lanes and those of all its siblings"), "{reason}");
+    odd_one(30, ContactSupport, link(3, 16));
+    // Slots of two kinds.
+    silent(|gpus| gpus[..4].iter_mut().for_each(link(4, 8)));
+    // The library does not know the link.
+    silent(|gpus| gpus[0].pcie_max = Read::Value(PcieLink { generation: 0, width: 0 }));
+}
+
+#[test]
+fn a_power_limit_below_that_of_all_siblings_is_reported() {
+    let set =
+        |limit| move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().power_limit = Read::Value(limit);
+    let reason = odd_one(30, Nothing, set(400_000));
+    assert_eq!(reason, "it may draw 400 W, all its siblings 700 W");
+    silent(|gpus| gpus.iter_mut().for_each(set(400_000)));
+    silent(|gpus| set(690_000)(&mut gpus[0]));
+}
+
+fn reaches(gpus: &mut [GpuReading], one: usize, other: usize, status: u32) {
+    for (own, peer) in [(one, other), (other, one)] {
+        let details = gpus[own].details.as_mut().unwrap();
+        let peer = address(u32::try_from(peer).unwrap());
+        details.peers.retain(|access| access.peer != peer);
+        details.peers.push(PeerAccess { peer, status });
+    }
+}
+
+#[test]
+fn a_gpu_that_no_longer_reaches_its_peers_is_unhealthy_and_its_peers_are_not() {
+    let mut host = Host::new();
+    host.looks(3);
+    (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
+    host.look();
+    let reason = host.expect(FIRST, Unhealthy, RebootNode);
+    assert!(reason.starts_with("it no longer reaches GPU 0000:02:00, 0000:03:00"), "{reason}");
+    host.expect(SECOND, Healthy, Nothing);
+    let component = host.find(FIRST).unwrap();
+    assert_eq!(component.evidence[0].before.as_deref(), Some("7 of 7 GPUs reached"));
+    (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 0));
+    host.look();
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn one_failed_pair_of_peers_makes_both_gpus_unhealthy() {
+    let mut host = Host::new();
+    host.looks(3);
+    reaches(&mut host.gpus, 0, 1, 5);
+    host.look();
+    host.expect(FIRST, Unhealthy, RebootNode);
+    host.expect(SECOND, Unhealthy, RebootNode);
+    host.expect("gpu.0000:03:00", Healthy, Nothing);
+}
+
+#[test]
+fn peers_that_were_never_reached_or_are_switched_off_are_no_fault() {
+    // Cards without NVLink.
+    let mut host = Host::new();
+    for own in 0..8 {
+        (0..own).for_each(|peer| reaches(&mut host.gpus, own, peer, 5));
+    }
+    host.looks(20);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    for status in [4, 6] {
+        silent(|gpus| (1..8).for_each(|peer| reaches(gpus, 0, peer, status)));
+    }
+}
+
+#[test]
+fn unreachable_peers_are_not_reported_for_a_gpu_with_a_more_specific_fault() {
+    let mut host = Host::new();
+    host.looks(3);
+    (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
+    host.first().trouble = Some(GpuTrouble::Lost);
+    host.look();
+    assert_eq!(host.ill(), [format!("{FIRST}: the driver lost it")]);
+    let mut host = Host::new();
+    host.looks(3);
+    (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
+    host.first().nvlinks[3].up = Read::Value(false);
+    host.look();
+    let reason = host.expect(FIRST, Unhealthy, ResetDevice);
+    assert_eq!(reason, "NVLink 3 down, 17 of 18 up");
+}
+
+#[test]
+fn peers_are_remembered_across_restarts() {
+    let mut host = Host::new();
+    host.looks(3);
+    let mut after = Host::new();
+    for fact in &host.facts {
+        if let Fact::Observed(observation) = fact {
+            after.judge.recall(observation);
+        }
+    }
+    (1..8).for_each(|peer| reaches(&mut after.gpus, 0, peer, 5));
+    after.look();
+    after.expect(FIRST, Unhealthy, RebootNode);
+}
+
+fn opinion(state: HealthState, action: RecommendedAction, checks: &[&str]) -> Opinion {
+    Opinion {
+        state,
+        action,
+        reason: "memory error (DCGM 4)".into(),
+        evidence: Evidence::new("DCGM error 4", "1 volatile double-bit ECC error"),
+        checks: checks.iter().map(|check| (*check).to_owned()).collect(),
+    }
+}
+
+fn says(host: &mut Host, opinion: Opinion) {
+    host.judge.second_opinions(BTreeMap::from([(address(0), vec![opinion])]));
+}
+
+#[test]
+fn a_second_opinion_that_our_reading_contradicts_is_only_evidence() {
+    let mut host = Host::new();
+    host.look();
+    says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
+    host.expect(FIRST, Healthy, Nothing);
+    let evidence = host.find(FIRST).unwrap().evidence;
+    assert!(evidence.iter().any(|of| of.source == "DCGM error 4"), "{evidence:?}");
+}
+
+#[test]
+fn a_fault_that_both_sources_report_is_shown_once() {
+    let mut host = Host::new();
+    host.look();
+    host.first().ecc_volatile = Read::Value(1);
+    host.look();
+    says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
+    let reason = host.expect(FIRST, Unhealthy, ResetDevice);
+    assert_eq!(reason, "1 memory errors that could not be corrected since its last reset");
+    assert!((host.find(FIRST).unwrap().confidence - 1.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
+    for (name, opinion) in [
+        ("of no check", opinion(Degraded, ContactSupport, &[])),
+        ("not read", opinion(Degraded, ContactSupport, &["pages_retired"])),
+    ] {
+        let mut host = Host::new();
+        host.look();
+        says(&mut host, opinion);
+        let reason = host.expect(FIRST, Degraded, ContactSupport);
+        assert_eq!(reason, "memory error (DCGM 4)", "{name}");
+        let sure = host.find(FIRST).unwrap().confidence;
+        assert!((sure - 0.7).abs() < f64::EPSILON, "{name}: {sure}");
+        host.judge.second_opinions(BTreeMap::new());
+        host.expect(FIRST, Healthy, Nothing);
+    }
+    // A GPU without any reading.
+    let mut host = Host::new();
+    says(&mut host, opinion(Unhealthy, ReplaceNode, &["row_remap_failed"]));
+    host.expect(FIRST, Unhealthy, ReplaceNode);
+    // An opinion that is no worse than our own finding adds nothing.
+    let mut host = Host::new();
+    host.first().trouble = Some(GpuTrouble::Lost);
+    host.look();
+    says(&mut host, opinion(Unhealthy, RebootNode, &[]));
+    assert_eq!(host.expect(FIRST, Unhealthy, RebootNode), "the driver lost it");
+}
+
+#[test]
+fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().ecc_volatile = Read::Value(2);
+    host.first().remapped =
+        Read::Value(RemappedRows { corrected: 1, uncorrected: 3, pending: true, failed: false });
+    host.looks(5);
+    let component = host.find(FIRST).unwrap();
+    let of = |source: &str| {
+        let found = component.evidence.iter().find(|of| of.source == source);
+        let found = found.unwrap_or_else(|| panic!("no {source}: {:?}", component.evidence));
+        (found.before.clone(), found.reading.clone(), found.limit.clone())
+    };
+    let reported = |before: &str, reading: &str, limit: &str| {
+        (Some(before.to_owned()), reading.to_owned(), Some(limit.to_owned()))
+    };
+    assert_eq!(of("NVML uncorrected ECC errors, volatile"), reported("0", "2", "0"));
+    assert_eq!(of("NVML row remapping pending"), reported("no", "yes", "no"));
+    host.first().nvlinks[3].up = Read::Value(false);
+    host.looks(2);
+    let link = host.find(LINK).unwrap();
+    assert_eq!(link.evidence[0].before.as_deref(), Some("up"));
+}
+
+#[test]
+fn a_fault_at_the_first_reading_has_no_earlier_value() {
+    let mut host = Host::new();
+    host.first().ecc_volatile = Read::Value(2);
+    host.look();
+    let component = host.find(FIRST).unwrap();
+    assert_eq!(component.evidence[0].before, None, "{:?}", component.evidence);
+}
+
+#[test]
+fn calls_that_hang_for_one_gpu_do_not_affect_the_others() {
+    let mut host = Host::new();
+    host.looks(3);
+    let since = host.now;
+    host.first().trouble = Some(GpuTrouble::Hangs(since));
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+    host.expect(SECOND, Healthy, Nothing);
+    host.look_after(60);
+    let reason = host.expect(FIRST, Unhealthy, RebootNode);
+    assert_eq!(reason, "a call of the driver for it does not return since 70.00 s");
+    host.expect(SECOND, Healthy, Nothing);
+    host.expect("gpu.driver", Healthy, Nothing);
+    host.first().trouble = None;
+    host.looks(3);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_gpu_that_the_driver_cannot_open_is_first_unknown_and_then_unhealthy() {
+    let refused = GpuTrouble::Unopened("an unknown error".into());
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().trouble = Some(refused);
+    host.looks(2);
+    host.expect(FIRST, Unknown, Nothing);
+    host.look();
+    host.expect(FIRST, Unhealthy, RebootNode);
+    for (trouble, action) in [(GpuTrouble::NoPower, ContactSupport), (GpuTrouble::NoInterrupts, RebootNode)] {
+        let mut host = Host::new();
+        host.first().trouble = Some(trouble);
+        host.look();
+        host.expect(FIRST, Unhealthy, action);
+    }
+    // Other failures leave it unknown, however long they last.
+    let mut host = Host::new();
+    host.first().trouble = Some(GpuTrouble::Other("the operation timed out".into()));
+    host.looks(50);
+    host.expect(FIRST, Unknown, Nothing);
+}
+
+#[test]
+fn a_gpu_without_an_identity_is_unknown_unless_it_is_lost_or_needs_a_reset() {
+    for (trouble, state, action) in [
+        (GpuTrouble::Lost, Unhealthy, RebootNode),
+        (GpuTrouble::ResetRequired, Unhealthy, ResetDevice),
+        (GpuTrouble::Other("no address".into()), Unknown, Nothing),
+        (GpuTrouble::NoPermission, Unknown, Nothing),
+    ] {
+        let mut host = Host::new();
+        host.first().identity = None;
+        host.first().trouble = Some(trouble);
+        host.look();
+        host.expect("gpu.driver", state, action);
+    }
+}
+
+#[test]
+fn a_gpu_without_any_reading_is_unknown() {
+    let mut host = Host::new();
+    let identity = host.first().identity.clone();
+    *host.first() = GpuReading { identity, ..GpuReading::default() };
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+    host.expect(SECOND, Healthy, Nothing);
+    // One reading is enough.
+    host.first().temperature = Read::Value(40);
+    host.look();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_driver_that_reports_no_gpu_is_unknown() {
+    let mut host = Host::new();
+    host.gpus.clear();
+    host.look();
+    host.expect("gpu.driver", Unknown, Nothing);
+}
+
+#[test]
+fn a_gpu_that_only_the_kernel_lists_is_missing() {
+    let mut host = Host::new();
+    host.bound = (0..8).map(address).collect();
+    host.look();
+    host.expect("gpu.driver", Healthy, Nothing);
+    host.gpus.pop();
+    let mut fresh = Host::new();
+    fresh.gpus.pop();
+    fresh.bound = host.bound.clone();
+    fresh.look();
+    let reason = fresh.expect("gpu.driver", Unhealthy, RebootNode);
+    assert!(reason.ends_with("the kernel's part of it holds GPU 0000:08:00 too"), "{reason}");
+    // A list without any common GPU belongs to another host.
+    let mut other = Host::new();
+    other.bound = vec![PciAddress { domain: 1, bus: 7, device: 0 }];
+    other.look();
+    other.expect("gpu.driver", Healthy, Nothing);
+}
+
+#[test]
+fn readings_that_fail_by_design_on_a_split_gpu_are_no_fault() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().mig = Read::Value(true);
+    host.first().remapped = Read::Failed("in use".into());
+    host.first().ecc_volatile = Read::Failed("an unknown error".into());
+    host.first().nvlinks.iter_mut().for_each(|link| link.up = Read::Failed("an unknown error".into()));
+    host.looks(5);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    host.first().mig = Read::Value(false);
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+}
+
+#[test]
+fn a_link_that_is_no_longer_reported_is_unknown_and_not_down() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().nvlinks.remove(3);
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+    host.expect(LINK, Unknown, Nothing);
+    host.first().nvlinks = gpu(0).nvlinks;
+    host.looks(3);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    // If the number of links is configured, the link is missing.
+    let mut reported =
+        Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
+    reported.first().nvlinks.remove(3);
+    reported.look();
+    reported.expect(FIRST, Unhealthy, ResetDevice);
+}
+
+#[test]
+fn a_link_that_recovers_often_is_degraded_and_one_that_does_rarely_is_not() {
+    let run = |per_minute: u64| {
+        let mut host = Host::new();
+        for minute in 0..10 {
+            host.details().links[3].recovered = Some(3 + minute * per_minute);
+            host.look_after(60);
+        }
+        host
+    };
+    run(10).expect(LINK, Degraded, ResetDevice);
+    assert_eq!(run(1).ill(), Vec::<String>::new());
+}
+
+#[test]
+fn informational_readings_are_evidence_and_no_finding() {
+    let mut host = Host::new();
+    host.details().gsp = Read::Value(false);
+    host.looks(20);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    let evidence = host.find(FIRST).unwrap().evidence;
+    assert!(
+        evidence.iter().any(|of| of.source == "NVML GSP firmware" && of.reading == "off"),
+        "{evidence:?}"
+    );
+}

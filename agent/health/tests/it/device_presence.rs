@@ -1,0 +1,154 @@
+//! Presence of GPUs: expected, missing, replaced, lost and found again, and readings that are too old.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use mainstay_health::hardware::gpu::{
+    DeviceLimits, DeviceReport, ExpectedGpus, GpuTrouble, Read, RemappedRows,
+};
+use mainstay_health::parse::kmsg::Record;
+use mainstay_health::parse::log::LogReader;
+use mainstay_model::health::{HealthState, RecommendedAction};
+use mainstay_model::pci::PciAddress;
+use mainstay_model::time::Span;
+use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
+
+use HealthState::{Healthy, Unhealthy, Unknown};
+use RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+
+#[test]
+fn deviations_from_the_expected_gpus_are_reported() {
+    let expected = ExpectedGpus {
+        gpus: 9,
+        nvlinks: 18,
+        driver: "580.1".into(),
+        vbios: "97.00".into(),
+        mig: "on".into(),
+        persistence: true,
+    };
+    let mut host = Host::with(DeviceLimits::default(), expected.clone());
+    host.details().persistence = Read::Value(false);
+    host.first().nvlinks[3].up = Read::Value(false);
+    host.look();
+    let driver = host.expect("gpu.driver", Unhealthy, RebootNode);
+    assert_eq!(driver, "driver 570.1, 8 GPUs; 9 are expected; driver 580.1 is expected");
+    let reason = host.expect(FIRST, Unhealthy, ResetDevice);
+    for words in
+        ["VBIOS is 96.00, not 97.00", "MIG is off, not on", "persistence mode is off", "NVLink 3 down"]
+    {
+        assert!(reason.contains(words), "{reason}");
+    }
+    let reason = host.expect(LINK, Unhealthy, ResetDevice);
+    assert_eq!(reason, "NVLink 3 down: 18 should be up");
+
+    let fits = ExpectedGpus {
+        gpus: 8,
+        driver: "570.1".into(),
+        vbios: "96.00".into(),
+        mig: "off".into(),
+        ..expected
+    };
+    let mut host = Host::with(DeviceLimits::default(), fits);
+    host.looks(5);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_gpu_that_disappears_is_missing_unless_fewer_gpus_are_expected() {
+    let mut host = Host::new();
+    host.look();
+    host.gpus.pop();
+    host.look();
+    host.expect("gpu.0000:08:00", Unhealthy, RebootNode);
+    assert!(host.events().contains(&"gpu_missing"));
+    host.gpus.push(gpu(7));
+    host.look();
+    assert_eq!(host.ill(), Vec::<String>::new());
+
+    let mut reported =
+        Host::with(DeviceLimits::default(), ExpectedGpus { gpus: 7, ..ExpectedGpus::default() });
+    reported.look();
+    reported.gpus.pop();
+    reported.look();
+    assert_eq!(reported.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_board_in_another_slot_is_not_missing() {
+    let mut host = Host::new();
+    host.looks(3);
+    let moved = PciAddress { domain: 0, bus: 0x80, device: 0 };
+    host.gpus[7].identity.as_mut().unwrap().address = moved;
+    host.look();
+    assert!(host.events().iter().all(|event| *event != "gpu_missing"));
+}
+
+#[test]
+fn a_new_board_has_none_of_the_faults_of_the_old_one() {
+    let mut host = Host::new();
+    host.first().remapped =
+        Read::Value(RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true });
+    host.look();
+    let (at, xid) = LogReader::default()
+        .read(host.now, &Record::parse("NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, off"), 1)
+        .unwrap();
+    host.judge.take_in(at, &xid);
+    host.expect(FIRST, Unhealthy, ReplaceNode);
+    host.gpus[0] = gpu(0);
+    host.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
+    host.look();
+    assert_eq!(host.ill(), Vec::<String>::new());
+    assert!(host.events().contains(&"gpu_replaced"));
+}
+
+#[test]
+fn an_intermittently_lost_gpu_is_unhealthy_until_it_stays() {
+    let mut host = Host::new();
+    host.looks(3);
+    for round in 0..9 {
+        host.first().trouble = (round % 3 == 0).then_some(GpuTrouble::Lost);
+        host.look();
+        host.expect(FIRST, Unhealthy, RebootNode);
+    }
+    host.first().trouble = None;
+    host.looks(3);
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_finding_lasts_while_its_reading_fails() {
+    let mut host = Host::new();
+    let failed = RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true };
+    host.first().remapped = Read::Value(failed);
+    host.look();
+    host.first().remapped = Read::Failed("an internal driver error occurred".into());
+    host.looks(20);
+    host.expect(FIRST, Unhealthy, ReplaceNode);
+    host.judge.report(host.now, DeviceReport::Silent { since: host.now, reading: None });
+    host.expect(FIRST, Unhealthy, ReplaceNode);
+    host.expect(SECOND, Unknown, Nothing);
+}
+
+#[test]
+fn an_old_reading_does_not_count() {
+    let mut host = Host::new();
+    host.look();
+    host.now = host.now.after(Span::seconds(50));
+    host.expect(FIRST, Healthy, Nothing);
+    host.now = host.now.after(Span::seconds(20));
+    let reason = host.expect(FIRST, Unknown, Nothing);
+    assert!(reason.contains("last read 70"), "{reason}");
+    // With a longer interval, a reading stays valid longer.
+    let mut seldom = Host::new();
+    (0..3).for_each(|_| seldom.look_after(600));
+    seldom.now = seldom.now.after(Span::seconds(700));
+    seldom.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn on_a_bus_without_gpus_the_known_ones_are_missing() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.judge.report(host.now, DeviceReport::NoGpus);
+    host.expect(FIRST, Unhealthy, RebootNode);
+}

@@ -1,0 +1,583 @@
+//! The GPU judge on readings of the driver: rules, each with the opposite case, which must cause no finding.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use mainstay_health::hardware::gpu::{
+    DeviceLimits, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuReading, PcieLink, Read, RemappedRows,
+    SlowdownTimes, SramErrors,
+};
+use mainstay_model::entry::Fact;
+use mainstay_model::health::{HealthState, RecommendedAction};
+use mainstay_model::observation::Observation;
+use mainstay_model::time::Mono;
+use mainstay_model::units::Percent;
+use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use RecommendedAction::{
+    ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
+};
+
+/// Checks that a change of the first GPU causes this state after `looks` readings and none before, and that it is over
+/// some time after the change is undone. Returns the reason.
+#[track_caller]
+fn check(
+    looks: u32,
+    state: HealthState,
+    action: RecommendedAction,
+    change: impl Fn(&mut GpuReading),
+) -> String {
+    let mut host = Host::new();
+    host.looks(3);
+    change(host.first());
+    for _ in 1..looks {
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
+    }
+    host.look();
+    let reason = host.expect(FIRST, state, action);
+    host.expect(SECOND, Healthy, Nothing);
+    host.looks(20);
+    host.expect(FIRST, state, action);
+    host.gpus[0] = gpu(0);
+    host.look();
+    host.expect(FIRST, state, action);
+    host.looks(100);
+    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
+    reason
+}
+
+#[track_caller]
+fn silent(change: impl Fn(&mut GpuReading)) {
+    silent_with(DeviceLimits::default(), change);
+}
+
+#[track_caller]
+fn silent_with(limits: DeviceLimits, change: impl Fn(&mut GpuReading)) {
+    let mut host = Host::with(limits, ExpectedGpus::default());
+    host.looks(3);
+    change(host.first());
+    for _ in 0..60 {
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+/// Checks that a reading that a GPU never offered is no fault.
+#[track_caller]
+fn never_offered(change: impl Fn(&mut GpuReading)) {
+    let mut host = Host::new();
+    change(host.first());
+    host.looks(60);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_reading_that_is_no_longer_offered_is_unknown_and_clears_no_fault() {
+    never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Read::NotOffered, Read::NotOffered));
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().remapped = Read::NotOffered;
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+    host.gpus[0] = gpu(0);
+    host.first().recovery_action = Read::Value(1);
+    host.look();
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    host.first().recovery_action = Read::NotOffered;
+    host.looks(20);
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    // On a split GPU (MIG), or with ECC off, this is by design.
+    host.gpus[0] = gpu(0);
+    host.looks(10);
+    host.first().mig = Read::Value(true);
+    host.first().remapped = Read::NotOffered;
+    host.look();
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn healthy_gpus_stay_healthy_for_a_day() {
+    let mut host = Host::new();
+    (0..1440).for_each(|_| host.look_after(60));
+    assert_eq!(host.ill(), Vec::<String>::new());
+    assert_eq!(host.events(), vec!["gpu_learned"; 8]);
+}
+
+#[test]
+fn uncorrected_memory_errors_need_a_reset() {
+    let reason = check(1, Unhealthy, ResetDevice, |gpu| gpu.ecc_volatile = Read::Value(2));
+    assert_eq!(reason, "2 memory errors that could not be corrected since its last reset");
+    silent(|gpu| gpu.ecc_aggregate = Read::Value(900));
+    // Some drivers count only by location, or count more there.
+    check(1, Unhealthy, ResetDevice, |gpu| {
+        let count = EccCount { place: EccPlace::Dram, corrected: false, lifetime: false, count: 1 };
+        gpu.details.as_mut().unwrap().ecc.push(count);
+    });
+}
+
+#[test]
+fn sram_is_judged_by_the_threshold_of_the_driver() {
+    check(1, Unhealthy, ReplaceNode, |gpu| {
+        gpu.details.as_mut().unwrap().sram = Read::Value(SramErrors {
+            uncorrected_lifetime: 9,
+            threshold_exceeded: true,
+            ..SramErrors::default()
+        });
+    });
+    silent(|gpu| {
+        gpu.details.as_mut().unwrap().sram = Read::Value(SramErrors {
+            uncorrected_lifetime: 9,
+            corrected: 1_000_000,
+            ..SramErrors::default()
+        });
+    });
+}
+
+#[test]
+fn sram_errors_need_a_reset_or_a_replacement_if_there_were_many_before() {
+    let errors = |uncorrected, uncorrected_lifetime| {
+        move |gpu: &mut GpuReading| {
+            let errors = SramErrors { uncorrected, uncorrected_lifetime, ..SramErrors::default() };
+            gpu.details.as_mut().unwrap().sram = Read::Value(errors);
+        }
+    };
+    check(1, Unhealthy, ResetDevice, errors(1, 4));
+    let reason = check(1, Unhealthy, ReplaceNode, errors(1, 5));
+    assert!(
+        reason.contains("1 errors of the memory on the chip") && reason.contains("5 over its life"),
+        "{reason}"
+    );
+    silent(errors(0, 500));
+}
+
+#[test]
+fn a_reading_that_keeps_failing_is_reported() {
+    let failed = "an unknown error".to_owned();
+    let reason = check(3, Degraded, ContactSupport, |gpu| gpu.power = Read::Failed(failed.clone()));
+    assert_eq!(reason, "its power cannot be read: an unknown error");
+    let reason = check(3, Degraded, Nothing, |gpu| gpu.processes = Read::Failed(failed.clone()));
+    assert_eq!(reason, "who works on it cannot be read: an unknown error");
+    silent(|gpu| (gpu.power, gpu.processes) = (Read::NotOffered, Read::NotOffered));
+    // By design on a split GPU (MIG), or only in every second reading.
+    silent(|gpu| {
+        gpu.mig = Read::Value(true);
+        (gpu.power, gpu.processes) = (Read::Failed(failed.clone()), Read::Failed(failed.clone()));
+    });
+    let mut host = Host::new();
+    for look in 0..60 {
+        host.first().power = if look % 2 == 0 { Read::Failed(failed.clone()) } else { Read::Value(1) };
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn pending_row_remaps_need_a_reset_and_failed_ones_a_replacement() {
+    let rows = |pending, failed, uncorrected| {
+        Read::Value(RemappedRows { corrected: 0, uncorrected, pending, failed })
+    };
+    check(1, Degraded, ResetDevice, |gpu| gpu.remapped = rows(true, false, 1));
+    check(1, Unhealthy, ReplaceNode, |gpu| gpu.remapped = rows(false, true, 1));
+    check(1, Degraded, ContactSupport, |gpu| gpu.remapped = rows(false, false, 512));
+    silent(|gpu| gpu.remapped = rows(false, false, 511));
+    check(1, Unhealthy, ReplaceNode, |gpu| gpu.unrepairable = Read::Value(true));
+}
+
+#[test]
+fn retired_pages_of_older_gpus_are_counted() {
+    check(1, Degraded, ResetDevice, |gpu| gpu.pages_pending = Read::Value(true));
+    never_offered(|gpu| gpu.pages_pending = Read::NotOffered);
+    let retired = |count| {
+        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().pages_retired = Read::Value((1, count))
+    };
+    check(1, Degraded, ReplaceNode, retired(62));
+    silent(retired(10));
+}
+
+#[test]
+fn corrected_errors_are_judged_by_their_rate() {
+    let mut host = Host::new();
+    host.first().ecc_corrected = Read::Value(70_000_000);
+    host.looks(3);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    for step in 1..=3 {
+        host.first().ecc_corrected = Read::Value(70_000_000 + step * 600_000);
+        host.look();
+    }
+    host.expect(FIRST, Degraded, Nothing);
+    host.looks(400);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    host.first().ecc_corrected = Read::Value(0);
+    host.looks(3);
+    assert_eq!(host.ill(), Vec::<String>::new(), "the counter started again");
+}
+
+#[test]
+fn the_recovery_action_of_the_driver_counts() {
+    for (number, state, action) in [
+        (1, Unhealthy, ResetDevice),
+        (2, Unhealthy, RebootNode),
+        (3, Degraded, RestartProcess),
+        (4, Degraded, ResetDevice),
+        (5, Degraded, ContactSupport),
+        (6, Unhealthy, ResetDevice),
+        (7, Unhealthy, RebootNode),
+        (8, Degraded, ContactSupport),
+    ] {
+        check(1, state, action, |gpu| gpu.recovery_action = Read::Value(number));
+    }
+    silent(|gpu| gpu.recovery_action = Read::Value(0));
+    silent(|gpu| gpu.recovery_action = Read::NotOffered);
+}
+
+#[test]
+fn a_temperature_above_the_limit_counts_if_it_lasts() {
+    check(3, Degraded, ContactSupport, |gpu| gpu.temperature = Read::Value(90));
+    check(3, Degraded, ContactSupport, |gpu| gpu.memory_temperature = Read::Value(99));
+    // The comparison with siblings has its own test.
+    let alone = DeviceLimits { sibling_heat: 100, ..DeviceLimits::default() };
+    silent_with(alone.clone(), |gpu| gpu.temperature = Read::Value(87));
+    // Without a limit of the GPU no temperature is too high.
+    silent_with(alone, |gpu| {
+        gpu.temperature = Read::Value(99);
+        gpu.details.as_mut().unwrap().hottest = Read::NotOffered;
+    });
+    // Some healthy boards report a margin of 0 or less.
+    silent(|gpu| gpu.margin = Read::Value(-5));
+    let mut host =
+        Host::with(DeviceLimits { judge_margin: true, ..DeviceLimits::default() }, ExpectedGpus::default());
+    host.first().margin = Read::Value(-5);
+    host.looks(3);
+    host.expect(FIRST, Degraded, ContactSupport);
+}
+
+#[test]
+fn fewer_than_three_hot_readings_in_a_row_do_not_count() {
+    let mut host = Host::new();
+    for round in 0..30 {
+        host.first().temperature = Read::Value(if round % 3 == 0 { 60 } else { 95 });
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_gpu_slowed_down_by_heat_or_power_for_six_minutes_is_degraded() {
+    let mut host = Host::new();
+    host.look();
+    for (reason, ill) in [(0x40, true), (0x8, true), (0x4, false), (0x1, false), (0x20, false)] {
+        let mut host = Host::new();
+        for minute in 1..=7 {
+            host.first().clock_reasons = Read::Value(reason);
+            host.look_after(60);
+            assert_eq!(!host.ill().is_empty(), ill && minute >= 6, "{reason:#x} after {minute} minutes");
+        }
+        host.first().clock_reasons = Read::Value(4);
+        (0..10).for_each(|_| host.look_after(60));
+        assert_eq!(host.ill(), Vec::<String>::new(), "{reason:#x}");
+    }
+}
+
+#[test]
+fn slowdown_counters_include_the_time_between_readings() {
+    let check = |per_minute: u64, ill: bool| {
+        let mut host = Host::new();
+        for minute in 1..=12 {
+            let thermal = 5_000_000_000 + minute * per_minute;
+            host.first().slowdown = Read::Value(SlowdownTimes { thermal, brake: 0 });
+            host.look_after(60);
+        }
+        assert_eq!(!host.ill().is_empty(), ill, "{per_minute} ns a minute");
+    };
+    check(6_000_000_000, true);
+    check(1_000_000, false);
+    check(0, false);
+}
+
+#[test]
+fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
+    let mut host = Host::new();
+    host.look();
+    for _ in 0..7 {
+        host.first().clock_reasons = Read::Value(0x88);
+        host.look_after(60);
+    }
+    let reason = host.expect(FIRST, Degraded, ContactSupport);
+    assert!(reason.contains("the power supply's brake"), "{reason}");
+    assert_eq!(host.find("gpu.power"), None);
+    for _ in 0..7 {
+        host.gpus[1].clock_reasons = Read::Value(0x88);
+        host.look_after(60);
+    }
+    host.expect("gpu.power", Degraded, ContactSupport);
+    host.expect(FIRST, Healthy, Nothing);
+    host.expect(SECOND, Healthy, Nothing);
+    host.gpus = (0..8).map(gpu).collect();
+    (0..12).for_each(|_| host.look_after(60));
+    host.expect("gpu.power", Healthy, Nothing);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_pcie_link_is_compared_with_its_maximum_only_under_load() {
+    let narrow = Read::Value(PcieLink { generation: 5, width: 8 });
+    let reason = check(3, Degraded, ContactSupport, |gpu| gpu.pcie = narrow.clone());
+    assert_eq!(
+        reason,
+        "under load its PCIe link has generation 5 with 8 lanes of generation 5 with 16 lanes"
+    );
+    check(3, Degraded, ContactSupport, |gpu| gpu.pcie = Read::Value(PcieLink { generation: 3, width: 16 }));
+    silent(|gpu| {
+        gpu.pcie = Read::Value(PcieLink { generation: 1, width: 8 });
+        gpu.utilization = Read::Value(3);
+    });
+    silent(|gpu| gpu.pcie = Read::Value(PcieLink { generation: 0, width: 0 }));
+    silent_with(DeviceLimits { pcie_load: Percent(100.0), ..DeviceLimits::default() }, |gpu| {
+        gpu.pcie = narrow.clone()
+    });
+}
+
+#[test]
+fn pcie_replays_are_judged_by_generation_and_lanes() {
+    // Generation 5 with 16 lanes: 31 a minute are normal.
+    let check = |per_minute: u32, ill: bool| {
+        let mut host = Host::new();
+        for minute in 1..=10 {
+            host.first().pcie_replays = Read::Value(7 + minute * per_minute);
+            host.look_after(60);
+        }
+        assert_eq!(!host.ill().is_empty(), ill, "{per_minute} a minute");
+    };
+    check(40, true);
+    check(30, false);
+    // The normal rate grows with the generation, up to 6, and with the lanes.
+    let of_link = |generation, width, per_minute: u32| {
+        let mut host = Host::new();
+        let link = Read::Value(PcieLink { generation, width });
+        host.gpus.iter_mut().for_each(|gpu| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone()));
+        for minute in 1..=10 {
+            host.first().pcie_replays = Read::Value(7 + minute * per_minute);
+            host.look_after(60);
+        }
+        !host.ill().is_empty()
+    };
+    for (generation, width, normal) in
+        [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 8, 8), (7, 16, 62)]
+    {
+        assert!(of_link(generation, width, normal + 1), "generation {generation}, {width} lanes: too many");
+        assert!(
+            !of_link(generation, width, normal),
+            "generation {generation}, {width} lanes: {normal} are normal"
+        );
+    }
+    // A single burst.
+    silent(|gpu| gpu.pcie_replays = Read::Value(100_000));
+}
+
+#[test]
+fn a_link_that_was_up_in_several_readings_is_expected() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().nvlinks[3].up = Read::Value(false);
+    host.look();
+    let reason = host.expect(FIRST, Unhealthy, ResetDevice);
+    assert_eq!(reason, "NVLink 3 down, 17 of 18 up");
+    host.expect(LINK, Unhealthy, ResetDevice);
+    let others = host.judge.components(host.now).into_iter().filter(|of| of.name.starts_with("nvlink."));
+    assert_eq!(others.count(), 1);
+    host.first().nvlinks[3].up = Read::Value(true);
+    host.looks(2);
+    host.expect(LINK, Unhealthy, ResetDevice);
+    host.look();
+    host.expect(LINK, Healthy, Nothing);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn links_that_a_board_never_had_are_not_missing() {
+    let never = |gpu: &mut GpuReading| gpu.nvlinks = Vec::new();
+    for change in
+        [never, |gpu: &mut GpuReading| gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false))]
+    {
+        let mut host = Host::new();
+        host.gpus.iter_mut().for_each(change);
+        host.looks(50);
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn links_of_a_split_gpu_and_unreadable_links_are_not_down() {
+    silent(|gpu| {
+        gpu.mig = Read::Value(true);
+        gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false));
+    });
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().nvlinks[3].up = Read::Failed("an internal driver error occurred".into());
+    host.look();
+    let reason = host.expect(FIRST, Unknown, Nothing);
+    assert!(reason.starts_with("the state of its NVLinks cannot be read"), "{reason}");
+    assert_eq!(host.find(LINK), None);
+}
+
+#[test]
+fn expected_links_are_remembered_across_restarts() {
+    let mut host = Host::new();
+    host.looks(3);
+    let learned: Vec<Observation> = host
+        .facts
+        .iter()
+        .filter_map(|fact| match fact {
+            Fact::Observed(observation) => Some(observation.clone()),
+            _ => None,
+        })
+        .collect();
+    let mut after = Host::new();
+    learned.iter().for_each(|observation| after.judge.recall(observation));
+    assert_eq!(after.judge.components(after.now), [], "no component before the first reading");
+    after.first().nvlinks[3].up = Read::Value(false);
+    after.gpus.pop();
+    after.look();
+    after.expect(FIRST, Unhealthy, ResetDevice);
+    after.expect("gpu.0000:08:00", Unhealthy, RebootNode);
+    assert_eq!(after.facts.len(), 2, "{:?}", after.facts);
+
+    // For another board in the same slot nothing is remembered.
+    let mut repaired = Host::new();
+    learned.iter().for_each(|observation| repaired.judge.recall(observation));
+    repaired.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
+    repaired.first().nvlinks[3].up = Read::Value(false);
+    repaired.looks(10);
+    assert_eq!(repaired.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn link_errors_are_judged_by_their_growth() {
+    let run = |per_minute: u64, minutes: u64| {
+        let mut host = Host::new();
+        for minute in 0..=minutes {
+            host.details().links[3].replays = Some(1_000_000 + minute * per_minute);
+            host.look_after(60);
+        }
+        host
+    };
+    // NVLink 5 has a separate counter of damaged packets.
+    let fifth = |per_minute: u64| {
+        let mut host = Host::new();
+        for minute in 0..=5 {
+            let link = &mut host.details().links[3];
+            (link.replays, link.crc, link.recoveries) = (None, None, None);
+            link.damaged_packets = Some(70_000 + minute * per_minute);
+            host.look_after(60);
+        }
+        host
+    };
+    fifth(200).expect(LINK, Degraded, ResetDevice);
+    assert_eq!(fifth(20).ill(), Vec::<String>::new());
+    let mut host = run(200, 5);
+    let reason = host.expect(LINK, Degraded, ResetDevice);
+    assert_eq!(reason, "NVLink 3: 200 damaged or repeated packets a minute");
+    host.expect(FIRST, Degraded, ResetDevice);
+    assert_eq!(run(10, 20).ill(), Vec::<String>::new());
+    // A jump in a single reading, and errors that stopped.
+    silent(|gpu| gpu.details.as_mut().unwrap().links[3].crc = Some(143_746));
+    (0..10).for_each(|_| host.look_after(60));
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn failed_recoveries_and_error_rates_count_for_the_link() {
+    let mut host = Host::new();
+    host.looks(3);
+    host.details().links[3].recovery_failed = Some(2);
+    host.look();
+    host.expect(LINK, Unhealthy, ResetDevice);
+    (0..80).for_each(|_| host.look_after(60));
+    assert_eq!(host.ill(), Vec::<String>::new(), "an old failure no longer counts");
+    check(3, Degraded, ContactSupport, |gpu| {
+        gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-9)
+    });
+    silent(|gpu| gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-13));
+    // The symbol error rate counts like the bit error rate. The lowest value that can be reported is no error.
+    check(3, Degraded, ContactSupport, |gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(3e-11));
+    silent(|gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(1.5e-254));
+}
+
+#[test]
+fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
+    let waiting = FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 };
+    let mut host = Host::new();
+    host.now = Mono(0);
+    host.gpus.iter_mut().for_each(|gpu| gpu.fabric = Read::Value(waiting));
+    host.looks(29);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    host.looks(4);
+    host.expect(FIRST, Degraded, RebootNode);
+
+    let failed = FabricInfo { state: 3, status: 999, health_mask: 0, health_summary: 0 };
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(failed));
+    let bad_routes = FabricInfo { state: 3, status: 0, health_mask: 0x1a, health_summary: 1 };
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(bad_routes));
+    // Two bits for each part of the fabric's health: 1 is bad, 2 is good, 0 is not reported. Four bits report a wrong
+    // configuration: 1 is none.
+    for (shift, state, action, words) in [
+        (0, Degraded, Nothing, "bandwidth"),
+        (2, Degraded, Nothing, "recovered"),
+        (4, Unhealthy, ResetDevice, "routes are not healthy"),
+        (6, Degraded, Nothing, "timed out"),
+    ] {
+        let with = |bits: u32| {
+            Read::Value(FabricInfo { state: 3, status: 0, health_mask: bits << shift, health_summary: 0 })
+        };
+        let reason = check(3, state, action, |gpu| gpu.fabric = with(1));
+        assert!(reason.contains(words), "{shift}: {reason}");
+        silent(|gpu| gpu.fabric = with(2));
+    }
+    let configured =
+        |how: u32| Read::Value(FabricInfo { state: 3, status: 0, health_mask: how << 8, health_summary: 0 });
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = configured(2));
+    silent(|gpu| gpu.fabric = configured(1));
+    let ill = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 2 };
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(ill));
+    let small = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 3 };
+    check(3, Degraded, Nothing, |gpu| gpu.fabric = Read::Value(small));
+    silent(|gpu| {
+        gpu.fabric = Read::Value(FabricInfo { state: 0, status: 3, health_mask: 0, health_summary: 0 })
+    });
+    silent(|gpu| gpu.fabric = Read::NotOffered);
+    // A single GPU has no fabric.
+    let mut alone = Host::new();
+    alone.gpus.truncate(1);
+    alone.first().fabric = Read::Value(waiting);
+    alone.looks(50);
+    assert_eq!(alone.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn a_pending_repair_needs_a_reset() {
+    let pending = |channel, processors| {
+        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().repairs = Read::Value((channel, processors))
+    };
+    let reason = check(1, Degraded, ResetDevice, pending(true, false));
+    assert_eq!(reason, "a channel of its memory is repaired at the next reset");
+    let reason = check(1, Degraded, ResetDevice, pending(false, true));
+    assert_eq!(reason, "some of its processors are repaired at the next reset");
+    silent(pending(false, false));
+    silent(|gpu| gpu.details.as_mut().unwrap().repairs = Read::Failed("an unknown error".into()));
+}
+
+#[test]
+fn a_damaged_inforom_needs_support_and_persistence_mode_is_only_evidence() {
+    check(1, Degraded, ContactSupport, |gpu| {
+        gpu.details.as_mut().unwrap().inforom_valid = Read::Value(false)
+    });
+    silent(|gpu| gpu.details.as_mut().unwrap().persistence = Read::Value(false));
+    let mut host = Host::new();
+    host.details().persistence = Read::Value(false);
+    host.look();
+    let evidence = host.find(FIRST).unwrap().evidence;
+    assert!(evidence.iter().any(|of| of.source == "NVML persistence mode"), "{evidence:?}");
+}

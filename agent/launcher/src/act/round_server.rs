@@ -1,0 +1,210 @@
+//! The socket on which the launcher agrees on rounds with ranks that can stay in their processes: one for the job, next to
+//! the heartbeat pages. The kernel identifies the sender (`SO_PEERCRED`); `core::rounds` defines the messages.
+//!
+//! A rank's message can at most end its own connection, and a rank that does not read blocks no other.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use mainstay_model::id::Pid;
+use mainstay_recovery::in_process::{Call, LONGEST_LINE, Word};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet, spawn_local};
+
+/// The socket's name in the directory of the pages.
+pub const SOCKET: &str = "rounds.sock";
+
+/// The name of the socket for drills, on which messages go only to the ranks.
+pub const DRILL_SOCKET: &str = "drill.sock";
+
+/// Connections at a time: far more than a host has ranks.
+const CONNECTIONS: usize = 1024;
+
+type Mouths = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
+
+/// The socket with its connections; dropping it closes all of them.
+#[derive(Debug)]
+pub struct RoundServer {
+    path: PathBuf,
+    words: mpsc::UnboundedReceiver<(Pid, Word)>,
+    /// By process: the sender of its newest connection.
+    mouths: Mouths,
+    task: JoinHandle<()>,
+}
+
+impl RoundServer {
+    /// Creates the socket in `directory`.
+    ///
+    /// # Errors
+    /// It cannot be created: its path has more than 107 bytes, or the directory cannot be written.
+    pub fn open(directory: &Path) -> io::Result<RoundServer> {
+        RoundServer::open_at(directory.join(SOCKET))
+    }
+
+    /// Creates the socket for drills in `directory`. Nothing is ever received from it.
+    ///
+    /// # Errors
+    /// The same as for [`RoundServer::open`].
+    pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
+        let mut round_server = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
+        round_server.words.close();
+        Ok(round_server)
+    }
+
+    fn open_at(path: PathBuf) -> io::Result<RoundServer> {
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let (sender, words) = mpsc::unbounded_channel();
+        let mouths = Mouths::default();
+        let task = spawn_local(accept(listener, sender, mouths.clone()));
+        Ok(RoundServer { path, words, mouths, task })
+    }
+
+    /// The next message, and the process that sent it.
+    pub async fn next(&mut self) -> (Pid, Word) {
+        match self.words.recv().await {
+            Some(response) => response,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether a process is connected.
+    pub fn is_connected(&self, pid: Pid) -> bool {
+        self.mouths.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
+    }
+
+    /// Sends a call to a process, if it is connected.
+    pub fn send(&self, pid: Pid, call: &Call) {
+        if let Some(mouth) = self.mouths.borrow().get(&pid) {
+            // The process sees that a connection has ended.
+            let _ = mouth.send(call.line());
+        }
+    }
+
+    /// Forgets a process that is gone: another one may get its number.
+    pub fn forget(&self, pid: Pid) {
+        self.mouths.borrow_mut().remove(&pid);
+    }
+}
+
+impl Drop for RoundServer {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, Word)>, mouths: Mouths) {
+    // Dropped, and so ended, with this task.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn_local(serve(stream, words.clone(), mouths.clone()));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a rank's connection for rounds failed");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, Word)>, mouths: Mouths) {
+    let Some(pid) = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(Pid) else { return };
+    let (mouth, mut calls) = mpsc::unbounded_channel::<String>();
+    mouths.borrow_mut().insert(pid, mouth);
+    let (mut ear, mut out) = stream.into_split();
+    let mut received = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        tokio::select! {
+            call = calls.recv() => match call {
+                Some(line) if out.write_all(line.as_bytes()).await.is_ok() => {}
+                Some(_) | None => return,
+            },
+            read = ear.read(&mut chunk) => match read {
+                Ok(length @ 1..) => {
+                    received.extend_from_slice(&chunk[..length]);
+                    if !pass_on(pid, &mut received, &words) {
+                        return;
+                    }
+                }
+                Ok(_) | Err(_) => return,
+            },
+        }
+    }
+}
+
+/// Passes on all complete lines. Returns whether to keep the connection.
+fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid, Word)>) -> bool {
+    while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
+        let line: Vec<u8> = received.drain(..=end).collect();
+        match Word::read(&line) {
+            Ok(word) => {
+                let _ = words.send((pid, word));
+            }
+            Err(error) => {
+                tracing::warn!(pid = pid.0, %error, "what a rank says of its round is not understood");
+                return false;
+            }
+        }
+    }
+    received.len() <= LONGEST_LINE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs on a single thread, as the launcher does.
+    fn local<F: Future<Output = ()>>(test: F) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        tokio::task::LocalSet::new().block_on(&runtime, test);
+    }
+
+    #[test]
+    fn words_come_with_the_process_that_sent_them_and_calls_reach_it() {
+        local(async {
+            let root = testing::tempdir().expect("a directory");
+            let mut round_server = RoundServer::open(root.path()).expect("a socket");
+            let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
+            rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
+            let us = Pid(i32::try_from(std::process::id()).expect("a pid"));
+            assert_eq!(round_server.next().await, (us, Word::Hello { epoch: 2 }));
+            rank.write_all(b"\"ready\",\"epoch\":2}\n").await.expect("said");
+            assert_eq!(round_server.next().await, (us, Word::Ready { epoch: 2 }));
+            round_server.send(Pid(1), &Call::Finished { epoch: 1 });
+            round_server.send(us, &Call::Leave { epoch: 2 });
+            let mut received = [0; 64];
+            let length = rank.read(&mut received).await.expect("read");
+            assert_eq!(&received[..length], Call::Leave { epoch: 2 }.line().as_bytes());
+        });
+    }
+
+    #[test]
+    fn nonsense_ends_its_connection_and_the_process_may_reconnect() {
+        local(async {
+            let root = testing::tempdir().expect("a directory");
+            let mut round_server = RoundServer::open(root.path()).expect("a socket");
+            let path = root.path().join(SOCKET);
+            let mut bad = UnixStream::connect(&path).await.expect("connected");
+            bad.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("said");
+            assert_eq!(bad.read(&mut [0; 8]).await.expect("closed"), 0);
+            // Only now: of several connections of one process the newest counts.
+            let mut good = UnixStream::connect(&path).await.expect("connected");
+            good.write_all(b"{\"say\":\"done\",\"epoch\":0}\n").await.expect("said");
+            assert_eq!(round_server.next().await.1, Word::Done { epoch: 0 });
+        });
+    }
+}

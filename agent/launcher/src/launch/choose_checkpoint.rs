@@ -1,0 +1,110 @@
+//! Before the ranks of several hosts start, the leader collects which checkpoints each host has, decides on one step, and
+//! has each host fetch the shards of its ranks. The loop goes on meanwhile.
+
+use std::collections::BTreeMap;
+
+use mainstay_checkpoint::copied_step;
+use mainstay_checkpoint::inventory::StepKey;
+use mainstay_group::wire::Report;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Attempt;
+use mainstay_model::time::Mono;
+use mainstay_recovery::job::Input;
+use mainstay_tier::peer::Brought;
+
+use super::copied_step::CopyNews;
+use super::decider::Decider;
+use super::event_loop::Launcher;
+use super::replicas::FromReplicas;
+use mainstay_sys::clock;
+
+impl Launcher {
+    /// The leader asks which checkpoints are here, and names the other hosts.
+    pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
+        // What ranks have written completely counts. They are gone by now, or wait.
+        if let Some(pool_owner) = &self.pool_owner {
+            pool_owner.begin_attempt(attempt.0.into());
+        }
+        match &self.replicas {
+            Some(replicas) => replicas.gather(attempt, peers),
+            None => self.report(clock::mono(), Report::Holding { attempt, copies: Vec::new() }),
+        }
+    }
+
+    /// The leader wants the shards of a step where the ranks of this host look for them.
+    pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
+        match &self.replicas {
+            Some(replicas) => replicas.bring(attempt, step, self.rank_spec.seat.world_size),
+            None => {
+                let error = Some("no memory is kept for checkpoints there".to_owned());
+                self.report(clock::mono(), Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    pub(super) fn checkpoints_news(&mut self, update: FromReplicas) {
+        let now = clock::mono();
+        match update {
+            FromReplicas::Line(line) => self.terminal.print(line),
+            // A spare reports itself what it has.
+            FromReplicas::Copies(_) if self.waiting().is_some() => {}
+            FromReplicas::Copies(CopyNews::First(step)) => {
+                let reported = format!("checkpoint: each shard of step {step} has a copy on another host");
+                self.terminal.print(reported);
+            }
+            FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
+            FromReplicas::Copies(CopyNews::Behind(why)) => {
+                self.record_copies(now, copied_step::behind(&why));
+                self.terminal.print(why);
+            }
+            FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
+            FromReplicas::Brought(attempt, step, brought) => {
+                let (error, roots) = match brought {
+                    Ok(Brought { roots, fetched, bytes }) => {
+                        let here = roots.len().saturating_sub(fetched);
+                        let kib = bytes.div_ceil(1024);
+                        let StepKey { step: number, attempt: of, world, .. } = &step;
+                        self.terminal.print(match *world == self.rank_spec.seat.world_size {
+                            true => format!(
+                                "checkpoint: all ranks go on from step {number} of attempt {of}: of this host's shards {here} \
+                                 were here, {fetched} came from other hosts ({kib} KiB)"
+                            ),
+                            false => format!(
+                                "checkpoint: a shard of step {number}, which {world} ranks saved, is on this host for \
+                                 load(replicated=True) ({kib} KiB came from other hosts)"
+                            ),
+                        });
+                        (None, Some(roots))
+                    }
+                    Err(error) => (Some(error), None),
+                };
+                if let Some(replicas) = &mut self.replicas {
+                    replicas.brought = roots.map(|roots| (step.clone(), roots));
+                }
+                self.report(now, Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    /// All launchers see the same copies; the leader records them for all.
+    fn record_copies(&mut self, now: Mono, fact: Fact) {
+        if matches!(&self.decider, Decider::Leading(_)) {
+            self.step(now, Input::Fact(fact));
+        }
+    }
+
+    /// Sets which step the ranks load, as the leader orders.
+    pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
+        self.rank_spec.resume = match step {
+            None => BTreeMap::new(),
+            Some(step) => {
+                let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
+                let (_, roots) = brought
+                    .filter(|(of, _)| of == step)
+                    .ok_or_else(|| format!("the shards of step {} are not on this host", step.step))?;
+                roots.iter().map(|(rank, root)| (*rank, format!("{} {root}", step.step))).collect()
+            }
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Another seat for this host while the job runs: its ranks get other numbers, or the total number of ranks changes. No
+//! rank runs meanwhile.
+//!
+//! What the former ranks have in memory goes to the disk, which may take a while. It happens outside the loop, and the
+//! leader waits for it. Copies that are kept for other hosts stay.
+
+use mainstay_group::wire::{Report, Seat};
+use mainstay_model::id::{Attempt, Rank};
+use mainstay_progress::memory::Learned;
+
+use crate::act::rank_processes::RankProcess;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
+use crate::launch::hang::Judge;
+use crate::launch::move_memory::{Moved, Moving};
+use mainstay_sys::clock;
+
+impl Launcher {
+    /// The leader gives this host other ranks.
+    pub(super) async fn take_seat(&mut self, attempt: Attempt, seat: Seat) {
+        self.finish_moving().await;
+        self.end_those_that_wait().await;
+        if seat == self.rank_spec.seat {
+            if let (Some(replicas), Some(pool_owner)) = (&mut self.replicas, &self.pool_owner)
+                && replicas.waits()
+            {
+                replicas.take_over(pool_owner, &self.rank_spec);
+            }
+            return self.report(clock::mono(), Report::Seated { attempt, seat });
+        }
+        self.pages.clear();
+        self.monitors.clear();
+        self.rank_spec.seat = seat.clone();
+        if let Decider::Following(following) = &mut self.decider {
+            following.sit(&seat);
+        }
+        self.judge_other_ranks();
+        let ranks = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
+        if let Some(replicas) = &mut self.replicas {
+            replicas.leave();
+        }
+        match self.pool_owner.take() {
+            None => self.report(clock::mono(), Report::Seated { attempt, seat }),
+            Some(pool_owner) => {
+                self.moving = Some(Moving::begin(attempt, seat, pool_owner, ranks));
+            }
+        }
+    }
+
+    /// The memory for checkpoints belongs to the new ranks.
+    pub(super) fn moved(&mut self, moved: Moved) {
+        self.moving = None;
+        let Moved { attempt, seat, pool_owner, messages } = moved;
+        messages.into_iter().for_each(|line| self.terminal.print(line));
+        match pool_owner {
+            Ok(pool_owner) => {
+                if let Some(replicas) = &mut self.replicas {
+                    replicas.take_over(&pool_owner, &self.rank_spec);
+                }
+                self.pool_owner = Some(pool_owner);
+            }
+            Err(error) => {
+                self.terminal.print(format!(
+                    "memory for checkpoints is no longer available: {error}; ranks write them to the disk themselves"
+                ));
+                (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
+            }
+        }
+        self.report(clock::mono(), Report::Seated { attempt, seat });
+    }
+
+    /// Waits until nothing moves.
+    pub(super) async fn finish_moving(&mut self) {
+        if let Some(mut moving) = self.moving.take() {
+            let moved = moving.done().await;
+            self.moved(moved);
+        }
+    }
+
+    /// Ends ranks that wait in their processes: they have the numbers and memory of the former world, and get new processes.
+    async fn end_those_that_wait(&mut self) {
+        let living = |rank: &&RankProcess| rank.exit.is_none();
+        let waiting: Vec<Rank> = self.ranks.iter().filter(living).map(|rank| rank.rank).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        self.terminal
+            .print("ranks that wait in their processes get new ones: their numbers may change".to_owned());
+        for rank in waiting {
+            self.end_rank(rank).await;
+        }
+    }
+
+    /// Updates which ranks are judged here, which depends on the seats.
+    fn judge_other_ranks(&mut self) {
+        let now = clock::mono();
+        let mut learned = Learned::default();
+        self.hangs.remember(&mut learned);
+        let first = Rank(self.rank_spec.seat.first_rank);
+        self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
+        self.hangs.recall(&learned);
+        match &self.decider {
+            Decider::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
+            Decider::Following(following) => {
+                self.hangs.judged_by_leader(following.follow.seat().group_world_size);
+            }
+            Decider::Alone(_) | Decider::Gone => {}
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A launcher before its first turn: its resources and state when its job starts.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use mainstay_health::host::contention::SlowdownHints;
+use mainstay_model::entry::Body;
+use mainstay_model::id::{Attempt, JobId, Rank};
+use mainstay_recovery::in_process::Round;
+use mainstay_recovery::job::{Job, Output, policy_trouble};
+use mainstay_tier::pool::PoolOwner;
+use tokio::sync::mpsc;
+
+use crate::act::guardian::Guardian;
+use crate::act::log_files;
+use crate::act::output::Terminal;
+use crate::act::rank_spec::RankSpec;
+use crate::act::round_server::RoundServer;
+use crate::launch::decider::Decider;
+use crate::launch::event_loop::Launcher;
+use crate::launch::following::Following;
+use crate::launch::hang::Judge;
+use crate::launch::leading::Leading;
+use crate::launch::rank_output::RankOutput;
+use crate::launch::rendezvous::JoinOutcome;
+use crate::launch::replicas::Replicas;
+use crate::launch::sealing::Sealing;
+use crate::launch::start::{job_spec, memory, previous_size};
+use crate::launch::{Settings, Warm, user_policy};
+use mainstay_journal::state::StateWriter;
+use mainstay_journal::store::learned::Memory;
+use mainstay_sensors::source::host::Roots;
+use mainstay_sensors::source::oom::OomKills;
+use mainstay_sensors::source::process_limit::ProcessLimits;
+use mainstay_sys::cgroup::Cgroup;
+use mainstay_sys::clock;
+use mainstay_sys::inotify::Watcher;
+
+/// What exists in addition to the ranks for as long as the job runs.
+#[derive(Default)]
+pub struct JobResources {
+    /// Ends the ranks if the launcher is killed.
+    pub guardian: Option<Guardian>,
+    /// Keeps the ranks' checkpoints in memory.
+    pub pool_owner: Option<PoolOwner>,
+    /// The ranks' control group.
+    pub cgroup: Option<Cgroup>,
+    /// The other hosts of the job, if there are any.
+    pub together: Option<JoinOutcome>,
+    /// The trainer's own checkpoints, if they are watched.
+    pub sealing: Option<Sealing>,
+    /// Copies of checkpoints on the job's other hosts, if there are any.
+    pub replicas: Option<Replicas>,
+}
+
+impl Launcher {
+    /// Starts the job: records it and takes the order for the first start.
+    pub fn begin(
+        settings: Settings,
+        mut rank_spec: RankSpec,
+        snapshots: StateWriter,
+        beside: JobResources,
+        terminal: Terminal,
+        warm: Warm,
+    ) -> Launcher {
+        let JobResources { guardian, pool_owner, cgroup, together, sealing, replicas } = beside;
+        let mut out = Vec::new();
+        let began = clock::mono();
+        let policy = settings.policy_of_job(&rank_spec.job);
+        let mut spec = job_spec(&settings, &rank_spec, policy.clone());
+        let memory = memory(&settings, &rank_spec, &spec);
+        let read = memory.clone().and_then(|memory: Memory| log_files::ask(move || memory.read()).flatten());
+        let learned = read.unwrap_or_default();
+        spec.earlier.clone_from(&learned.rungs);
+        rank_spec.previous_size = previous_size(&settings, &rank_spec, &spec);
+        let watcher = rank_spec.page_dir.as_ref().and_then(|directory| {
+            let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
+            watcher
+                .map_err(|error| {
+                    tracing::warn!(%error, "cannot watch the heartbeat pages' directory; looking regularly instead");
+                })
+                .ok()
+        });
+        let round_server = rank_spec.page_dir.as_ref().and_then(|directory| {
+            RoundServer::open(directory)
+                .inspect_err(|error| {
+                    let place = directory.display();
+                    tracing::warn!(
+                        "restart in process is not available: creating a socket in {place}: {error}"
+                    );
+                })
+                .ok()
+        });
+        let drill = rank_spec.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
+            RoundServer::open_for_drills(directory)
+                .inspect_err(|error| {
+                    let place = directory.display();
+                    tracing::warn!("only signals can be injected: creating a socket in {place}: {error}");
+                })
+                .ok()
+        });
+        let first = Rank(rank_spec.seat.first_rank);
+        let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
+        hangs.recall(&learned);
+        let decider = match together {
+            Some(JoinOutcome::Following(followed)) => {
+                Decider::Following(Box::new(Following::new(*followed, spec)))
+            }
+            together => {
+                let mut job = Job::begin(began, spec, policy, &mut out);
+                if let Some(file) = &settings.policy_file {
+                    let (advisor, trouble) = user_policy::read(file);
+                    job.advised_by(advisor);
+                    out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
+                }
+                job.recall(&learned);
+                match together {
+                    Some(JoinOutcome::Leading(gathered)) => {
+                        let names = (rank_spec.job.clone(), rank_spec.launch.clone());
+                        Decider::Leading(Box::new(Leading::new(job, *gathered, names)))
+                    }
+                    _ => Decider::Alone(Box::new(job)),
+                }
+            }
+        };
+        match &decider {
+            Decider::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
+            Decider::Following(following) => {
+                hangs.judged_by_leader(following.follow.seat().group_world_size);
+            }
+            Decider::Alone(_) | Decider::Gone => {}
+        }
+        let mut launcher = Launcher {
+            id: JobId(rank_spec.job.clone()),
+            settings,
+            rank_spec,
+            decider,
+            hangs,
+            memory: memory.map(|memory| (memory, learned.runs)),
+            tasks: VecDeque::new(),
+            snapshots,
+            terminal,
+            shown: None,
+            outcome_shown: None,
+            guardian,
+            pool_owner,
+            cgroup,
+            watcher,
+            warm,
+            attempt: Attempt(0),
+            ranks: Vec::new(),
+            pages: BTreeMap::new(),
+            endings: mpsc::unbounded_channel(),
+            sights: mpsc::unbounded_channel(),
+            monitors: BTreeMap::new(),
+            stop: None,
+            round_server,
+            drill,
+            drills: Vec::new(),
+            round: Round::default(),
+            save_after: None,
+            asked_by: None,
+            save_by: None,
+            asked_to_save: None,
+            leave_within: None,
+            port: None,
+            agent: None,
+            agent_has: None,
+            ruling_until: None,
+            wake_at: None,
+            undying: Vec::new(),
+            evidence: None,
+            looks: 0,
+            step_times: Vec::new(),
+            oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
+            silence_reported: None,
+            process_limits: ProcessLimits::of(&Roots::default().proc, &Roots::default().sys),
+            spoken: RankOutput::start(),
+            rank_context: SlowdownHints::default(),
+            exit: None,
+            sealing,
+            starting: None,
+            replicas,
+            moving: None,
+        };
+        launcher.begin_with(began, out);
+        launcher.begin_to_wait();
+        launcher
+    }
+}

@@ -1,0 +1,330 @@
+//! Checks that involve several values of a configuration, or more than their types.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mainstay_checkpoint::parity::{NoParity, Parity};
+use mainstay_model::units::Period;
+
+use super::{CheckpointConfig, Config};
+use mainstay_sensors::source::journald::JOURNALD;
+use mainstay_sensors::source::tpu::FORBIDDEN_PORT;
+
+/// The kinds of entries that hooks can receive.
+const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
+
+/// The problems found: the key, and how its value should be.
+#[derive(Debug, Default)]
+struct Wrong(Vec<(&'static str, String)>);
+
+impl Wrong {
+    fn must(&mut self, right: bool, key: &'static str, problem: &str) {
+        if !right {
+            self.0.push((key, problem.to_owned()));
+        }
+    }
+}
+
+impl Config {
+    /// Checks what no single value shows: returns each wrong key and what is wrong with it.
+    pub(super) fn check(&self) -> Vec<(&'static str, String)> {
+        let mut wrong = Wrong::default();
+        self.check_places(&mut wrong);
+        self.check_host(&mut wrong);
+        self.check_devices(&mut wrong);
+        self.check_counts(&mut wrong);
+        self.check_jobs(&mut wrong);
+        self.check_checkpoints(&mut wrong);
+        wrong.0
+    }
+
+    /// Directories, sockets and files.
+    fn check_places(&self, wrong: &mut Wrong) {
+        wrong.must(is_absolute(&self.state_dir), "state_dir", "it must be an absolute path");
+        wrong.must(is_absolute(&self.socket), "socket", "it must be an absolute path");
+        // sun_path of sockaddr_un, with its terminating zero.
+        wrong.must(self.socket.as_os_str().len() < 108, "socket", "the kernel allows at most 107 bytes");
+        wrong.must(
+            self.preflight.paths.iter().all(|path| path.is_absolute()),
+            "preflight.paths",
+            "all must be absolute paths",
+        );
+        wrong.must(
+            is_absolute(&self.nvrx.health_socket),
+            "nvrx.health_socket",
+            "it must be an absolute path",
+        );
+        wrong.must(
+            self.nvrx.health_socket.as_os_str().len() < 108,
+            "nvrx.health_socket",
+            "the kernel allows at most 107 bytes",
+        );
+        wrong.must(
+            is_absolute(&self.nvrx.segment_health_dir),
+            "nvrx.segment_health_dir",
+            "it must be an absolute path",
+        );
+        wrong.must(
+            is_absolute(&self.kernel_log.path) || self.kernel_log.path == Path::new(JOURNALD),
+            "kernel_log.path",
+            "it must be an absolute path or journald",
+        );
+        wrong.must(
+            self.catalog.files.iter().all(|path| path.is_absolute()),
+            "catalog.files",
+            "all must be absolute paths",
+        );
+    }
+
+    /// The host and its operating system.
+    fn check_host(&self, wrong: &mut Wrong) {
+        wrong.must(
+            self.host.watch_paths.iter().all(|path| path.is_absolute()),
+            "host.watch_paths",
+            "all must be absolute paths",
+        );
+        wrong.must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        wrong.must(
+            self.host.system.interval >= Period::seconds(1),
+            "host.system.interval",
+            "it must be at least 1s",
+        );
+        wrong.must(
+            (1..=10).contains(&self.host.system.limits.speed.hot_minutes),
+            "host.system.limits.speed.hot_minutes",
+            "it must be from 1 to 10",
+        );
+        for (key, milder, worse, problem) in [
+            (
+                "host.system.limits.tables.unhealthy",
+                self.host.system.limits.tables.degraded,
+                self.host.system.limits.tables.unhealthy,
+                "it must be from host.system.limits.tables.degraded to 100",
+            ),
+            (
+                "host.limits.memory.unhealthy_pressure",
+                self.host.limits.memory.degraded_pressure,
+                self.host.limits.memory.unhealthy_pressure,
+                "it must be from host.limits.memory.degraded_pressure to 100",
+            ),
+            (
+                "host.limits.disk.degraded_free",
+                self.host.limits.disk.unhealthy_free,
+                self.host.limits.disk.degraded_free,
+                "it must be from host.limits.disk.unhealthy_free to 100",
+            ),
+        ] {
+            wrong.must(milder <= worse, key, problem);
+        }
+        let load = self.host.limits.cpu.load_per_cpu;
+        wrong.must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
+    }
+
+    /// Accelerators, the network, the cloud.
+    fn check_devices(&self, wrong: &mut Wrong) {
+        wrong.must(is_absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        let program = &self.gpu.reset.program;
+        wrong.must(is_absolute(program), "gpu.reset.program", "it must be an absolute path");
+        wrong.must(is_absolute(&self.dcgm.library), "dcgm.library", "it must be an absolute path");
+        wrong.must(self.dcgm.interval >= Period::seconds(1), "dcgm.interval", "it must be at least 1s");
+        wrong.must(
+            self.dcgm.exporter.is_empty() || self.dcgm.exporter.starts_with("http://"),
+            "dcgm.exporter",
+            "it must begin with http://",
+        );
+        wrong.must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
+        wrong.must(
+            matches!(self.gpu.expected.mig.as_str(), "" | "on" | "off"),
+            "gpu.expected.mig",
+            "it must be \"on\", \"off\" or empty",
+        );
+        for (key, number) in [
+            ("gpu.limits.nvlink_error_rate", self.gpu.limits.nvlink_error_rate),
+            ("gpu.limits.pcie_replays", self.gpu.limits.pcie_replays),
+        ] {
+            wrong.must(number > 0.0 && number.is_finite(), key, "it must be above 0");
+        }
+        wrong.must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
+        wrong.must(is_absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");
+        wrong.must(
+            self.tpu.endpoints.iter().all(|endpoint| port_of(endpoint).is_some()),
+            "tpu.endpoints",
+            "each must be a host and a port, like \"localhost:8431\"",
+        );
+        wrong.must(
+            !self.tpu.endpoints.iter().any(|endpoint| port_of(endpoint) == Some(FORBIDDEN_PORT)),
+            "tpu.endpoints",
+            "port 8353 must not be polled: that races with resets of the device",
+        );
+        wrong.must(port_of(&self.cloud.metadata).is_some(), "cloud.metadata", "it must be a host and a port");
+        wrong.must(
+            self.nccl.address.is_empty() || port_of(&self.nccl.address).is_some(),
+            "nccl.address",
+            "it must be a host and a port, like \"localhost:28028\"",
+        );
+        wrong.must(self.nccl.interval >= Period::seconds(5), "nccl.interval", "it must be at least 5s");
+        wrong.must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
+        if let Err(problem) = self.fabric.expected() {
+            wrong.must(false, "fabric.expected_ports", &problem);
+        }
+    }
+
+    /// Counts are at least 1.
+    fn check_counts(&self, wrong: &mut Wrong) {
+        for (key, number) in [
+            ("host.limits.worsen_after", u64::from(self.host.limits.worsen_after)),
+            ("host.limits.recover_after", u64::from(self.host.limits.recover_after)),
+            ("host.system.limits.corrected_errors", self.host.system.limits.corrected_errors),
+            (
+                "host.system.limits.processes.stuck_looks",
+                self.host.system.limits.processes.stuck_looks.into(),
+            ),
+            ("host.system.limits.boot.boots", self.host.system.limits.boot.boots),
+            ("host.system.limits.mounts.recover_after", self.host.system.limits.mounts.recover_after.into()),
+            (
+                "host.system.limits.services.failed_looks",
+                self.host.system.limits.services.failed_looks.into(),
+            ),
+            ("host.system.limits.services.restarts", self.host.system.limits.services.restarts),
+            ("kernel_log.limits.burst", self.kernel_log.limits.burst.into()),
+            ("fabric.limits.flaps", self.fabric.limits.flaps),
+            ("fabric.limits.learn_after", self.fabric.limits.learn_after.into()),
+            ("fabric.limits.missing_after", self.fabric.limits.missing_after.into()),
+            ("fabric.limits.slow_after", self.fabric.limits.slow_after.into()),
+        ] {
+            wrong.must(number >= 1, key, "it must be at least 1");
+        }
+    }
+
+    /// The journal, and hooks.
+    fn check_jobs(&self, wrong: &mut Wrong) {
+        wrong.must(
+            self.journal.segment_size.0 <= self.journal.max_size.0 / 2,
+            "journal.segment_size",
+            "it must be at most half of journal.max_size",
+        );
+        wrong.must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
+        wrong.must(
+            self.hooks.on.iter().all(|kind| HOOKS_TELL.contains(&kind.as_str())),
+            "hooks.on",
+            "it can have \"verdict\", \"decision\" and \"job_ended\"",
+        );
+        wrong.must(
+            self.hooks
+                .webhooks
+                .iter()
+                .all(|address| address.starts_with("http://") || address.starts_with("https://")),
+            "hooks.webhooks",
+            "they must begin with https:// or http://; for others use a command",
+        );
+        wrong.must(is_absolute(&self.hooks.authorities), "hooks.authorities", "it must be an absolute path");
+        wrong.must((1..=20).contains(&self.hooks.tries), "hooks.tries", "it must be between 1 and 20");
+        wrong.must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be above 0");
+    }
+
+    /// Replicas of checkpoints.
+    fn check_checkpoints(&self, wrong: &mut Wrong) {
+        let of = &self.checkpoint;
+        wrong.must(is_absolute(&of.store), "checkpoint.store", "it must be an absolute path");
+        wrong.must(is_absolute(&of.token_file), "checkpoint.token_file", "it must be an absolute path");
+        let for_tls = [
+            ("checkpoint.tls_certificate", &of.tls_certificate),
+            ("checkpoint.tls_key", &of.tls_key),
+            ("checkpoint.tls_authorities", &of.tls_authorities),
+        ];
+        let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
+        for (key, path) in for_tls {
+            wrong.must(is_absolute(path), key, "it must be an absolute path");
+            wrong.must(
+                !is_tls || !path.as_os_str().is_empty(),
+                key,
+                "for TLS between agents checkpoint.tls_certificate, tls_key and tls_authorities must all be set",
+            );
+        }
+        wrong.must(
+            of.listen.is_none() || is_tls || !of.token_file.as_os_str().is_empty(),
+            "checkpoint.token_file",
+            "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: no other host may read and write checkpoints",
+        );
+        wrong.must(
+            of.peers.iter().chain(&of.avoid).all(|peer| port_of(peer).is_some()),
+            "checkpoint.peers",
+            "each must be a host and a port, like \"node7:7140\"",
+        );
+        let anywhere = of.listen.is_some_and(|address| address.ip().is_unspecified());
+        wrong.must(
+            !anywhere || !of.name.is_empty(),
+            "checkpoint.name",
+            "it must be set where checkpoint.listen is every address",
+        );
+        wrong.must(of.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
+        parity(of, wrong);
+        wrong.must(of.keep >= 1, "checkpoint.keep", "it must be at least 1");
+        wrong.must(
+            of.durable.is_empty() || of.durable.contains("://"),
+            "checkpoint.durable",
+            "it must be a URL, like \"file:///shared/directory\" or \"s3://bucket/prefix\"",
+        );
+        wrong.must(of.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
+        wrong.must(of.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
+        wrong.must(of.slowdown_percent <= 100, "checkpoint.slowdown_percent", "it must be from 0 to 100");
+        wrong.must((1..=4).contains(&of.streams), "checkpoint.streams", "it must be from 1 to 4");
+        wrong.must(of.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
+        let files = of.watch.is_empty() && of.replicator.is_empty() && of.cache.is_empty();
+        wrong.must(
+            files || of.listen.is_some() || !of.durable.is_empty(),
+            "checkpoint.listen",
+            "it, or checkpoint.durable, must be set if checkpoint.watch, replicator or cache is: otherwise nothing is replicated",
+        );
+        wrong.must(
+            of.replicator.iter().all(|path| path.is_absolute()),
+            "checkpoint.replicator",
+            "each must be absolute",
+        );
+    }
+}
+
+/// Pieces need as many other hosts as there are pieces.
+fn parity(of: &CheckpointConfig, wrong: &mut Wrong) {
+    let key = "checkpoint.parity";
+    if of.parity.is_empty() {
+        return;
+    }
+    let parity: Parity = match of.parity.parse() {
+        Ok(parity) => parity,
+        Err(error) => return wrong.must(false, key, &NoParity::to_string(&error)),
+    };
+    let me = if of.name.is_empty() {
+        of.listen.map_or_else(String::new, |at| at.to_string())
+    } else {
+        of.name.clone()
+    };
+    let others = of.peers.iter().filter(|peer| **peer != me).collect::<BTreeSet<_>>().len();
+    wrong.must(
+        others >= parity.pieces() as usize,
+        key,
+        &format!(
+            "{parity} needs {} hosts in addition to this one, and checkpoint.peers has {others}",
+            parity.pieces()
+        ),
+    );
+    wrong.must(
+        of.redundancy <= parity.parity + 1,
+        "checkpoint.redundancy",
+        &format!(
+            "with checkpoint.parity {parity} at most {} hosts may be lost: it must not be more",
+            parity.parity + 1
+        ),
+    );
+}
+
+fn is_absolute(path: &Path) -> bool {
+    path.as_os_str().is_empty() || path.is_absolute()
+}
+
+/// The port of a `host:port`.
+fn port_of(endpoint: &str) -> Option<u16> {
+    let (host, port) = endpoint.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    (!host.is_empty() && !host.contains('/') && port != 0).then_some(port)
+}

@@ -1,0 +1,152 @@
+//! The user's own policy, in front of the built-in one. Its advice is carried out unless it is [`forbidden`]. If it
+//! fails or makes no decision, the built-in policy decides.
+
+use crate::policy::{Advice, Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
+use mainstay_model::verdict::Action;
+
+/// The user's own policy.
+pub trait Advisor: std::fmt::Debug + Send + Sync {
+    /// Its name for messages: that of its file.
+    fn name(&self) -> &str;
+
+    /// Its advice for a failure. `None` leaves it to the built-in policy.
+    ///
+    /// # Errors
+    /// It makes no decision; a text with file and line.
+    fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String>;
+}
+
+/// Why the built-in policy decided instead of the user's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It failed; with the error text.
+    Failed(String),
+    /// Its advice is forbidden; with the reason.
+    Overruled(String),
+}
+
+impl Trouble {
+    /// The text.
+    pub fn words(&self) -> &str {
+        match self {
+            Trouble::Failed(words) | Trouble::Overruled(words) => words,
+        }
+    }
+}
+
+/// Decides, with the user's own policy first if there is one.
+pub fn decide_with(
+    advisor: Option<&dyn Advisor>,
+    settings: &Settings,
+    case: Case<'_>,
+) -> (Choice, Option<Trouble>) {
+    let (choice, trouble) = match advisor.map(|advisor| (advisor, advisor.advise(settings, case))) {
+        None | Some((_, Ok(None))) => (usual(settings, case), None),
+        Some((advisor, Ok(Some(advice)))) => match forbidden(settings, case, &advice) {
+            None => (made_of(advisor, settings, case, advice), None),
+            Some(why) => {
+                let wanted = advice.rung.map_or("waiting", Rung::words);
+                let words = format!("{}: {wanted} is not allowed: {why}", advisor.name());
+                (usual(settings, case), Some(Trouble::Overruled(words)))
+            }
+        },
+        Some((_, Err(words))) => (usual(settings, case), Some(Trouble::Failed(words))),
+    };
+    (unless_dry(settings, case, choice), trouble)
+}
+
+fn made_of(advisor: &dyn Advisor, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
+    let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
+    let action = advice.rung.map_or(Action::Wait, |rung| Action::of(rung, case.verdict.attempt.next(), exit));
+    Choice { action, after: advice.after, why: format!("{} ({})", advice.why, advisor.name()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Budget, Host, JobState, PastFailure};
+    use mainstay_diagnosis::root_rank::start_failed;
+    use mainstay_model::id::{Attempt, Incident};
+    use mainstay_model::time::Mono;
+    use mainstay_model::time::Span;
+    use mainstay_model::verdict::{Cause, Verdict};
+
+    #[derive(Debug)]
+    struct Says(Result<Option<Advice>, String>);
+
+    impl Advisor for Says {
+        fn name(&self) -> &'static str {
+            "mine.star"
+        }
+
+        fn advise(&self, _: &Settings, _: Case<'_>) -> Result<Option<Advice>, String> {
+            self.0.clone()
+        }
+    }
+
+    fn kill() -> Verdict {
+        Verdict { cause: Cause::Signal { signal: 9 }, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
+    }
+
+    fn of(
+        response: Result<Option<Advice>, String>,
+        settings: &Settings,
+        past: &[PastFailure],
+    ) -> (Choice, Option<Trouble>) {
+        let verdict = kill();
+        let case = Case {
+            verdict: &verdict,
+            past,
+            earlier: &[],
+            job: JobState {
+                exit: 137,
+                lived: Span::seconds(60),
+                reached: None,
+                committed: None,
+                ranks: 1,
+                waiting: 0,
+            },
+            host: Host::default(),
+            seen: None,
+            spares: 0,
+            now: Mono(100_000_000_000),
+        };
+        decide_with(Some(&Says(response)), settings, case)
+    }
+
+    fn advice(rung: Rung) -> Result<Option<Advice>, String> {
+        Ok(Some(Advice { rung: Some(rung), after: Span::seconds(2), why: "so".into() }))
+    }
+
+    #[test]
+    fn its_advice_is_carried_out_and_the_built_in_policy_decides_the_rest() {
+        let settings = Settings::from(Budget { max_restarts: 3, window: None });
+        let (choice, trouble) = of(advice(Rung::HandBack), &settings, &[]);
+        assert_eq!((choice.action, choice.after), (Action::HandBack { exit: 75 }, Span::seconds(2)));
+        assert_eq!((choice.why.as_str(), trouble), ("so (mine.star)", None));
+        let (choice, trouble) = of(Ok(None), &settings, &[]);
+        assert_eq!((choice.action.rung(), trouble), (Some(Rung::All), None));
+        let (choice, trouble) = of(Err("mine.star:3: no".into()), &settings, &[]);
+        assert_eq!(choice.action.rung(), Some(Rung::All));
+        assert_eq!(trouble, Some(Trouble::Failed("mine.star:3: no".into())));
+    }
+
+    #[test]
+    fn forbidden_advice_is_not_carried_out_and_the_reason_is_given() {
+        let none = Settings::from(Budget { max_restarts: 0, window: None });
+        let (choice, trouble) = of(advice(Rung::All), &none, &[]);
+        assert_eq!(choice.action, Action::Stop { exit: 137 });
+        let trouble = trouble.expect("it was overruled");
+        assert_eq!(
+            trouble.words(),
+            "mine.star: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
+        );
+    }
+
+    #[test]
+    fn a_dry_run_reports_what_it_would_do() {
+        let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
+        let (choice, _) = of(advice(Rung::All), &dry, &[]);
+        assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.star)");
+    }
+}

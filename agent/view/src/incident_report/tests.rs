@@ -1,0 +1,330 @@
+use super::*;
+use mainstay_model::entry::JobSpec;
+use mainstay_model::hang::HangKind;
+use mainstay_model::id::{Attempt, BootId, Rank};
+use mainstay_model::time::Stamp;
+use mainstay_model::verdict::{Action, Cause, DecidedBy, Doubts, FaultDomain};
+
+/// Entries of one boot, one second apart. The first is the start of the job.
+fn entries(bodies: Vec<Body>) -> Vec<Entry> {
+    let start = Body::Fact(Fact::JobStarted(JobSpec::default()));
+    let all = std::iter::once(start).chain(bodies).enumerate();
+    all.map(|(place, body)| {
+        let seconds = place as u64;
+        let wall = Wall(1_795_492_212_000_000_000 + seconds as i64 * 1_000_000_000);
+        Entry {
+            seq: seconds + 1,
+            at: Stamp { mono: Mono(seconds * 1_000_000_000), wall },
+            boot: BootId::default(),
+            job: None,
+            origin_seq: None,
+            body,
+        }
+    })
+    .collect()
+}
+
+#[test]
+fn a_quoted_exception_is_not_reported_as_missing() {
+    let mut report = reported(FaultDomain::Unknown, None);
+    assert!(sentences::fault(&report.verdict).contains("left no message"));
+    let quoted = "last message on its standard error, 1.00 s before the failure: RuntimeError: bad sample";
+    report.verdict.evidence.push(quoted.into());
+    assert!(sentences::fault(&report.verdict).contains("it is quoted below"));
+}
+
+fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
+    let verdict = Verdict {
+        incident: Incident(2),
+        attempt: Attempt(1),
+        headline: "rank 3 raised ValueError: bad".into(),
+        cause: Cause::ExitCode { code: 1 },
+        domain,
+        class: class.map(str::to_owned),
+        deterministic: true,
+        doubts: Doubts {
+            against: vec!["an ECC error on rank 5".into()],
+            would_change: vec!["Machine's fault (12 %): an XID".into()],
+        },
+        confidence: 0.8,
+        culprit_confidence: Some(0.99),
+        cannot_run: false,
+        culprit: Some(Rank(3)),
+        host: None,
+        victims: vec![Rank(0)],
+        step: Some(4),
+        data: None,
+        heartbeats: true,
+        fault_at: Mono(0),
+        detected_at: Mono(2_000_000),
+        evidence: vec!["exit note of rank 3".into()],
+    };
+    let decision = Decision {
+        incident: Incident(2),
+        action: Action::Stop { exit: 1 },
+        after: Span::default(),
+        why: "it recurred".into(),
+        by: DecidedBy::Launcher,
+        agent_evidence: false,
+    };
+    IncidentReport {
+        verdict,
+        decision: Some(decision),
+        outcome: None,
+        happened: Wall(1_795_492_212_000_000_000),
+        into_the_job: Some(Span::seconds(754)),
+        job_ended: None,
+    }
+}
+
+#[test]
+fn advice_after_a_restart_depends_on_the_state_of_the_job() {
+    let restart = Decision {
+        incident: Incident(2),
+        action: Action::RestartInJob { attempt: Attempt(2) },
+        after: Span::default(),
+        why: "restart 1 of 3 in the job".into(),
+        by: DecidedBy::Launcher,
+        agent_evidence: false,
+    };
+    let now = |job_ended| {
+        let report = reported(FaultDomain::Unknown, None);
+        text(&IncidentReport { decision: Some(restart.clone()), job_ended, ..report })
+    };
+    assert!(now(None).contains("the ranks are starting"), "{}", now(None));
+    assert!(now(Some(0)).contains("the job completed successfully afterwards"), "{}", now(Some(0)));
+    assert!(now(Some(3)).contains("ended with exit status 3 since then"), "{}", now(Some(3)));
+
+    let verdict = Body::Verdict(reported(FaultDomain::Unknown, None).verdict);
+    let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
+    let journal = entries(vec![verdict.clone(), ended]);
+    assert_eq!(of(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
+    assert_eq!(of(entries(vec![verdict]).iter(), None).and_then(|report| report.job_ended), None);
+}
+
+fn text(report: &IncidentReport) -> String {
+    render(report, Options::default())
+}
+
+/// A verdict on a signal with an unknown sender.
+fn killed(signal: i32) -> Verdict {
+    Verdict {
+        cause: Cause::Signal { signal },
+        culprit: Some(Rank(1)),
+        headline: format!("rank 1 was ended by {}", mainstay_model::entry::ExitStatus::Signal(signal)),
+        deterministic: false,
+        confidence: 0.0,
+        ..reported(FaultDomain::Unknown, None).verdict
+    }
+}
+
+#[test]
+fn a_report_has_its_sections_in_order() {
+    let report = reported(FaultDomain::User, Some("user_code"));
+    let text = render(&report, Options { logs: Some("/runs/x/attempt_1"), ..Options::default() });
+    let mut from = 0;
+    for part in [
+        "rank 3 raised ValueError: bad\n",
+        "Time:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; detected 2 ms later.",
+        "Fault domain:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
+        "It started on rank 3 (99 % sure).",
+        "Stopped because of it: rank 0.",
+        "What was done:\n  The job was stopped with exit status 1: it recurred.",
+        "What to do:\n  Fix the program",
+        "Read the quoted traceback",
+        "/runs/x/attempt_1",
+        "Evidence:\n  exit note of rank 3",
+    ] {
+        let at = text[from..].find(part);
+        assert!(at.is_some(), "{part:?} is missing or too early in\n{text}");
+        from += at.unwrap_or_default();
+    }
+}
+
+#[test]
+fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
+    let mut report = reported(FaultDomain::User, Some("user_code"));
+    report.verdict.evidence = (1..=7).map(|line| format!("line {line}")).collect();
+    let short = text(&report);
+    assert!(short.contains("line 5\n") && !short.contains("line 6"), "{short}");
+    assert!(short.contains("(4 more with --all)") && !short.contains("an ECC error"), "{short}");
+    let all = render(&report, Options { all: true, ..Options::default() });
+    for part in [
+        "line 7",
+        "Evidence against it:\n  an ECC error on rank 5",
+        "What would change this:\n  Machine's fault (12 %): an XID",
+    ] {
+        assert!(all.contains(part), "{part} in\n{all}");
+    }
+    assert!(!all.contains("--all"), "{all}");
+}
+
+#[test]
+fn a_signal_from_outside_is_reported_without_a_cause() {
+    let report = |signal| IncidentReport { verdict: killed(signal), ..reported(FaultDomain::Unknown, None) };
+    assert!(
+        text(&report(9)).contains(
+            "Unknown. Cause not seen: rank 1 was ended by SIGKILL. Neither Mainstay nor the kernel's OOM killer \
+             sent it; a scheduler, another process or a person did."
+        ),
+        "{}",
+        text(&report(9))
+    );
+    assert!(text(&report(15)).contains("received SIGTERM, which Mainstay did not send"));
+    // Signals that native code causes itself have no sender.
+    for signal in [6, 7, 8, 11] {
+        let text = text(&report(signal));
+        assert!(text.contains("native code") && !text.contains("sent it"), "{text}");
+    }
+    assert_eq!(
+        brief(&killed(9)),
+        "rank 1 was ended by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
+    );
+}
+
+#[test]
+fn a_full_disk_is_named_on_every_surface_and_no_program_is_blamed() {
+    for class in ["storage", "host_resource"] {
+        let report = reported(FaultDomain::User, Some(class));
+        let shown = [brief(&report.verdict), text(&report)];
+        for text in &shown {
+            assert!(!text.contains("program's") && !text.contains("Fix the program"), "{class}: {text}");
+        }
+    }
+    let full = reported(FaultDomain::User, Some("storage"));
+    assert!(brief(&full.verdict).contains("a full disk"), "{}", brief(&full.verdict));
+    assert!(
+        text(&full).contains("a full disk") && text(&full).contains("What to do:\n  Free space"),
+        "{}",
+        text(&full)
+    );
+}
+
+#[test]
+fn a_rank_that_a_signal_stopped_has_that_as_its_cause() {
+    let hung = |hang| Verdict {
+        cause: Cause::Hang { hang, place: String::new() },
+        ..reported(FaultDomain::Unknown, None).verdict
+    };
+    assert_ne!(fault(&hung(HangKind::Stopped)), fault(&hung(HangKind::AllStill)));
+    assert!(fault(&hung(HangKind::Stopped)).contains("Rank 3 is stopped by a signal"));
+}
+
+#[test]
+fn a_lost_peer_points_to_another_rank_and_an_unknown_message_is_quoted() {
+    let raised = |message: &str| {
+        let report = reported(FaultDomain::Unknown, None);
+        let cause = Cause::Exception { exception: "RuntimeError".into(), fingerprint: String::new() };
+        let headline = format!("rank 3 raised RuntimeError: {message}");
+        text(&IncidentReport { verdict: Verdict { cause, headline, ..report.verdict.clone() }, ..report })
+    };
+    let lost = raised("[pair.cc:544] Connection closed by peer [10.0.0.2]:4711");
+    assert!(
+        lost.contains("rank 3 lost its connection to another rank") && !lost.contains("No known"),
+        "{lost}"
+    );
+    let unknown = raised("flux capacitor");
+    assert!(unknown.contains("matches no known failure") && !unknown.contains("lost its"), "{unknown}");
+}
+
+#[test]
+fn a_failure_that_was_detected_at_once_has_no_delay() {
+    let mut report = reported(FaultDomain::Unknown, None);
+    assert!(text(&report).contains("detected 2 ms later"), "{}", text(&report));
+    report.verdict.detected_at = report.verdict.fault_at;
+    assert!(!text(&report).contains("detected"), "{}", text(&report));
+}
+
+#[test]
+fn confidence_in_the_rank_and_in_the_fault_are_separate() {
+    let known = text(&reported(FaultDomain::User, Some("data")));
+    assert!(known.contains("80 % sure.") && known.contains("It started on rank 3 (99 % sure)."), "{known}");
+    let unknown = text(&reported(FaultDomain::Unknown, None));
+    assert!(unknown.contains("rank 3 (99 % sure).") && !unknown.contains("80 %"), "{unknown}");
+    let mut earlier = reported(FaultDomain::Unknown, None);
+    earlier.verdict.culprit_confidence = None;
+    assert!(text(&earlier).contains("It started on rank 3 (80 % sure)."), "{}", text(&earlier));
+}
+
+#[test]
+fn advice_depends_on_the_decision() {
+    let mut report = reported(FaultDomain::User, Some("user_code"));
+    report.verdict.deterministic = false;
+    if let Some(decision) = &mut report.decision {
+        decision.why = "the same exception recurred at step 4: a restart would only fail again".to_owned();
+    }
+    let stopped = text(&report);
+    assert!(stopped.contains("Fix the program") && !stopped.contains("may pass"), "{stopped}");
+    if let Some(decision) = &mut report.decision {
+        decision.action = Action::RestartInJob { attempt: Attempt(2) };
+        decision.why = "restart 2 of 3 in the job".to_owned();
+    }
+    let restarted = text(&report);
+    assert!(restarted.contains("All ranks were started again: restart 2 of 3 in the job."), "{restarted}");
+    assert!(restarted.contains("Nothing now") && !restarted.contains("Fix the program"), "{restarted}");
+}
+
+#[test]
+fn only_a_ticket_has_a_title_and_lists() {
+    let reported = reported(FaultDomain::User, Some("user_code"));
+    let shown = |markdown| render(&reported, Options { logs: Some("/runs/x"), markdown, all: false });
+    let (ticket, terminal) = (shown(true), shown(false));
+    assert!(ticket.starts_with("## rank 3 raised ValueError: bad\n"), "{ticket}");
+    assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
+    assert!(ticket.contains("\n- The output of all ranks is in /runs/x\n"), "{ticket}");
+    assert!(!terminal.contains("## ") && !terminal.contains("\n- "), "{terminal}");
+}
+
+#[test]
+fn foreign_text_cannot_format_a_ticket_or_control_a_terminal() {
+    let mut reported = reported(FaultDomain::User, Some("user_code"));
+    reported.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
+    reported.verdict.evidence = vec!["a\n| b |".into()];
+    let ticket = render(&reported, Options { markdown: true, ..Options::default() });
+    assert!(ticket.starts_with(r"## rank 3 raised E: \<b\> \[31m \# \[x\](y)"), "{ticket}");
+    assert!(ticket.contains("\n- a \\| b \\|\n"), "{ticket}");
+    let terminal = text(&reported);
+    assert!(terminal.starts_with("rank 3 raised E: <b> [31m # [x](y)\n"), "{terminal}");
+}
+
+#[test]
+fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
+    let mut report = reported(FaultDomain::User, Some("user_code"));
+    let waited =
+        Decision { action: Action::Wait, why: "memory is held".into(), ..report.decision.clone().unwrap() };
+    report.decision = Some(waited);
+    assert!(text(&report).contains("Wait for the decision"), "{}", text(&report));
+    report.job_ended = Some(143);
+    let ended = text(&report);
+    assert!(ended.contains("The job ended with exit status 143 while it waited: memory is held."), "{ended}");
+    assert!(ended.contains("Fix the program") && !ended.contains("Wait for"), "{ended}");
+    report.decision = None;
+    assert!(text(&report).contains("exit status 143 before anything was decided"), "{}", text(&report));
+}
+
+#[test]
+fn the_last_decision_on_a_failure_is_reported() {
+    let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
+    let decision = decision.expect("one");
+    let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
+    let entries =
+        entries(vec![Body::Verdict(verdict), Body::Decision(waited), Body::Decision(decision.clone())]);
+    assert_eq!(of(entries.iter(), None).expect("a report").decision, Some(decision));
+}
+
+#[test]
+fn a_report_is_of_the_wanted_failure_or_the_last_with_its_time() {
+    let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
+    let first = Verdict { incident: Incident(1), headline: "the first".into(), ..verdict.clone() };
+    let last = Verdict { fault_at: Mono(1_500_000_000), ..verdict };
+    let bodies = vec![Body::Verdict(first), Body::Verdict(last), Body::Decision(decision.expect("one"))];
+    let entries = entries(bodies);
+    let last = of(entries.iter(), None).expect("a report");
+    assert_eq!((last.verdict.incident, last.decision.is_some()), (Incident(2), true));
+    // Half a second before the entry of its verdict, which is 2 s after the start.
+    assert_eq!(last.happened, Wall(1_795_492_213_500_000_000));
+    assert_eq!(last.into_the_job, Some(Span(1_500_000_000)));
+    let first = of(entries.iter(), Some(Incident(1))).expect("a report");
+    assert_eq!((first.verdict.headline.as_str(), first.decision.is_some()), ("the first", false));
+    assert_eq!(of(entries.iter(), Some(Incident(9))), None);
+}

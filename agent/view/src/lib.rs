@@ -1,0 +1,8 @@
+//! The read side: the state of a host and its jobs, the incident report, replays, summaries.
+#![forbid(unsafe_code)]
+
+pub mod incident_report;
+pub mod node;
+pub mod placement;
+pub mod replay;
+pub mod summary;

@@ -1,0 +1,251 @@
+//! The summary of a job from its journal, for a host whose leader is lost: only the leader accounts each step. Steps
+//! between two entries count as equally long.
+
+use mainstay_model::entry::{Body, Entry, Fact, StepDone};
+use mainstay_model::time::Mono;
+use mainstay_model::verdict::{Decision, Outcome, Verdict};
+use mainstay_progress::goodput::{Ledger, TimeCategory};
+use mainstay_recovery::job::{IncidentTimes, Summary};
+
+/// The most steps between two entries.
+const MOST_AT_ONCE: u64 = 1 << 24;
+
+/// What the entries of one job show so far.
+#[derive(Clone, Debug, Default)]
+pub struct Recounted {
+    ledger: Option<Ledger>,
+    attempts: u32,
+    /// The last step of this attempt that is accounted, and its end.
+    last: Option<(u64, Mono)>,
+    /// Whether a failure of this attempt is accounted.
+    has_failed: bool,
+    incidents: Vec<IncidentTimes>,
+}
+
+impl Recounted {
+    /// Takes in the next entry.
+    pub fn entry(&mut self, entry: &Entry) {
+        let at = entry.at.mono;
+        match &entry.body {
+            Body::Fact(Fact::JobStarted(_)) => {
+                self.ledger.get_or_insert_with(|| Ledger::open(at));
+            }
+            Body::Fact(fact) => self.fact(at, fact),
+            Body::Verdict(verdict) => self.verdict(verdict),
+            Body::Decision(decision) => self.decision(at, decision),
+            Body::Outcome(outcome) => self.outcome(outcome),
+            Body::Health(_) | Body::Finding(_) => {}
+        }
+    }
+
+    fn fact(&mut self, at: Mono, fact: &Fact) {
+        match fact {
+            Fact::AttemptStarted { attempt, .. } => {
+                self.attempts = attempt.0.saturating_add(1);
+                (self.last, self.has_failed) = (None, false);
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.begin_attempt();
+                }
+                self.enter(at, TimeCategory::Starting);
+                self.with_incident(|incident| incident.started_at = Some(at));
+            }
+            Fact::RankConnected { .. } => {
+                if self.ledger.as_ref().is_some_and(|ledger| ledger.state() == TimeCategory::Starting) {
+                    self.enter(at, TimeCategory::Initialising);
+                }
+                self.with_incident(|incident| incident.connected_at = Some(at));
+            }
+            Fact::RanksStepping { step, .. } => {
+                self.enter(at, TimeCategory::Training);
+                self.last = step.checked_sub(1).map(|before| (before, at)).or(self.last);
+                self.reached(at, *step);
+            }
+            Fact::Progress { step, .. } => self.reached(at, *step),
+            Fact::RankExited { status, step, after_stop, .. } => {
+                if let Some(step) = step {
+                    self.reached(at, *step);
+                }
+                if !status.is_success() && !after_stop {
+                    self.failed(at);
+                }
+            }
+            Fact::RankRaised { .. } | Fact::RanksHung { acts: true, .. } => self.failed(at),
+            Fact::StopRequested { .. } => self.enter(at, TimeCategory::Finishing),
+            Fact::AttemptEnded { .. } if self.has_failed => self.enter(at, TimeCategory::Deciding),
+            _ => {}
+        }
+    }
+
+    fn failed(&mut self, at: Mono) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            self.enter(at, TimeCategory::Undetected);
+            self.enter(at, TimeCategory::Stopping);
+        }
+    }
+
+    fn verdict(&mut self, verdict: &Verdict) {
+        if self.incidents.iter().any(|known| known.incident == verdict.incident) {
+            return;
+        }
+        self.incidents.push(IncidentTimes {
+            incident: verdict.incident,
+            headline: verdict.headline.clone(),
+            decision: String::new(),
+            fault_at: verdict.fault_at,
+            detected_at: verdict.detected_at,
+            stopped_at: None,
+            decided_at: None,
+            started_at: None,
+            connected_at: None,
+            first_step_at: None,
+            reached_before: self.ledger.as_ref().and_then(Ledger::reached),
+            first_step: None,
+        });
+    }
+
+    fn decision(&mut self, at: Mono, decision: &Decision) {
+        self.with_incident(|incident| {
+            incident.decided_at = Some(at);
+            incident.decision.clone_from(&decision.why);
+        });
+        if decision.action.attempt().is_some() {
+            self.enter(at, TimeCategory::Starting);
+        } else if decision.action.exit().is_some() {
+            self.enter(at, TimeCategory::Finishing);
+        }
+    }
+
+    fn outcome(&mut self, outcome: &Outcome) {
+        let of = self.incidents.iter_mut().rfind(|incident| incident.incident == outcome.incident);
+        if let Some(incident) = of {
+            incident.first_step_at = Some(incident.fault_at.after(outcome.to_first_step));
+            incident.first_step = Some(outcome.step);
+        }
+    }
+
+    /// All steps up to this one are done.
+    fn reached(&mut self, at: Mono, step: u64) {
+        let Some(ledger) = &mut self.ledger else { return };
+        let (before, mut start) = self.last.map_or((None, at), |(step, at)| (Some(step), at));
+        if before.is_some_and(|before| before >= step) {
+            return;
+        }
+        let first = before.map_or(step, |before| before.saturating_add(1));
+        // A program that suddenly numbers its steps in another way has not completed all steps between.
+        let first = if step - first > MOST_AT_ONCE { step } else { first };
+        let length = at.since(start).0 / (step - first + 1);
+        for number in first..=step {
+            let end = Mono(start.0.saturating_add(length));
+            ledger.step(&StepDone { step: number, start, end, ..StepDone::default() });
+            start = end;
+        }
+        self.last = Some((step, at));
+    }
+
+    fn enter(&mut self, at: Mono, state: TimeCategory) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.enter(at, state);
+        }
+    }
+
+    fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {
+        if let Some(open) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none()) {
+            change(open);
+        }
+    }
+
+    /// The summary at `at`; none if the entries have no start of a job.
+    pub fn summary(self, at: Mono, exit: i32, reason: String) -> Option<Summary> {
+        let accounting = self.ledger?.accounting(at);
+        Some(Summary {
+            exit,
+            reason,
+            attempts: self.attempts,
+            accounting,
+            incidents: self.incidents,
+            saving: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mainstay_diagnosis::root_rank::start_failed;
+    use mainstay_model::entry::{ExitStatus, JobSpec};
+    use mainstay_model::id::{Attempt, BootId, Incident, Pid, Rank};
+    use mainstay_model::time::{Span, Stamp, Wall};
+    use mainstay_model::verdict::{Action, DecidedBy};
+
+    fn recounted(entries: Vec<(u64, Body)>) -> Summary {
+        let mut recounted = Recounted::default();
+        for (seconds, body) in entries {
+            let at = Stamp { mono: Mono(seconds * 1_000_000_000), wall: Wall(0) };
+            recounted.entry(&Entry {
+                seq: 1,
+                at,
+                boot: BootId::default(),
+                job: None,
+                origin_seq: None,
+                body,
+            });
+        }
+        recounted.summary(Mono(100_000_000_000), 75, "why".to_owned()).expect("it has a start")
+    }
+
+    fn exited(attempt: u32, status: ExitStatus, step: u64, after_stop: bool) -> Body {
+        Body::Fact(Fact::RankExited {
+            attempt: Attempt(attempt),
+            rank: Rank(0),
+            pid: Pid(1),
+            status,
+            step: Some(step),
+            data: None,
+            after_stop,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        })
+    }
+
+    fn started(attempt: u32) -> Body {
+        let (attempt, ranks, hosts) = (Attempt(attempt), Vec::new(), Vec::new());
+        Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks, hosts })
+    }
+
+    #[test]
+    fn a_journal_shows_attempts_incidents_steps_and_times() {
+        let stepping = |attempt, step| Body::Fact(Fact::RanksStepping { attempt: Attempt(attempt), step });
+        let verdict = start_failed(Incident(1), Attempt(0), "it failed", Mono(40_000_000_000));
+        let decision = Decision {
+            incident: Incident(1),
+            action: Action::RestartInJob { attempt: Attempt(1) },
+            after: Span::default(),
+            why: "again".to_owned(),
+            by: DecidedBy::Launcher,
+            agent_evidence: false,
+        };
+        let summary = recounted(vec![
+            (0, Body::Fact(Fact::JobStarted(JobSpec::default()))),
+            (10, started(0)),
+            (20, stepping(0, 0)),
+            (30, Body::Fact(Fact::Progress { attempt: Attempt(0), step: 10, loss: None })),
+            (40, exited(0, ExitStatus::Signal(9), 20, false)),
+            (50, Body::Fact(Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: vec![] })),
+            (50, Body::Verdict(verdict)),
+            (50, Body::Decision(decision)),
+            (60, started(1)),
+            (70, stepping(1, 11)),
+            (90, exited(1, ExitStatus::Signal(15), 30, true)),
+        ]);
+        assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (75, 2, 1));
+        assert_eq!(summary.incidents[0].started_at, Some(Mono(60_000_000_000)));
+        let accounting = &summary.accounting;
+        assert_eq!((accounting.steps, accounting.steps_lost), (31, 10), "steps 0 to 30, and 11 to 20 again");
+        let part = |of| accounting.parts.get(&of).map(|span| span.as_seconds());
+        assert_eq!(part(TimeCategory::Stopping), Some(10.0));
+        assert_eq!(part(TimeCategory::Starting), Some(40.0));
+        assert_eq!(accounting.wall, Span::seconds(100));
+    }
+}
