@@ -28,9 +28,10 @@ const MOST: u64 = 400 << 20;
 const TOO_MANY_RANKS: u32 = 66_000;
 
 #[test]
-fn answers_that_nobody_reads_are_bounded_and_another_user_is_answered() {
+fn answers_that_are_not_read_are_bounded_and_another_user_is_answered() {
     let Some(host) = host_with(&[]) else { return };
-    assert_eq!(host.client(A, "fill").printed, "filled");
+    let full = host.client(A, "fill");
+    assert_eq!(full.printed, "filled");
     host.agent.wait_for("the last of many");
     let callers = ["ListEvents", "WatchEvents", "ListJobs", "WatchNode"];
     let hostile: Vec<_> = callers.iter().map(|call| host.client(A, &format!("unread {call}"))).collect();
@@ -129,7 +130,7 @@ async fn fill(socket: String) {
 async fn unread(socket: String, call: &str) {
     type Call = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
     let mut calls: Vec<Call> = Vec::new();
-    let mut streams = Vec::new();
+    let (mut events_of, mut states_of) = (Vec::new(), Vec::new());
     for _ in 0..8 {
         let channel = connect(socket.clone()).await;
         let (events, health) = (EventServiceClient::new(channel.clone()), HealthServiceClient::new(channel));
@@ -145,16 +146,16 @@ async fn unread(socket: String, call: &str) {
                 })),
                 "WatchEvents" => {
                     let request = WatchEventsRequest { after_cursor: Some(0), ..Default::default() };
-                    streams.extend(events.watch_events(request).await.map(|opened| Ok(opened.into_inner())));
+                    events_of.extend(events.watch_events(request).await);
                 }
                 _ => {
                     let request = WatchNodeRequest::default();
-                    streams.extend(health.watch_node(request).await.map(|opened| Err(opened.into_inner())));
+                    states_of.extend(health.watch_node(request).await);
                 }
             }
         }
     }
-    // Sent at the first poll; whoever reads the answer would poll again.
+    // Sent at the first poll; to read the answer, it would be polled again.
     let mut context = Context::from_waker(Waker::noop());
     for call in &mut calls {
         assert!(call.as_mut().poll(&mut context).is_pending());
