@@ -88,7 +88,7 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
         evidence.findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, text.as_bytes()));
         evidence.exits = exits::from_text(text);
     }
-    // "These logs report no failure" would be a statement about logs that nobody read.
+    // "These logs report no failure" would be a statement about logs that were not read.
     anyhow::ensure!(
         has_records || !evidence.exits.is_empty() || evidence.findings.iter().any(|of| of.bytes > 0),
         "no text in {}: nothing was judged; name files with the output of ranks",

@@ -267,7 +267,7 @@ mod tests {
         Fact::KernelReport(KernelReport { pid, cgroup, ..report(class, line) })
     }
 
-    /// An attempt that started after 900 s, with the rank 8 in a control group, beside the rank 7 of another job.
+    /// An attempt that started after 900 s, with the process 8 as its rank, in a control group. The process 7 is another job's.
     fn attempt(control_group: &str) -> AttemptScope {
         AttemptScope {
             began: seconds(900),

@@ -136,7 +136,7 @@ fn is_table_header(text: &str) -> bool {
             && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._#%".contains(letter))
     };
     let composed = cells.iter().filter(|cell| cell.contains(['.', '_'])).count();
-    cells.len() > 2 && composed * 2 >= cells.len() && cells.iter().all(|cell| column(&cell))
+    cells.len() > 2 && composed * 2 >= cells.len() && cells.iter().all(column)
 }
 
 /// `Remapped Rows` above the values of a section.

@@ -2,7 +2,7 @@
 //!
 //! Pure: takes text and returns an [`Attribution`]. `docs/reference/attribution.md` describes the method.
 //!
-//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], [`progress`], [`traceback`],
+//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], `healthy`, [`progress`], [`traceback`],
 //! [`scan`] (one pass over the text), [`exit`], `structure`, `raised`, `ranks`, `words` (learned by the build script, `learn`, from
 //! `lessons`), [`vote`], [`fuse`], [`root`], [`explain`]. [`score`] evaluates it on labelled cases ([`case`]).
 

@@ -1,5 +1,5 @@
 //! Tracebacks of exceptions that the program caught: its logger wrote a warning or an error directly above them. What a rank printed last
-//! was not caught, whoever wrote it: nothing shows that the program went on.
+//! was not caught, also below an error of its logger: nothing shows that the program went on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
