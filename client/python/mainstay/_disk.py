@@ -10,7 +10,7 @@ import io
 import os
 import threading
 import time
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 _crash_at = int(os.environ.get("MAINSTAY_TEST_CRASH_AT") or 0)
 _done = 0
@@ -42,7 +42,7 @@ class Silent(OSError):
     """A file system that has not answered in time."""
 
 
-def ask(work: Callable, *arguments):
+def ask(work: Callable, *arguments: Any) -> Any:
     """The result of work on the files of checkpoints, done in another thread: their file system may not answer, and
     training must not wait for it. Raises :class:`Silent` after 3 s, and at once while an earlier call still waits."""
     global _waits
