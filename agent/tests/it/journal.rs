@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_journal::store::journal::{Gap, Journal, JournalError, JournalReader, Limits};
+use mainstay_journal::store::journal::{Gap, Journal, JournalError, JournalReader, Limits, Most};
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::BootId;
 use mainstay_model::time::{Mono, Stamp, Wall};
@@ -43,6 +43,46 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
 }
 
 const SMALL: Limits = Limits { segment_bytes: 4096, total_bytes: 16384 };
+
+#[test]
+fn a_link_or_a_pipe_in_the_place_of_a_segment_is_refused_without_waiting() {
+    let dir = testing::tempdir().unwrap();
+    append(&mut open(dir.path(), Limits::default()), 1);
+    let next = dir.path().join(format!("{:020}.jsonl", 2));
+    let reader = JournalReader::new(dir.path());
+    let refused = || {
+        // A large limit: all segments are read.
+        let errors = [reader.entries_after(0, usize::MAX).err(), reader.replay(drop).err()];
+        errors.into_iter().all(|error| error.is_some_and(|error| error.to_string().contains("regular file")))
+    };
+    std::os::unix::fs::symlink("/dev/zero", &next).unwrap();
+    assert!(refused());
+    std::fs::remove_file(&next).unwrap();
+    nix::unistd::mkfifo(&next, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(refused());
+}
+
+#[test]
+fn what_is_read_at_once_is_bounded_in_bytes_and_has_at_least_one_entry() {
+    let dir = testing::tempdir().unwrap();
+    let mut journal = open(dir.path(), SMALL);
+    let written: Vec<Entry> = (1..50).map(|number| append(&mut journal, number)).collect();
+    let reader = journal.reader();
+    for bytes in [1, 300] {
+        let (mut found, mut cursor, mut chunks) = (Vec::new(), 0, 0);
+        loop {
+            let read = reader.entries_after(cursor, Most { entries: 500, bytes }).unwrap();
+            if read.entries.is_empty() {
+                break;
+            }
+            assert!(bytes > 1 || (read.entries.len() == 1 && read.is_cut));
+            (cursor, chunks) = (read.cursor, chunks + 1);
+            found.extend(read.entries);
+        }
+        assert_eq!(found, written);
+        assert!(chunks > 10);
+    }
+}
 
 #[test]
 fn numbers_continue_over_restarts() {
