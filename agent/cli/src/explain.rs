@@ -75,7 +75,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(run_dir) = run_dir_of(&args, what).await {
-            if run_dir.join("journal").is_dir() {
+            // An empty path is unknown, not the working directory.
+            if run_dir.is_absolute() && run_dir.join("journal").is_dir() {
                 return of_run(&args, Chosen { run_dir, notes: Vec::new() });
             }
             output::note(&format!("{what}: {} in this run", no_failure(args.incident)));

@@ -1,5 +1,5 @@
 //! Tracebacks of exceptions that the program caught: its logger wrote a warning or an error directly above them. What a rank printed last
-//! was not caught, also below an error of its logger: nothing shows that the program went on.
+//! was not caught, also below an error of its logger, unless that error says that the program goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,23 @@ const LIVES_AFTER: u64 = 10_000;
 /// The tracebacks that loggers wrote.
 #[derive(Default)]
 pub(super) struct Caught {
-    /// The first line of the newest traceback, and the rank in its prefix.
-    newest: Option<(u64, Option<u32>)>,
+    /// The newest traceback.
+    newest: Option<Newest>,
     /// The lines of such tracebacks. Their words are ignored.
     lines: BTreeSet<u64>,
     /// By rank: the newest traceback after which the rank has not logged or completed a step yet.
     open: BTreeMap<Option<u32>, Open>,
+}
+
+/// The newest traceback that a logger wrote.
+#[derive(Clone, Copy)]
+struct Newest {
+    /// Its first line.
+    at: u64,
+    /// The rank in its prefix.
+    rank: Option<u32>,
+    /// The logger's own message says that the program goes on.
+    goes_on: bool,
 }
 
 /// A traceback after which a rank has not shown that it lives.
@@ -33,7 +44,8 @@ struct Open {
 impl Caught {
     /// Whether the line of this rank is in a caught traceback, or directly below it.
     pub(super) fn has(&self, number: u64, rank: Option<u32>) -> bool {
-        self.newest.is_some_and(|(at, of)| of == rank && (at..=at + IGNORED_REACH).contains(&number))
+        let reaches = |of: Newest| of.rank == rank && (of.at..=of.at + IGNORED_REACH).contains(&number);
+        self.newest.is_some_and(reaches)
     }
 
     /// Whether the words of this line are ignored.
@@ -43,13 +55,35 @@ impl Caught {
 
     /// The line has the exception of a traceback.
     pub(super) fn raised(&mut self, number: u64, rank: Option<u32>) {
-        let Some((from, _)) = self.newest.filter(|_| self.has(number, rank)) else { return };
+        let Some(Newest { at: from, goes_on, .. }) = self.newest.filter(|_| self.has(number, rank)) else {
+            return;
+        };
         self.lines.extend(from..=number);
-        if self.open.len() < RANKS {
+        if self.open.len() < RANKS && !goes_on {
             let open = self.open.entry(rank).or_insert(Open { from, exception: number });
             open.exception = number;
         }
     }
+}
+
+/// Whether a logger's message announces what the program does instead: such an exception was caught, also if the rank
+/// printed nothing after it.
+fn says_that_it_goes_on(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    [
+        "skip",
+        "retry",
+        "retries",
+        "goes on",
+        "go on",
+        "going on",
+        "continu",
+        "ignor",
+        "fall back",
+        "falling back",
+    ]
+    .iter()
+    .any(|word| message.contains(word))
 }
 
 impl Scan<'_> {
@@ -64,7 +98,8 @@ impl Scan<'_> {
         // A rank that fails again has gone on.
         self.caught.open.remove(&rank);
         let is_owner = |above: &String| rank_of(above) == rank && level::reports_a_caught_exception(above);
-        self.caught.newest = above.filter(is_owner).map(|_| (number, rank));
+        let newest = |above: String| Newest { at: number, rank, goes_on: says_that_it_goes_on(&above) };
+        self.caught.newest = above.filter(is_owner).map(newest);
     }
 
     /// Looks in the block for lines which show that a rank went on after its traceback.
@@ -142,6 +177,13 @@ mod tests {
             let log = format!("{above}{RAISED}INFO:root:a thread goes on\n");
             assert_eq!(killed(&log), Class::UserCode, "{above}");
         }
+    }
+
+    #[test]
+    fn a_traceback_was_caught_if_its_message_says_that_the_program_goes_on() {
+        let log = |above: &str| format!("{above}{RAISED}");
+        assert_ne!(killed(&log("WARNING:root:skipping a record\n")), Class::UserCode);
+        assert_eq!(killed(&log("WARNING:root:a record is wrong\n")), Class::UserCode);
     }
 
     #[test]
