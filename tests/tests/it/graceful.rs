@@ -1,8 +1,6 @@
 //! A job that must end soon: its ranks save their state, all after the same step, and end by themselves.
 
-use std::time::Duration;
-
-use mainstay_model::entry::{ExitStatus, Fact};
+use mainstay_model::entry::{Body, ExitStatus, Fact};
 use mainstay_recovery::job::{ORDERS, SAVE_ORDERED};
 use mainstay_tests::{End, Stage, has_client, journal};
 use nix::sys::signal::Signal;
@@ -182,11 +180,14 @@ fn ranks_save_at_a_time_limit_of_slurm_which_sends_sigterm_twice() {
     let job = stage.python(SAVES_SLOWLY).ranks(2).start();
     job.mark("trains.0");
     job.mark("trains.1");
-    for signal in [Signal::SIGTERM, Signal::SIGCONT, Signal::SIGTERM] {
-        job.signal(signal);
-        // As slurmstepd does: without it both would be one to the launcher.
-        std::thread::sleep(Duration::from_millis(3));
-    }
+    job.signal(Signal::SIGTERM);
+    // slurmstepd waits 3 ms, in which a busy launcher has not read the first: both would be one.
+    job.wait_for("the request", |entry| match &entry.body {
+        Body::Fact(Fact::StopRequested { .. }) => Some(()),
+        _ => None,
+    });
+    job.signal(Signal::SIGCONT);
+    job.signal(Signal::SIGTERM);
     job.mark("saves.0");
     job.wait_until_printed("SIGTERM again");
     stage.mark("signalled");
