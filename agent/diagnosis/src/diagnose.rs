@@ -85,6 +85,9 @@ pub fn complete(
         let lines = host_evidence.kernel_lines.join("\n");
         evidence.findings.push(Scan::of_text(catalog, "kernel log", None, Kind::Kernel, lines.as_bytes()));
     }
+    // That the same failure came before shows nothing about the program if the kernel counts what it refused.
+    let without_past = HostEvidence { seen_before: Default::default(), ..host_evidence.clone() };
+    let host_evidence = if failed.exhausted.is_some() { &without_past } else { host_evidence };
     evidence.observations.extend(host_evidence::observations(host_evidence, verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {

@@ -183,7 +183,8 @@ fn a_launcher_without_descriptors_tries_again() {
     let plan = stage.sh(WORKS).options("--max-restarts 20 --no-warm");
     let job = plan.under(&["prlimit", "--nofile=64:64"]).start();
     job.mark("pid.0.0");
-    let taken: Vec<UnixStream> = (0..200).map_while(|_| UnixStream::connect(job.socket()).ok()).collect();
+    // Fewer than the socket's queue holds: a connection beyond it would wait.
+    let taken: Vec<UnixStream> = (0..100).map_while(|_| UnixStream::connect(job.socket()).ok()).collect();
     job.kill_rank(0, 0);
     job.wait_for("the exhaustion", |entry| match &entry.body {
         Body::Fact(Fact::Observed(seen)) if seen.event == EXHAUSTED => Some(()),

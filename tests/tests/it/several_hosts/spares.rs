@@ -128,18 +128,21 @@ fn a_spare_with_another_script_or_another_number_of_ranks_is_refused_on_both_ter
         (SAVES.to_owned(), "--nnodes 2 --nproc-per-node 2", "it has 2 ranks (--nproc-per-node), host "),
     ] {
         let other = all.cluster.start_host_as(2, &script, options, &[]);
+        // Here and not at its end: the next launcher on this host writes into the same file.
+        other.wait_until_printed(difference);
+        other.wait_until_printed("its own --rdzv-id");
         assert!(other.has_ended());
         let leader = format!("host {} cannot take part: {difference}", all.cluster.host_name(2));
         all.jobs[0].wait_until_printed(&leader);
-        refused.push((other, difference));
+        refused.push(other);
     }
     all.cluster.stage(0).mark("go.0");
     all.cluster.stage(1).mark("go.0");
     for end in all.cluster.ends(all.jobs) {
         end.assert_status(0);
     }
-    for (job, difference) in refused {
-        job.end().assert_status(70).assert_printed(difference).assert_printed("its own --rdzv-id");
+    for job in refused {
+        job.end().assert_status(70);
     }
 }
 
