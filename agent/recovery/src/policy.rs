@@ -281,7 +281,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     Choice {
         action: Action::of(rung, attempt, case.job.exit),
         // The time spent waiting for the host counts.
-        after: backoff::wait(idle, settings.seed).minus(case.host.waited),
+        after: backoff::wait(idle.max(not_started(case)), settings.seed).minus(case.host.waited),
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
     }
 }
@@ -319,6 +319,16 @@ fn idle(case: Case<'_>) -> u32 {
     let (heartbeats, lived) = (case.verdict.heartbeats, case.job.lived);
     let JobState { reached: step, committed, .. } = case.job;
     without_progress(case.past, Reached { step, committed, heartbeats, lived })
+}
+
+/// How many attempts in a row could not start their ranks, this one included: what they lacked may come back, but not
+/// at once.
+fn not_started(case: Case<'_>) -> u32 {
+    if case.verdict.cause != Cause::StartFailed {
+        return 0;
+    }
+    let before = case.past.iter().rev().take_while(|past| past.cause == Cause::StartFailed).count();
+    u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 fn at_once(action: Action, why: String) -> Choice {

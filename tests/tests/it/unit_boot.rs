@@ -131,7 +131,12 @@ impl Drop for Machine {
             None => drop(self.nspawn.kill()),
         }
         let _ = self.nspawn.wait();
-        processes::wait_until("the control groups are gone", || remove_groups(&self.group));
+        // On a host with both versions, systemd-nspawn has a group of this name in version 1 too.
+        let name = self.group.file_name().unwrap_or_default();
+        let groups = [self.group.clone(), Path::new("/sys/fs/cgroup/systemd").join(name)];
+        processes::wait_until("the control groups are gone", || {
+            groups.iter().all(|group| remove_groups(group))
+        });
     }
 }
 

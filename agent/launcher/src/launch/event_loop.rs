@@ -351,9 +351,7 @@ impl Launcher {
         }
         // Last: until then messages to the leader are delivered.
         self.leave_meeting(exit, &summary.reason).await;
-        // A rank that cannot be killed yet holds the control group: the guardian removes it soon after.
-        let is_held = self.ranks.iter().any(|rank| rank.exit.is_none());
-        if let Some(guardian) = self.guardian.take().filter(|_| !is_held) {
+        if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
         (exit, summary, self.terminal)
