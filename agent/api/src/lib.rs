@@ -1,4 +1,4 @@
-//! Floor 4. The interface for machines: gRPC over a Unix socket and TCP, HTTP for probes and metrics.
+//! The interface for machines: gRPC over a Unix socket and TCP, HTTP for probes and metrics.
 //!
 //! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's task,
 //! so a hanging driver never delays an answer. The agent and each launcher serve the same API.

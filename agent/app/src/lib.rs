@@ -1,4 +1,4 @@
-//! Floor 5. The wiring: start, supervise, drain in order.
+//! The wiring: start, supervise, drain in order.
 
 mod agent;
 pub mod catalog;

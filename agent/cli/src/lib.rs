@@ -1,4 +1,4 @@
-//! Floor 6. The interface for people. One file per command; exit statuses are in `docs/reference/cli.md`.
+//! The interface for people. One file per command; exit statuses are in `docs/reference/cli.md`.
 
 mod agent;
 mod answer;

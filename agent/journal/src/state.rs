@@ -1,4 +1,4 @@
-//! Floor 3. What is published to readers: the view of the node and the journal.
+//! What is published to readers: the view of the node and the journal.
 //!
 //! One task owns the [`StateWriter`] and alone changes it; any number of [`StateReader`]s look at snapshots that do
 //! not change under them. A job must continue when the journal's disk fails: entries that cannot be written are

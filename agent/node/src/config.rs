@@ -1,4 +1,4 @@
-//! Floor 5. Configuration: defaults, then the file, then `MAINSTAY_AGENT_*`, then flags; later ones take
+//! Configuration: defaults, then the file, then `MAINSTAY_AGENT_*`, then flags; later ones take
 //! precedence.
 //!
 //! One declaration of each key gives its type, default and documentation; tests compare the commented default file

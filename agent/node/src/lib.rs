@@ -1,4 +1,4 @@
-//! Floor 3. The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
+//! The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
 //! proposals and the host's reports; it publishes the snapshots.
 
 mod calls;

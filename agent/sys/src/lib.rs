@@ -1,4 +1,4 @@
-//! Floor 1. Safe wrappers of Linux: clock, pidfd, inotify, cgroups, processes, mappings. Contains nearly all unsafe
+//! Safe wrappers of Linux: clock, pidfd, inotify, cgroups, processes, mappings. Contains nearly all unsafe
 //! code of the agent.
 
 pub mod affinity;

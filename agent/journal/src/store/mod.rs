@@ -1,4 +1,4 @@
-//! Floor 2. Data on disk.
+//! Data on disk.
 
 pub mod journal;
 pub mod learned;

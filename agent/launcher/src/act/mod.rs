@@ -1,4 +1,4 @@
-//! Floor 2. Actions: starts, watches and stops processes, and keeps their output.
+//! Actions: starts, watches and stops processes, and keeps their output.
 
 mod child;
 pub mod devices;

@@ -1,4 +1,4 @@
-//! Floor 2. The streams between the launchers of one job: one connection from each follower to the leader.
+//! The streams between the launchers of one job: one connection from each follower to the leader.
 //!
 //! A connection starts with TLS, unless the user disables it, and a proof on both sides that they know the job's
 //! token. After that, each message is its length as four bytes, most significant first, and JSON.

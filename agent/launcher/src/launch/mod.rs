@@ -1,4 +1,4 @@
-//! Floor 3. The event loop of one job: it owns the core's [`Job`](mainstay_recovery::job::Job), passes events to it and
+//! The event loop of one job: it owns the core's [`Job`](mainstay_recovery::job::Job), passes events to it and
 //! carries out its orders. One task; all events arrive in one `select!`.
 
 mod agent_exchange;

@@ -1,4 +1,4 @@
-//! Floor 2. The link between launcher and agent.
+//! The link between launcher and agent.
 
 mod absence;
 pub mod agent;

@@ -1,4 +1,4 @@
-//! Floor 2. Code that runs in a child process because it may hang or crash: calls into vendors' libraries, requests to
+//! Code that runs in a child process because it may hang or crash: calls into vendors' libraries, requests to
 //! network file systems. The parent (`source::device`, `source::host`) waits for a line on a pipe, with a deadline, and can
 //! abandon the child.
 

@@ -1,4 +1,4 @@
-//! Floor 2. Sources: readings of the outside world become facts.
+//! Sources: readings of the outside world become facts.
 
 pub mod active;
 pub mod activity;

@@ -1,4 +1,4 @@
-//! Floor 1. One HTTP/1.1 request over a new connection, plain or with TLS: metadata servers of clouds, webhooks.
+//! One HTTP/1.1 request over a new connection, plain or with TLS: metadata servers of clouds, webhooks.
 
 mod secure;
 
