@@ -331,3 +331,19 @@ fn a_dry_run_only_reports_what_would_be_done() {
     assert_eq!(choice.action, Action::Stop { exit: 1 });
     assert_eq!(choice.why, "dry run; it would be restarting all ranks: restart 1 of 3 in the job");
 }
+
+#[test]
+fn a_start_for_which_a_resource_ran_out_is_delayed_and_longer_each_time() {
+    let mut now = verdict(Cause::StartFailed, None);
+    mainstay_diagnosis::diagnose::blame_the_limit(&mut now, "no descriptor is left");
+    let after = |past: &[PastFailure], now: &Verdict| {
+        let choice = decide(&THREE.into(), case(now, past));
+        assert!(matches!(choice.action, Action::RestartInJob { .. }), "{choice:?}");
+        choice.after
+    };
+    let unstarted = || failed(Cause::StartFailed, None, Span::default());
+    let (first, second) = (after(&[], &now), after(&[unstarted()], &now));
+    assert!(first > Span::default() && second > first, "{first:?} {second:?}");
+    // Another failure of ranks that ran has no delay.
+    assert_eq!(after(&[], &verdict(exception("a"), Some(5))), Span::default());
+}
