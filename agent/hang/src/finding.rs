@@ -4,6 +4,11 @@ use mainstay_model::hang::Hang;
 use mainstay_model::id::Rank;
 use mainstay_model::time::{Mono, Span};
 
+/// How long ranks that a signal stopped are waited for: whoever stopped them may resume them.
+pub(crate) const STOPPED_LIMIT: Span = Span::seconds(30);
+/// When such ranks are reported.
+pub(crate) const STOPPED_REPORT_AFTER: Span = Span::seconds(3);
+
 /// The result of one look.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HangStatus {

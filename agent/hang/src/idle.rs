@@ -20,9 +20,6 @@ use devices::Devices;
 const BEYOND: u64 = 5;
 /// A job counts as one that always works if it rested for at most one part in this many of its life.
 const SELDOM: u64 = 10;
-/// Ranks that a signal stopped are reported after this fraction (one part in this many) of the time after which they
-/// count as hung.
-const STOPPED_REPORTED: u64 = 10;
 /// The limit is multiplied by this if work that is not visible here may be in progress.
 const UNSEEN: u64 = 3;
 /// Output, I/O or new memory must have occurred this often before its absence means anything.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::activity::Probe;
 use crate::counters::Count;
-use crate::finding::{HangStatus, Suspicion};
+use crate::finding::{HangStatus, STOPPED_REPORT_AFTER, Suspicion};
 use crate::idle::{ActivitySample, Idle};
 use crate::phase::{Limits, Phases};
 use crate::rank::RankSample;
@@ -261,9 +261,9 @@ impl HangJudge {
         };
         match outlook {
             HangStatus::Progressing => None,
-            HangStatus::Pending(suspicion) => self.suspicion(&suspicion, now, waiting),
-            HangStatus::Stopped(suspicion) => self.suspicion(&suspicion, now, stopped),
-            HangStatus::Suspected(suspicion) => self.suspicion(&suspicion, now, doubted),
+            HangStatus::Pending(suspicion) => self.suspicion(&suspicion, now, REPORT_AFTER, waiting),
+            HangStatus::Stopped(suspicion) => self.suspicion(&suspicion, now, STOPPED_REPORT_AFTER, stopped),
+            HangStatus::Suspected(suspicion) => self.suspicion(&suspicion, now, REPORT_AFTER, doubted),
             HangStatus::Confirmed(hang) => Some(self.hung(*hang)),
         }
     }
@@ -296,10 +296,11 @@ impl HangJudge {
         &mut self,
         suspicion: &Suspicion,
         now: Mono,
+        after: Span,
         detail: fn(&Suspicion, Span) -> String,
     ) -> Option<Fact> {
         let silence = now.since(suspicion.since);
-        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < REPORT_AFTER {
+        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < after {
             return None;
         }
         self.reported = Some(suspicion.since);
@@ -410,7 +411,7 @@ mod tests {
         let mut judge = judge(1);
         let mut pulse = ActivitySample::default();
         let mut facts = Vec::new();
-        for second in 1..1_400 {
+        for second in 1..800 {
             let now = Mono(Span::seconds(second).0);
             pulse.probe.at = now;
             if second < 700 {
@@ -422,11 +423,10 @@ mod tests {
                 facts.extend(judge.judge(now, Some(&[Some(pulse)]), &[Rank(0)]).map(|fact| (second, fact)));
             }
         }
-        let [(reported, Fact::Observed(seen)), (hung, Fact::RanksHung { .. })] = &facts[..] else {
+        let [(reported, Fact::Observed(seen)), (hung, Fact::RanksHung { hang, .. })] = &facts[..] else {
             panic!("{facts:?}")
         };
-        assert!(*reported < 800 && *hung > 1_299, "{reported} {hung}");
-        let stated = "rank 0 has been stopped by a signal for";
-        assert!(seen.detail.starts_with(stated) && seen.event == "hang_suspected", "{seen:?}");
+        assert!(*reported < 720 && (730..750).contains(hung), "{reported} {hung}");
+        assert_eq!((seen.event.as_str(), hang.kind), ("hang_suspected", HangKind::Stopped));
     }
 }

@@ -10,10 +10,11 @@ mod verdict;
 
 use crate::activity::{Activity, Probe, Probes, ProcessState};
 use crate::counters::{Count, Counters};
-use crate::finding::{HangStatus, Suspicion};
+use crate::finding::{HangStatus, STOPPED_LIMIT, Suspicion};
+use crate::locate::Suspects;
 use crate::phase::{Limits, PhaseId, Phases};
 use crate::rank::{Life, RankSample, RankState};
-use mainstay_model::hang::listed;
+use mainstay_model::hang::{Hang, HangKind, listed};
 use mainstay_model::id::Rank;
 use mainstay_model::time::{Mono, Span};
 
@@ -207,6 +208,9 @@ impl Watch {
         }
         let suspects = self.locate();
         let agreed = self.agreed(now, &suspects.culprits);
+        if suspects.kind == HangKind::Stopped {
+            return self.stopped(now, suspects, agreed);
+        }
         let (limit, why) = self.patience(now, &suspects);
         let usual = self.usual(&suspects);
         if silence < self.confirmation() || self.overdue(now, &suspects) < Span(1) {
@@ -219,6 +223,21 @@ impl Watch {
             return HangStatus::Progressing;
         }
         HangStatus::Confirmed(Box::new(self.hang(now, suspects, usual)))
+    }
+
+    /// Ranks that a signal stopped. What they were doing does not matter: a stopped process completes nothing.
+    fn stopped(&self, now: Mono, suspects: Suspects, agreed: bool) -> HangStatus {
+        let (phase, usual) = self.usual(&suspects);
+        let limit = usual.span.min(STOPPED_LIMIT).max(self.confirmation());
+        if self.silence(now) < limit {
+            let ranks = self.numbers(&suspects.culprits);
+            return HangStatus::Stopped(Suspicion { ranks, since: self.moved, limit, why: String::new() });
+        }
+        if !agreed {
+            return HangStatus::Progressing;
+        }
+        let hang = self.hang(now, suspects, (phase, usual));
+        HangStatus::Confirmed(Box::new(Hang { limit, ..hang }))
     }
 
     /// Forgets everything before now: the judge was held up, or a hang passed.

@@ -1,8 +1,8 @@
 //! What a job without heartbeats seems to do: it works, it waits, or it hangs.
 
-use super::{BEYOND, Collectives, Idle, NETWORK, REGULAR, SELDOM, STOPPED_REPORTED, UNSEEN, now_minus};
+use super::{BEYOND, Collectives, Idle, NETWORK, REGULAR, SELDOM, UNSEEN, now_minus};
 use crate::activity::{Activity, ProcessState};
-use crate::finding::{HangStatus, Suspicion};
+use crate::finding::{HangStatus, STOPPED_LIMIT, STOPPED_REPORT_AFTER, Suspicion};
 use mainstay_model::hang::{ACTIVITY, Hang, HangKind};
 use mainstay_model::id::Rank;
 use mainstay_model::time::{Mono, Span};
@@ -10,16 +10,22 @@ use mainstay_model::time::{Mono, Span};
 impl Idle {
     /// Ranks that a signal stopped. Such a rest is not the program's own.
     pub(super) fn stopped(&self, now: Mono) -> Option<HangStatus> {
-        let (culprits, since) = self.stopped_for(now, self.floor)?;
+        let limit = self.floor.min(STOPPED_LIMIT);
+        let (culprits, since) = self.stopped_for(now, limit)?;
         let reported = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
-        Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, reported))
+        Some(self.hang(now, HangKind::Stopped, &culprits, since, limit, 0.9, reported))
     }
 
     /// Ranks that a signal stopped too recently to count as hung.
     pub(super) fn stopped_of_late(&self, now: Mono) -> Option<HangStatus> {
-        let (ranks, since) = self.stopped_for(now, Span(self.floor.0 / STOPPED_REPORTED))?;
+        let (ranks, since) = self.stopped_for(now, STOPPED_REPORT_AFTER)?;
         let why = "a signal stopped them".to_owned();
-        Some(HangStatus::Stopped(Suspicion { ranks: self.numbers(&ranks), since, limit: self.floor, why }))
+        Some(HangStatus::Stopped(Suspicion {
+            ranks: self.numbers(&ranks),
+            since,
+            limit: self.floor.min(STOPPED_LIMIT),
+            why,
+        }))
     }
 
     /// Ranks that have been stopped for at least `span`, and since when.

@@ -142,7 +142,7 @@ fn a_stopped_rank_is_named_while_others_spin() {
     assert_eq!(hang.headline(), "rank 1 hangs: it is stopped by a signal");
     let first = job.collected.iter().find(|collected| **collected != HangStatus::Progressing);
     let Some(HangStatus::Stopped(reported)) = first else { panic!("{first:?}") };
-    assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], FLOOR));
+    assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], crate::finding::STOPPED_LIMIT));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_stopped_rank_that_resumes_is_no_hang() {
     let mut job = Job::of(2);
     let stopped = |pulse: &mut ActivitySample, state| pulse.probe.state = state;
     job.works(10).seconds(
-        30,
+        20,
         |rank, _, pulse| {
             if rank == 1 { stopped(pulse, ProcessState::Stopped) } else { work(pulse) }
         },

@@ -81,7 +81,7 @@ impl Watch {
         }
         let limits = self.phases.limits();
         let (phase, usual) = self.usual(suspects);
-        if usual.from == LimitFrom::Given || suspects.kind == HangKind::Stopped {
+        if usual.from == LimitFrom::Given {
             return (limit, why);
         }
         if matches!(suspects.kind, HangKind::Network | HangKind::BlockedIo | HangKind::SilentHost)

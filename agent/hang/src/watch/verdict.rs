@@ -19,14 +19,14 @@ impl Watch {
             LimitFrom::Recalled => "by what it took in earlier runs of this job",
             LimitFrom::Default => "the default while few samples exist",
         };
-        let mut evidence = vec![
-            format!(
-                "no heartbeat, step, section or collective of any of {} ranks advanced for {}",
-                self.ranks.len(),
-                self.silence(now)
-            ),
-            format!("{} may take {} ({from})", self.phases.name(phase), limit.span),
-        ];
+        let mut evidence = vec![format!(
+            "no heartbeat, step, section or collective of any of {} ranks advanced for {}",
+            self.ranks.len(),
+            self.silence(now)
+        )];
+        if suspects.kind != HangKind::Stopped {
+            evidence.push(format!("{} may take {} ({from})", self.phases.name(phase), limit.span));
+        }
         evidence.extend(suspects.evidence);
         if let Some(activity) = suspects.culprits.first().and_then(|rank| self.activity(*rank as usize)) {
             let does = match activity {

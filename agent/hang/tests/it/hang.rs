@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use mainstay_hang::{Count, HangKind, Limits, ProcessState, RankSample};
+use mainstay_hang::{Count, HangKind, HangStatus, Limits, ProcessState, RankSample};
 use mainstay_model::id::Rank;
 use mainstay_model::time::Span;
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
@@ -68,6 +68,19 @@ fn a_stopped_process_is_the_culprit() {
     job.probes[6].as_mut().expect("set").state = ProcessState::Stopped;
     let (hang, took) = job.hangs(Span::seconds(60));
     assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(6)][..]));
+}
+
+#[test]
+fn a_process_stopped_before_anything_was_learned_is_reported_in_seconds_and_hung_after_thirty() {
+    let mut job = Job::started(Limits::default());
+    job.enter(6, "evaluation");
+    job.all_still();
+    job.probes[6].as_mut().expect("set").state = ProcessState::Stopped;
+    job.is_calm_for(Span::seconds(3));
+    assert!(matches!(job.look(), HangStatus::Stopped(found) if found.ranks == [Rank(6)]));
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(30), "{took}");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(6)][..]));
 }
 
