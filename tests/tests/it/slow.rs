@@ -53,6 +53,41 @@ fn a_rank_with_more_work_than_its_peers_is_named() {
     end.assert_printed("rank 5 is ");
 }
 
+/// As with PyTorch's hooks and no accelerator: gradients are exchanged in the backward pass, and no section waits.
+const OUTSIDE: &str = r#"
+import mainstay
+PERIOD = 0.16
+if RANK == 0:
+    mark("began", repr(time.monotonic() + 0.3))
+wait_for("began")
+began = float(open(MARKS + "/began").read())
+step = 0
+while not os.path.exists(MARKS + "/end"):
+    step += 1
+    with mainstay.section("forward"):
+        time.sleep(0.005)
+    with mainstay.section("backward"):
+        time.sleep(max(0.0, began + step * PERIOD - time.monotonic()))
+    mainstay.step(step)
+    time.sleep(0.12 if RANK == 5 else 0.05)
+"#;
+
+#[test]
+fn a_rank_that_is_slow_between_its_sections_is_named() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(OUTSIDE).ranks(8).start();
+    let found = job.wait_for("the slow rank", |entry| match &entry.body {
+        Body::Finding(finding) if finding.what == FindingKind::SlowRank => Some(finding.clone()),
+        _ => None,
+    });
+    stage.mark("end");
+    assert_eq!(found.ranks, [Rank(5)], "{found:?}");
+    job.end().assert_status(0);
+}
+
 #[test]
 fn ranks_that_take_turns_are_reported_as_uneven_data() {
     if !has_client() {

@@ -301,8 +301,12 @@ fn refused(refusal: &Refusal) -> String {
 fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
     let mut checkpoint_ns = 0;
     let mut spent = Spent::default();
+    let (mut covered_ns, mut has_backward, mut on_device) = (0_u64, false, false);
     for section in record.sections() {
         let Some(name) = page.section_name(section.id) else { continue };
+        covered_ns = covered_ns.saturating_add(section.ns);
+        has_backward |= name == "backward";
+        on_device |= name.ends_with("@device");
         if name == CHECKPOINT_SECTION {
             checkpoint_ns += section.ns;
         }
@@ -312,6 +316,12 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
             SectionKind::Data | SectionKind::Compute => spent.alone_ns += section.ns,
             SectionKind::Work => {}
         }
+    }
+    // Ranks exchange gradients in the backward pass, so outside all sections a rank works by itself. With a device
+    // this does not hold: the host waits for it, and so for other ranks, anywhere.
+    if has_backward && !on_device {
+        let took = record.end_mono_ns.saturating_sub(record.start_mono_ns);
+        spent.alone_ns = spent.alone_ns.saturating_add(took.saturating_sub(covered_ns));
     }
     StepDone {
         step: record.step,
