@@ -16,6 +16,7 @@ use crate::act::page_files;
 use crate::act::rank_spec::{RankFiles, RankSpec};
 use crate::act::warm::{RankOrders, Template};
 use mainstay_sys::affinity::CpuSet;
+use mainstay_sys::limits;
 use mainstay_sys::pidfd::PidFd;
 use mainstay_sys::spawn;
 
@@ -44,11 +45,23 @@ pub struct RankProcess {
     pub exit: Option<ExitStatus>,
 }
 
+/// What to do about an error of the kernel: `usual`, unless a resource ran out.
+fn advice<'a>(error: &io::Error, usual: &'a str) -> &'a str {
+    if limits::is_exhaustion(error) {
+        "raise the limits of open files and processes (ulimit -n, ulimit -u)"
+    } else {
+        usual
+    }
+}
+
 /// Why an attempt could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A file or directory for a rank's output could not be created.
-    #[error("making {path} for the output of a rank: {source}; give a writable --log-dir")]
+    #[error(
+        "making {path} for the output of a rank: {source}; {}",
+        advice(source, "give a writable --log-dir")
+    )]
     Output {
         /// The file or directory.
         path: PathBuf,
@@ -56,7 +69,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The program could not be executed.
-    #[error("starting {program}: {source}; is it installed and on PATH?")]
+    #[error("starting {program}: {source}; {}", advice(source, "is it installed and on PATH?"))]
     Program {
         /// The program as given.
         program: String,
@@ -67,7 +80,7 @@ pub enum StartError {
     #[error("there is no command to start")]
     NoCommand,
     /// The new process cannot be watched.
-    #[error("watching the process {pid}: {source}; Mainstay needs Linux 5.3 or later")]
+    #[error("watching the process {pid}: {source}; {}", advice(source, "Mainstay needs Linux 5.3 or later"))]
     Watch {
         /// The process.
         pid: i32,
