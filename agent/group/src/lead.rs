@@ -91,8 +91,8 @@ pub enum SteppedDown {
     },
 }
 
-/// The leader and its rules.
-#[derive(Clone, Debug)]
+/// The leader and its rules. The default is that of a job of one host: it has no store and no followers.
+#[derive(Clone, Debug, Default)]
 pub struct LeaderSettings {
     /// The seat of the leader.
     pub seat: u32,
@@ -110,6 +110,8 @@ pub struct LeaderSettings {
     pub epoch: u64,
     /// The newest record that was requested to be stored.
     pub newest_record: u64,
+    /// Whether a store keeps the record of the job for the next leader. Without one, nothing waits for it.
+    pub has_store: bool,
 }
 
 /// The state of a leader.

@@ -156,6 +156,7 @@ impl Crowd {
             looks_every: Span(LOOKS_EVERY),
             epoch: 1,
             newest_record: 1,
+            has_store: true,
         };
         let mut hangs = HangJudge::new(Limits::default(), true, Rank(0), plan.ranks as usize, at);
         let of_each = |host| std::iter::repeat_n(host, plan.ranks as usize);

@@ -27,17 +27,15 @@ impl Lead {
     /// Handles an order of the job. An order that starts ranks waits until it is stored: the store refuses a leader
     /// that was replaced, and the next leader knows of each start.
     pub(super) fn order(&mut self, at: Mono, order: Order) {
-        match order {
-            Order::StartRanks(_) | Order::StartRound(_) => {
-                self.write_record();
-                self.hold(at, order);
-            }
-            Order::Finish { exit } => {
-                self.over = Some(exit);
-                self.write_record();
-                self.hold(at, order);
-            }
-            order => self.merge.order(at, order, &mut self.next),
+        if let Order::Finish { exit } = order {
+            self.over = Some(exit);
+        }
+        let is_recorded = matches!(order, Order::StartRanks(_) | Order::StartRound(_) | Order::Finish { .. });
+        if is_recorded && self.leader_settings.has_store {
+            self.write_record();
+            self.hold(at, order);
+        } else {
+            self.merge.order(at, order, &mut self.next);
         }
     }
 
@@ -92,6 +90,9 @@ impl Lead {
 
     pub(super) fn write_record(&mut self) {
         self.record_due = false;
+        if !self.leader_settings.has_store {
+            return;
+        }
         self.leader_settings.newest_record += 1;
         let carried = self.job.carried();
         let (job, launch) = self.leader_settings.names.clone();

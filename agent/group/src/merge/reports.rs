@@ -65,8 +65,12 @@ impl Merge {
             }
             Fact::StartFailed { attempt, error, .. } if attempt == current => {
                 if matches!(self.phase, Phase::Starting { .. }) {
-                    let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
-                    self.abandon(format!("{named}: {error}"), next);
+                    let error = self.on_host(seat, error);
+                    match self.hosts.len() {
+                        // No other host has started ranks.
+                        1 => self.fail(at, error, next),
+                        _ => self.abandon(error, next),
+                    }
                 }
             }
             Fact::AttemptEnded { attempt, orphans_killed, waiting } if attempt == current => {
@@ -148,13 +152,14 @@ impl Merge {
         }
         self.collecting = false;
         let mut all = Evidence::default();
+        let several = self.hosts.len() > 1;
         for host in &mut self.hosts {
             let named = host.named();
             let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else {
                 continue;
             };
             all.file = all.file.or_else(|| file.clone());
-            all.summary.extend(file.map(|file| format!("{named}: {file}")));
+            all.summary.extend(file.filter(|_| several).map(|file| format!("{named}: {file}")));
             all.groups.extend(groups);
             all.waits.extend(waits);
             all.summary.extend(summary);

@@ -56,8 +56,8 @@ impl Merge {
             Ok(port) if self.peers().is_empty() => self.start(port, None, next),
             Ok(port) => self.gather(at, port, next),
             Err(error) => {
-                let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
-                self.fail(at, format!("{named}: {error}"), next);
+                let error = self.on_host(seat, error);
+                self.fail(at, error, next);
             }
         }
     }
@@ -116,6 +116,12 @@ impl Merge {
             &Command::Stop { attempt: self.attempt, why: StopWhy::Dismissed, save_after: None },
             next,
         );
+    }
+
+    /// The error with its host, if there are several.
+    pub(super) fn on_host(&mut self, seat: u32, error: String) -> String {
+        let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
+        if self.hosts.len() > 1 { format!("{named}: {error}") } else { error }
     }
 
     pub(super) fn fail(&mut self, at: Mono, error: String, next: &mut VecDeque<Next>) {

@@ -145,6 +145,7 @@ impl Waiting {
             looks_every: Span::millis(500),
             epoch: 1,
             newest_record: 1,
+            has_store: true,
         };
         let mut lead = Lead::new(Mono(1), job, merge, leader_settings);
         lead.gathered(&[("l1".to_owned(), 1), ("l2".to_owned(), 2)], Vec::new());

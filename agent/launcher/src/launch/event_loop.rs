@@ -279,11 +279,16 @@ impl Launcher {
     /// Leaves the group of the job, if it has several hosts.
     async fn leave_meeting(&mut self, exit: i32, why: &str) {
         match std::mem::replace(&mut self.decider, Decider::Gone) {
-            Decider::Alone(_) | Decider::Gone => {}
-            Decider::Leading(leading) => match (leading.record_writer, leading.lead.over()) {
-                (Some(record_writer), Some(_)) => leading.store_session.end(record_writer, exit, why).await,
-                _ => leading.store_session.leave_early(why).await,
-            },
+            Decider::Gone => {}
+            Decider::Leading(leading) => {
+                let Some(remote) = leading.remote else { return };
+                match (remote.record_writer, leading.lead.over()) {
+                    (Some(record_writer), Some(_)) => {
+                        remote.store_session.end(record_writer, exit, why).await
+                    }
+                    _ => remote.store_session.leave_early(why).await,
+                }
+            }
             Decider::Following(following)
                 if following.follow.is_cut_off()
                     || (following.follow.waits_for_a_seat() && self.asked_by.is_some()) =>
@@ -305,9 +310,8 @@ impl Launcher {
 
     /// Takes in the job's first output.
     pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
-        match &mut self.decider {
-            Decider::Leading(leading) => leading.lead.begin_with(at, out),
-            Decider::Alone(_) | Decider::Following(_) | Decider::Gone => return self.publish(at, out),
+        if let Decider::Leading(leading) = &mut self.decider {
+            leading.lead.begin_with(at, out);
         }
         self.lead(at);
     }
@@ -366,7 +370,7 @@ enum FromOthers {
 
 async fn next_from_hosts(decider: &mut Decider) -> FromOthers {
     match decider {
-        Decider::Alone(_) | Decider::Gone => std::future::pending().await,
+        Decider::Gone => std::future::pending().await,
         Decider::Leading(leading) => FromOthers::Leading(leading.next().await),
         Decider::Following(following) => FromOthers::Following(following.next().await),
     }

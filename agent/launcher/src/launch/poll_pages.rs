@@ -17,7 +17,6 @@ use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Evidence;
 use crate::launch::rank_output::StreamTails;
-use crate::launch::save;
 use crate::launch::signatures;
 use crate::launcher_link::agent::LinkOrder;
 use mainstay_sensors::source::evidence::{Frames, Subject};
@@ -40,12 +39,7 @@ impl Launcher {
         self.report_sights();
         let is_due = |job: &mut Job| job.save_is_due(clock::mono());
         if self.stop.is_none() && self.decider.job_mut().is_some_and(is_due) {
-            match self.decider {
-                Decider::Leading(_) => self.save_is_due_everywhere(),
-                Decider::Alone(_) | Decider::Following(_) | Decider::Gone => {
-                    save::request_save_if_due(&self.ranks, &self.pages)
-                }
-            }
+            self.save_is_due_everywhere();
         }
         self.pass_on_save_request();
         self.look_at_hosts();

@@ -46,7 +46,9 @@ impl Launcher {
             Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
             None => self.snapshots.record(stamp, Some(&self.id), None, body),
         };
-        if let Decider::Leading(leading) = &mut self.decider {
+        if let Decider::Leading(leading) = &mut self.decider
+            && leading.remote.is_some()
+        {
             leading.lead.keep_recent(&entry);
         }
         entry

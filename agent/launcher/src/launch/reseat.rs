@@ -99,12 +99,6 @@ impl Launcher {
         let first = Rank(self.rank_spec.seat.first_rank);
         self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
         self.hangs.recall(&learned);
-        match &self.decider {
-            Decider::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
-            Decider::Following(following) => {
-                self.hangs.judged_by_leader(following.follow.seat().group_world_size);
-            }
-            Decider::Alone(_) | Decider::Gone => {}
-        }
+        self.decider.judge_hangs_with(&mut self.hangs, now);
     }
 }

@@ -111,13 +111,6 @@ fn ask(ranks: &[RankProcess], at_step: Option<u64>, now: Mono, by: Mono) {
 }
 
 /// Reports to all living ranks that a save is due, after the same step. Ranks that check for it save; nothing waits for them.
-pub(super) fn request_save_if_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) {
-    if let Some(step) = after_step(ranks, pages) {
-        request_save_after(ranks, step);
-    }
-}
-
-/// The same with a step that was chosen for the ranks of all hosts.
 pub(super) fn request_save_after(ranks: &[RankProcess], step: u64) {
     for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
         let Some((path, file)) = &rank.page else { continue };

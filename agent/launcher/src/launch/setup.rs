@@ -118,17 +118,11 @@ impl Launcher {
                         let names = (rank_spec.job.clone(), rank_spec.launch.clone());
                         Decider::Leading(Box::new(Leading::new(job, *gathered, names)))
                     }
-                    _ => Decider::Alone(Box::new(job)),
+                    _ => Decider::Leading(Box::new(Leading::alone(job, &rank_spec))),
                 }
             }
         };
-        match &decider {
-            Decider::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
-            Decider::Following(following) => {
-                hangs.judged_by_leader(following.follow.seat().group_world_size);
-            }
-            Decider::Alone(_) | Decider::Gone => {}
-        }
+        decider.judge_hangs_with(&mut hangs, began);
         let mut launcher = Launcher {
             id: JobId(rank_spec.job.clone()),
             settings,

@@ -60,8 +60,7 @@ impl Launcher {
         self.round.dissolve();
         let (now, grace) = (clock::mono(), self.grace());
         let signal = self.asked_by.map_or(nix::libc::SIGTERM, |(signal, _)| signal);
-        let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
-            && save::is_listened_for(&self.ranks, &self.pages);
+        let saving = why.lets_save() && save::is_listened_for(&self.ranks, &self.pages);
         if saving {
             self.request_save();
         }

@@ -12,14 +12,14 @@ use mainstay_recovery::job::{Input, Output, policy_trouble};
 use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
 use crate::launch::following::Following;
-use crate::launch::leading::Leading;
+use crate::launch::leading::{Leading, Remote};
 use crate::launch::store_session::{Elected, FromStore, exit_of};
 use crate::launch::user_policy;
 use mainstay_sys::clock;
 
 impl Leading {
     fn look_who_leads(&mut self) {
-        if let Some(leader) = self.store_session.leader() {
+        if let Some(leader) = self.remote.as_ref().and_then(|remote| remote.store_session.leader()) {
             self.lead.led_by(&leader.launch, &leader.host, leader.epoch);
         }
     }
@@ -41,7 +41,9 @@ impl Launcher {
             FromStore::Elected(elected) => {
                 let Elected { record_writer, last, .. } = *elected;
                 let epoch = record_writer.epoch;
-                leading.record_writer = Some(record_writer);
+                if let Some(remote) = &mut leading.remote {
+                    remote.record_writer = Some(record_writer);
+                }
                 leading.lead.elected(epoch, last);
             }
             FromStore::Leader(_) => leading.look_who_leads(),
@@ -91,8 +93,8 @@ impl Launcher {
         let join = following.join();
         let Following { follow, plan, store_session, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
-        let mut leading =
-            Leading::of(job, merge, me, listener, plan, join, names, store_session, record_writer);
+        let remote = Remote::new(listener, plan, store_session, record_writer);
+        let mut leading = Leading::of(job, merge, me, join, names, remote);
         self.snapshots.show_due();
         let reader = self.snapshots.reader();
         let entries =
@@ -105,8 +107,8 @@ impl Launcher {
         leading.lead.report_to_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
         leading.lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
         self.exit = record.ended.or(self.exit);
-        self.hangs.judge_all(leading.lead.seats(), now.mono);
         self.decider = Decider::Leading(Box::new(leading));
+        self.decider.judge_hangs_with(&mut self.hangs, now.mono);
         self.lead(now.mono);
     }
 }

@@ -139,3 +139,10 @@ pub enum StopWhy {
     /// All ranks are done; leftover processes are removed.
     Done,
 }
+
+impl StopWhy {
+    /// Whether ranks are asked to save before they end.
+    pub fn lets_save(self) -> bool {
+        matches!(self, StopWhy::Requested | StopWhy::Ordered)
+    }
+}

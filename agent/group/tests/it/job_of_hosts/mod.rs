@@ -282,6 +282,7 @@ impl World {
             looks_every: Span(LOOKS_EVERY),
             epoch: 1,
             newest_record: 1,
+            has_store: true,
         };
         let merge = merge.within(self.limits, &leader_settings.launcher);
         let mut lead = Lead::new(now, job, merge, leader_settings);

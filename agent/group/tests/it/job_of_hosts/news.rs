@@ -109,6 +109,7 @@ impl World {
             looks_every: Span(LOOKS_EVERY),
             epoch,
             newest_record: 1,
+            has_store: true,
         };
         let merge = merge.within(self.limits, &leader_settings.launcher);
         let mut lead = Lead::new(now.mono, job, merge, leader_settings);

@@ -43,6 +43,7 @@ fn leader() -> Lead {
         looks_every: Span::millis(500),
         epoch: 1,
         newest_record: 1,
+        has_store: true,
     };
     Lead::new(Mono(1), job, Merge::new(round, Span::seconds(5)), leader_settings)
 }

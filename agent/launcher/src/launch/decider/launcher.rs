@@ -5,9 +5,9 @@ use mainstay_group::wire::{Command, Report};
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::id::Attempt;
 use mainstay_model::time::Mono;
-use mainstay_recovery::job::{Input, Order, Output, StopWhy};
+use mainstay_recovery::job::{Input, Order, StopWhy};
 
-use super::{Decider, Task};
+use super::Decider;
 use crate::hosts::{probe, streams};
 use crate::launch::event_loop::Launcher;
 use mainstay_sys::clock;
@@ -15,12 +15,7 @@ use mainstay_sys::clock;
 impl Launcher {
     /// Processes an event on this host.
     pub(in crate::launch) fn step(&mut self, at: Mono, input: Input) {
-        let mut out = Vec::new();
         match &mut self.decider {
-            Decider::Alone(job) => {
-                job.step(at, input, &mut out);
-                self.publish(at, out);
-            }
             Decider::Leading(leading) if leading.lead.is_deposed() => self.see_deposed(at, input),
             Decider::Leading(leading) => {
                 leading.lead.see(at, input);
@@ -34,22 +29,12 @@ impl Launcher {
     /// Sends a report that only leaders need.
     pub(in crate::launch) fn report(&mut self, at: Mono, report: Report) {
         match &mut self.decider {
-            Decider::Alone(_) | Decider::Gone => {}
+            Decider::Gone => {}
             Decider::Leading(leading) => {
                 leading.lead.report_of_mine(at, report);
                 self.lead(at);
             }
             Decider::Following(_) => self.report_up(at, report),
-        }
-    }
-
-    /// Writes the job's entries to the journal and queues its orders.
-    pub(in crate::launch) fn publish(&mut self, at: Mono, out: Vec<Output>) {
-        for output in out {
-            match output {
-                Output::Record(body) => self.publish_body(at, body),
-                Output::Order(order) => self.tasks.push_back(Task::Order(order)),
-            }
         }
     }
 
@@ -62,14 +47,12 @@ impl Launcher {
 
     /// " on host NAME" in a job of several hosts, whose other terminals show it too.
     pub(in crate::launch) fn on_host(&self) -> String {
-        let name = match self.decider {
-            Decider::Leading(_) | Decider::Following(_) => nix::unistd::gethostname().ok(),
-            Decider::Alone(_) | Decider::Gone => None,
-        };
+        let several = self.decider.has_other_hosts();
+        let name = nix::unistd::gethostname().ok().filter(|_| several);
         name.map_or_else(String::new, |name| format!(" on host {}", name.to_string_lossy()))
     }
 
-    /// Carries out a leader's command. With one host there are no commands.
+    /// Carries out a command of the leader.
     pub(in crate::launch) async fn obey_command(
         &mut self,
         command: Command,

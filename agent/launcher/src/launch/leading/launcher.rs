@@ -5,7 +5,7 @@ use mainstay_group::wire::Command;
 use mainstay_model::time::Mono;
 use mainstay_tier::pool::world;
 
-use super::{END_WITHIN, ToLeader, entries_after};
+use super::{END_WITHIN, Remote, ToLeader, entries_after};
 use crate::hosts::listen::FromHost;
 use crate::launch::decider::{Decider, Task};
 use crate::launch::event_loop::Launcher;
@@ -18,6 +18,7 @@ impl Launcher {
     pub(in crate::launch) fn lead(&mut self, now: Mono) {
         self.carry_out_acts(now);
         if let Decider::Leading(leading) = &mut self.decider
+            && leading.remote.is_some()
             && leading.lead.is_feed_due(now)
         {
             self.feed();
@@ -36,21 +37,24 @@ impl Launcher {
         let Decider::Leading(leading) = &mut self.decider else { return };
         match act {
             Act::Send(connection, down) => leading.send(now, connection, down),
-            Act::Close(connection) => drop(leading.ways.remove(&connection)),
+            Act::Close(connection) => {
+                leading.remote.as_mut().and_then(|remote| remote.ways.remove(&connection));
+            }
             Act::Record(at, body) => self.publish_body(at, body),
             Act::Command(seat, command) => self.complete_command(seat, command),
             Act::Obey(command) => self.tasks.push_back(Task::Command(command)),
             Act::Local(order) => self.tasks.push_back(Task::Order(order)),
             Act::Store(number, mut record) => {
                 record.at = clock::now();
-                if let Some(record_writer) = &leading.record_writer {
-                    record_writer.write(number, &record);
-                }
+                let writer = leading.remote.as_ref().and_then(|remote| remote.record_writer.as_ref());
+                writer.inspect(|writer| writer.write(number, &record));
             }
             Act::Print(line) => self.terminal.print(line),
             Act::Campaign => {
-                leading.record_writer = None;
-                leading.store_session.campaign();
+                if let Some(remote) = &mut leading.remote {
+                    remote.record_writer = None;
+                    remote.store_session.campaign();
+                }
             }
             Act::StepDown(why) => self.step_down(why),
             Act::Finished(attempt, rank) if attempt == self.attempt => {
@@ -65,7 +69,7 @@ impl Launcher {
     /// Adds what only this launcher knows.
     fn complete_command(&mut self, seat: u32, command: Command) {
         let command = match command {
-            Command::Stop { attempt, why, .. } => {
+            Command::Stop { attempt, why, .. } if why.lets_save() => {
                 Command::Stop { attempt, why, save_after: self.save_after() }
             }
             Command::AskToSave { attempt, .. } => {
@@ -85,9 +89,11 @@ impl Launcher {
         }
     }
 
-    /// The step after which all ranks save. Other hosts learn of it later than this one.
+    /// The step after which all ranks save.
     fn save_after(&self) -> Option<u64> {
-        save::after_step(&self.ranks, &self.pages).map(|step| step.saturating_add(1))
+        // Other hosts learn of it later than this one.
+        let later = u64::from(self.decider.has_other_hosts());
+        save::after_step(&self.ranks, &self.pages).map(|step| step.saturating_add(later))
     }
 
     fn feed(&mut self) {
@@ -101,13 +107,14 @@ impl Launcher {
     pub(in crate::launch) fn host_reported(&mut self, event: FromHost) {
         let now = clock::mono();
         let Decider::Leading(leading) = &mut self.decider else { return };
+        let Some(Remote { ways, .. }) = &mut leading.remote else { return };
         match event {
             FromHost::Joined { connection, join, to, .. } => {
-                leading.ways.insert(connection, to);
+                ways.insert(connection, to);
                 leading.lead.joined(now, connection, &join);
             }
             FromHost::Gone { connection, why } => {
-                leading.ways.remove(&connection);
+                ways.remove(&connection);
                 leading.lead.gone(now, connection, why);
             }
             FromHost::Received { connection, at, up } => leading.lead.receive(at, connection, up),
@@ -119,8 +126,9 @@ impl Launcher {
     pub(in crate::launch) fn look_at_hosts(&mut self) {
         let now = clock::mono();
         let Decider::Leading(leading) = &mut self.decider else { return };
-        let silent = leading.store_session.silent_for().map(span);
-        if leading.plan.limits().vary() {
+        let Some(remote) = &mut leading.remote else { return };
+        let silent = remote.store_session.silent_for().map(span);
+        if remote.plan.limits().vary() {
             let pool = self.rank_spec.checkpoint_pool.as_deref();
             leading.lead.keep_world(pool.is_some_and(world::is_kept));
         }
@@ -141,8 +149,9 @@ impl Launcher {
     /// Another launcher leads, or this one is cut off: its ranks are stopped, and nothing more is decided here.
     fn step_down(&mut self, why: SteppedDown) {
         let Decider::Leading(leading) = &mut self.decider else { return };
-        leading.record_writer = None;
-        leading.store_session.stand_down();
+        let Some(remote) = &mut leading.remote else { return };
+        remote.record_writer = None;
+        remote.store_session.stand_down();
         let why = match why {
             SteppedDown::Ended { exit } => {
                 self.terminal.print("another launcher has led the job to its end".to_owned());
@@ -152,7 +161,7 @@ impl Launcher {
             SteppedDown::Replaced { host, epoch } => format!("host {host} leads the job now (epoch {epoch})"),
             SteppedDown::LedMeanwhile => "another launcher has led the job meanwhile".to_owned(),
             SteppedDown::CutOff => {
-                let (endpoint, lease) = (leading.plan.endpoint(), leading.plan.lease);
+                let (endpoint, lease) = (remote.plan.endpoint(), remote.plan.lease);
                 format!("neither {endpoint} nor any other host has answered for {lease:?}")
             }
         };
@@ -164,6 +173,9 @@ impl Launcher {
 
     /// Waits until all followers know that the job is over, or long enough.
     pub(in crate::launch) async fn announce_end(&mut self) {
+        if !self.decider.has_other_hosts() {
+            return;
+        }
         self.feed();
         self.carry_out_acts(clock::mono());
         let until = tokio::time::Instant::now() + END_WITHIN;
@@ -171,7 +183,7 @@ impl Launcher {
             let leading = match &mut self.decider {
                 Decider::Leading(leading) => leading,
                 Decider::Following(following) => return following.wait_for_the_end().await,
-                Decider::Alone(_) | Decider::Gone => return,
+                Decider::Gone => return,
             };
             // One that has no connection now may reconnect for it.
             if !leading.lead.awaits_followers() {
