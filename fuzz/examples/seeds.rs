@@ -24,7 +24,8 @@ use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_checkpoint::archive;
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_group::wire::{Command, Down, Join, Outgoing, Report, Up};
+use mainstay_group::wire::{Down, Join, Message, Up};
+use mainstay_recovery::protocol::{Command, Event};
 use mainstay_tier::peer::frame::{Header, Kind, MAGIC, VERSION, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
@@ -170,13 +171,13 @@ fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let of = StepKey { step: 7, job: "a".into(), run: "a".into(), attempt: 1, world: 2 };
     let shard = Shard { of, rank: 1, root: "00".repeat(32), bytes: 4, created: 7, piece: None };
     let copies = vec![Copy { holder: "b:1".into(), medium: Medium::Memory, own: true, verified: false, shard }];
-    let report = |report| Up::Report { number: 1, at: Mono(5), report };
+    let event = |event| Up::Event { number: 1, at: Mono(5), event };
     let ups = [
         Up::Join(Join::default()),
         Up::Beat { sent: Mono(9) },
-        report(Report::Holding { attempt, copies }),
-        report(Report::Steps { attempt, ranks: vec![(Rank(1), vec![StepDone::default()])] }),
-        report(Report::Opened { attempt, port: Err("no port".to_owned()) }),
+        event(Event::Holding { attempt, copies }),
+        event(Event::Steps { attempt, ranks: vec![(Rank(1), vec![StepDone::default()])] }),
+        event(Event::Opened { attempt, port: Err("no port".to_owned()) }),
         Up::Seen { attempt, ranks: vec![RankSeen::default()] },
     ];
     let downs = [
@@ -185,10 +186,13 @@ fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
         Down::Entry { seq: 4, at: Stamp::default(), body: Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7 })) },
     ];
     let mut seeds = Vec::new();
-    for message in ups.iter().map(|up| up as &dyn Outgoing).chain(downs.iter().map(|down| down as &dyn Outgoing)) {
-        let mut bytes = Vec::new();
-        message.write(&mut bytes)?;
-        seeds.push(bytes);
+    for up in &ups {
+        seeds.push(Vec::new());
+        up.write(seeds.last_mut().expect("just pushed"))?;
+    }
+    for down in &downs {
+        seeds.push(Vec::new());
+        down.write(seeds.last_mut().expect("just pushed"))?;
     }
     Ok(seeds)
 }

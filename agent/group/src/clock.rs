@@ -2,9 +2,9 @@
 //! their host, so only the difference between them matters. A round trip measures it with an uncertainty of half its
 //! length.
 
-use crate::wire::Report;
 use mainstay_model::entry::Fact;
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::Event;
 
 /// The number of round trips that are kept; the shortest one counts. Clocks drift by some microseconds per second, so
 /// old ones expire.
@@ -55,15 +55,15 @@ impl Mapping {
         shifted(at, self.best().map_or(0, |trip| -trip.offset))
     }
 
-    /// Converts all times of a report to the leader's clock.
-    pub fn report(&self, report: Report) -> Report {
-        match report {
-            Report::Fact { fact } => Report::Fact { fact: times(fact, &|at| self.to_leader(at)) },
-            Report::Steps { attempt, mut ranks } => {
+    /// Converts all times of an event to the leader's clock.
+    pub fn event(&self, event: Event) -> Event {
+        match event {
+            Event::Fact(fact) => Event::Fact(times(fact, &|at| self.to_leader(at))),
+            Event::Steps { attempt, mut ranks } => {
                 for step in ranks.iter_mut().flat_map(|(_, done)| done) {
                     (step.start, step.end) = (self.to_leader(step.start), self.to_leader(step.end));
                 }
-                Report::Steps { attempt, ranks }
+                Event::Steps { attempt, ranks }
             }
             other => other,
         }

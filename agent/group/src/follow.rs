@@ -12,12 +12,13 @@ use std::sync::Arc;
 
 use mainstay_model::entry::Body;
 use mainstay_model::time::{Mono, Span, Stamp};
+use mainstay_recovery::protocol::{Command, Event, Seat};
 
 use super::clock::{Mapping, times};
 use super::lost::LivenessMonitor;
 use super::sequence::{Inbox, Outbox, Received};
 use super::succession::LeadershipRole;
-use super::wire::{Command, Down, Report, Seat, Up};
+use super::wire::{Down, Up};
 
 /// The limit of reports that the leader has not acknowledged. With more this host counts as cut off.
 const REPORTS: usize = 16_384;
@@ -50,7 +51,7 @@ pub enum Act {
     StandDown,
     /// The leader is dead: remove it from the store.
     RemoveLeader,
-    /// Check whether the leader is alive and report the result as [`Report::Looked`]. Only electors do.
+    /// Check whether the leader is alive and report the result as [`Event::Looked`]. Only electors do.
     LookAtLeader,
     /// Publish to the others whether this host misses the leader.
     MissLeader(bool),
@@ -108,10 +109,10 @@ pub struct Follow {
     open: bool,
     /// Since when it has had no welcome from the leader.
     gone: Option<Mono>,
-    outbox: Outbox<(Mono, Report)>,
+    outbox: Outbox<(Mono, Event)>,
     inbox: Inbox,
     /// What this host saw of the current attempt, in local times. It is reported again to a new leader.
-    log: VecDeque<(Mono, Report)>,
+    log: VecDeque<(Mono, Event)>,
     /// Set until what was seen before has been reported to a new leader.
     catches_up: bool,
     /// The newest entry of the leader's journal that was written here.
@@ -194,7 +195,7 @@ impl Follow {
     }
 
     /// The next action; `None` when all are done. Call it until then after each of the other calls.
-    pub fn next_act(&mut self) -> Option<Act> {
+    pub fn poll(&mut self) -> Option<Act> {
         self.acts.pop_front()
     }
 
@@ -229,7 +230,7 @@ impl Follow {
     }
 
     /// What was seen of the current attempt, for this launcher if it becomes the leader.
-    pub fn into_log(self) -> impl Iterator<Item = (Mono, Report)> {
+    pub fn into_log(self) -> impl Iterator<Item = (Mono, Event)> {
         self.log.into_iter()
     }
 

@@ -14,10 +14,11 @@ mod world;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mainstay_hang::RankSeen;
-use mainstay_model::entry::{Body, Fact};
+use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Job, Order, Output};
+use mainstay_recovery::job::{Job, Output};
+use mainstay_recovery::protocol::{Command, Event};
 
 use super::link::{BACK_WITHIN, Connection, Link};
 use super::merge::{Merge, Next};
@@ -26,7 +27,7 @@ use super::recent::Recent;
 use super::record::Record;
 use super::round::{Member, Seated};
 use super::sequence::Received;
-use super::wire::{Command, Down, Report, Up};
+use super::wire::{Down, Up};
 
 pub use expected::Expected;
 
@@ -42,12 +43,8 @@ pub enum Act {
     Close(Connection),
     /// Write this to the journal.
     Record(Mono, Body),
-    /// A command for the host at this seat. The launcher completes it and passes it to [`Lead::command`].
-    Command(u32, Command),
     /// A command for the leader's own host.
     Obey(Command),
-    /// An order that concerns only the leader's launcher.
-    Local(Order),
     /// Store this record under this number, with the time of the request. A newer record replaces one that is not
     /// stored yet.
     Store(u64, Box<Record>),
@@ -114,6 +111,15 @@ pub struct LeaderSettings {
     pub has_store: bool,
 }
 
+/// What the leader asks of its own host.
+pub trait Here {
+    /// The step after which all ranks of the job can save. `None` if it is not known.
+    fn save_after(&self) -> Option<u64>;
+
+    /// At most `most` entries of the journal that are newer than `have`. `None` if they cannot be read now.
+    fn entries_after(&self, have: u64, most: usize) -> Option<Vec<Entry>>;
+}
+
 /// The state of a leader.
 #[derive(Debug)]
 pub struct Lead {
@@ -143,8 +149,8 @@ pub struct Lead {
     record_due: bool,
     /// When time alone last made a record due.
     remembered: Mono,
-    /// Orders that wait until their record is stored.
-    held: VecDeque<leadership::PendingOrder>,
+    /// Commands that wait until their record is stored.
+    held: VecDeque<leadership::PendingCommand>,
     /// The status of the job, once it is over.
     over: Option<i32>,
     /// Another launcher leads: this one decides nothing more.
@@ -204,7 +210,7 @@ impl Lead {
     }
 
     /// The next action; `None` when all are done. Call it until then after each of the other calls.
-    pub fn next_act(&mut self, now: Mono) -> Option<Act> {
+    pub fn poll(&mut self, now: Mono, here: &dyn Here) -> Option<Act> {
         loop {
             if let Some(act) = self.acts.pop_front() {
                 return Some(act);
@@ -218,24 +224,26 @@ impl Lead {
                         self.record_due |= is_to_be_remembered(&body);
                         return Some(Act::Record(at, body));
                     }
-                    Output::Order(order) => self.order(now, order),
+                    Output::Command(command) => self.order(now, command, here),
                 }
                 continue;
             }
             match self.next.pop_front() {
-                Some(Next::Job(at, input)) => {
+                Some(Next::Job(at, event)) => {
                     let mut out = Vec::new();
-                    self.job.step(at, input, &mut out);
+                    self.job.step(at, event, &mut out);
                     self.outputs.extend(out.into_iter().map(|output| (at, output)));
                 }
-                Some(Next::Command(seat, Command::Finish { exit, .. })) => {
-                    let summary = Some(Box::new(self.job.summary(now)));
-                    return Some(Act::Command(seat, Command::Finish { exit, summary }));
+                Some(Next::Command(seat, command)) => {
+                    if matches!(command, Command::Finish { .. }) {
+                        // A follower reads nothing that comes after it.
+                        self.feed_all(here);
+                    }
+                    self.command(seat, command);
                 }
-                Some(Next::Command(seat, command)) => return Some(Act::Command(seat, command)),
-                Some(Next::Local(order)) => return Some(Act::Local(order)),
                 Some(Next::Arranged(arranged)) => self.arranged(*arranged),
                 None if self.record_due => self.write_record(),
+                None if self.is_feed_due(now) => self.feed(here),
                 None => {
                     // When all ranks of a large job start, there are 100,000 of them.
                     self.acts.shrink_to(ROOM_KEPT);
@@ -247,36 +255,28 @@ impl Lead {
         }
     }
 
-    /// Something happened on the leader's host.
-    pub fn see(&mut self, at: Mono, input: Input) {
-        match Report::of(input.clone()) {
-            Some(report) => self.report_of_mine(at, report),
-            // Inputs about the leader's own host and from its agent go to the job directly.
-            None => self.next.push_back(Next::Job(at, input)),
-        }
+    /// Something happened on the leader's own host.
+    pub fn step(&mut self, at: Mono, event: Event) {
+        self.step_member(at, self.leader_settings.seat, event);
     }
 
-    /// A report of the leader's host.
-    pub fn report_of_mine(&mut self, at: Mono, report: Report) {
-        self.take_report(at, self.leader_settings.seat, report);
-    }
-
-    fn take_report(&mut self, at: Mono, seat: u32, report: Report) {
-        match &report {
-            Report::Fact { fact: Fact::StopRequested { .. } } => self.give_up_held_start(at),
-            Report::Looked { launcher, sight } => return self.looked_at(seat, launcher, *sight),
+    /// Something happened on the host at this seat.
+    fn step_member(&mut self, at: Mono, seat: u32, event: Event) {
+        match &event {
+            Event::Fact(Fact::StopRequested { .. }) => self.give_up_held_start(at),
+            Event::Looked { launcher, sight } => return self.looked_at(seat, launcher, *sight),
             _ => {}
         }
-        self.merge.report(at, seat, report, &mut self.next);
+        self.merge.step(at, seat, event, &mut self.next);
     }
 
-    /// Passes an input to the job.
-    pub fn report_to_job(&mut self, at: Mono, input: Input) {
-        self.next.push_back(Next::Job(at, input));
+    /// Passes a fact about the whole group to the job.
+    pub fn fact(&mut self, at: Mono, fact: Fact) {
+        self.next.push_back(Next::Job(at, Event::Fact(fact)));
     }
 
     /// Sends a command to the host at this seat.
-    pub fn command(&mut self, seat: u32, command: Command) {
+    fn command(&mut self, seat: u32, command: Command) {
         if seat == self.leader_settings.seat {
             return self.acts.push_back(Act::Obey(command));
         }
@@ -288,10 +288,10 @@ impl Lead {
         }
     }
 
-    /// Sends a command to each host.
-    pub fn command_all(&mut self, command: &Command) {
+    /// A save is due on all ranks of the attempt, after this step.
+    pub fn save_is_due(&mut self, attempt: Attempt, step: u64) {
         for seat in 0..self.links.len() as u32 {
-            self.command(seat, command.clone());
+            self.command(seat, Command::SaveDue { attempt, step });
         }
     }
 
@@ -330,13 +330,13 @@ impl Lead {
             _ => link.vital.received(now),
         }
         match up {
-            Up::Report { number, at, report } => match link.inbox.receive(number) {
+            Up::Event { number, at, event } => match link.inbox.receive(number) {
                 Received::New => {
                     self.send(seat, Down::Received { number });
-                    if let Some((attempt, rank)) = finished(&report) {
+                    if let Some((attempt, rank)) = finished(&event) {
                         self.acts.push_back(Act::Finished(attempt, rank));
                     }
-                    self.take_report(at, seat as u32, report);
+                    self.step_member(at, seat as u32, event);
                 }
                 Received::Again => {
                     let number = link.inbox.have();
@@ -420,10 +420,10 @@ fn is_to_be_remembered(body: &Body) -> bool {
     )
 }
 
-/// The rank that the report reports as finished.
-fn finished(report: &Report) -> Option<(Attempt, Rank)> {
-    match report {
-        Report::Fact { fact: Fact::RankExited { attempt, rank, status, .. } } if status.is_success() => {
+/// The rank that has finished by this event.
+fn finished(event: &Event) -> Option<(Attempt, Rank)> {
+    match event {
+        Event::Fact(Fact::RankExited { attempt, rank, status, .. }) if status.is_success() => {
             Some((*attempt, *rank))
         }
         _ => None,

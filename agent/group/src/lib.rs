@@ -1,5 +1,5 @@
-//! A job on several hosts. One launcher leads: it runs [`Job`](mainstay_recovery::job::Job) over the ranks of all
-//! hosts. The others report what they see and carry out commands.
+//! The hosts of a job. One launcher leads: it runs [`Job`](mainstay_recovery::job::Job) over the ranks of all
+//! hosts. The others report what they see and carry out commands. A job of one host is a group of one.
 //!
 //! - `wire`: the messages between launchers.
 //! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
@@ -9,7 +9,7 @@
 //! - `follow`: a launcher that follows the leader.
 //! - `resize`: how many hosts the job continues with when one is lost or returns.
 //! - `hands`: which late orders a launcher carries out.
-//! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
+//! - `merge`: combines the events of all hosts for the one job, and has its commands carried out on the hosts.
 //! - `suspicion`: the confidence that a silent host stays silent.
 //! - `electors`: whether the followers miss their leader.
 //! - `lost`: when a host is lost, by what its leader and others see of it.

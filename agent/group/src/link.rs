@@ -1,11 +1,11 @@
 //! A follower as its leader sees it: its seat, its connection, and the messages of both directions.
 
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::Command;
 
 use super::lost::LivenessMonitor;
 use super::round::Seated;
 use super::sequence::{Inbox, Outbox};
-use super::wire::Command;
 
 /// A connection between two launchers. Each has a number, and no number is used twice.
 pub type Connection = u64;

@@ -11,10 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use super::suspicion::Suspicion;
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::ProbeResult;
 
 /// How long the hosts that were asked have to answer.
 const LOOK_WITHIN: Span = Span::millis(1200);
@@ -36,20 +35,6 @@ const UNSEEN: Span = Span::seconds(2);
 
 /// How many other hosts are asked to check, in addition to the leader's.
 pub const PROBERS: usize = 2;
-
-/// What a check of a launcher finds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProbeResult {
-    /// A launcher of the job answers.
-    Answers,
-    /// The kernel accepts connections, but no launcher answers on them.
-    Accepts,
-    /// The host answers that no process listens there.
-    Refuses,
-    /// Nothing answers.
-    Silent,
-}
 
 /// What to do about a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
-//! The leader's view of all hosts: their reports become the inputs of the one [`Job`](mainstay_recovery::job::Job), its orders become
-//! commands for the hosts.
+//! The leader's view of all hosts: their events are combined for the one [`Job`](mainstay_recovery::job::Job), and its
+//! commands go to the hosts.
 //!
 //! ```text
-//!  StartRanks, StartRound          all seats are taken          port reserved            all hosts have started
+//!        Start                     all seats are taken          port reserved            all hosts have started
 //!  ─────────────────────► Waiting ────────────────────► Opening ─────────────► Starting ───────────────────────► Started
 //!                            ▲        a host is lost       │                      │
 //!                            └─────────────────────────────┘                      │ one cannot start
@@ -25,8 +25,8 @@
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are only recorded.
 
 mod checkpoints;
+mod events;
 mod host;
-mod reports;
 mod starting;
 mod world;
 
@@ -39,13 +39,12 @@ use mainstay_model::entry::{ExitStatus, Fact, HostOfRanks, StartedRank};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::observation::{HOSTS, Observation, Weight};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Order};
+use mainstay_recovery::protocol::{Command, Event};
 
 use host::Host;
 
 use super::resize::{Arranged, Limits};
 use super::round::{Member, Seated};
-use super::wire::Command;
 
 /// SIGKILL: like killed processes, those of a lost host leave nothing behind.
 const KILLED: ExitStatus = ExitStatus::Signal(9);
@@ -56,12 +55,10 @@ const HELD: usize = 4096;
 /// An action to do next, in order.
 #[derive(Clone, Debug)]
 pub enum Next {
-    /// An input for the job.
-    Job(Mono, Input),
+    /// An event for the job.
+    Job(Mono, Event),
     /// A command for the host at this seat.
     Command(u32, Command),
-    /// An order that concerns only the leader's launcher.
-    Local(Order),
     /// Hosts have other seats from now on: seat numbers in later commands are those of [`Merge::seats`] now. Once
     /// that is stored, [`Merge::arranged`] continues.
     Arranged(Box<Arranged>),
@@ -242,34 +239,31 @@ impl Merge {
         self.dropped
     }
 
-    /// Carries out an order of the job.
-    pub fn order(&mut self, at: Mono, order: Order, next: &mut VecDeque<Next>) {
-        match order {
-            Order::StartRanks(attempt) => self.begin(at, attempt, false, next),
-            Order::StartRound(attempt) => self.begin(at, attempt, true, next),
-            Order::StopRanks { attempt, why } => {
+    /// Carries out a command of the job.
+    pub fn order(&mut self, at: Mono, command: Command, next: &mut VecDeque<Next>) {
+        match command {
+            Command::Start { attempt, in_process, .. } => self.begin(at, attempt, in_process, next),
+            Command::Stop { .. } => {
                 self.ending = true;
                 self.forget_ends();
-                self.to_all(&Command::Stop { attempt, why, save_after: None }, next);
+                self.to_all(&command, next);
                 self.end_if_over(at, next);
             }
-            Order::EndRank { attempt, rank } => {
+            Command::EndRank { rank, .. } => {
                 self.ending = true;
                 let seat = self.seat_of(rank);
                 let Some(host) = seat.and_then(|seat| self.host(seat)).filter(|host| host.here) else {
                     return self.end_if_over(at, next);
                 };
                 host.ended = None;
-                next.extend(seat.map(|seat| Next::Command(seat, Command::EndRank { attempt, rank })));
+                next.extend(seat.map(|seat| Next::Command(seat, command)));
             }
-            Order::AskToSave(attempt) => self.to_all(&Command::AskToSave { attempt, save_after: None }, next),
-            Order::TakeEvidence(attempt) => {
+            Command::TakeEvidence { .. } => {
                 self.collecting = true;
                 self.hosts.iter_mut().for_each(|host| host.evidence = None);
-                self.to_all(&Command::TakeEvidence { attempt }, next);
+                self.to_all(&command, next);
             }
-            Order::Finish { exit } => self.to_all(&Command::Finish { exit, summary: None }, next),
-            order @ (Order::Consult(_) | Order::Wake { .. }) => next.push_back(Next::Local(order)),
+            command => self.to_all(&command, next),
         }
     }
 
@@ -294,7 +288,7 @@ impl Merge {
             named,
             how: how.to_owned(),
         };
-        next.push_back(Next::Job(at, Input::Fact(lost)));
+        next.push_back(Next::Job(at, Event::Fact(lost)));
         host.held.clear();
         match phase {
             Phase::Idle | Phase::Waiting { .. } => {}
@@ -309,7 +303,7 @@ impl Merge {
             Phase::Started => {
                 let after_stop = self.ending;
                 for exit in self.exits_of(seat, attempt, after_stop) {
-                    next.push_back(Next::Job(at, Input::Fact(exit)));
+                    next.push_back(Next::Job(at, Event::Fact(exit)));
                 }
             }
         }
@@ -329,7 +323,7 @@ impl Merge {
         host.seated = seated;
         (host.here, host.lost) = (true, String::new());
         let detail = format!("{} has joined", host.named());
-        next.push_back(Next::Job(at, Input::Fact(observed("host_joined", Weight::Info, detail))));
+        next.push_back(Next::Job(at, Event::Fact(observed("host_joined", Weight::Info, detail))));
         self.open_if_all_here(at, next);
     }
 
@@ -363,7 +357,7 @@ impl Merge {
                 waiting.sort_unstable();
                 let attempt = self.attempt;
                 let ended = Fact::AttemptEnded { attempt, orphans_killed, waiting };
-                next.push_back(Next::Job(at, Input::Fact(ended)));
+                next.push_back(Next::Job(at, Event::Fact(ended)));
             }
             Phase::Waiting { .. }
             | Phase::Arranged

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::wire::{Join, Seat};
+use super::wire::Join;
+use mainstay_recovery::protocol::Seat;
 
 /// A launcher that wants to take part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

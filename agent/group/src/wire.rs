@@ -1,26 +1,20 @@
-//! The messages between launchers of a job. They are JSON, except for [`Up::Seen`], which makes up most of the
-//! traffic. Fields and variants are added, never renamed. A launcher with another [`PROTOCOL`] is refused with a
-//! message that names it.
+//! The messages between launchers of a job: they carry the job's events and commands. They are in postcard's format, and
+//! a change of any needs another [`PROTOCOL`]. A launcher with another one is refused with a message that names it, so the
+//! two messages for that, [`Up::Join`] and [`Down::Refused`], are JSON whose fields are added and never renamed.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_hang::RankSeen;
-use mainstay_model::entry::{Body, Fact, StepDone};
-use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::entry::Body;
+use mainstay_model::id::Attempt;
 use mainstay_model::time::{Mono, Stamp};
-use mainstay_recovery::job::{Input, StopWhy, Summary};
-
-use super::lost::ProbeResult;
-
-mod copy_list;
-mod fast_parse;
-mod sights;
+use mainstay_recovery::protocol::{Command, Event, Seat};
 
 /// The number of this protocol.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// A longer message ends its connection.
 pub const LONGEST_MESSAGE: usize = 16 << 20;
@@ -83,19 +77,6 @@ pub struct Join {
     pub have_of: String,
 }
 
-/// The position of a host in the job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seat {
-    /// `GROUP_RANK`.
-    pub group_rank: u32,
-    /// `GROUP_WORLD_SIZE`.
-    pub group_world_size: u32,
-    /// `RANK` of the host's first rank.
-    pub first_rank: u32,
-    /// `WORLD_SIZE`.
-    pub world_size: u32,
-}
-
 /// What a launcher needs to prepare while it waits as a spare.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spare {
@@ -109,18 +90,17 @@ pub struct Spare {
 
 /// A message of a follower.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "up", rename_all = "snake_case")]
 pub enum Up {
     /// The first message.
     Join(Join),
-    /// Something that it saw or did.
-    Report {
+    /// Something happened on its host.
+    Event {
         /// Its number.
         number: u64,
         /// When, on the leader's clock.
         at: Mono,
-        /// The report.
-        report: Report,
+        /// What happened.
+        event: Event,
     },
     /// All commands up to this one were received.
     Received {
@@ -141,63 +121,88 @@ pub enum Up {
     },
 }
 
-/// Why bytes are not a message.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unreadable(String);
-
-impl Up {
-    /// Reads a message. Frequent kinds are parsed directly.
-    ///
-    /// # Errors
-    /// The bytes are not a message of a follower.
-    pub fn read(bytes: &[u8]) -> Result<Up, Unreadable> {
-        if let Some((&sights::MARK, seen)) = bytes.split_first() {
-            return sights::read(seen).map_err(|error| Unreadable(error.to_string()));
-        }
-        let read = fast_parse::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok);
-        read.map_err(|error| Unreadable(error.to_string()))
-    }
+/// The messages that launchers of all versions understand.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "up", rename_all = "snake_case")]
+enum FirstUp<'a> {
+    Join(Cow<'a, Join>),
 }
 
-/// Why a message cannot be written.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "down", rename_all = "snake_case")]
+enum LastDown<'a> {
+    Refused { why: Cow<'a, str> },
+}
+
+/// Why bytes are not a message, or why a message cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub enum Unwritable {
-    /// Not in JSON.
+pub enum MessageError {
+    /// In JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// Not in postcard's format.
+    /// In postcard's format.
     #[error(transparent)]
     Postcard(#[from] postcard::Error),
 }
 
-/// A message that can be sent.
-pub trait Outgoing {
+/// A message between two launchers.
+pub trait Message: Sized {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// The bytes are none.
+    fn read(bytes: &[u8]) -> Result<Self, MessageError>;
+
     /// Appends its bytes.
     ///
     /// # Errors
-    /// It cannot be written in its format.
-    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable>;
+    /// Its event or command is only for the leader's own host.
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), MessageError>;
 }
 
-impl Outgoing for Up {
-    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable> {
-        match self {
-            Up::Seen { attempt, ranks } => Ok(sights::write(*attempt, ranks, into)?),
-            other => Ok(serde_json::to_writer(into, other)?),
+impl Message for Up {
+    fn read(bytes: &[u8]) -> Result<Up, MessageError> {
+        if !is_json(bytes) {
+            return Ok(postcard::from_bytes(bytes)?);
         }
+        let FirstUp::Join(join) = serde_json::from_slice(bytes)?;
+        Ok(Up::Join(join.into_owned()))
+    }
+
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), MessageError> {
+        match self {
+            Up::Join(join) => serde_json::to_writer(into, &FirstUp::Join(Cow::Borrowed(join)))?,
+            other => into.extend(postcard::to_allocvec(other)?),
+        }
+        Ok(())
     }
 }
 
-impl Outgoing for Down {
-    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable> {
-        Ok(serde_json::to_writer(into, self)?)
+impl Message for Down {
+    fn read(bytes: &[u8]) -> Result<Down, MessageError> {
+        if !is_json(bytes) {
+            return Ok(postcard::from_bytes(bytes)?);
+        }
+        let LastDown::Refused { why } = serde_json::from_slice(bytes)?;
+        Ok(Down::Refused { why: why.into_owned() })
     }
+
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), MessageError> {
+        match self {
+            Down::Refused { why } => serde_json::to_writer(into, &LastDown::Refused { why: why.into() })?,
+            other => into.extend(postcard::to_allocvec(other)?),
+        }
+        Ok(())
+    }
+}
+
+/// Messages in postcard's format start with the number of their kind.
+fn is_json(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&b'{')
 }
 
 /// A message of the leader.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "down", rename_all = "snake_case")]
 pub enum Down {
     /// The host takes part.
     Welcome {
@@ -210,10 +215,8 @@ pub enum Down {
         /// The newest report that the leader has received from this launcher.
         have: u64,
         /// The leader's epoch. Commands of a lower one are refused from now on.
-        #[serde(default)]
         epoch: u64,
         /// The newest entry of the leader's journal: for a host that joins, entries up to it are the past.
-        #[serde(default)]
         newest: u64,
     },
     /// The host cannot take part.
@@ -224,10 +227,8 @@ pub enum Down {
     /// The job does not start yet.
     Waiting {
         /// The hosts it waits for, as text.
-        #[serde(rename = "told")]
         reported: String,
         /// Set if the job runs and this launcher may replace one of its hosts.
-        #[serde(default)]
         spare: Option<Box<Spare>>,
     },
     /// The addresses where launchers of the job store copies of checkpoints for each other from now on. Only for
@@ -243,7 +244,6 @@ pub enum Down {
         /// Its number.
         number: u64,
         /// The leader's epoch.
-        #[serde(default)]
         epoch: u64,
         /// The command.
         command: Command,
@@ -272,215 +272,141 @@ pub enum Down {
     },
 }
 
-/// What hosts see and do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "report", rename_all = "snake_case")]
-pub enum Report {
-    /// Something was observed.
-    Fact {
-        /// The fact.
-        fact: Fact,
-    },
-    /// Ranks of the host completed steps.
-    Steps {
-        /// The attempt.
-        attempt: Attempt,
-        /// The steps of each rank, oldest first.
-        ranks: Vec<(Rank, Vec<StepDone>)>,
-    },
-    /// A rank declared its role.
-    Role {
-        /// The attempt.
-        attempt: Attempt,
-        /// The rank.
-        rank: Rank,
-        /// The role.
-        role: String,
-        /// Its pipeline stage.
-        stage: Option<u32>,
-    },
-    /// The port for the ranks' store is reserved.
-    Opened {
-        /// The attempt.
-        attempt: Attempt,
-        /// The port, or why there is none.
-        port: Result<u16, String>,
-    },
-    /// The shards of checkpoints on the host.
-    Holding {
-        /// The attempt that follows.
-        attempt: Attempt,
-        /// Those of its own ranks, and those stored for others.
-        #[serde(with = "copy_list")]
-        copies: Vec<Copy>,
-    },
-    /// The host has its new seat.
-    Seated {
-        /// The attempt that follows.
-        attempt: Attempt,
-        /// The seat.
-        seat: Seat,
-    },
-    /// The shards of a step are where the host's ranks will look for them, or the reason why not.
-    Brought {
-        /// The attempt.
-        attempt: Attempt,
-        /// The step.
-        step: StepKey,
-        /// Why a shard is missing. `None` if all are there.
-        error: Option<String>,
-    },
-    /// The result of a check of another launcher.
-    Looked {
-        /// The launcher that was checked.
-        launcher: String,
-        /// The result.
-        sight: ProbeResult,
-    },
-}
-
-impl Report {
-    /// The report for an input that concerns other hosts. `None` for inputs that concern only this one.
-    pub fn of(input: Input) -> Option<Report> {
-        match input {
-            Input::Fact(fact) => Some(Report::Fact { fact }),
-            Input::Steps { attempt, rank, done } => {
-                Some(Report::Steps { attempt, ranks: vec![(rank, done)] })
-            }
-            Input::Role { attempt, rank, role, stage } => Some(Report::Role { attempt, rank, role, stage }),
-            _ => None,
-        }
-    }
-
-    /// The input for the job, if the report maps to exactly one. Steps map to one per rank.
-    pub fn input(self) -> Option<Input> {
-        match self {
-            Report::Fact { fact } => Some(Input::Fact(fact)),
-            Report::Role { attempt, rank, role, stage } => Some(Input::Role { attempt, rank, role, stage }),
-            Report::Steps { .. }
-            | Report::Opened { .. }
-            | Report::Seated { .. }
-            | Report::Holding { .. }
-            | Report::Brought { .. }
-            | Report::Looked { .. } => None,
-        }
-    }
-}
-
-/// A command of the leader for a host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "snake_case")]
-pub enum Command {
-    /// Take other ranks; answered by [`Report::Seated`]. None of the host's ranks runs at that time.
-    Seat {
-        /// The attempt that follows.
-        attempt: Attempt,
-        /// The new seat.
-        seat: Seat,
-    },
-    /// Reserve a port for the ranks' store; answered by [`Report::Opened`].
-    Open {
-        /// The attempt.
-        attempt: Attempt,
-    },
-    /// Report which shards of checkpoints are on this host; answered by [`Report::Holding`].
-    Gather {
-        /// The attempt that follows.
-        attempt: Attempt,
-        /// The addresses where the launchers of all hosts store copies for each other.
-        peers: Vec<String>,
-    },
-    /// Fetch the shards of this host's ranks, from wherever they are; answered by [`Report::Brought`].
-    Bring {
-        /// The attempt.
-        attempt: Attempt,
-        /// The step.
-        step: StepKey,
-    },
-    /// Start the ranks; answered by `AttemptStarted` or `StartFailed`.
-    Start {
-        /// The attempt.
-        attempt: Attempt,
-        /// Whether ranks that wait in their processes continue in them.
-        in_process: bool,
-        /// `MASTER_ADDR`.
-        master_addr: String,
-        /// `MASTER_PORT`.
-        master_port: u16,
-        /// The step from which all ranks resume. `None` if they determine it themselves.
-        #[serde(default)]
-        resume: Option<StepKey>,
-        /// How many ranks ran before, if the number differed in this run.
-        #[serde(default)]
-        before: Option<u32>,
-    },
-    /// End a rank that waits in its process; answered by `AttemptEnded`.
-    EndRank {
-        /// The attempt.
-        attempt: Attempt,
-        /// The rank.
-        rank: Rank,
-    },
-    /// Stop what is left of the attempt; answered by `AttemptEnded`.
-    Stop {
-        /// The attempt.
-        attempt: Attempt,
-        /// The reason.
-        why: StopWhy,
-        /// The step after which ranks are asked to save in place: the same on all hosts.
-        #[serde(default)]
-        save_after: Option<u64>,
-    },
-    /// Ask all ranks to save and to end; unlike [`Command::Stop`] it stops none.
-    AskToSave {
-        /// The attempt.
-        attempt: Attempt,
-        /// The step after which all ranks save: the same on all hosts.
-        #[serde(default)]
-        save_after: Option<u64>,
-    },
-    /// Record what all ranks are doing; answered by `EvidenceTaken` or `HangPassed`.
-    TakeEvidence {
-        /// The attempt.
-        attempt: Attempt,
-    },
-    /// A save is due on all ranks.
-    SaveDue {
-        /// The attempt.
-        attempt: Attempt,
-        /// The step after which to save.
-        step: u64,
-    },
-    /// Check whether another launcher is alive; answered by [`Report::Looked`]. Only for launchers that can: see
-    /// [`Join::listens`].
-    Look {
-        /// The launcher to check.
-        launcher: String,
-        /// `HOST:PORT` where it listens.
-        address: String,
-    },
-    /// The job is over.
-    Finish {
-        /// The exit status of each launcher.
-        exit: i32,
-        /// The summary of the job.
-        summary: Option<Box<Summary>>,
-    },
-}
-
 /// Serializes shared content like owned content.
 mod shared {
     use std::sync::Arc;
 
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use mainstay_model::entry::Body;
+    use mainstay_recovery::protocol::as_json;
+    use serde::{Deserializer, Serializer};
 
-    pub(super) fn serialize<T: Serialize, S: Serializer>(what: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
-        what.as_ref().serialize(to)
+    pub(super) fn serialize<S: Serializer>(body: &Arc<Body>, to: S) -> Result<S::Ok, S::Error> {
+        as_json::serialize(body.as_ref(), to)
     }
 
-    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Arc<T>, D::Error> {
-        T::deserialize(from).map(Arc::new)
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<Body>, D::Error> {
+        as_json::deserialize(from).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use mainstay_checkpoint::inventory::StepKey;
+    use mainstay_hang::{Count, Probe, RankSample};
+    use mainstay_model::entry::{Fact, StepDone};
+    use mainstay_model::id::Rank;
+    use mainstay_recovery::protocol::{ProbeResult, StopWhy};
+
+    fn written(message: &impl Message) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        message.write(&mut bytes).expect("it is written");
+        bytes
+    }
+
+    fn step() -> StepKey {
+        StepKey { step: 7, job: "job".into(), run: "run@1".into(), attempt: 0, world: 2 }
+    }
+
+    #[test]
+    fn each_message_of_a_follower_is_read_again() {
+        let (attempt, rank, at) = (Attempt(3), Rank(7), Mono(11));
+        let seat = Seat { group_rank: 1, ..Seat::default() };
+        let done = StepDone { loss: Some(f64::INFINITY), digest: Some(3), ..StepDone::default() };
+        let events = [
+            Event::Fact(Fact::AttemptEnded { attempt, orphans_killed: 1, waiting: vec![rank] }),
+            Event::Steps { attempt, ranks: vec![(rank, vec![done, StepDone::default()])] },
+            Event::Role { attempt, rank, role: "actor".to_owned(), stage: None },
+            Event::Opened { attempt, port: Err("none".to_owned()) },
+            Event::Holding { attempt, copies: Vec::new() },
+            Event::Seated { attempt, seat },
+            Event::Brought { attempt, step: step(), error: None },
+            Event::Looked { launcher: "l".to_owned(), sight: ProbeResult::Silent },
+        ];
+        let events = events.map(|event| Up::Event { number: u64::MAX, at, event });
+        let sight = RankSample { registered: true, beats: 5, step: Some(2), ..RankSample::default() };
+        let seen = RankSeen {
+            rank,
+            sight,
+            section: Some("forward".to_owned()),
+            counts: vec![Count { comm: 1, entered: 2, completed: 3, signature: 4 }],
+            probe: Some(Probe::default()),
+            ..RankSeen::default()
+        };
+        let others = [
+            Up::Join(Join { host: "a".to_owned(), ..Join::default() }),
+            Up::Received { number: 5 },
+            Up::Beat { sent: at },
+            Up::Seen { attempt, ranks: vec![seen] },
+        ];
+        for up in events.into_iter().chain(others) {
+            assert_eq!(Up::read(&written(&up)).expect("it is read"), up);
+        }
+        let local = Up::Event { number: 1, at, event: Event::Wake };
+        assert!(local.write(&mut Vec::new()).is_err(), "it concerns only the leader's host");
+    }
+
+    #[test]
+    fn each_message_of_the_leader_is_read_again() {
+        let attempt = Attempt(3);
+        let (why, save_after) = (StopWhy::Ordered, Some(9));
+        let (master_addr, launcher, address) = ("a".to_owned(), "l".to_owned(), "a:1".to_owned());
+        let (master_port, resume, before) = (7, Some(step()), None);
+        let commands = [
+            Command::Start { attempt, in_process: true, master_addr, master_port, resume, before },
+            Command::EndRank { attempt, rank: Rank(1) },
+            Command::Stop { attempt, why, save_after },
+            Command::AskToSave { attempt, save_after },
+            Command::TakeEvidence { attempt },
+            Command::finish(3),
+            Command::Seat { attempt, seat: Seat::default() },
+            Command::Open { attempt },
+            Command::Gather { attempt, peers: vec![address.clone()] },
+            Command::Bring { attempt, step: step() },
+            Command::SaveDue { attempt, step: 4 },
+            Command::Look { launcher, address },
+        ];
+        let commands = commands.map(|command| Down::Command { number: 1, epoch: 2, command });
+        let body = Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7 }));
+        let (job, launch) = ("job".to_owned(), "launch".to_owned());
+        let others = [
+            Down::Welcome { seat: Seat::default(), job, launch, have: 1, epoch: 2, newest: 3 },
+            Down::Refused { why: "of another protocol".to_owned() },
+            Down::Waiting { reported: "for b".to_owned(), spare: Some(Box::default()) },
+            Down::Meet { hosts: Vec::new(), spares: vec!["a:2".to_owned()] },
+            Down::Entry { seq: 1, at: Stamp::default(), body },
+            Down::Received { number: 1 },
+            Down::Beat { sent: Mono(1), at: Mono(2) },
+        ];
+        for down in commands.into_iter().chain(others) {
+            assert_eq!(Down::read(&written(&down)).expect("it is read"), down);
+        }
+        let wake = Down::Command { number: 1, epoch: 2, command: Command::Wake { at: Mono(1) } };
+        assert!(wake.write(&mut Vec::new()).is_err(), "it is only for the leader's host");
+    }
+
+    /// What launchers of all versions read.
+    #[test]
+    fn a_join_and_a_refusal_are_json() {
+        let join = String::from_utf8(written(&Up::Join(Join::default()))).expect("text");
+        assert!(join.starts_with(r#"{"up":"join","protocol":0,"#), "{join}");
+        let refused = written(&Down::Refused { why: "no".to_owned() });
+        assert_eq!(refused, br#"{"down":"refused","why":"no"}"#);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>) {
+            let _ = (Up::read(&bytes), Down::read(&bytes));
+        }
+    }
+
+    #[test]
+    fn a_truncated_message_is_refused() {
+        let mut bytes = written(&Up::Seen { attempt: Attempt(3), ranks: vec![RankSeen::default()] });
+        bytes.pop();
+        assert!(matches!(Up::read(&bytes), Err(MessageError::Postcard(_))));
     }
 }

@@ -26,7 +26,6 @@ mod facts;
 mod handover;
 mod late;
 mod lost_peer;
-mod messages;
 mod ordered;
 mod problems;
 mod progress;
@@ -38,6 +37,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
+use crate::protocol::{AgentEvidence, Command, Event, StopWhy};
 use mainstay_checkpoint::advice;
 use mainstay_diagnosis::root_rank::RankEnd;
 use mainstay_hang::Hang;
@@ -57,7 +57,6 @@ pub use facts::EXHAUSTED;
 pub use handover::HandoverState;
 use late::Decided;
 use lost_peer::LostPeer;
-pub use messages::{AgentEvidence, Input, Order, Output, StopWhy};
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
 pub use problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
@@ -95,6 +94,16 @@ struct RankState {
     end: RankEnd,
     first: Option<StepDone>,
     newest: Option<StepDone>,
+}
+
+/// An output of the job.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "outputs are few and soon taken; most are records")]
+pub enum Output {
+    /// To be recorded in the journal.
+    Record(Body),
+    /// To be carried out.
+    Command(Command),
 }
 
 /// The job.
@@ -168,7 +177,7 @@ impl Job {
     pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
         let earlier = spec.earlier.clone();
-        out.push(Output::Order(Order::StartRanks(Attempt(0))));
+        out.push(Output::Command(Command::start(Attempt(0))));
         Job {
             watch: Watch::new(&spec),
             hosts: Vec::new(),
@@ -261,21 +270,23 @@ impl Job {
         self.advisor = Some(advisor);
     }
 
-    /// Handles the next input. Appends the records and orders to `out`, in order.
-    pub fn step(&mut self, at: Mono, input: Input, out: &mut Vec<Output>) {
-        match input {
-            Input::Fact(mut fact) => {
+    /// Handles the next event. Appends the records and commands to `out`, in order.
+    pub fn step(&mut self, at: Mono, event: Event, out: &mut Vec<Output>) {
+        match event {
+            Event::Fact(mut fact) => {
                 self.locate_hang(&mut fact);
                 out.push(Output::Record(Body::Fact(fact.clone())));
                 self.fact(at, fact, out);
             }
-            Input::Steps { attempt, rank, done } if attempt == self.attempt => {
-                self.steps(at, rank, &done, out)
+            Event::Steps { attempt, ranks } if attempt == self.attempt => {
+                for (rank, done) in ranks {
+                    self.steps(at, rank, &done, out);
+                }
             }
-            Input::Role { attempt, rank, role, stage } if attempt == self.attempt => {
+            Event::Role { attempt, rank, role, stage } if attempt == self.attempt => {
                 self.watch.set_role(rank, role, stage);
             }
-            Input::Saved { attempt, step, shards } => {
+            Event::Saved { attempt, step, shards } => {
                 // Counts even if its attempt was already over when it was sealed.
                 self.saved.0 = self.saved.0.max(Some(step));
                 if attempt == self.attempt {
@@ -283,17 +294,24 @@ impl Job {
                     self.report_found(found, out);
                 }
             }
-            Input::Steps { .. } | Input::Role { .. } => {}
-            Input::RankContext(known) => {
+            Event::RankContext(known) => {
                 let again = self.watch.set_rank_context(known);
                 self.report_found(again, out);
             }
-            Input::AgentEvidence(ruling) => self.ruling(at, ruling, out),
-            Input::LateEvidence { incident, host_evidence } => {
+            Event::AgentEvidence(ruling) => self.ruling(at, ruling, out),
+            Event::LateEvidence { incident, host_evidence } => {
                 self.receive_late(incident, host_evidence, out)
             }
-            Input::Held(held) => self.held = held,
-            Input::Wake => self.wake(at, out),
+            Event::Held(held) => self.held = held,
+            Event::Wake => self.wake(at, out),
+            // Of earlier attempts; and what only the group needs.
+            Event::Steps { .. }
+            | Event::Role { .. }
+            | Event::Opened { .. }
+            | Event::Holding { .. }
+            | Event::Seated { .. }
+            | Event::Brought { .. }
+            | Event::Looked { .. } => {}
         }
     }
 
@@ -326,7 +344,7 @@ impl Job {
 
     fn stop(&mut self, why: StopWhy, out: &mut Vec<Output>) {
         self.phase = Phase::Stopping(why);
-        out.push(Output::Order(Order::StopRanks { attempt: self.attempt, why }));
+        out.push(Output::Command(Command::stop(self.attempt, why)));
     }
 
     fn stop_requested(&mut self, at: Mono, exit: i32, out: &mut Vec<Output>) {
@@ -347,7 +365,7 @@ impl Job {
         self.phase = Phase::Ended;
         self.end = Some((exit, reason.clone(), at));
         out.push(Output::Record(Body::Fact(Fact::JobEnded { exit, reason })));
-        out.push(Output::Order(Order::Finish { exit }));
+        out.push(Output::Command(Command::finish(exit)));
     }
 
     fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {

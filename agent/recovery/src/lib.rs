@@ -4,3 +4,4 @@
 pub mod in_process;
 pub mod job;
 pub mod policy;
+pub mod protocol;

@@ -9,10 +9,9 @@ mod delivery;
 mod follower;
 mod messages;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use mainstay_group::lead::{Act, Expected, Lead, LeaderSettings};
+use mainstay_group::lead::{Act, Expected, Here, Lead, LeaderSettings};
 use mainstay_group::merge::Merge;
 use mainstay_group::round::{Member, first};
 use mainstay_group::wire::{Join, Up};
@@ -20,8 +19,9 @@ use mainstay_hang::{HangJudge, Limits};
 use mainstay_model::entry::{Body, Entry, JobSpec};
 use mainstay_model::id::{Attempt, BootId, JobId, Rank};
 use mainstay_model::time::{Mono, Span, Stamp, Wall};
-use mainstay_recovery::job::{Input, Job, Order};
+use mainstay_recovery::job::Job;
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::{Command, Event};
 
 use crate::random::Random;
 use follower::{Answer, Follower};
@@ -87,7 +87,7 @@ pub struct Counts {
     pub longest: u64,
 }
 
-enum Event {
+enum Happening {
     Beat(usize),
     Step(usize),
     Change(usize),
@@ -109,7 +109,7 @@ pub struct Crowd {
     hangs: HangJudge,
     followers: Vec<Follower>,
     random: Random,
-    events: BTreeMap<(u64, u64), Event>,
+    events: BTreeMap<(u64, u64), Happening>,
     numbers: u64,
     now: u64,
     /// The time that a read of the processor time takes, in nanoseconds, and the number of reads since the leader
@@ -193,17 +193,17 @@ impl Crowd {
             let first = |crowd: &mut Crowd, every: u64| crowd.now + crowd.below(every);
             let (beat, again) = (first(&mut crowd, BEATS_EVERY), first(&mut crowd, AGAIN_EVERY));
             if host > 0 {
-                crowd.at(beat, Event::Beat(host));
+                crowd.at(beat, Happening::Beat(host));
             }
-            crowd.at(again, Event::Again(host));
+            crowd.at(again, Happening::Again(host));
             // All ranks are at the same point of a step within some milliseconds.
             for change in 1..=CHANGES {
                 let at = crowd.now + change * STEPS_EVERY / CHANGES + crowd.below(50 * MS);
-                crowd.at(at, if change == CHANGES { Event::Step(host) } else { Event::Change(host) });
+                crowd.at(at, if change == CHANGES { Happening::Step(host) } else { Happening::Change(host) });
             }
         }
         let at = crowd.now;
-        crowd.at(at + LOOKS_EVERY, Event::Look);
+        crowd.at(at + LOOKS_EVERY, Happening::Look);
         crowd
     }
 
@@ -256,42 +256,42 @@ impl Crowd {
         self.trains = false;
         let now = self.now;
         self.phases.clear();
-        self.at(now, Event::Deliver(host, Answer::Died));
+        self.at(now, Happening::Deliver(host, Answer::Died));
     }
 
     fn below(&mut self, below: u64) -> u64 {
         self.random.below(usize::try_from(below).unwrap_or(usize::MAX)) as u64
     }
 
-    fn at(&mut self, at: u64, event: Event) {
+    fn at(&mut self, at: u64, event: Happening) {
         self.numbers += 1;
         self.events.insert((at, self.numbers), event);
     }
 
-    fn happens(&mut self, event: Event) {
+    fn happens(&mut self, event: Happening) {
         let now = self.now;
         match event {
-            Event::Beat(host) => {
+            Happening::Beat(host) => {
                 self.up(host, &Up::Beat { sent: Mono(now) });
                 let jitter = self.below(20 * MS);
-                self.at(now + BEATS_EVERY - 10 * MS + jitter, Event::Beat(host));
+                self.at(now + BEATS_EVERY - 10 * MS + jitter, Happening::Beat(host));
             }
-            Event::Step(host) => {
+            Happening::Step(host) => {
                 self.stepped(host);
                 self.seen(host);
                 let jitter = self.below(4 * MS);
-                self.at(now + STEPS_EVERY - 2 * MS + jitter, Event::Step(host));
+                self.at(now + STEPS_EVERY - 2 * MS + jitter, Happening::Step(host));
             }
-            Event::Change(host) => {
+            Happening::Change(host) => {
                 self.seen(host);
                 let jitter = self.below(4 * MS);
-                self.at(now + STEPS_EVERY - 2 * MS + jitter, Event::Change(host));
+                self.at(now + STEPS_EVERY - 2 * MS + jitter, Happening::Change(host));
             }
-            Event::Again(host) => {
+            Happening::Again(host) => {
                 self.seen(host);
-                self.at(now + AGAIN_EVERY, Event::Again(host));
+                self.at(now + AGAIN_EVERY, Happening::Again(host));
             }
-            Event::Look => {
+            Happening::Look => {
                 // The timer of the launcher waits while the launcher is busy.
                 let next = now.max(self.busy) + LOOKS_EVERY;
                 self.work(|crowd| {
@@ -302,19 +302,19 @@ impl Crowd {
                         assert!(found.is_none(), "no rank hangs: {found:?}");
                     }
                 });
-                self.at(next, Event::Look);
+                self.at(next, Happening::Look);
             }
-            Event::Up(host, bytes) => self.work(|crowd| crowd.receive(host, &bytes)),
-            Event::Deliver(0, answer) | Event::Mine(answer) => self.mine(answer),
-            Event::Deliver(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
-            Event::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
-            Event::Ruled => self.deliver(Input::AgentEvidence(None)),
-            Event::Wake => self.deliver(Input::Wake),
+            Happening::Up(host, bytes) => self.work(|crowd| crowd.receive(host, &bytes)),
+            Happening::Deliver(0, answer) | Happening::Mine(answer) => self.mine(answer),
+            Happening::Deliver(host, answer) | Happening::Answered(host, answer) => self.answer(host, answer),
+            Happening::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
+            Happening::Ruled => self.deliver(Event::AgentEvidence(None)),
+            Happening::Wake => self.deliver(Event::Wake),
         }
     }
 
-    fn deliver(&mut self, input: Input) {
-        self.work(|crowd| crowd.lead.report_to_job(Mono(crowd.busy), input));
+    fn deliver(&mut self, event: Event) {
+        self.work(|crowd| crowd.lead.step(Mono(crowd.busy), event));
     }
 
     /// Does work of the leader and what follows from it, and measures the time.
@@ -324,16 +324,6 @@ impl Crowd {
         let (from, began) = (self.busy, (self.plan.processor)());
         what(self);
         self.settle(from, began);
-        if self.lead.is_feed_due(Mono(self.busy)) {
-            // The leader keeps more entries than a round records: nothing is read back.
-            let is_behind = Cell::new(false);
-            self.lead.feed(|_, _| {
-                is_behind.set(true);
-                None
-            });
-            assert!(!is_behind.get(), "followers are further behind than the leader keeps its journal");
-            self.settle(from, began);
-        }
         let took = self.used_since(began);
         self.counts.processor += took;
         self.busy = from + took;
@@ -349,32 +339,31 @@ impl Crowd {
 
     fn settle(&mut self, from: u64, began: u64) {
         let now = Mono(from);
-        while let Some(act) = self.lead.next_act(now) {
+        while let Some(act) = self.lead.poll(now, &NothingToRead) {
             match act {
                 Act::Send(connection, down) => {
                     let at = from + self.used_since(began);
                     self.down(at, connection as usize, down);
                 }
                 Act::Record(at, body) => self.record(at, body),
-                Act::Command(seat, command) => self.lead.command(seat, command),
+                Act::Obey(Command::Consult(_)) => self.at(from + self.plan.agent, Happening::Ruled),
+                Act::Obey(Command::Wake { at }) => self.at(at.0.max(from), Happening::Wake),
                 Act::Obey(command) => {
                     self.starts(from, &command);
                     let at = from + self.plan.host;
                     for answer in self.followers[0].obey(&command) {
-                        self.at(at, Event::Mine(answer));
+                        self.at(at, Happening::Mine(answer));
                     }
                 }
-                Act::Local(Order::Consult(_)) => self.at(from + self.plan.agent, Event::Ruled),
-                Act::Local(Order::Wake { at }) => self.at(at.0.max(from), Event::Wake),
                 Act::Store(number, record) => {
                     let bytes = serde_json::to_vec(&record).map_or(0, |bytes| bytes.len() as u64);
                     self.counts.records = (self.counts.records.0 + 1, self.counts.records.1 + bytes);
                     self.stored.push(from);
                     let at = from + self.used_since(began) + self.plan.store;
-                    self.at(at, Event::Stored(number));
+                    self.at(at, Happening::Stored(number));
                 }
                 Act::Seen(_, ranks) => ranks.iter().for_each(|seen| self.hangs.seen_elsewhere(now, seen)),
-                Act::Finished(..) | Act::Local(_) | Act::Close(_) | Act::Print(_) | Act::Meet { .. } => {}
+                Act::Finished(..) | Act::Close(_) | Act::Print(_) | Act::Meet { .. } => {}
                 Act::Campaign | Act::StepDown(_) => unreachable!("the store does not fail here"),
             }
         }
@@ -395,6 +384,19 @@ impl Crowd {
         let _ = serde_json::to_writer(&mut self.buffer, &entry);
         self.counts.entries = (self.counts.entries.0 + 1, self.counts.entries.1 + self.buffer.len() as u64);
         self.lead.keep_recent(&entry);
+    }
+}
+
+/// The leader keeps more entries than a round records, so that nothing is read back from its journal.
+struct NothingToRead;
+
+impl Here for NothingToRead {
+    fn save_after(&self) -> Option<u64> {
+        None
+    }
+
+    fn entries_after(&self, _have: u64, _most: usize) -> Option<Vec<Entry>> {
+        panic!("followers are further behind than the leader keeps its journal")
     }
 }
 

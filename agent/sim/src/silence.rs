@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_group::lost::{Judgement, LivenessMonitor, PROBERS, ProbeResult};
+use mainstay_group::lost::{Judgement, LivenessMonitor, PROBERS};
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::ProbeResult;
 
 use crate::random::Random;
 

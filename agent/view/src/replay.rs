@@ -8,8 +8,9 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Incident, JobId};
 use mainstay_model::time::Mono;
 use mainstay_model::verdict::{Action, Decision, Verdict};
-use mainstay_recovery::job::{AgentEvidence, Input, Job, Order, Output, POLICY};
+use mainstay_recovery::job::{Job, Output, POLICY};
 use mainstay_recovery::policy::{Advisor, Budget};
+use mainstay_recovery::protocol::{AgentEvidence, Command, Event};
 
 /// A verdict and its decision.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +98,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
             }
             (Fact::HostEvidenceReported { .. }, _) | (_, None) => {}
             (fact, Some(job)) => {
-                job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
+                job.step(entry.at.mono, Event::Fact(fact.clone()), &mut out);
                 let consulted = consulted(&out);
                 if consulted == Some(Incident::ORDERED) {
                     // An order from a person is not judged: replay it as recorded.
@@ -148,7 +149,7 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     let mut job_now = job.clone();
     let mut judged = rule(&mut job_now, None);
     if let Some(host_evidence) = later.cloned() {
-        job_now.step(at, Input::LateEvidence { incident, host_evidence }, &mut judged);
+        job_now.step(at, Event::LateEvidence { incident, host_evidence }, &mut judged);
     }
     let _ = rule(job, Some((decision.action, decision.why)));
     let now = Judgement {
@@ -169,7 +170,7 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
 
 fn rule(job: &mut Job, at: Mono, ruling: AgentEvidence) -> Vec<Output> {
     let mut out = Vec::new();
-    job.step(at, Input::AgentEvidence(Some(ruling)), &mut out);
+    job.step(at, Event::AgentEvidence(Some(ruling)), &mut out);
     out
 }
 
@@ -191,7 +192,7 @@ fn verdict_of(output: &Output) -> Option<Verdict> {
 
 fn consulted(out: &[Output]) -> Option<Incident> {
     out.iter().find_map(|output| match output {
-        Output::Order(Order::Consult(verdict)) => Some(verdict.incident),
+        Output::Command(Command::Consult(verdict)) => Some(verdict.incident),
         _ => None,
     })
 }

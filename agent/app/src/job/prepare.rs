@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
-use mainstay_group::wire::{Join, PROTOCOL, Seat};
+use mainstay_group::wire::{Join, PROTOCOL};
 use mainstay_tier::disk::Keep;
 use mainstay_tier::pool::{self, PoolOwner};
 use tokio::sync::mpsc;
@@ -17,6 +17,7 @@ use mainstay_launcher::launch::Settings;
 use mainstay_launcher::launch::hosts::HostsPlan;
 use mainstay_launcher::launch::paths::{self, LaunchPaths};
 use mainstay_launcher::launch::rendezvous::{self, JoinOutcome};
+use mainstay_recovery::protocol::Seat;
 use mainstay_sys::cgroup::Cgroup;
 use mainstay_sys::clock;
 

@@ -1,9 +1,10 @@
 //! A silent leader: this host checks it, and publishes if it is not alive.
 
 use super::{Act, Follow};
-use crate::lost::{Judgement, ProbeResult};
+use crate::lost::Judgement;
 use crate::wire::Down;
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::ProbeResult;
 
 /// Only this host checks the leader.
 const ME: u32 = 0;

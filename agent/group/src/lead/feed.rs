@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::parts::{only_rank, part_for};
-use super::{Act, Lead};
+use super::{Act, Here, Lead};
 use crate::link::{Connection, Link};
 use crate::predecessor::Predecessor;
 use crate::recent::{Recent, Recorded};
@@ -41,12 +41,15 @@ const AT_THE_END: usize = 4096;
 impl Lead {
     /// Keeps an entry that was just written for the followers, so that it is not read back from the disk.
     pub fn keep_recent(&mut self, entry: &Entry) {
+        if !self.leader_settings.has_store {
+            return;
+        }
         self.recent.get_or_insert_with(|| Recent::complete_from(entry.seq)).push(entry);
     }
 
     /// Whether to send followers the news of the journal: in parts, and not while they stop or start ranks. Orders
     /// come first.
-    pub fn is_feed_due(&mut self, now: Mono) -> bool {
+    pub(super) fn is_feed_due(&mut self, now: Mono) -> bool {
         let is_large = self.links.len() > WHOLE_UP_TO;
         let every = match self.merge.is_settled() {
             true => FED_EVERY,
@@ -54,7 +57,7 @@ impl Lead {
             false if is_large && !self.feeds => FED_IN_A_LARGE_ROUND,
             false => FED_IN_A_ROUND,
         };
-        let due = !self.deposed && now.since(self.fed) >= every;
+        let due = self.leader_settings.has_store && now.since(self.fed) >= every;
         if due {
             self.fed = now;
         }
@@ -62,27 +65,20 @@ impl Lead {
     }
 
     /// Sends followers the entries of the journal that they lack. In a large job one call sends a limited number, and
-    /// the next calls send the rest. `read` returns up to that many entries older than those in memory; `None` if
-    /// they cannot be read now.
-    pub fn feed(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
+    /// the next calls send the rest.
+    pub(super) fn feed(&mut self, here: &dyn Here) {
         let most = if self.links.len() <= WHOLE_UP_TO { usize::MAX } else { AT_ONE_TIME };
-        self.feeds = self.feed_at_most(most, usize::MAX, READ_AT_ONE_TIME, read);
+        self.feeds = self.feed_at_most(most, usize::MAX, READ_AT_ONE_TIME, here);
     }
 
     /// Sends what followers lack, before the last command.
-    pub fn feed_all(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
-        self.feed_at_most(usize::MAX, AT_THE_END, usize::MAX, read);
+    pub fn feed_all(&mut self, here: &dyn Here) {
+        self.feed_at_most(usize::MAX, AT_THE_END, usize::MAX, here);
     }
 
     /// Sends at most `most` entries in all, and reads at most `read_back` from the disk. A host that keeps the
     /// journal gets only its part if it lacks more than `whole` entries. Returns whether any are left.
-    fn feed_at_most(
-        &mut self,
-        most: usize,
-        whole: usize,
-        read_back: usize,
-        read: impl Fn(u64, usize) -> Option<Vec<Entry>>,
-    ) -> bool {
+    fn feed_at_most(&mut self, most: usize, whole: usize, read_back: usize, here: &dyn Here) -> bool {
         let Some(recent) = &mut self.recent else { return false };
         // What this launcher wrote before it led belongs to the leader before it, or to its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
@@ -94,7 +90,8 @@ impl Lead {
         };
         let complete_after = recent.complete_after();
         // Once for all followers: each of many thousands may need it.
-        let older = if behind < complete_after { read(behind, read_back) } else { Some(Vec::new()) };
+        let older =
+            if behind < complete_after { here.entries_after(behind, read_back) } else { Some(Vec::new()) };
         let is_read = older.is_some();
         let older = older.unwrap_or_default();
         let is_cut = older.len() >= read_back;

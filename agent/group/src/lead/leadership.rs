@@ -1,22 +1,22 @@
 //! What a leader stores before it acts, how it continues for a lost leader, and how it steps down.
 
-use super::{Act, Lead, LeaderSettings, SteppedDown};
+use super::{Act, Here, Lead, LeaderSettings, SteppedDown};
+use crate::merge::Next;
 use crate::record::Record;
 use crate::succession::{Adopted, LeadershipRole, OnElection, OnLeader};
-use crate::wire::Report;
 use mainstay_model::entry::Fact;
 use mainstay_model::time::{Mono, Span, Stamp};
-use mainstay_recovery::job::{Input, Order};
+use mainstay_recovery::protocol::{Command, Event};
 
 /// A job that is over waits at most this many leases for the store to accept its end, whatever the store answers.
 const LEASES_TO_END: u64 = 6;
 
-/// An order that waits until its record is stored.
+/// A command that waits until its record is stored.
 #[derive(Clone, Debug)]
-pub(super) struct PendingOrder {
+pub(super) struct PendingCommand {
     record: u64,
     since: Mono,
-    order: Order,
+    command: Command,
 }
 
 impl Lead {
@@ -24,29 +24,42 @@ impl Lead {
         LeadershipRole::Leads { epoch: self.leader_settings.epoch }
     }
 
-    /// Handles an order of the job. An order that starts ranks waits until it is stored: the store refuses a leader
-    /// that was replaced, and the next leader knows of each start.
-    pub(super) fn order(&mut self, at: Mono, order: Order) {
-        if let Order::Finish { exit } = order {
-            self.over = Some(exit);
+    /// Handles a command of the job. One that starts ranks or ends the job waits until it is stored: the store refuses
+    /// a leader that was replaced, and the next leader knows of each start.
+    pub(super) fn order(&mut self, at: Mono, mut command: Command, here: &dyn Here) {
+        match &mut command {
+            Command::Finish { exit, .. } => self.over = Some(*exit),
+            Command::AskToSave { save_after, .. } => *save_after = here.save_after(),
+            Command::Stop { why, save_after, .. } if why.lets_save() => *save_after = here.save_after(),
+            _ => {}
         }
-        let is_recorded = matches!(order, Order::StartRanks(_) | Order::StartRound(_) | Order::Finish { .. });
+        let is_recorded = matches!(command, Command::Start { .. } | Command::Finish { .. });
         if is_recorded && self.leader_settings.has_store {
             self.write_record();
-            self.hold(at, order);
+            let record = self.leader_settings.newest_record;
+            self.held.push_back(PendingCommand { record, since: at, command });
         } else {
-            self.merge.order(at, order, &mut self.next);
+            self.carry_out(at, command);
         }
     }
 
-    fn hold(&mut self, since: Mono, order: Order) {
-        self.held.push_back(PendingOrder { record: self.leader_settings.newest_record, since, order });
+    /// Has the hosts carry out a command, or the leader's host one that is only for it.
+    fn carry_out(&mut self, at: Mono, mut command: Command) {
+        if let Command::Finish { summary, .. } = &mut command {
+            *summary = Some(Box::new(self.job.summary(at)));
+        }
+        match command {
+            Command::Consult(_) | Command::Wake { .. } => {
+                self.next.push_back(Next::Command(self.leader_settings.seat, command));
+            }
+            command => self.merge.order(at, command, &mut self.next),
+        }
     }
 
     /// Carries out the orders that waited for this record.
     fn release_held(&mut self, now: Mono, stored: u64) {
         while let Some(held) = self.held.pop_front_if(|held| held.record <= stored) {
-            self.merge.order(now, held.order, &mut self.next);
+            self.carry_out(now, held.command);
         }
     }
 
@@ -61,27 +74,27 @@ impl Lead {
             true => lease,
             false => Span(LEASES_TO_END.saturating_mul(lease.0)),
         };
-        let is_due = |held: &mut PendingOrder| {
-            matches!(held.order, Order::Finish { .. }) && now.since(held.since) >= within
+        let is_due = |held: &mut PendingCommand| {
+            matches!(held.command, Command::Finish { .. }) && now.since(held.since) >= within
         };
         if let Some(held) = self.held.pop_front_if(is_due) {
-            self.merge.order(now, held.order, &mut self.next);
+            self.carry_out(now, held.command);
         }
     }
 
     /// Whether the job is over here, and the store does not know it yet.
     fn holds_end(&self) -> bool {
-        self.held.iter().any(|held| matches!(held.order, Order::Finish { .. }))
+        self.held.iter().any(|held| matches!(held.command, Command::Finish { .. }))
     }
 
     /// Drops a start that waits for the store.
     pub(super) fn give_up_held_start(&mut self, at: Mono) {
         for held in std::mem::take(&mut self.held) {
-            match held.order {
-                Order::StartRanks(attempt) | Order::StartRound(attempt) => {
+            match held.command {
+                Command::Start { attempt, .. } => {
                     let error =
                         "asked to stop before the coordination store had a record of this attempt".to_owned();
-                    self.report_to_job(at, Input::Fact(Fact::start_failed(attempt, error)));
+                    self.fact(at, Fact::start_failed(attempt, error));
                 }
                 _ => self.held.push_back(held),
             }
@@ -190,10 +203,10 @@ impl Lead {
         now: Mono,
         adopted: &Adopted,
         ended: Option<i32>,
-        seen: impl IntoIterator<Item = (Mono, Report)>,
+        seen: impl IntoIterator<Item = (Mono, Event)>,
     ) {
-        for (at, report) in seen {
-            self.report_of_mine(at, report);
+        for (at, event) in seen {
+            self.step(at, event);
         }
         self.over = self.over.or(ended);
         self.write_record();

@@ -2,9 +2,9 @@
 //! them.
 
 use super::Lead;
-use crate::lost::{Judgement, PROBERS, ProbeResult};
-use crate::wire::Command;
+use crate::lost::{Judgement, PROBERS};
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::{Command, ProbeResult};
 
 /// A leader that misses this many of its looks was stalled: messages that followers sent meanwhile may not have been
 /// read yet.

@@ -5,12 +5,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{Merge, Next, Phase, observed};
 use crate::round::Seated;
-use crate::wire::Command;
 use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, steps_among};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::Weight;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::Input;
+use mainstay_recovery::protocol::{Command, Event};
 
 /// A launcher waits this long for checksums of what its ranks saved before it reports what it holds.
 pub const SUMMED_WITHIN: Span = Span::seconds(60);
@@ -95,7 +94,7 @@ impl Merge {
             && let Some(other) = other
         {
             let reported = of_other_ranks(&other, chosen_step, world);
-            next.push_back(Next::Job(at, Input::Fact(reported)));
+            next.push_back(Next::Job(at, Event::Fact(reported)));
             return self.bring(at, port, &other, next);
         }
         let Some(key) = chosen else {
@@ -104,7 +103,7 @@ impl Merge {
         let StepKey { step, attempt, .. } = &key;
         let detail =
             format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
-        next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
+        next.push_back(Next::Job(at, Event::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
         self.bring(at, port, &key, next);
     }
 
@@ -138,7 +137,7 @@ impl Merge {
                 step.step
             );
             let reported = observed("checkpoint_not_restored", Weight::Warning, detail);
-            next.push_back(Next::Job(at, Input::Fact(reported)));
+            next.push_back(Next::Job(at, Event::Fact(reported)));
             self.failed_steps.insert(step);
             self.bring_newest(at, port, next);
         } else if !self.awaits(|host| !host.brought) {

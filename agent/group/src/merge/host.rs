@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::reports::Evidence;
+use super::events::Evidence;
 use crate::round::Seated;
 use mainstay_checkpoint::inventory::Copy;
 use mainstay_model::entry::StartedRank;
 use mainstay_model::id::{Pid, Rank};
 use mainstay_model::time::Mono;
-use mainstay_recovery::job::Input;
+use mainstay_recovery::protocol::Event;
 
 /// One host.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Host {
     pub(super) holding: Option<Vec<Copy>>,
     /// Whether the shards of its ranks are present.
     pub(super) brought: bool,
-    pub(super) held: VecDeque<(Mono, Input)>,
+    pub(super) held: VecDeque<(Mono, Event)>,
     pub(super) evidence: Option<Evidence>,
     /// Its ranks send no heartbeats, and none of its processes does anything.
     pub(super) idle: bool,

@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 
 use super::{Merge, Next, Phase, observed};
-use crate::wire::Command;
 use mainstay_checkpoint::inventory::StepKey;
 use mainstay_model::entry::{Fact, StartedRank};
 use mainstay_model::id::Attempt;
 use mainstay_model::observation::Weight;
 use mainstay_model::time::Mono;
-use mainstay_recovery::job::{Input, StopWhy};
+use mainstay_recovery::protocol::{Command, Event, StopWhy};
 
 impl Merge {
     pub(super) fn begin(&mut self, at: Mono, attempt: Attempt, in_process: bool, next: &mut VecDeque<Next>) {
@@ -25,7 +24,7 @@ impl Merge {
         self.phase = Phase::Waiting { since: at };
         if self.hosts.iter().any(|host| !host.here) {
             let detail = self.awaited();
-            next.push_back(Next::Job(at, Input::Fact(observed("host_awaited", Weight::Warning, detail))));
+            next.push_back(Next::Job(at, Event::Fact(observed("host_awaited", Weight::Warning, detail))));
         }
         self.open_if_all_here(at, next);
     }
@@ -99,11 +98,11 @@ impl Merge {
         let attempt = self.attempt;
         let hosts = self.hosts_of_ranks();
         let started = Fact::AttemptStarted { attempt, master_port: port, ranks, hosts };
-        next.push_back(Next::Job(at, Input::Fact(started)));
+        next.push_back(Next::Job(at, Event::Fact(started)));
         for host in &mut self.hosts {
             // Moves the buffer too: it is 2 KB for each host.
             let held = std::mem::take(&mut host.held);
-            next.extend(held.into_iter().map(|(at, input)| Next::Job(at, input)));
+            next.extend(held.into_iter().map(|(at, event)| Next::Job(at, event)));
         }
     }
 
@@ -112,10 +111,7 @@ impl Merge {
         self.phase = Phase::Abandoning { error };
         self.ending = true;
         self.forget_ends();
-        self.to_all(
-            &Command::Stop { attempt: self.attempt, why: StopWhy::Dismissed, save_after: None },
-            next,
-        );
+        self.to_all(&Command::stop(self.attempt, StopWhy::Dismissed), next);
     }
 
     /// The error with its host, if there are several.
@@ -153,6 +149,6 @@ impl Merge {
             host.held.clear();
         }
         let attempt = self.attempt;
-        next.push_back(Next::Job(at, Input::Fact(Fact::StartFailed { attempt, error, missing })));
+        next.push_back(Next::Job(at, Event::Fact(Fact::StartFailed { attempt, error, missing })));
     }
 }

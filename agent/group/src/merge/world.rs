@@ -13,11 +13,10 @@ use std::collections::{BTreeSet, VecDeque};
 use super::{Host, Merge, Next, Phase, observed};
 use crate::resize::{Arranged, Limits, arrange};
 use crate::round::{Member, Seated};
-use crate::wire::{Command, Seat};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::{WORLD_GROWS, Weight};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::Input;
+use mainstay_recovery::protocol::{Command, Event, Seat};
 
 /// After this time a host that has not taken its seat no longer delays the start. It first writes its checkpoints in
 /// memory to disk: 100 GB at 1 GB/s.
@@ -119,7 +118,7 @@ impl Merge {
             joining(&self.hosts, &seats),
             size_of(&seats)
         );
-        next.push_back(Next::Job(at, Input::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
+        next.push_back(Next::Job(at, Event::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
     }
 
     /// Reports once why hosts that could take part do not.
@@ -130,7 +129,7 @@ impl Merge {
         }
         let detail = format!("host {} waits: {}", waiting.join(" and host "), self.why_world_stays());
         self.reported_waiting = waiting.len();
-        next.push_back(Next::Job(at, Input::Fact(observed("world_stays", Weight::Warning, detail))));
+        next.push_back(Next::Job(at, Event::Fact(observed("world_stays", Weight::Warning, detail))));
     }
 
     /// Adds waiting hosts before a start that is due anyway. Returns whether there are any.
@@ -225,7 +224,7 @@ impl Merge {
             hosts: seats.iter().map(|at| at.member.host.clone()).collect(),
             why,
         };
-        next.push_back(Next::Job(at, Input::Fact(changed)));
+        next.push_back(Next::Job(at, Event::Fact(changed)));
         let no_rank_runs = |at: &Seated| Host { knows: false, ..Host::new(at.clone()) };
         self.hosts = seats.iter().map(no_rank_runs).collect();
         let seated: BTreeSet<&str> = seats.iter().map(|at| at.member.launcher.as_str()).collect();

@@ -6,11 +6,10 @@ use std::collections::VecDeque;
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_group::merge::{Merge, Next};
 use mainstay_group::round::first;
-use mainstay_group::wire::{Command, Report};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::Attempt;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Order};
+use mainstay_recovery::protocol::{Command, Event};
 
 use crate::support::cluster::{Chance, members};
 
@@ -29,7 +28,7 @@ fn own(rank: u32) -> Copy {
 fn commands(next: &mut VecDeque<Next>) -> Vec<Command> {
     let command = |next| match next {
         Next::Command(_, command) => Some(command),
-        Next::Job(..) | Next::Local(_) | Next::Arranged(_) => None,
+        Next::Job(..) | Next::Arranged(_) => None,
     };
     next.drain(..).filter_map(command).collect()
 }
@@ -39,10 +38,10 @@ fn bringing() -> (Merge, VecDeque<Next>) {
     let round = first(&members(&mut Chance(1), 2, 1, true), 2).unwrap();
     let (mut merge, mut next) = (Merge::new(round, Span::seconds(60)), VecDeque::new());
     let at = Mono(1);
-    merge.order(at, Order::StartRanks(ATTEMPT), &mut next);
-    merge.report(at, 0, Report::Opened { attempt: ATTEMPT, port: Ok(1024) }, &mut next);
+    merge.order(at, Command::start(ATTEMPT), &mut next);
+    merge.step(at, 0, Event::Opened { attempt: ATTEMPT, port: Ok(1024) }, &mut next);
     for rank in 0..2 {
-        merge.report(at, rank, Report::Holding { attempt: ATTEMPT, copies: vec![own(rank)] }, &mut next);
+        merge.step(at, rank, Event::Holding { attempt: ATTEMPT, copies: vec![own(rank)] }, &mut next);
     }
     let bring = Command::Bring { attempt: ATTEMPT, step: key() };
     assert!(commands(&mut next).ends_with(&[bring.clone(), bring]));
@@ -60,12 +59,12 @@ fn resumed(commands: &[Command]) -> Vec<Option<StepKey>> {
 #[test]
 fn a_host_that_does_not_bring_its_shards_is_reported_and_the_step_is_skipped() {
     let (mut merge, mut next) = bringing();
-    merge.report(Mono(2), 0, Report::Brought { attempt: ATTEMPT, step: key(), error: None }, &mut next);
+    merge.step(Mono(2), 0, Event::Brought { attempt: ATTEMPT, step: key(), error: None }, &mut next);
     merge.look(Mono(1).after(Span::seconds(599)), &mut next);
     assert!(next.is_empty(), "it still has time: {next:?}");
     merge.look(Mono(1).after(Span::seconds(600)), &mut next);
     let printed = next.iter().find_map(|next| match next {
-        Next::Job(_, Input::Fact(Fact::Observed(seen))) => Some(seen.clone()),
+        Next::Job(_, Event::Fact(Fact::Observed(seen))) => Some(seen.clone()),
         _ => None,
     });
     let printed = printed.unwrap();
@@ -79,8 +78,8 @@ fn ranks_resume_from_shards_that_arrive_in_time() {
     let (mut merge, mut next) = bringing();
     let late = Mono(1).after(Span::seconds(500));
     for seat in 0..2 {
-        let brought = Report::Brought { attempt: ATTEMPT, step: key(), error: None };
-        merge.report(late, seat, brought, &mut next);
+        let brought = Event::Brought { attempt: ATTEMPT, step: key(), error: None };
+        merge.step(late, seat, brought, &mut next);
     }
     assert_eq!(resumed(&commands(&mut next)), [Some(key()), Some(key())]);
 }

@@ -1,8 +1,9 @@
 //! Detection of lost hosts over simulated links: a dead host is detected soon, and a living host on a slow or lossy
 //! link never counts as lost.
 
-use mainstay_group::lost::{Judgement, LivenessMonitor, ProbeResult};
+use mainstay_group::lost::{Judgement, LivenessMonitor};
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::ProbeResult;
 
 use crate::support::cluster::Chance;
 

@@ -8,13 +8,13 @@ use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_group::merge::{Merge, Next};
 use mainstay_group::resize::{Arranged, Limits};
 use mainstay_group::round::{Member, Seated, first, vacant};
-use mainstay_group::wire::{Command, Report, Seat};
 use mainstay_model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::observation::{HOSTS, WORLD_GROWS};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Job, Order, Output, StopWhy};
+use mainstay_recovery::job::{Job, Output};
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::{Command, Event, Seat, StopWhy};
 
 use crate::support::cluster::{Chance, exited, restart_of, seeds, started};
 
@@ -35,7 +35,7 @@ struct Launcher {
     living: BTreeMap<Rank, Attempt>,
     waiting: BTreeSet<Rank>,
     down: VecDeque<Command>,
-    up: VecDeque<Report>,
+    up: VecDeque<Event>,
     finished: Option<i32>,
 }
 
@@ -46,7 +46,7 @@ impl Launcher {
     }
 
     fn fact(&mut self, fact: Fact) {
-        self.up.push_back(Report::Fact { fact });
+        self.up.push_back(Event::Fact(fact));
     }
 
     fn end(&mut self, attempt: Attempt) {
@@ -175,7 +175,11 @@ impl World {
                     self.ended = Some(exit);
                 }
                 Output::Record(_) => {}
-                Output::Order(order) => self.merge.order(self.now, order, &mut self.next),
+                Output::Command(Command::Consult(_)) => self.consulted = true,
+                Output::Command(Command::Wake { at }) => {
+                    self.timers.insert(at);
+                }
+                Output::Command(command) => self.merge.order(self.now, command, &mut self.next),
             }
         }
     }
@@ -196,11 +200,6 @@ impl World {
                     }
                 }
                 Next::Arranged(arranged) => self.arranged(*arranged),
-                Next::Local(Order::Consult(_)) => self.consulted = true,
-                Next::Local(Order::Wake { at }) => {
-                    self.timers.insert(at);
-                }
-                Next::Local(other) => panic!("{other:?} is for one host alone"),
             }
         }
     }
@@ -242,19 +241,19 @@ impl World {
                 assert!(all.iter().all(|rank| launcher.waiting.contains(rank)), "no rank runs");
                 all.into_iter().for_each(|rank| launcher.exit(rank, ExitStatus::Signal(9), true));
                 launcher.seat = Some(seat.clone());
-                launcher.up.push_back(Report::Seated { attempt, seat });
+                launcher.up.push_back(Event::Seated { attempt, seat });
             }
             Command::Open { attempt } => {
                 assert_eq!(launcher.ranks()[0], Rank(0), "rank 0's host opens the port");
-                launcher.up.push_back(Report::Opened { attempt, port: Ok(port) });
+                launcher.up.push_back(Event::Opened { attempt, port: Ok(port) });
             }
             Command::Gather { attempt, .. } => {
                 // Step 1 of each world size, as if each host had the shards of all ranks.
                 let copies = (1..=9).flat_map(|world| (0..world).map(move |rank| shard(1, world, rank)));
-                launcher.up.push_back(Report::Holding { attempt, copies: copies.collect() });
+                launcher.up.push_back(Event::Holding { attempt, copies: copies.collect() });
             }
             Command::Bring { attempt, step } => {
-                launcher.up.push_back(Report::Brought { attempt, step, error: None });
+                launcher.up.push_back(Event::Brought { attempt, step, error: None });
             }
             Command::Start { attempt, in_process, master_port, before, resume, .. } => {
                 let world = launcher.seat.as_ref().expect("a seat").world_size;
@@ -296,7 +295,9 @@ impl World {
                 launcher.exit(rank, ExitStatus::Signal(9), true);
                 launcher.end(attempt);
             }
-            Command::TakeEvidence { .. }
+            Command::Consult(_)
+            | Command::Wake { .. }
+            | Command::TakeEvidence { .. }
             | Command::AskToSave { .. }
             | Command::SaveDue { .. }
             | Command::Look { .. } => {}
@@ -317,12 +318,12 @@ impl World {
             }
             8 if self.consulted => {
                 self.consulted = false;
-                self.next.push_back(Next::Job(self.now, Input::AgentEvidence(None)));
+                self.next.push_back(Next::Job(self.now, Event::AgentEvidence(None)));
             }
             9 => {
                 if let Some(due) = self.timers.pop_first() {
                     self.now = self.now.max(due);
-                    self.next.push_back(Next::Job(self.now, Input::Wake));
+                    self.next.push_back(Next::Job(self.now, Event::Wake));
                 }
                 self.merge.look(self.now, &mut self.next);
             }
@@ -354,7 +355,7 @@ impl World {
         let Some(report) = self.launchers.get_mut(name).and_then(|of| of.up.pop_front()) else { return };
         // Reports of a launcher without a seat are ignored.
         if let Some(seat) = self.seats.iter().position(|at| at.member.launcher == name) {
-            self.merge.report(self.now, seat as u32, report, &mut self.next);
+            self.merge.step(self.now, seat as u32, report, &mut self.next);
         }
     }
 

@@ -8,14 +8,15 @@ use mainstay_group::merge::Merge;
 use mainstay_group::record::Record;
 use mainstay_group::resize::Limits;
 use mainstay_group::round::{Member, first};
-use mainstay_group::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
+use mainstay_group::wire::{Down, Join, PROTOCOL, Up};
 use mainstay_model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span, Stamp};
-use mainstay_recovery::job::{Input, Job};
+use mainstay_recovery::job::Job;
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::{Command, Event, Seat};
 
-use crate::support::cluster::{exited, started};
+use crate::support::cluster::{Nothing, exited, started};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -45,7 +46,7 @@ fn record_with_its_seat() -> Record {
 }
 
 fn acts(follow: &mut Follow) -> Vec<follow::Act> {
-    std::iter::from_fn(|| follow.next_act()).collect()
+    std::iter::from_fn(|| follow.poll()).collect()
 }
 
 fn welcome(seat: Seat) -> Down {
@@ -86,7 +87,7 @@ fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
         let mut ended = follower();
         starts(&mut ended);
         let over = Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: Vec::new() };
-        ended.report(Mono(3), Report::Fact { fact: over });
+        ended.step(Mono(3), Event::Fact(over));
         ended.receive(Mono(4), down);
         assert!(!cut_off(&acts(&mut ended)), "its ranks have ended");
     }
@@ -160,11 +161,10 @@ impl Waiting {
     }
 
     fn acts(&mut self, at: Mono) -> Vec<Act> {
-        let acts: Vec<Act> = std::iter::from_fn(|| self.lead.next_act(at)).collect();
+        let acts: Vec<Act> = std::iter::from_fn(|| self.lead.poll(at, &Nothing)).collect();
         for act in &acts {
             match act {
                 Act::Store(number, _) => self.record = *number,
-                Act::Command(seat, command) => self.lead.command(*seat, command.clone()),
                 _ => {}
             }
         }
@@ -220,28 +220,25 @@ fn a_launcher_that_joins_is_welcomed_once_its_seat_is_stored() {
     waiting.look(6 * SECOND);
     waiting.stored(6 * SECOND);
     let mut number = 0;
-    let mut both = |waiting: &mut Waiting, of: &dyn Fn(u32) -> Report| {
-        waiting.lead.report_of_mine(at, of(0));
+    let mut both = |waiting: &mut Waiting, of: &dyn Fn(u32) -> Event| {
+        waiting.lead.step(at, of(0));
         number += 1;
-        waiting.lead.receive(at, 1, Up::Report { number, at, report: of(1) });
+        waiting.lead.receive(at, 1, Up::Event { number, at, event: of(1) });
         waiting.acts(at)
     };
     let attempt = Attempt(0);
-    both(&mut waiting, &|host| Report::Seated { attempt, seat: seat(host, 2) });
-    waiting.lead.report_of_mine(at, Report::Opened { attempt, port: Ok(7) });
+    both(&mut waiting, &|host| Event::Seated { attempt, seat: seat(host, 2) });
+    waiting.lead.step(at, Event::Opened { attempt, port: Ok(7) });
     waiting.acts(at);
-    both(&mut waiting, &|host| Report::Fact { fact: started(attempt, 7, [Rank(host)].into_iter()) });
+    both(&mut waiting, &|host| Event::Fact(started(attempt, 7, [Rank(host)].into_iter())));
     // A host joins, and a rank dies.
     waiting.lead.joined(at, 9, &join("l9"));
     let welcomed = |acts: &[Act]| acts.iter().any(|act| matches!(act, Act::Send(9, Down::Welcome { .. })));
     assert!(!welcomed(&waiting.acts(at)), "ranks run");
-    both(&mut waiting, &|host| Report::Fact {
-        fact: exited(attempt, Rank(host), ExitStatus::Signal(9), host == 1),
-    });
-    both(&mut waiting, &|_| Report::Fact {
-        fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() },
-    });
-    waiting.lead.report_to_job(at, Input::AgentEvidence(None));
+    both(&mut waiting, &|host| Event::Fact(exited(attempt, Rank(host), ExitStatus::Signal(9), host == 1)));
+    let ended = Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() };
+    both(&mut waiting, &|_| Event::Fact(ended.clone()));
+    waiting.lead.step(at, Event::AgentEvidence(None));
     waiting.acts(at);
     // First the record of the attempt is stored, then that of the seats.
     let seats = waiting.stored(7 * SECOND);

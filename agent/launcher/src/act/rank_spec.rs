@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mainstay_group::wire::Seat;
 use mainstay_heartbeat::PageSpec;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_wire::nvrx::socket_name;
@@ -14,6 +13,7 @@ use crate::act::devices;
 use crate::act::environment::{self, RankEnvironment};
 use crate::act::log_files;
 use crate::act::round_server;
+use mainstay_recovery::protocol::Seat;
 use mainstay_sys::{clock, numa};
 
 /// The specification of the ranks, for all attempts of a job.

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use mainstay_model::id::Pid;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::StopWhy;
 use nix::libc::{SIGCONT, SIGKILL, SIGTERM};
 use nix::sys::signal::Signal;
 
 use crate::act::rank_processes::RankProcess;
+use mainstay_recovery::protocol::StopWhy;
 use mainstay_sys::cgroup::Cgroup;
 use mainstay_sys::processes;
 

@@ -102,7 +102,10 @@ async fn one(
         return Ok(());
     }
     let (mut from, mut into) = tokio::io::split(stream);
+    let (answered, mut is_answered) = watch::channel(false);
     let write = async {
+        // Until then this may be a leader of another version, which reads nothing but the join.
+        let _ = timeout(BEAT_EVERY, is_answered.wait_for(|is_answered| *is_answered)).await;
         let mut beats = tokio::time::interval(BEAT_EVERY);
         loop {
             let message = tokio::select! {
@@ -119,6 +122,7 @@ async fn one(
         loop {
             let down = timeout(SILENT_FOR, receive::<Down>(&mut from)).await;
             let down = down.map_err(|_| StreamError::Silent(SILENT_FOR))??;
+            answered.send_replace(true);
             let notice = FromLeader::Received { at: clock::mono(), down };
             if events.send(notice).await.is_err() {
                 return Ok::<bool, StreamError>(true);

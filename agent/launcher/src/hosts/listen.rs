@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use mainstay_group::wire::{Down, Join, Up};
+use mainstay_group::wire::{Down, Join, PROTOCOL, Up};
 use mainstay_model::time::Mono;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -14,8 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{
-    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive_up, send_waiting,
-    streams,
+    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
 };
 use mainstay_sys::clock;
 
@@ -148,7 +147,7 @@ async fn serve(
     let join = timeout(JOINS_WITHIN, async {
         let mut stream = encrypted::as_leader(stream, token).await?;
         prove_as_leader(&mut stream, token).await?;
-        let first = receive_up(&mut stream).await?;
+        let first: Up = receive(&mut stream).await?;
         Ok::<_, StreamError>((stream, first))
     });
     let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(JOINS_WITHIN))?? else {
@@ -157,6 +156,7 @@ async fn serve(
     let (mut from, mut into) = tokio::io::split(stream);
     let (to, mut messages) = mpsc::channel::<Down>(WAITING_MESSAGES);
     let answers = to.downgrade();
+    let is_understood = join.protocol == PROTOCOL;
     let joined = FromHost::Joined { connection, join, peer: peer.ip().to_canonical(), to };
     if events.send(joined).await.is_err() {
         return Ok(());
@@ -168,8 +168,13 @@ async fn serve(
         Err::<(), StreamError>(StreamError::Message("the leader ended it".to_owned()))
     };
     let read = async {
+        if !is_understood {
+            // It reads only why it is refused, and nothing else that it sends can be read.
+            tokio::time::sleep(SILENT_FOR).await;
+            return Err(StreamError::Silent(SILENT_FOR));
+        }
         loop {
-            let up = timeout(SILENT_FOR, receive_up(&mut from)).await;
+            let up = timeout(SILENT_FOR, receive(&mut from)).await;
             let up = up.map_err(|_| StreamError::Silent(SILENT_FOR))??;
             let at = clock::mono();
             if let Up::Beat { sent } = up {

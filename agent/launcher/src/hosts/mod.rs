@@ -15,8 +15,7 @@ use std::time::Duration;
 
 pub use encrypted::Ends;
 
-use mainstay_group::wire::{LONGEST_MESSAGE, Outgoing, Up};
-use serde::de::DeserializeOwned;
+use mainstay_group::wire::{LONGEST_MESSAGE, Message};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc;
@@ -131,18 +130,7 @@ impl From<io::Error> for StreamError {
 }
 
 /// Reads a message.
-async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
-    let bytes = receive_bytes(from).await?;
-    serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
-}
-
-/// Reads a message of a follower.
-async fn receive_up(from: &mut (impl AsyncRead + Unpin)) -> Result<Up, StreamError> {
-    let bytes = receive_bytes(from).await?;
-    Up::read(&bytes).map_err(|error| StreamError::Message(error.to_string()))
-}
-
-async fn receive_bytes(from: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, StreamError> {
+async fn receive<T: Message>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
     let length = from.read_u32().await? as usize;
     if length > LONGEST_MESSAGE {
         return Err(StreamError::Message(format!("it has {length} bytes")));
@@ -153,11 +141,11 @@ async fn receive_bytes(from: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, S
     if bytes.len() < length {
         return Err(StreamError::Closed);
     }
-    Ok(bytes)
+    T::read(&bytes).map_err(|error| StreamError::Message(error.to_string()))
 }
 
 /// Writes a message.
-async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Outgoing) -> Result<(), StreamError> {
+async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Message) -> Result<(), StreamError> {
     let mut bytes = Vec::new();
     encode(message, &mut bytes)?;
     to.write_all(&bytes).await?;
@@ -165,7 +153,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Outgoing) -> Re
 }
 
 /// Writes a message and those queued behind it at once.
-async fn send_waiting<T: Outgoing>(
+async fn send_waiting<T: Message>(
     to: &mut (impl AsyncWrite + Unpin),
     first: &T,
     waiting: &mut mpsc::Receiver<T>,
@@ -182,7 +170,7 @@ async fn send_waiting<T: Outgoing>(
 }
 
 /// Appends a message with its length.
-fn encode(message: &impl Outgoing, into: &mut Vec<u8>) -> Result<(), StreamError> {
+fn encode(message: &impl Message, into: &mut Vec<u8>) -> Result<(), StreamError> {
     let begin = into.len();
     into.extend([0; 4]);
     message.write(into).map_err(|error| StreamError::Message(error.to_string()))?;
@@ -284,7 +272,7 @@ mod tests {
     async fn a_message_with_an_excessive_length_is_not_read() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         a.write_u32(u32::MAX).await.expect("written");
-        let error = receive::<serde_json::Value>(&mut b).await.expect_err("too long");
+        let error = receive::<mainstay_group::wire::Up>(&mut b).await.expect_err("too long");
         assert!(matches!(error, StreamError::Message(_)), "{error}");
     }
 }

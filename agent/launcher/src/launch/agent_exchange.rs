@@ -9,12 +9,12 @@ use mainstay_model::health::Component;
 use mainstay_model::id::Pid;
 use mainstay_model::report::SensorReport;
 use mainstay_model::verdict::Verdict;
-use mainstay_recovery::job::{AgentEvidence, Input};
 
 use crate::act::log_files;
 use crate::act::port::HeldPort;
 use crate::launch::event_loop::{EVIDENCE_TIMEOUT, Launcher};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
+use mainstay_recovery::protocol::{AgentEvidence, Event};
 use mainstay_sys::{clock, processes};
 
 /// At most this many entries are read for the agent and sent at once.
@@ -23,7 +23,7 @@ const SENT_AT_ONCE: usize = 500;
 impl Launcher {
     pub(super) fn consult(&mut self, verdict: Box<Verdict>) {
         let held = self.held();
-        self.step(clock::mono(), Input::Held(held));
+        self.step(clock::mono(), Event::Held(held));
         if self.send(LinkOrder::Verdict(verdict)) {
             self.ruling_until = Some(tokio::time::Instant::now() + EVIDENCE_TIMEOUT);
         } else {
@@ -51,7 +51,7 @@ impl Launcher {
         if ruling.as_ref().is_some_and(|ruling| !ruling.host_evidence.held.is_empty()) {
             self.end_what_escaped();
         }
-        self.step(clock::mono(), Input::AgentEvidence(ruling));
+        self.step(clock::mono(), Event::AgentEvidence(ruling));
     }
 
     pub(super) fn link(&mut self, event: LinkEvent) {
@@ -74,11 +74,11 @@ impl Launcher {
             }
             LinkEvent::AgentEvidence(ruling) => self.rule(Some(ruling)),
             LinkEvent::Late(AgentEvidence { incident, host_evidence, .. }) => {
-                self.step(clock::mono(), Input::LateEvidence { incident, host_evidence });
+                self.step(clock::mono(), Event::LateEvidence { incident, host_evidence });
             }
             LinkEvent::RankContext(known) => {
                 self.hangs.gpus_at_work(&known.at_work, clock::mono());
-                self.step(clock::mono(), Input::RankContext(known));
+                self.step(clock::mono(), Event::RankContext(known));
             }
             LinkEvent::Leave(leave) => self.asked_to_leave(leave),
         }
@@ -99,7 +99,7 @@ impl Launcher {
             let known = slowdown_hints(&[], &Owners::new(), &components, &[]);
             if !known.is_as(&self.rank_context) {
                 self.rank_context = known.clone();
-                self.step(clock::mono(), Input::RankContext(known));
+                self.step(clock::mono(), Event::RankContext(known));
             }
         }
     }

@@ -5,17 +5,15 @@ use std::collections::BTreeMap;
 
 use mainstay_checkpoint::copied_step;
 use mainstay_checkpoint::inventory::StepKey;
-use mainstay_group::wire::Report;
 use mainstay_model::entry::Fact;
 use mainstay_model::id::Attempt;
 use mainstay_model::time::Mono;
-use mainstay_recovery::job::Input;
 use mainstay_tier::peer::Brought;
 
 use super::copied_step::CopyNews;
-use super::decider::Decider;
 use super::event_loop::Launcher;
 use super::replicas::FromReplicas;
+use mainstay_recovery::protocol::Event;
 use mainstay_sys::clock;
 
 impl Launcher {
@@ -27,7 +25,7 @@ impl Launcher {
         }
         match &self.replicas {
             Some(replicas) => replicas.gather(attempt, peers),
-            None => self.report(clock::mono(), Report::Holding { attempt, copies: Vec::new() }),
+            None => self.step(clock::mono(), Event::Holding { attempt, copies: Vec::new() }),
         }
     }
 
@@ -37,7 +35,7 @@ impl Launcher {
             Some(replicas) => replicas.bring(attempt, step, self.rank_spec.seat.world_size),
             None => {
                 let error = Some("no memory is kept for checkpoints there".to_owned());
-                self.report(clock::mono(), Report::Brought { attempt, step, error });
+                self.step(clock::mono(), Event::Brought { attempt, step, error });
             }
         }
     }
@@ -57,7 +55,7 @@ impl Launcher {
                 self.record_copies(now, copied_step::behind(&why));
                 self.terminal.print(why);
             }
-            FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
+            FromReplicas::Holding(attempt, copies) => self.step(now, Event::Holding { attempt, copies }),
             FromReplicas::Brought(attempt, step, brought) => {
                 let (error, roots) = match brought {
                     Ok(Brought { roots, fetched, bytes }) => {
@@ -81,15 +79,15 @@ impl Launcher {
                 if let Some(replicas) = &mut self.replicas {
                     replicas.brought = roots.map(|roots| (step.clone(), roots));
                 }
-                self.report(now, Report::Brought { attempt, step, error });
+                self.step(now, Event::Brought { attempt, step, error });
             }
         }
     }
 
     /// All launchers see the same copies; the leader records them for all.
     fn record_copies(&mut self, now: Mono, fact: Fact) {
-        if matches!(&self.decider, Decider::Leading(_)) {
-            self.step(now, Input::Fact(fact));
+        if self.group.is_leader() {
+            self.step(now, Event::Fact(fact));
         }
     }
 

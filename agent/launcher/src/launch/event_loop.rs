@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use mainstay_checkpoint::replication_cost::StepTime;
-use mainstay_group::lost::ProbeResult;
-use mainstay_group::wire::Report;
 use mainstay_health::host::contention::SlowdownHints;
 use mainstay_model::entry::Fact;
 use mainstay_model::id::{Attempt, Incident, JobId, Pid, Rank};
@@ -13,7 +11,7 @@ use mainstay_model::report::SensorReport;
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::FaultDomain;
 use mainstay_recovery::in_process::{Round, Word};
-use mainstay_recovery::job::{Input, Job, Order, Output, Summary};
+use mainstay_recovery::job::{Job, Summary};
 use mainstay_recovery::policy;
 use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
@@ -25,11 +23,9 @@ use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
 use crate::act::stop::{Stop, sweep};
-use crate::launch::decider::{Decider, Task};
 use crate::launch::drill::Injected;
-use crate::launch::following::ToFollower;
+use crate::launch::group::Group;
 use crate::launch::hang::{Evidence, Judge};
-use crate::launch::leading::ToLeader;
 use crate::launch::move_memory::{Moving, next_moved};
 use crate::launch::order::Ordered;
 use crate::launch::rank_output::RankOutput;
@@ -39,6 +35,7 @@ use crate::launch::{POLL_INTERVAL, Settings, Warm};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::learned::Memory;
+use mainstay_recovery::protocol::{Command, Event};
 use mainstay_sensors::source::nvrx::Monitor;
 use mainstay_sensors::source::oom::OomKills;
 use mainstay_sensors::source::pages::PageReader;
@@ -73,20 +70,17 @@ pub(super) struct Ended {
     pub(super) at: Mono,
 }
 
-/// A launcher, and the result of the check whether it is alive.
-type LauncherProbe = (String, ProbeResult);
-
 /// The launcher of one job.
 #[derive(Debug)]
 pub struct Launcher {
     pub(super) id: JobId,
     pub(super) settings: Settings,
     pub(super) rank_spec: RankSpec,
-    pub(super) decider: Decider,
+    pub(super) group: Group,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
     pub(super) memory: Option<(Memory, u32)>,
-    pub(super) tasks: VecDeque<Task>,
+    pub(super) tasks: VecDeque<Command>,
     pub(super) snapshots: StateWriter,
     pub(super) terminal: Terminal,
     /// The verdict that the terminal showed last: its incident, headline and domain.
@@ -105,8 +99,6 @@ pub struct Launcher {
     pub(super) pages: BTreeMap<Rank, PageReader>,
     /// The channel on which lifelines report that a rank's process is ending.
     pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
-    /// The channel for checks whether other launchers are alive.
-    pub(super) sights: (mpsc::UnboundedSender<LauncherProbe>, mpsc::UnboundedReceiver<LauncherProbe>),
     /// The sockets of ranks that may connect to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
@@ -191,7 +183,7 @@ impl Launcher {
                 () = until(ruling_until) => self.rule(None),
                 () = until(wake_at) => {
                     self.wake_at = None;
-                    self.step(clock::mono(), Input::Wake);
+                    self.step(clock::mono(), Event::Wake);
                 }
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 update = next_news(self.replicas.as_mut()) => self.checkpoints_news(update),
@@ -202,15 +194,7 @@ impl Launcher {
                     self.force();
                     self.end_attempt_if_over().await;
                 }
-                event = next_from_hosts(&mut self.decider) => match event {
-                    FromOthers::Leading(ToLeader::Host(event)) => self.host_reported(*event),
-                    FromOthers::Leading(ToLeader::Store(update)) => self.store_sent_to_leader(update),
-                    FromOthers::Following(ToFollower::Leader(event)) => self.leader_sent(*event),
-                    FromOthers::Following(ToFollower::Store(update)) => self.store_sent_to_follower(update),
-                },
-                Some((launcher, sight)) = self.sights.1.recv() => {
-                    self.report(clock::mono(), Report::Looked { launcher, sight });
-                }
+                event = self.group.next() => self.others_sent(event),
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
@@ -229,39 +213,14 @@ impl Launcher {
     }
 
     async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>) {
-        while let Some(task) = self.tasks.pop_front() {
-            match task {
-                Task::Order(order) => self.carry_out_order(order, ended).await,
-                Task::Command(command) => self.obey_command(command, ended).await,
-            }
-        }
-    }
-
-    pub(super) async fn carry_out_order(&mut self, order: Order, ended: &mpsc::UnboundedSender<Ended>) {
-        match order {
-            Order::StartRanks(attempt) => {
-                let port = self.take_port();
-                self.start(attempt, port, false, ended).await;
-            }
-            Order::StartRound(attempt) => {
-                let port = self.take_port();
-                self.start(attempt, port, true, ended).await;
-            }
-            Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
-            Order::EndRank { .. } => {}
-            Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
-            Order::AskToSave(attempt) if attempt == self.attempt && self.stop.is_none() => self.ask_to_save(),
-            Order::StopRanks { .. } | Order::AskToSave(_) => {}
-            Order::TakeEvidence(attempt) => self.take_evidence(attempt),
-            Order::Consult(verdict) => self.consult(verdict),
-            Order::Wake { at } => self.wake_at = Some(from_now(at)),
-            Order::Finish { exit } => self.exit = Some(exit),
+        while let Some(command) = self.tasks.pop_front() {
+            self.obey(command, ended).await;
         }
     }
 
     /// Child processes of the launcher that do not belong to the ranks: the guardian, and a coordination store.
     pub(super) fn helpers(&self) -> Vec<Pid> {
-        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.decider.store_process()).collect()
+        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.group.store_process()).collect()
     }
 
     /// The policy of this job.
@@ -274,46 +233,6 @@ impl Launcher {
         if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
             job.recall(&learned);
         }
-    }
-
-    /// Leaves the group of the job, if it has several hosts.
-    async fn leave_meeting(&mut self, exit: i32, why: &str) {
-        match std::mem::replace(&mut self.decider, Decider::Gone) {
-            Decider::Gone => {}
-            Decider::Leading(leading) => {
-                let Some(remote) = leading.remote else { return };
-                match (remote.record_writer, leading.lead.over()) {
-                    (Some(record_writer), Some(_)) => {
-                        remote.store_session.end(record_writer, exit, why).await
-                    }
-                    _ => remote.store_session.leave_early(why).await,
-                }
-            }
-            Decider::Following(following)
-                if following.follow.is_cut_off()
-                    || (following.follow.waits_for_a_seat() && self.asked_by.is_some()) =>
-            {
-                following.store_session.leave_early(why).await;
-            }
-            // The leader removes what the job has in the store.
-            Decider::Following(following) => following.store_session.stop_store().await,
-        }
-    }
-
-    pub(super) fn fact(&mut self, fact: Fact) {
-        self.fact_at(clock::mono(), fact);
-    }
-
-    pub(super) fn fact_at(&mut self, at: Mono, fact: Fact) {
-        self.step(at, Input::Fact(fact));
-    }
-
-    /// Takes in the job's first output.
-    pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
-        if let Decider::Leading(leading) = &mut self.decider {
-            leading.lead.begin_with(at, out);
-        }
-        self.lead(at);
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
@@ -343,7 +262,7 @@ impl Launcher {
         }
         self.remember();
         self.announce_end().await;
-        let summary = self.decider.summary(clock::mono(), exit).unwrap_or_else(|| self.recount(exit));
+        let summary = self.group.summary(clock::mono(), exit).unwrap_or_else(|| self.recount(exit));
         self.warm.end();
         // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();
@@ -354,25 +273,11 @@ impl Launcher {
             messages.into_iter().for_each(|line| self.terminal.print(line));
         }
         // Last: until then messages to the leader are delivered.
-        self.leave_meeting(exit, &summary.reason).await;
+        self.group.leave(exit, &summary.reason, self.asked_by.is_some()).await;
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
         (exit, summary, self.terminal)
-    }
-}
-
-/// Messages from other launchers of the job, and from the store.
-enum FromOthers {
-    Leading(ToLeader),
-    Following(ToFollower),
-}
-
-async fn next_from_hosts(decider: &mut Decider) -> FromOthers {
-    match decider {
-        Decider::Gone => std::future::pending().await,
-        Decider::Leading(leading) => FromOthers::Leading(leading.next().await),
-        Decider::Following(following) => FromOthers::Following(following.next().await),
     }
 }
 
@@ -410,6 +315,6 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 }
 
 /// Converts a point of this program's clock to one of the runtime's.
-fn from_now(at: Mono) -> tokio::time::Instant {
+pub(super) fn from_now(at: Mono) -> tokio::time::Instant {
     tokio::time::Instant::now() + Duration::from_nanos(at.since(clock::mono()).0)
 }

@@ -1,19 +1,18 @@
-//! The event loop of one job: it owns the core's [`Job`](mainstay_recovery::job::Job), passes events to it and
-//! carries out its orders. One task; all events arrive in one `select!`.
+//! The event loop of one job: it passes events to the [`group`] of the job, which has the job's state
+//! machine, and carries out its commands. One task; all events arrive in one `select!`.
 
 mod agent_exchange;
 mod choose_checkpoint;
 mod copied_step;
-mod decider;
 pub mod drill;
 mod event_loop;
-mod following;
+mod group;
 pub mod hang;
 pub mod hosts;
-mod leading;
 pub mod lineage;
 mod move_memory;
 mod notice;
+mod obey;
 pub mod order;
 pub mod paths;
 mod poll_pages;
@@ -35,7 +34,6 @@ mod start;
 mod stop;
 mod store_access;
 mod store_session;
-mod succession;
 pub mod user_policy;
 mod waiting;
 mod warm;

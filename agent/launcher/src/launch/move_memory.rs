@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use mainstay_group::wire::Seat;
 use mainstay_model::id::Attempt;
+use mainstay_recovery::protocol::Seat;
 use mainstay_tier::pool::{PoolError, PoolOwner};
 use tokio::task::JoinHandle;
 

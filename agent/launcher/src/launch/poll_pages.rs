@@ -1,24 +1,24 @@
 //! Reads the ranks' pages: steps, hangs, and what the ranks do when they hang.
 
 use mainstay_checkpoint::replication_cost::StepTime;
-use mainstay_group::wire::Report;
+use mainstay_group::lead::Here;
 use mainstay_health::parse::mounts::{mount_of, parse_mounts};
 use mainstay_model::entry::{Fact, StepDone};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::Span;
-use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT, Input, Job};
-use mainstay_tier::pool::{PoolOwner, Whole};
+use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT, Job};
+use mainstay_tier::pool::{PoolOwner, Whole, world};
 use mainstay_view::node::BeatView;
 
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::reap_orphans;
-use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Evidence;
 use crate::launch::rank_output::StreamTails;
 use crate::launch::signatures;
 use crate::launcher_link::agent::LinkOrder;
+use mainstay_recovery::protocol::Event;
 use mainstay_sensors::source::evidence::{Frames, Subject};
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sys::{clock, lifeline};
@@ -37,13 +37,12 @@ impl Launcher {
         self.look();
         self.judge_hangs();
         self.report_sights();
-        let is_due = |job: &mut Job| job.save_is_due(clock::mono());
-        if self.stop.is_none() && self.decider.job_mut().is_some_and(is_due) {
-            self.save_is_due_everywhere();
-        }
+        self.save_if_due();
         self.pass_on_save_request();
-        self.look_at_hosts();
-        self.look_for_leader();
+        let now = clock::mono();
+        let pool = self.rank_spec.checkpoint_pool.as_deref();
+        self.group.look(now, || pool.is_some_and(world::is_kept));
+        self.poll_group(now);
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
@@ -55,7 +54,7 @@ impl Launcher {
             self.report_a_silent_directory();
             self.look_what_is_ready();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
-            let store = self.decider.store_process();
+            let store = self.group.store_process();
             let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
             // Includes the guardian if another process killed it: it would be ahead of all others in the queue.
             reap_orphans(|pid| !ranks.contains(&pid));
@@ -69,6 +68,29 @@ impl Launcher {
             {
                 self.fact(fact);
             }
+        }
+    }
+
+    /// Has the ranks of all hosts save, after the same step, when a save is due.
+    fn save_if_due(&mut self) {
+        let now = clock::mono();
+        if self.stop.is_some() || !self.group.job_mut().is_some_and(|job| job.save_is_due(now)) {
+            return;
+        }
+        let attempt = self.attempt;
+        let (group, here) = self.group_and_host();
+        if let Some(step) = here.save_after() {
+            group.save_is_due(attempt, step);
+            self.poll_group(now);
+        }
+    }
+
+    /// Reports to the leader on another host, which judges hangs, what the ranks here are doing.
+    fn report_sights(&mut self) {
+        if self.group.reports_sights() {
+            let now = clock::mono();
+            self.group.seen(self.attempt, self.hangs.due_to_report(now));
+            self.poll_group(now);
         }
     }
 
@@ -91,7 +113,7 @@ impl Launcher {
                 self.fact(Fact::RankRefused { attempt, rank, reason });
             }
             if let Some((role, stage)) = update.role {
-                self.step(now, Input::Role { attempt, rank, role, stage });
+                self.step(now, Event::Role { attempt, rank, role, stage });
             }
             if !update.steps.is_empty() {
                 self.spoken.stepped(rank, &update.steps);
@@ -116,20 +138,12 @@ impl Launcher {
         }
     }
 
-    /// Reports to the job which steps ranks completed; to a leader on another host in one message.
+    /// Reports to the job which steps ranks completed.
     fn report_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
-        if ranks.is_empty() {
-            return;
+        if !ranks.is_empty() {
+            self.step(clock::mono(), Event::Steps { attempt: self.attempt, ranks });
+            self.vouch();
         }
-        let (now, attempt) = (clock::mono(), self.attempt);
-        if matches!(self.decider, Decider::Following(_)) {
-            self.report_up(now, Report::Steps { attempt, ranks });
-        } else {
-            for (rank, done) in ranks {
-                self.step(now, Input::Steps { attempt, rank, done });
-            }
-        }
-        self.vouch();
     }
 
     /// Remembers how long steps took for the agent, which compares them with its own activity.
@@ -181,14 +195,14 @@ impl Launcher {
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
             let shards = (self.rank_spec.seat.first_rank..).map(Rank).zip(chunks).collect();
-            self.step(clock::mono(), Input::Saved { attempt, step, shards });
+            self.step(clock::mono(), Event::Saved { attempt, step, shards });
             self.vouch();
         }
     }
 
     /// Has the pool owner preserve the step that can be resumed from.
     fn vouch(&self) {
-        let vouched = self.decider.job().and_then(Job::vouched);
+        let vouched = self.group.job().and_then(Job::vouched);
         if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {
             pool_owner.vouch(self.attempt.0.into(), step);
         }
@@ -266,7 +280,7 @@ impl Launcher {
             .pages
             .iter()
             .filter_map(|(rank, page)| {
-                Some((*rank, BeatView { pace: self.decider.pace(*rank), ..page.beat()? }))
+                Some((*rank, BeatView { pace: self.group.pace(*rank), ..page.beat()? }))
             })
             .collect();
         for (rank, beat) in &beats {

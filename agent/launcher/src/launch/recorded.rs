@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::finding::Finding;
-use mainstay_model::time::Stamp;
+use mainstay_model::time::{Mono, Stamp};
 use mainstay_model::verdict::Outcome;
 use mainstay_progress::goodput::Ledger;
 use mainstay_progress::memory::Learned;
@@ -13,7 +13,6 @@ use mainstay_recovery::job::Summary;
 use mainstay_view::node::{JobPhase, JobView};
 use mainstay_view::summary::Recounted;
 
-use super::decider::Decider;
 use super::event_loop::Launcher;
 use super::notice;
 use crate::act::doubtful_checkpoints;
@@ -46,12 +45,16 @@ impl Launcher {
             Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
             None => self.snapshots.record(stamp, Some(&self.id), None, body),
         };
-        if let Decider::Leading(leading) = &mut self.decider
-            && leading.remote.is_some()
-        {
-            leading.lead.keep_recent(&entry);
-        }
+        self.group.keep_recent(&entry);
         entry
+    }
+
+    /// Shows and records an entry of this host's journal.
+    pub(super) fn publish_body(&mut self, at: Mono, body: Body) {
+        let line = self.line(&body);
+        line.into_iter().for_each(|line| self.terminal.print(line));
+        let entry = self.record(clock::stamp_of(at), None, body);
+        self.send_entry(entry);
     }
 
     /// Whether the terminal has already shown this: a verdict that is renewed with more evidence is often the same, with a
@@ -81,19 +84,19 @@ impl Launcher {
         }
     }
 
-    /// Records the end of the job, unless the decider has.
+    /// Records the end of the job, unless it is recorded.
     pub(super) fn record_end(&mut self, exit: i32) {
         let view = self.snapshots.reader().view();
         let has_ended = |job: &JobView| matches!(job.phase, JobPhase::Ended(_));
         if !view.jobs.get(&self.id).is_some_and(has_ended) {
-            let reason = self.decider.reason();
+            let reason = self.group.reason();
             self.publish_body(clock::mono(), Body::Fact(Fact::JobEnded { exit, reason }));
         }
     }
 
     /// The summary from this host's journal: the leader, which accounts every step, is gone.
     pub(super) fn recount(&self, exit: i32) -> Summary {
-        let (at, reason, reader) = (clock::mono(), self.decider.reason(), self.snapshots.reader());
+        let (at, reason, reader) = (clock::mono(), self.group.reason(), self.snapshots.reader());
         let recounted = log_files::ask(move || {
             let (mut recounted, mut cursor) = (Recounted::default(), 0);
             while let Ok(read) = reader.entries_after(cursor, ENTRIES_AT_ONCE)
@@ -120,7 +123,7 @@ impl Launcher {
     pub(super) fn remember(&mut self) {
         let Some((memory, runs)) = &self.memory else { return };
         let mut learned = Learned { runs: *runs, ..Learned::default() };
-        let Some(job) = self.decider.job() else { return };
+        let Some(job) = self.group.job() else { return };
         job.remember(&mut learned);
         self.hangs.remember(&mut learned);
         let memory = memory.clone();

@@ -12,7 +12,8 @@ use anyhow::Context;
 use mainstay_coord::{Ended, Leader};
 use mainstay_group::clock::Mapping;
 use mainstay_group::round::{Lacking, Member, Seated};
-use mainstay_group::wire::{Down, Join, Seat, Up};
+use mainstay_group::wire::{Down, Join, Up};
+use mainstay_recovery::protocol::Seat;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -20,7 +21,7 @@ use self::arrivals::Waiting;
 use self::gathering::Gathering;
 use crate::hosts::connect::FromLeader;
 use crate::hosts::listen::{Bound, Listener};
-use crate::launch::following::Followed;
+use crate::launch::group::Followed;
 use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::replicas::Known;
 use crate::launch::store_access;

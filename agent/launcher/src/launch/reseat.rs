@@ -4,15 +4,14 @@
 //! What the former ranks have in memory goes to the disk, which may take a while. It happens outside the loop, and the
 //! leader waits for it. Copies that are kept for other hosts stay.
 
-use mainstay_group::wire::{Report, Seat};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_progress::memory::Learned;
 
 use crate::act::rank_processes::RankProcess;
-use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Judge;
 use crate::launch::move_memory::{Moved, Moving};
+use mainstay_recovery::protocol::{Event, Seat};
 use mainstay_sys::clock;
 
 impl Launcher {
@@ -26,21 +25,19 @@ impl Launcher {
             {
                 replicas.take_over(pool_owner, &self.rank_spec);
             }
-            return self.report(clock::mono(), Report::Seated { attempt, seat });
+            return self.step(clock::mono(), Event::Seated { attempt, seat });
         }
         self.pages.clear();
         self.monitors.clear();
         self.rank_spec.seat = seat.clone();
-        if let Decider::Following(following) = &mut self.decider {
-            following.sit(&seat);
-        }
+        self.group.sit(&seat);
         self.judge_other_ranks();
         let ranks = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
         if let Some(replicas) = &mut self.replicas {
             replicas.leave();
         }
         match self.pool_owner.take() {
-            None => self.report(clock::mono(), Report::Seated { attempt, seat }),
+            None => self.step(clock::mono(), Event::Seated { attempt, seat }),
             Some(pool_owner) => {
                 self.moving = Some(Moving::begin(attempt, seat, pool_owner, ranks));
             }
@@ -66,7 +63,7 @@ impl Launcher {
                 (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
             }
         }
-        self.report(clock::mono(), Report::Seated { attempt, seat });
+        self.step(clock::mono(), Event::Seated { attempt, seat });
     }
 
     /// Waits until nothing moves.
@@ -99,6 +96,6 @@ impl Launcher {
         let first = Rank(self.rank_spec.seat.first_rank);
         self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
         self.hangs.recall(&learned);
-        self.decider.judge_hangs_with(&mut self.hangs, now);
+        self.group.judge_hangs_with(&mut self.hangs, now);
     }
 }

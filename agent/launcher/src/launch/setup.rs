@@ -15,11 +15,9 @@ use crate::act::log_files;
 use crate::act::output::Terminal;
 use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
-use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
-use crate::launch::following::Following;
+use crate::launch::group::Group;
 use crate::launch::hang::Judge;
-use crate::launch::leading::Leading;
 use crate::launch::rank_output::RankOutput;
 use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::Replicas;
@@ -101,10 +99,8 @@ impl Launcher {
         let first = Rank(rank_spec.seat.first_rank);
         let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
-        let decider = match together {
-            Some(JoinOutcome::Following(followed)) => {
-                Decider::Following(Box::new(Following::new(*followed, spec)))
-            }
+        let group = match together {
+            Some(JoinOutcome::Following(followed)) => Group::follows(*followed, spec),
             together => {
                 let mut job = Job::begin(began, spec, policy, &mut out);
                 if let Some(file) = &settings.policy_file {
@@ -116,18 +112,18 @@ impl Launcher {
                 match together {
                     Some(JoinOutcome::Leading(gathered)) => {
                         let names = (rank_spec.job.clone(), rank_spec.launch.clone());
-                        Decider::Leading(Box::new(Leading::new(job, *gathered, names)))
+                        Group::leads(job, *gathered, names)
                     }
-                    _ => Decider::Leading(Box::new(Leading::alone(job, &rank_spec))),
+                    _ => Group::alone(job, &rank_spec),
                 }
             }
         };
-        decider.judge_hangs_with(&mut hangs, began);
+        group.judge_hangs_with(&mut hangs, began);
         let mut launcher = Launcher {
             id: JobId(rank_spec.job.clone()),
             settings,
             rank_spec,
-            decider,
+            group,
             hangs,
             memory: memory.map(|memory| (memory, learned.runs)),
             tasks: VecDeque::new(),
@@ -144,7 +140,6 @@ impl Launcher {
             ranks: Vec::new(),
             pages: BTreeMap::new(),
             endings: mpsc::unbounded_channel(),
-            sights: mpsc::unbounded_channel(),
             monitors: BTreeMap::new(),
             stop: None,
             round_server,
@@ -176,7 +171,8 @@ impl Launcher {
             replicas,
             moving: None,
         };
-        launcher.begin_with(began, out);
+        launcher.group.begin_with(began, out);
+        launcher.poll_group(began);
         launcher.begin_to_wait();
         launcher
     }

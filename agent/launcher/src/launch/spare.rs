@@ -9,12 +9,12 @@ use mainstay_diagnosis::unrunnable;
 use mainstay_model::entry::{ExitStatus, Note};
 use mainstay_model::id::{Attempt, Pid};
 use mainstay_model::time::Span;
-use mainstay_recovery::job::StopWhy;
 
 use super::event_loop::Launcher;
 use super::rank_output::StreamTails;
 use crate::act::rank_processes::RankProcess;
 use crate::act::stop::Spared;
+use mainstay_recovery::protocol::StopWhy;
 use mainstay_sys::clock;
 
 /// How long a rank that raised an exception may take to print its traceback.

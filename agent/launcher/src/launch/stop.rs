@@ -7,7 +7,7 @@ use mainstay_model::entry::{ExitStatus, Fact};
 use mainstay_model::id::{Pid, Rank};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{EXHAUSTED, StopWhy};
+use mainstay_recovery::job::EXHAUSTED;
 use nix::sys::signal::Signal;
 
 use crate::act::log_files;
@@ -18,6 +18,7 @@ use crate::launch::event_loop::{Ended, Launcher};
 use crate::launch::rank_output::StreamTails;
 use crate::launch::save;
 use crate::launch::signatures;
+use mainstay_recovery::protocol::StopWhy;
 use mainstay_sensors::source::error_file;
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sys::timed_files::Patient;
@@ -48,7 +49,7 @@ impl Launcher {
         let _ = self.give_up_start();
         if why == StopWhy::Fault {
             // A follower makes no verdict: sixty of them on one machine would read the catalog sixty times.
-            if self.decider.job().is_some() {
+            if self.group.job().is_some() {
                 signatures::prepare();
             }
             // While the ranks end and are judged.

@@ -4,9 +4,8 @@
 use mainstay_group::spare_ready::{SpareCopy, SpareReady};
 use mainstay_model::entry::{Body, Fact};
 
-use crate::launch::decider::Decider;
 use crate::launch::event_loop::Launcher;
-use crate::launch::following::Following;
+use crate::launch::group::Following;
 use mainstay_sys::clock;
 
 impl Launcher {
@@ -30,7 +29,7 @@ impl Launcher {
             ranks: of.world,
         });
         let now = SpareReady { imports: self.warm.are_imports_done(), copy };
-        let Decider::Following(following) = &mut self.decider else { return };
+        let Some(following) = self.group.follower_mut() else { return };
         let ready = following.ready.get_or_insert_default();
         let Some(is_news) = ready.take(&now) else { return };
         if is_news {
@@ -41,7 +40,7 @@ impl Launcher {
 
     /// This host has ranks from now on, or again.
     pub(super) fn has_a_seat(&mut self) {
-        let Decider::Following(following) = &mut self.decider else { return };
+        let Some(following) = self.group.follower_mut() else { return };
         let seat = following.follow.seat();
         let last = seat.first_rank + self.settings.local_world_size.saturating_sub(1);
         self.terminal.print(format!(
@@ -59,7 +58,7 @@ impl Launcher {
         if waits {
             self.terminal
                 .print(format!("signal {signal} while this host waited as a spare: it leaves the job"));
-            if let Decider::Following(following) = &mut self.decider {
+            if let Some(following) = self.group.follower_mut() {
                 following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
             }
             self.exit = Some(128 + signal);
@@ -69,7 +68,7 @@ impl Launcher {
 
     /// Whether this host started as a spare.
     pub(super) fn was_spare(&self) -> bool {
-        matches!(&self.decider, Decider::Following(following) if following.ready.is_some())
+        self.group.follower().is_some_and(|following| following.ready.is_some())
     }
 
     /// Sets where copies of checkpoints are kept from now on.
@@ -81,9 +80,6 @@ impl Launcher {
 
     /// This launcher as a follower, while it waits for a seat.
     pub(super) fn waiting(&self) -> Option<&Following> {
-        match &self.decider {
-            Decider::Following(following) if following.follow.waits_for_a_seat() => Some(following),
-            _ => None,
-        }
+        self.group.waiting()
     }
 }

@@ -16,7 +16,7 @@ use mainstay_proto::v1;
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
-use mainstay_recovery::job::AgentEvidence;
+use mainstay_recovery::protocol::AgentEvidence;
 use mainstay_view::node::BeatView;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;

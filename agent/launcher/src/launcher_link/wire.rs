@@ -11,7 +11,7 @@ use mainstay_model::time::{Mono, Span, Wall};
 use mainstay_model::verdict::Verdict;
 use mainstay_progress::monitor::Pace;
 use mainstay_proto::v1;
-use mainstay_recovery::job::AgentEvidence;
+use mainstay_recovery::protocol::AgentEvidence;
 use mainstay_view::node::BeatView;
 
 /// An invalid message.

@@ -17,7 +17,7 @@ use mainstay_progress::goodput::TimeCategory;
 
 use super::asking::ask_again_after;
 use super::late::Decided;
-use super::{AgentEvidence, IncidentTimes, Job, Order, Ordered, Output, Phase, StopWhy};
+use super::{AgentEvidence, Command, IncidentTimes, Job, Ordered, Output, Phase, StopWhy};
 
 /// What to do once the ranks that waited in their processes have ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,7 @@ pub(super) struct Pending {
 
 impl Pending {
     fn consult(&self) -> Output {
-        Output::Order(Order::Consult(Box::new(self.verdict.clone())))
+        Output::Command(Command::Consult(Box::new(self.verdict.clone())))
     }
 }
 
@@ -248,7 +248,7 @@ impl Job {
                 self.pending = Some(pending);
                 self.afterwards = Some(Afterwards::Decide { exit });
                 self.phase = Phase::Stopping(StopWhy::Dismissed);
-                out.push(Output::Order(Order::EndRank { attempt: self.attempt, rank }));
+                out.push(Output::Command(Command::EndRank { attempt: self.attempt, rank }));
             }
             _ => {
                 let Pending { verdict, received, host_evidence, .. } = pending;
@@ -274,7 +274,7 @@ impl Job {
         let waited = at.since(*pending.waits_since.get_or_insert(at));
         let wake_at = at.after(ask_again_after(waited));
         pending.wake_at = Some(wake_at);
-        out.push(Output::Order(Order::Wake { at: wake_at }));
+        out.push(Output::Command(Command::Wake { at: wake_at }));
         self.pending = Some(pending);
     }
 
@@ -313,7 +313,7 @@ impl Job {
         }
         let until = at.after(decision.after);
         self.phase = Phase::HeldBack { until };
-        out.push(Output::Order(Order::Wake { at: until }));
+        out.push(Output::Command(Command::Wake { at: until }));
     }
 
     /// It is time to ask for the host again, or for a delayed restart.
@@ -324,7 +324,7 @@ impl Job {
                 self.wake_for_the_ordered(at, ordered, out);
             }
             Phase::HeldBack { until } if at >= until => self.restart(at, out),
-            Phase::HeldBack { until } => out.push(Output::Order(Order::Wake { at: until })),
+            Phase::HeldBack { until } => out.push(Output::Command(Command::Wake { at: until })),
             Phase::Judging { .. } => {
                 if let Some(pending) = &mut self.pending
                     && pending.wake_at.take().is_some()
@@ -357,7 +357,11 @@ impl Job {
         let keeps = keeps_processes(Some(self.rung)) && !self.waiting.is_empty();
         self.next_attempt(at);
         let attempt = self.attempt;
-        out.push(Output::Order(if keeps { Order::StartRound(attempt) } else { Order::StartRanks(attempt) }));
+        out.push(Output::Command(if keeps {
+            Command::start_round(attempt)
+        } else {
+            Command::start(attempt)
+        }));
     }
 
     fn next_attempt(&mut self, at: Mono) {

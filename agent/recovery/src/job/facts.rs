@@ -1,6 +1,6 @@
 //! What each fact of the journal changes in the job.
 
-use super::{Job, NOT_STARTED_EXIT, Order, Output, Phase, RankState, StopWhy};
+use super::{Command, Job, NOT_STARTED_EXIT, Output, Phase, RankState, StopWhy};
 use mainstay_diagnosis::diagnose;
 use mainstay_diagnosis::root_rank::{LostHost, host_missing, start_failed};
 use mainstay_hang::{Hang, PlaceGroup, refine, weigh};
@@ -183,7 +183,7 @@ impl Job {
     fn ranks_hung(&mut self, attempt: Attempt, hang: Box<Hang>, acts: bool, out: &mut Vec<Output>) {
         if self.phase == Phase::Running && self.hang.is_none() {
             // If hangs are only reported, the user still wants to see what the ranks were doing.
-            out.push(Output::Order(Order::TakeEvidence(attempt)));
+            out.push(Output::Command(Command::TakeEvidence { attempt }));
             self.hang = acts.then(|| (hang, Vec::new()));
         }
     }

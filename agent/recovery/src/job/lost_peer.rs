@@ -7,7 +7,7 @@
 use mainstay_model::id::Rank;
 use mainstay_model::time::{Mono, Span};
 
-use super::{Job, Order, Output, Phase, RankState};
+use super::{Command, Job, Output, Phase, RankState};
 
 /// How long to wait for a peer's own end. A killed peer is noticed earlier. An interpreter with PyTorch ends within
 /// 0.1 to 1 s, or later on a busy host or if it has to release an accelerator.
@@ -35,7 +35,7 @@ impl Job {
         if self.lost_peer.is_none() {
             let until = at.after(WITHIN);
             self.lost_peer = Some(LostPeer { since: fault_at, until });
-            out.push(Output::Order(Order::Wake { at: until }));
+            out.push(Output::Command(Command::Wake { at: until }));
         }
     }
 
@@ -43,7 +43,7 @@ impl Job {
     pub(super) fn waits_for_lost_peer(&mut self, at: Mono, out: &mut Vec<Output>) -> bool {
         let Some(LostPeer { since, until }) = self.lost_peer else { return false };
         if at < until {
-            out.push(Output::Order(Order::Wake { at: until }));
+            out.push(Output::Command(Command::Wake { at: until }));
         } else {
             self.failure(at, since, out);
         }

@@ -10,7 +10,7 @@ use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultD
 use mainstay_progress::goodput::TimeCategory;
 
 use super::asking::ask_again_after;
-use super::{AgentEvidence, Job, Order, Output, Phase, StopWhy};
+use super::{AgentEvidence, Command, Job, Output, Phase, StopWhy};
 
 /// The component of orders in the journal.
 pub const ORDERS: &str = "job.orders";
@@ -50,7 +50,7 @@ impl Job {
         if self.phase == Phase::Running && !is_asked {
             let exit = self.save_ordered.map_or(exit, |(first, _)| first);
             self.save_ordered = Some((exit, self.attempt));
-            out.push(Output::Order(Order::AskToSave(self.attempt)));
+            out.push(Output::Command(Command::ask_to_save(self.attempt)));
         }
     }
 
@@ -59,7 +59,7 @@ impl Job {
         self.ledger.enter(at, TimeCategory::Deciding);
         let verdict = no_rank_failed(self.attempt, at);
         self.phase = Phase::Ordered(Ordered { wake_at: None, ..ordered });
-        out.push(Output::Order(Order::Consult(Box::new(verdict))));
+        out.push(Output::Command(Command::Consult(Box::new(verdict))));
     }
 
     /// Handles the agent's answer for an ordered restart.
@@ -92,7 +92,7 @@ impl Job {
                 }
                 let wake_at = at.after(ask_again_after(waited));
                 self.phase = Phase::Ordered(Ordered { wake_at: Some(wake_at), ..ordered });
-                out.push(Output::Order(Order::Wake { at: wake_at }));
+                out.push(Output::Command(Command::Wake { at: wake_at }));
             }
             Some(Choice { action, after, why }) if action.exit().is_some() => {
                 let reason = format!("a restart was ordered; {why}");
@@ -118,7 +118,7 @@ impl Job {
     /// It is time to ask for the host again.
     pub(super) fn wake_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         match ordered.wake_at {
-            Some(wake_at) if at < wake_at => out.push(Output::Order(Order::Wake { at: wake_at })),
+            Some(wake_at) if at < wake_at => out.push(Output::Command(Command::Wake { at: wake_at })),
             Some(_) => self.ask_for_the_ordered(at, ordered, out),
             None => {}
         }

@@ -12,7 +12,7 @@ use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Verdict;
 
 use super::problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
-use super::{EXHAUSTED, Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
+use super::{Command, EXHAUSTED, Job, ORDERS, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
 
 /// The event that records, also for a replay, that a restart was abandoned.
 const EVENT: &str = "restart_too_long";
@@ -31,13 +31,13 @@ impl Job {
         let within = policy::patience(self.rung, self.longest_start).filter(|_| recovers);
         self.restart_until = within.map(|within| (at.after(within), Overdue { rung: self.rung, within }));
         if let Some((until, _)) = self.restart_until {
-            out.push(Output::Order(Order::Wake { at: until }));
+            out.push(Output::Command(Command::Wake { at: until }));
         }
     }
 
     pub(super) fn look_after_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.restart_until {
-            Some((until, _)) if at < until => out.push(Output::Order(Order::Wake { at: until })),
+            Some((until, _)) if at < until => out.push(Output::Command(Command::Wake { at: until })),
             // A hang has its own evidence and is judged by that.
             Some((_, overdue)) if !self.stepping && self.hang.is_none() => {
                 out.push(Output::Record(Body::Fact(overdue.observed())));

@@ -10,8 +10,8 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_model::verdict::{Action, Cause, DecidedBy};
-use mainstay_recovery::job::{AgentEvidence, Input, Order, StopWhy};
 use mainstay_recovery::policy::HAND_BACK_EXIT;
+use mainstay_recovery::protocol::{AgentEvidence, Command, Event, StopWhy};
 use mainstay_view::node::NodeView;
 use proptest::prelude::*;
 use support::job::Run;
@@ -22,11 +22,11 @@ fn a_killed_rank_is_the_culprit_and_all_ranks_are_restarted() {
     run.start(0);
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
-    run.report(Input::AgentEvidence(None));
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    run.report(Event::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
     run.start(1);
     run.steps(1, 6..=8);
     let verdicts: Vec<_> = run
@@ -63,9 +63,9 @@ fn a_rank_that_lost_a_peer_stops_no_rank_until_the_peer_exits() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise(0, 0, LOST);
-    assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());
     run.exit(0, 1, ExitStatus::Code(3), false);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let verdict = verdict_of(&run);
@@ -78,12 +78,12 @@ fn the_wait_for_a_lost_peer_that_does_not_exit_is_limited() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise(0, 0, LOST);
-    let Order::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.report(Input::Wake);
-    assert_eq!(run.last_order(), &Order::Wake { at });
+    let Command::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.report(Event::Wake);
+    assert_eq!(run.last_order(), &Command::Wake { at });
     run.now = at.0;
-    run.report(Input::Wake);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    run.report(Event::Wake);
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn no_wait_if_all_ranks_lost_a_peer_or_one_succeeded() {
         } else {
             run.raise(0, 1, LOST)
         }
-        assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+        assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
     }
 }
 
@@ -122,7 +122,7 @@ fn a_step_counts_once_if_the_ranks_connect_one_after_the_other() {
         for step in 0..7 {
             let (start, end) = (Mono(run.now), Mono(run.now + 10));
             let done = StepDone { step, start, end, first: step == 0, ..StepDone::default() };
-            run.report(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
+            run.report(Event::Steps { attempt: Attempt(0), ranks: vec![(rank, vec![done])] });
         }
     }
     assert_eq!(run.job.summary(Mono(run.now)).accounting.steps, 7);
@@ -135,7 +135,7 @@ fn the_launcher_exits_with_the_status_of_the_culprit_if_the_budget_is_used_up() 
     run.kill_and_decide(0);
     run.start(1);
     run.kill_and_decide(1);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 137 });
+    assert_eq!(run.last_order(), &Command::finish(137));
     assert_eq!(run.job.summary(Mono(run.now)).attempts, 2);
 }
 
@@ -149,9 +149,9 @@ fn the_same_exception_at_the_same_step_is_not_restarted_twice() {
         run.exit(attempt, 0, ExitStatus::Signal(15), true);
         run.exit(attempt, 1, ExitStatus::Signal(15), true);
         run.ended(attempt);
-        run.report(Input::AgentEvidence(None));
+        run.report(Event::AgentEvidence(None));
     }
-    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+    assert_eq!(run.last_order(), &Command::finish(1));
 }
 
 #[test]
@@ -161,9 +161,9 @@ fn ranks_that_are_all_done_end_the_job_with_success() {
     run.steps(0, 1..=2);
     run.exit(0, 0, ExitStatus::Code(0), false);
     run.exit(0, 1, ExitStatus::Code(0), false);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Done });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Done));
     run.ended(0);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 0 });
+    assert_eq!(run.last_order(), &Command::finish(0));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_request_to_stop_is_not_a_failure() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.exit(0, 1, ExitStatus::Signal(15), true);
     run.ended(0);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert_eq!(run.last_order(), &Command::finish(143));
     assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_))));
 }
 
@@ -186,18 +186,18 @@ fn the_agent_can_overrule_the_decision_on_the_open_incident_only() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
-    run.report(Input::AgentEvidence(Some(AgentEvidence {
+    run.report(Event::AgentEvidence(Some(AgentEvidence {
         incident: Incident(7),
         instead: Some(stop.clone()),
         host_evidence: HostEvidence::default(),
     })));
-    assert!(matches!(run.last_order(), Order::Consult(_)));
-    run.report(Input::AgentEvidence(Some(AgentEvidence {
+    assert!(matches!(run.last_order(), Command::Consult(_)));
+    run.report(Event::AgentEvidence(Some(AgentEvidence {
         incident: Incident(1),
         instead: Some(stop),
         host_evidence: HostEvidence::default(),
     })));
-    assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
+    assert_eq!(run.last_order(), &Command::finish(9));
     let decisions = run.bodies().into_iter();
     let decided = decisions.filter_map(|body| match body {
         Body::Decision(decision) => Some((decision.by, decision.agent_evidence)),
@@ -227,15 +227,15 @@ fn a_restart_waits_for_resources_in_use_and_reports_it_once() {
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.report_evidence(1, held.clone());
     for _ in 0..5 {
-        assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
+        assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
-        assert!(matches!(run.last_order(), Order::Consult(_)));
+        assert!(matches!(run.last_order(), Command::Consult(_)));
         run.report_evidence(1, held.clone());
     }
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(1));
     run.report_evidence(1, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
     assert_eq!(run.decisions(), [Action::Wait, Action::RestartInJob { attempt: Attempt(1) }]);
 }
 
@@ -246,18 +246,18 @@ fn resources_that_the_launcher_finds_in_use_delay_a_restart_for_a_limited_time()
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
-    run.report(Input::Held(vec!["port 29500: somebody listens on it".into()]));
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::Held(vec!["port 29500: somebody listens on it".into()]));
+    run.report(Event::AgentEvidence(None));
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(61));
-    run.report(Input::AgentEvidence(None));
-    assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
+    run.report(Event::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::finish(HAND_BACK_EXIT));
 }
 
 #[test]
 fn a_host_that_lost_a_gpu_is_handed_back_and_a_healthy_host_restarts_at_once() {
     for (unhealthy, last) in
-        [(vec![lost_gpu()], Order::Finish { exit: HAND_BACK_EXIT }), (vec![], Order::StartRanks(Attempt(1)))]
+        [(vec![lost_gpu()], Command::finish(HAND_BACK_EXIT)), (vec![], Command::start(Attempt(1)))]
     {
         let mut run = Run::begin(3);
         run.start(0);
@@ -273,26 +273,26 @@ fn a_second_restart_without_a_new_step_is_delayed_and_a_stop_ends_the_delay() {
     run.start(0);
     run.steps(0, 1..=5);
     run.kill_and_decide(0);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
     run.start(1);
     run.steps(1, 1..=5);
     run.kill_and_decide(1);
-    let Order::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.report(Input::Wake);
-    assert_eq!(run.last_order(), &Order::Wake { at }, "too early");
+    let Command::Wake { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.report(Event::Wake);
+    assert_eq!(run.last_order(), &Command::Wake { at }, "too early");
     let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now, step: run.step };
     asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
-    assert_eq!(asked.last_order(), &Order::Finish { exit: 143 });
+    assert_eq!(asked.last_order(), &Command::finish(143));
     run.wait(Span::seconds(2));
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(2)));
 }
 
 #[test]
 fn a_failed_start_is_not_retried() {
     let mut run = Run::begin(3);
     run.fact(Fact::start_failed(Attempt(0), "no such file: pythn3".into()));
-    run.report(Input::AgentEvidence(None));
-    assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
+    run.report(Event::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::finish(70));
 }
 
 #[test]
@@ -302,14 +302,14 @@ fn a_failed_rank_that_starts_to_exit_stops_the_others_and_is_the_culprit() {
     run.steps(0, 1..=7);
     run.ending(0, 1, ExitStatus::Signal(9));
     let began_to_end = Mono(run.now);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
     let orders = run.orders().len();
     // The survivor exits long before the kernel has torn down the larger process.
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     assert_eq!(run.orders().len(), orders, "stopped once");
     run.ended(0);
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::AgentEvidence(None));
     let verdict = run.bodies().into_iter().find_map(|body| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,
@@ -330,7 +330,7 @@ fn an_exit_without_failure_or_of_another_attempt_stops_no_rank() {
 }
 
 /// Any input of the launcher, in any order.
-fn any_input() -> impl Strategy<Value = Input> {
+fn any_input() -> impl Strategy<Value = Event> {
     let attempt = (0u32..3).prop_map(Attempt);
     let status = prop::sample::select(vec![
         ExitStatus::Code(0),
@@ -344,15 +344,15 @@ fn any_input() -> impl Strategy<Value = Input> {
             |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None, start_ticks: None };
         let note = Note { exception: "E".into(), ..Note::default() };
         match kind {
-            0 => Input::Fact(Fact::AttemptStarted {
+            0 => Event::Fact(Fact::AttemptStarted {
                 attempt,
                 master_port: 1,
                 ranks: vec![started(0), started(1)],
                 hosts: Vec::new(),
             }),
-            1 => Input::Fact(Fact::RankConnected { attempt, rank, client: String::new() }),
-            2 => Input::Fact(Fact::RankRaised { attempt, rank, pid: Pid(1), note, data: None }),
-            3 => Input::Fact(Fact::RankExited {
+            1 => Event::Fact(Fact::RankConnected { attempt, rank, client: String::new() }),
+            2 => Event::Fact(Fact::RankRaised { attempt, rank, pid: Pid(1), note, data: None }),
+            3 => Event::Fact(Fact::RankExited {
                 attempt,
                 rank,
                 pid: Pid(1),
@@ -365,22 +365,24 @@ fn any_input() -> impl Strategy<Value = Input> {
                 stderr_times: Vec::new(),
                 stdout_times: Vec::new(),
             }),
-            4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
-            5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
-            6 => Input::Fact(Fact::start_failed(attempt, "e".into())),
-            7 => Input::AgentEvidence(None),
-            8 => Input::Wake,
-            10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
-            9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
-            _ => Input::Steps {
+            4 => Event::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
+            5 => Event::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
+            6 => Event::Fact(Fact::start_failed(attempt, "e".into())),
+            7 => Event::AgentEvidence(None),
+            8 => Event::Wake,
+            10 => Event::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
+            9 => Event::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
+            _ => Event::Steps {
                 attempt,
-                rank,
-                done: vec![StepDone {
-                    step: u64::from(n),
-                    start: Mono(5),
-                    end: Mono(9),
-                    ..StepDone::default()
-                }],
+                ranks: vec![(
+                    rank,
+                    vec![StepDone {
+                        step: u64::from(n),
+                        start: Mono(5),
+                        end: Mono(9),
+                        ..StepDone::default()
+                    }],
+                )],
             },
         }
     })
@@ -398,7 +400,7 @@ proptest! {
         let starts: Vec<Attempt> = orders
             .iter()
             .filter_map(|order| match order {
-                Order::StartRanks(attempt) | Order::StartRound(attempt) => Some(*attempt),
+                Command::Start { attempt, .. } => Some(*attempt),
                 _ => None,
             })
             .collect();
@@ -407,7 +409,7 @@ proptest! {
         for (number, attempt) in starts.iter().enumerate() {
             prop_assert_eq!(*attempt, Attempt(number as u32));
         }
-        if let Some(end) = orders.iter().position(|order| matches!(order, Order::Finish { .. })) {
+        if let Some(end) = orders.iter().position(|order| matches!(order, Command::Finish { .. })) {
             prop_assert_eq!(end, orders.len() - 1);
         }
         let accounting = run.job.summary(Mono(run.now)).accounting;
@@ -428,7 +430,7 @@ fn saving_job(saving: impl Fn(u64) -> bool) -> Run {
             let done = StepDone { step, start, end, checkpoint_ns, ..StepDone::default() };
             run.job.step(
                 Mono(run.now),
-                Input::Steps { attempt: Attempt(0), rank, done: vec![done] },
+                Event::Steps { attempt: Attempt(0), ranks: vec![(rank, vec![done])] },
                 &mut run.out,
             );
         }

@@ -8,14 +8,15 @@ use mainstay_model::entry::{Body, ExitStatus, Fact};
 use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Order, Output};
+use mainstay_recovery::job::Output;
+use mainstay_recovery::protocol::{Command, Event};
 use support::job::Run;
 
 impl Run {
     /// Rank 1 hangs after step 5, its evidence is taken, all ranks are stopped, the agent is absent.
     fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
         self.hang_with(attempt, kind, 0.9, Vec::new());
-        self.report(Input::AgentEvidence(None));
+        self.report(Event::AgentEvidence(None));
     }
 
     fn hang_with(&mut self, attempt: u32, kind: HangKind, confidence: f64, waits: Vec<Waits>) {
@@ -34,7 +35,7 @@ impl Run {
         };
         let attempt_of = Attempt(attempt);
         self.fact(Fact::RanksHung { attempt: attempt_of, hang: Box::new(hang), acts: true });
-        assert_eq!(self.orders().last(), Some(&&Order::TakeEvidence(attempt_of)));
+        assert_eq!(self.orders().last(), Some(&&Command::TakeEvidence { attempt: attempt_of }));
         self.fact(Fact::EvidenceTaken {
             attempt: attempt_of,
             file: Some("hang.json".into()),
@@ -79,7 +80,7 @@ fn gpu_activity_is_once_in_the_verdict_of_a_hang() {
     run.report_evidence(1, HostEvidence { gpus: gpus.clone(), ..HostEvidence::default() });
     let reported = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
     assert_eq!(reported, 1);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
 }
 
 #[test]
@@ -89,13 +90,13 @@ fn a_hang_is_restarted_and_a_repeated_hang_in_user_code_is_not() {
         run.start(0);
         run.steps(0, 1..=5);
         run.hang_and_decide(0, kind);
-        assert_eq!(run.orders().last(), Some(&&Order::StartRanks(Attempt(1))));
+        assert_eq!(run.orders().last(), Some(&&Command::start(Attempt(1))));
         run.start(1);
         run.steps(1, 1..=5);
         run.hang_and_decide(1, kind);
         // The first restart brought no new step, so the second is delayed.
         run.wait(Span::seconds(2));
-        assert_eq!(run.orders().last() == Some(&&Order::StartRanks(Attempt(2))), restarts, "{kind:?}");
+        assert_eq!(run.orders().last() == Some(&&Command::start(Attempt(2))), restarts, "{kind:?}");
         let verdict = run.out.iter().find_map(|output| match output {
             Output::Record(Body::Verdict(verdict)) => Some(verdict),
             _ => None,
@@ -134,5 +135,5 @@ fn a_hang_that_passes_during_evidence_collection_stops_no_rank() {
         summary: Vec::new(),
         took: Span(1),
     });
-    assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
+    assert!(!run.orders().iter().any(|order| matches!(order, Command::Stop { .. })));
 }

@@ -8,7 +8,7 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Action;
-use mainstay_recovery::job::{Input, Order, StopWhy};
+use mainstay_recovery::protocol::{Command, Event, StopWhy};
 use support::job::Run;
 
 /// Ranks that keep their processes.
@@ -22,7 +22,7 @@ impl Run {
     fn raise_and_decide(&mut self, attempt: u32, message: &str) {
         self.raise(attempt, 1, message);
         self.ended_with(attempt, &[0, 1]);
-        self.report(Input::AgentEvidence(None));
+        self.report(Event::AgentEvidence(None));
     }
 
     fn last_action(&self) -> Action {
@@ -37,7 +37,7 @@ fn ranks_that_all_wait_continue_in_their_processes() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise_and_decide(0, "lost");
-    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start_round(Attempt(1)));
     assert_eq!(run.last_action(), Action::RestartInProcess { attempt: Attempt(1) });
     run.start(1);
     run.steps(1, 6..=8);
@@ -51,8 +51,8 @@ fn a_killed_rank_is_respawned_and_the_others_continue() {
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
-    run.report(Input::AgentEvidence(None));
-    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+    run.report(Event::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::start_round(Attempt(1)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
 }
 
@@ -65,13 +65,13 @@ fn the_same_exception_at_the_same_step_also_ends_an_in_process_job() {
     run.start(1);
     run.steps(1, 1..=7);
     run.raise_and_decide(1, "bug");
-    let dismissed = Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed };
+    let dismissed = Command::stop(Attempt(1), StopWhy::Dismissed);
     assert_eq!(run.last_order(), &dismissed, "no rank is left waiting");
     for rank in [0, 1] {
         run.exit(1, rank, ExitStatus::Signal(15), true);
     }
     run.ended(1);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+    assert_eq!(run.last_order(), &Command::finish(1));
     assert!(run.job.summary(Mono(run.now)).reason.contains("recurred"));
 }
 
@@ -83,20 +83,20 @@ fn processes_that_fail_again_before_a_step_are_replaced_by_new_ones() {
     let kill_and_keep_the_other = |run: &mut Run, attempt| {
         run.exit(attempt, 1, ExitStatus::Signal(9), false);
         run.ended_with(attempt, &[0]);
-        run.report(Input::AgentEvidence(None));
+        run.report(Event::AgentEvidence(None));
     };
     kill_and_keep_the_other(&mut run, 0);
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
     run.start(1);
     kill_and_keep_the_other(&mut run, 1);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Dismissed));
     run.ended(1);
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::AgentEvidence(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // Delayed, because the previous restart brought no new step.
     run.now += 10_000_000_000;
-    run.report(Input::Wake);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    run.report(Event::Wake);
+    assert_eq!(run.last_order(), &Command::start(Attempt(2)));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn an_in_process_restart_waits_for_resources_of_a_lost_rank() {
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(1));
     run.report_evidence(1, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start_round(Attempt(1)));
 }
 
 #[test]
@@ -123,17 +123,17 @@ fn a_waiting_rank_that_is_replaced_frees_its_gpu_before_the_others_continue() {
     run.raise_and_decide(0, "lost");
     run.start(1);
     run.raise_and_decide(1, "lost again, and otherwise");
-    assert_eq!(run.last_order(), &Order::EndRank { attempt: Attempt(1), rank: Rank(1) });
+    assert_eq!(run.last_order(), &Command::EndRank { attempt: Attempt(1), rank: Rank(1) });
     run.exit(1, 1, ExitStatus::Signal(9), true);
     run.ended_with(1, &[0]);
-    assert!(matches!(run.last_order(), Order::Consult(_)), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Command::Consult(_)), "{:?}", run.last_order());
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
     run.report_evidence(2, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRound(Attempt(2)));
+    assert_eq!(run.last_order(), &Command::start_round(Attempt(2)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(2) });
 }
 
@@ -150,17 +150,17 @@ fn dismissed_ranks_free_their_gpus_before_all_ranks_are_restarted() {
             run.start(1);
         }
     }
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Dismissed));
     let decided = run.decisions().len();
     run.ended(1);
-    assert!(matches!(run.last_order(), Order::Consult(_)), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Command::Consult(_)), "{:?}", run.last_order());
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
     run.report_evidence(2, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(2)));
     assert_eq!(run.decisions().len(), decided + 2, "one to wait and one to restart");
 }
 
@@ -171,19 +171,19 @@ fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
     run.raise(0, 1, "lost");
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     run.ended_with(0, &[0, 1]);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Dismissed));
     run.ended(0);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert_eq!(run.last_order(), &Command::finish(143));
 
     let mut run = Run::begin(3);
     run.start(0);
     run.raise(0, 1, "lost");
     run.ended_with(0, &[0, 1]);
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
-    run.report(Input::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Dismissed));
+    run.report(Event::AgentEvidence(None));
     run.ended(0);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert_eq!(run.last_order(), &Command::finish(143));
 }
 
 #[test]
@@ -193,24 +193,24 @@ fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     run.steps(0, 1..=7);
     run.raise_and_decide(0, "lost");
     run.start(1);
-    assert!(matches!(run.last_order(), Order::Wake { .. }), "the restart still has time");
+    assert!(matches!(run.last_order(), Command::Wake { .. }), "the restart still has time");
     run.wait(Span::seconds(299));
-    assert!(matches!(run.last_order(), Order::Wake { .. }));
+    assert!(matches!(run.last_order(), Command::Wake { .. }));
     run.wait(Span::seconds(2));
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Fault));
     run.ended_with(1, &[0, 1]);
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::AgentEvidence(None));
     assert_eq!(
         run.last_verdict().headline,
         "after restarting in process, the ranks did not all complete a step within 300.00 s"
     );
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Dismissed));
     run.ended(1);
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::AgentEvidence(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // The second restart without a new step is delayed.
     run.wait(Span::seconds(2));
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(2)));
 }
 
 #[test]

@@ -9,8 +9,8 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::Incident;
 use mainstay_model::time::Span;
 use mainstay_model::verdict::FaultDomain;
-use mainstay_recovery::job::Input;
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::Event;
 use mainstay_view::replay::{Replayed, replay};
 use support::job::Run;
 
@@ -32,7 +32,7 @@ fn restarted() -> Run {
 }
 
 fn receive_late(run: &mut Run, incident: u64, host_evidence: HostEvidence) {
-    run.report(Input::LateEvidence { incident: Incident(incident), host_evidence });
+    run.report(Event::LateEvidence { incident: Incident(incident), host_evidence });
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn findings_are_evidence_of_the_failure_and_in_its_replay() {
     let raised = "builtins.ValueError: the gradients are useless";
     run.raise(0, 1, raised);
     run.kill(0);
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::AgentEvidence(None));
     let host_evidence = run.bodies().into_iter().rev().find_map(|body| match body {
         Body::Fact(Fact::HostEvidenceReported { host_evidence, .. }) => Some(host_evidence.clone()),
         _ => None,

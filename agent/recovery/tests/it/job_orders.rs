@@ -10,10 +10,9 @@ use mainstay_model::id::{Attempt, Incident};
 use mainstay_model::observation::Observation;
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Action;
-use mainstay_recovery::job::{
-    Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED, StopWhy,
-};
+use mainstay_recovery::job::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
 use mainstay_recovery::policy::HAND_BACK_EXIT;
+use mainstay_recovery::protocol::{Command, Event, StopWhy};
 use mainstay_view::replay::replay;
 use support::job::Run;
 
@@ -28,11 +27,12 @@ fn ordered() -> Run {
     run.start(0);
     run.steps(0, 1..=5);
     run.fact(order(RESTART_ORDERED));
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Ordered });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Ordered));
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.exit(0, 1, ExitStatus::Signal(15), true);
     run.ended(0);
-    let asked = matches!(run.last_order(), Order::Consult(verdict) if verdict.incident == Incident::ORDERED);
+    let asked =
+        matches!(run.last_order(), Command::Consult(verdict) if verdict.incident == Incident::ORDERED);
     assert!(asked, "{:?}", run.last_order());
     run
 }
@@ -54,11 +54,11 @@ fn waits(run: &Run) -> Vec<String> {
 fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
     let mut run = ordered();
     run.report_evidence(0, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
     assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_) | Body::Decision(_))));
     run.start(1);
     run.kill_and_decide(1);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(2)));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn an_order_to_exclude_a_rank_restarts_all_ranks_and_other_orders_do_not() {
         let mut run = Run::begin(1);
         run.start(0);
         run.fact(order(event));
-        let stops = |order: &&Order| matches!(order, Order::StopRanks { why: StopWhy::Ordered, .. });
+        let stops = |order: &&Command| matches!(order, Command::Stop { why: StopWhy::Ordered, .. });
         assert_eq!(run.orders().iter().any(stops), stopped, "{event}");
     }
 }
@@ -77,9 +77,9 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
     let mut run = ordered();
     for _ in 0..3 {
         run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
-        assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
+        assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
-        assert!(matches!(run.last_order(), Order::Consult(_)));
+        assert!(matches!(run.last_order(), Command::Consult(_)));
     }
     let reported = "the ordered restart waits: this host is not ready for a restart: \
                 gpu.0000:3b:00: in use by process 7; waiting up to 60.00 s";
@@ -88,7 +88,7 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
     assert_eq!(waits(&run).len(), 2, "the reason is new");
     run.wait(Span::seconds(1));
     run.report_evidence(0, HostEvidence::default());
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::start(Attempt(1)));
     assert_eq!(run.decisions(), []);
 }
 
@@ -96,12 +96,12 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_reports_it_once() {
 fn a_host_that_does_not_become_ready_for_an_ordered_restart_is_handed_back() {
     let mut run = ordered();
     // Without an agent, the launcher reports the resources in use.
-    run.report(Input::Held(vec!["process 7 does not exit".into()]));
-    run.report(Input::AgentEvidence(None));
+    run.report(Event::Held(vec!["process 7 does not exit".into()]));
+    run.report(Event::AgentEvidence(None));
     assert_eq!(waits(&run).len(), 1);
     run.wait(Span::seconds(61));
-    run.report(Input::AgentEvidence(None));
-    assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
+    run.report(Event::AgentEvidence(None));
+    assert_eq!(run.last_order(), &Command::finish(HAND_BACK_EXIT));
     assert_eq!(run.decisions(), [Action::HandBack { exit: HAND_BACK_EXIT }]);
     let reason = run.job.summary(Mono(run.now)).reason;
     assert!(reason.contains("a restart was ordered; this host was not ready within 60.00 s"), "{reason}");
@@ -117,9 +117,7 @@ fn an_unhealthy_host_is_handed_back_at_once_and_a_degraded_one_is_not() {
         ..Component::default()
     };
     let slow = Component { state: HealthState::Degraded, ..lost.clone() };
-    for (unhealthy, last) in
-        [(lost, Order::Finish { exit: HAND_BACK_EXIT }), (slow, Order::StartRanks(Attempt(1)))]
-    {
+    for (unhealthy, last) in [(lost, Command::finish(HAND_BACK_EXIT)), (slow, Command::start(Attempt(1)))] {
         let mut run = ordered();
         run.report_evidence(0, HostEvidence { unhealthy: vec![unhealthy], ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
@@ -130,10 +128,10 @@ fn an_unhealthy_host_is_handed_back_at_once_and_a_degraded_one_is_not() {
 fn a_waiting_ordered_restart_obeys_a_stop_and_ignores_rulings_on_failures() {
     let mut run = ordered();
     run.report_evidence(1, HostEvidence::default());
-    assert!(matches!(run.last_order(), Order::Consult(_)), "the late ruling on a failure is ignored");
+    assert!(matches!(run.last_order(), Command::Consult(_)), "the late ruling on a failure is ignored");
     run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
-    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert_eq!(run.last_order(), &Command::finish(143));
 }
 
 #[test]
@@ -162,14 +160,17 @@ fn ranks_are_asked_to_save_once_and_their_end_is_no_success_of_the_job() {
     run.steps(0, 1..=5);
     run.fact(order_to_save(138));
     run.fact(order_to_save(140));
-    let asked =
-        run.orders().into_iter().filter(|order| matches!(order, Order::AskToSave(Attempt(0)))).count();
+    let asked = run
+        .orders()
+        .into_iter()
+        .filter(|order| matches!(order, Command::AskToSave { attempt: Attempt(0), .. }))
+        .count();
     assert_eq!(asked, 1, "each host may have got the signal");
     run.exit(0, 0, ExitStatus::Code(0), false);
     run.exit(0, 1, ExitStatus::Code(0), false);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Done });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Done));
     run.ended(0);
-    assert_eq!(run.last_order(), &Order::Finish { exit: 138 });
+    assert_eq!(run.last_order(), &Command::finish(138));
 }
 
 #[test]
@@ -181,5 +182,5 @@ fn ranks_that_fail_after_a_request_to_save_are_restarted_and_asked_again() {
     run.kill_and_decide(0);
     run.start(1);
     run.fact(order_to_save(138));
-    assert_eq!(run.last_order(), &Order::AskToSave(Attempt(1)));
+    assert_eq!(run.last_order(), &Command::ask_to_save(Attempt(1)));
 }

@@ -6,14 +6,14 @@ use crate::support;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::Span;
 use mainstay_progress::memory::Learned;
-use mainstay_recovery::job::{Input, Order};
 use mainstay_recovery::policy::{CauseKind, Rung};
+use mainstay_recovery::protocol::{Command, Event};
 use support::job::Run;
 
 /// Reports that all ranks saved a step and that it is sealed.
 fn saved(run: &mut Run, attempt: u32, step: u64) {
     let shards = vec![(Rank(0), vec![1]), (Rank(1), vec![2])];
-    run.report(Input::Saved { attempt: Attempt(attempt), step, shards });
+    run.report(Event::Saved { attempt: Attempt(attempt), step, shards });
 }
 
 /// One attempt over these steps, which then loses a rank. Returns whether the job continues.
@@ -29,10 +29,10 @@ fn fails_after(
         saved(run, attempt, step);
     }
     run.crash_and_decide(attempt);
-    if let Order::Wake { .. } = run.last_order() {
+    if let Command::Wake { .. } = run.last_order() {
         run.wait(Span::seconds(600));
     }
-    matches!(run.last_order(), Order::StartRanks(_))
+    matches!(run.last_order(), Command::Start { .. })
 }
 
 #[test]

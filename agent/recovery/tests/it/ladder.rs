@@ -11,8 +11,9 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Attempt, Incident, Pid, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Action;
-use mainstay_recovery::job::{AgentEvidence, Input, Job, Order, Output, StopWhy};
+use mainstay_recovery::job::{Job, Output};
 use mainstay_recovery::policy::{Budget, HAND_BACK_EXIT, Settings};
+use mainstay_recovery::protocol::{AgentEvidence, Command, Event, StopWhy};
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -65,7 +66,7 @@ struct World {
     job: Job,
     random: Random,
     now: Mono,
-    orders: Vec<Order>,
+    orders: Vec<Command>,
     /// The running attempt.
     alive: Option<Attempt>,
     /// Whether the ranks can keep their processes.
@@ -122,14 +123,14 @@ impl World {
     fn take(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
-                Output::Order(order) => self.orders.push(order),
+                Output::Command(order) => self.orders.push(order),
                 Output::Record(Body::Decision(decision)) => self.decisions.push(decision.action),
                 Output::Record(_) => {}
             }
         }
     }
 
-    fn report(&mut self, input: Input) {
+    fn report(&mut self, input: Event) {
         self.now = self.now.after(Span::millis(1 + self.random.below(20)));
         let mut out = Vec::new();
         self.job.step(self.now, input, &mut out);
@@ -137,7 +138,7 @@ impl World {
     }
 
     fn fact(&mut self, fact: Fact) {
-        self.report(Input::Fact(fact));
+        self.report(Event::Fact(fact));
     }
 
     /// Carries out orders until the job is over, and creates the inputs in between.
@@ -153,37 +154,38 @@ impl World {
                 continue;
             }
             match self.orders.remove(0) {
-                Order::StartRanks(attempt) => {
+                Command::Start { attempt, in_process: false, .. } => {
                     assert!(self.waiting.is_empty(), "old processes remain next to all new ones");
                     self.start(attempt);
                 }
-                Order::StartRound(attempt) => {
+                Command::Start { attempt, in_process: true, .. } => {
                     assert!(!self.waiting.is_empty(), "a round without ranks");
                     self.waiting.clear();
                     self.start(attempt);
                 }
-                Order::EndRank { attempt, rank } => {
+                Command::EndRank { attempt, rank } => {
                     assert!(self.waiting.contains(&rank.0), "an absent rank is ended");
                     self.waiting.retain(|waits| *waits != rank.0);
                     self.exit(attempt, rank.0, ExitStatus::Signal(9), true);
                     let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
                     self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
                 }
-                Order::StopRanks { attempt, why } => self.stop(attempt, why),
-                Order::Consult(verdict) => self.rule(verdict.incident),
-                Order::Wake { at } if self.alive.is_some() => self.wake_at = Some(at),
-                Order::Wake { at } => {
+                Command::Stop { attempt, why, .. } => self.stop(attempt, why),
+                Command::Consult(verdict) => self.rule(verdict.incident),
+                Command::Wake { at } if self.alive.is_some() => self.wake_at = Some(at),
+                Command::Wake { at } => {
                     self.now = self.now.max(at);
-                    self.report(Input::Wake);
+                    self.report(Event::Wake);
                 }
-                Order::Finish { exit } => {
+                Command::Finish { exit, .. } => {
                     assert_eq!(self.alive, None, "the job ends with live processes");
                     assert!(self.waiting.is_empty(), "the job ends with waiting processes");
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
-                Order::AskToSave(_) => {}
-                Order::TakeEvidence(attempt) => self.take_evidence(attempt),
+                Command::AskToSave { .. } => {}
+                Command::TakeEvidence { attempt } => self.take_evidence(attempt),
+                other => panic!("only a group gives it: {other:?}"),
             }
         }
         panic!("the job never ends");
@@ -228,7 +230,7 @@ impl World {
         let attempt = self.alive.expect("without orders the ranks train");
         if self.wake_at.is_some_and(|at| at <= self.now) {
             self.wake_at = None;
-            return self.report(Input::Wake);
+            return self.report(Event::Wake);
         }
         if self.stuck {
             match self.wake_at {
@@ -255,7 +257,7 @@ impl World {
         self.now = end;
         for n in 0..RANKS {
             let done = vec![StepDone { step: self.step, start, end, ..StepDone::default() }];
-            self.report(Input::Steps { attempt, rank: Rank(n), done });
+            self.report(Event::Steps { attempt, ranks: vec![(Rank(n), done)] });
         }
         if self.step.is_multiple_of(3) {
             self.saved = self.step;
@@ -400,12 +402,12 @@ impl World {
                 let other = Incident(incident.0 + 1);
                 let early =
                     AgentEvidence { incident: other, instead: None, host_evidence: HostEvidence::default() };
-                self.report(Input::AgentEvidence(Some(early)));
+                self.report(Event::AgentEvidence(Some(early)));
                 Some(AgentEvidence { incident, instead: None, host_evidence })
             }
             _ => Some(AgentEvidence { incident, instead: None, host_evidence }),
         };
-        self.report(Input::AgentEvidence(answer));
+        self.report(Event::AgentEvidence(answer));
     }
 }
 

@@ -4,7 +4,7 @@ use crate::support::job::Run;
 use mainstay_model::entry::{Body, ExitStatus, Fact};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::verdict::{Cause, Verdict};
-use mainstay_recovery::job::{Order, StopWhy};
+use mainstay_recovery::protocol::{Command, StopWhy};
 
 /// The exit of a PyTorch rank with a process group: each line of its traceback starts with the rank.
 fn exits_with(run: &mut Run, rank: u32, exception: &str) {
@@ -42,9 +42,9 @@ fn a_rank_whose_output_reports_a_lost_peer_is_a_victim_of_that_peer() {
     let mut run = Run::begin(3);
     run.start(0);
     exits_with(&mut run, 0, "RuntimeError: [pair.cc:544] Connection closed by peer [127.0.0.1]:20353");
-    assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());
     exits_with(&mut run, 1, "KeyError: 'labels'");
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    assert_eq!(run.last_order(), &Command::stop(Attempt(0), StopWhy::Fault));
     run.ended(0);
     let verdict = verdict_of(&run);
     assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
@@ -60,7 +60,7 @@ fn the_exit_of_a_rank_that_lost_a_peer_does_not_end_the_wait_for_the_peer() {
     run.start(0);
     run.raise(0, 0, "[../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4711");
     run.exit(0, 0, ExitStatus::Code(1), false);
-    assert!(matches!(run.last_order(), Order::Wake { .. }), "{:?}", run.last_order());
+    assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());
     run.exit(0, 1, ExitStatus::Code(3), false);
     run.ended(0);
     assert_eq!(verdict_of(&run).culprit, Some(Rank(1)));

@@ -1,11 +1,11 @@
 //! The network between the leader and its followers: sizes, speed and latency of each message.
 
-use mainstay_group::wire::{Command, Down, Outgoing, Report, Up};
+use mainstay_group::wire::{Down, Message, Up};
 use mainstay_model::time::Mono;
-use mainstay_recovery::job::Input;
+use mainstay_recovery::protocol::{Command, Event};
 
 use super::follower::Answer;
-use super::{Crowd, Event, STEPS_EVERY, messages};
+use super::{Crowd, Happening, STEPS_EVERY, messages};
 
 impl Crowd {
     /// Sends a message to a follower.
@@ -19,10 +19,11 @@ impl Crowd {
         if let Down::Command { number, command, .. } = down {
             let arrives = self.sends + self.plan.latency;
             self.starts(arrives, &command);
-            let ack = serde_json::to_vec(&Up::Received { number }).unwrap_or_default();
+            let mut ack = Vec::new();
+            let _ = Up::Received { number }.write(&mut ack);
             self.arrives(arrives, host, ack);
             for answer in self.followers[host].obey(&command) {
-                self.at(arrives + self.plan.host, Event::Answered(host, answer));
+                self.at(arrives + self.plan.host, Happening::Answered(host, answer));
             }
         }
     }
@@ -80,25 +81,25 @@ impl Crowd {
         // Messages of one connection stay in order.
         let at = self.receives.max(self.followers[host].last + 1);
         self.followers[host].last = at;
-        self.at(at, Event::Up(host, bytes));
+        self.at(at, Happening::Up(host, bytes));
     }
 
     pub(super) fn answer(&mut self, host: usize, answer: Answer) {
         let at = Mono(self.now);
-        for report in self.reports(host, answer) {
+        for event in self.events_of(host, answer) {
             let number = self.followers[host].next_number();
-            self.up(host, &Up::Report { number, at, report });
+            self.up(host, &Up::Event { number, at, event });
         }
     }
 
     pub(super) fn mine(&mut self, answer: Answer) {
-        for report in self.reports(0, answer) {
-            self.work(|crowd| crowd.lead.report_of_mine(Mono(crowd.busy), report));
+        for event in self.events_of(0, answer) {
+            self.work(|crowd| crowd.lead.step(Mono(crowd.busy), event));
         }
     }
 
-    fn reports(&self, host: usize, answer: Answer) -> Vec<Report> {
-        messages::reports(&self.plan, &self.followers[host], answer)
+    fn events_of(&self, host: usize, answer: Answer) -> Vec<Event> {
+        messages::events(&self.plan, &self.followers[host], answer)
     }
 
     pub(super) fn stepped(&mut self, host: usize) {
@@ -107,16 +108,13 @@ impl Crowd {
         }
         let (step, attempt) = (self.now / STEPS_EVERY, self.lead.merge().attempt());
         let done = vec![messages::step(self.now, step)];
-        if host > 0 {
-            let number = self.followers[host].next_number();
-            let ranks = self.followers[host].ranks().map(|rank| (rank, done.clone())).collect();
-            let report = Report::Steps { attempt, ranks };
-            return self.up(host, &Up::Report { number, at: Mono(self.now), report });
+        let ranks = self.followers[host].ranks().map(|rank| (rank, done.clone())).collect();
+        let event = Event::Steps { attempt, ranks };
+        if host == 0 {
+            return self.work(|crowd| crowd.lead.step(Mono(crowd.busy), event));
         }
-        for rank in self.followers[host].ranks() {
-            let steps = Input::Steps { attempt, rank, done: done.clone() };
-            self.work(|crowd| crowd.lead.see(Mono(crowd.busy), steps));
-        }
+        let number = self.followers[host].next_number();
+        self.up(host, &Up::Event { number, at: Mono(self.now), event });
     }
 
     pub(super) fn seen(&mut self, host: usize) {

@@ -1,8 +1,8 @@
 //! A follower of a large job: its answers to commands. The cost of followers is not measured.
 
 use mainstay_checkpoint::inventory::StepKey;
-use mainstay_group::wire::{Command, Seat};
 use mainstay_model::id::{Attempt, Rank};
+use mainstay_recovery::protocol::{Command, Seat};
 
 /// A report of a follower.
 #[derive(Clone, Debug)]
@@ -61,6 +61,8 @@ impl Follower {
                 vec![Answer::Started(*attempt), Answer::Connected(*attempt)]
             }
             Command::EndRank { .. }
+            | Command::Consult(_)
+            | Command::Wake { .. }
             | Command::TakeEvidence { .. }
             | Command::AskToSave { .. }
             | Command::SaveDue { .. }

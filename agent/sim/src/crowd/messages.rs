@@ -1,11 +1,11 @@
 //! The messages that the followers of a large job send, as long as real ones.
 
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_group::wire::Report;
 use mainstay_hang::{Count, RankSample, RankSeen};
 use mainstay_model::entry::{ExitStatus, Fact, Spent, StartedRank, StepDone};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::time::Mono;
+use mainstay_recovery::protocol::Event;
 
 use super::follower::{Answer, Follower};
 use super::{MS, Plan, SECOND};
@@ -13,22 +13,22 @@ use super::{MS, Plan, SECOND};
 /// Communicators of a rank: tensor, pipeline, data and context parallelism.
 const COMMUNICATORS: u64 = 4;
 
-pub(super) fn reports(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Report> {
-    let fact = |fact| Report::Fact { fact };
+pub(super) fn events(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Event> {
+    let fact = Event::Fact;
     match answer {
         Answer::Died => {
             let died = exited(host.attempt, host.ranks().next().unwrap_or(Rank(0)), false);
             vec![fact(died)]
         }
         Answer::Stopped(attempt) => {
-            let mut all: Vec<Report> = host.ranks().map(|rank| fact(exited(attempt, rank, true))).collect();
+            let mut all: Vec<Event> = host.ranks().map(|rank| fact(exited(attempt, rank, true))).collect();
             all.push(fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() }));
             all
         }
-        Answer::Opened(attempt) => vec![Report::Opened { attempt, port: Ok(29_500) }],
-        Answer::Seated(attempt, seat) => vec![Report::Seated { attempt, seat }],
-        Answer::Holding(attempt) => vec![Report::Holding { attempt, copies: holding(plan, host) }],
-        Answer::Brought(attempt, step) => vec![Report::Brought { attempt, step, error: None }],
+        Answer::Opened(attempt) => vec![Event::Opened { attempt, port: Ok(29_500) }],
+        Answer::Seated(attempt, seat) => vec![Event::Seated { attempt, seat }],
+        Answer::Holding(attempt) => vec![Event::Holding { attempt, copies: holding(plan, host) }],
+        Answer::Brought(attempt, step) => vec![Event::Brought { attempt, step, error: None }],
         Answer::Started(attempt) => {
             let first = host.ranks().next().map_or(0, |rank| rank.0);
             let ranks = host.ranks().map(|rank| StartedRank {

@@ -3,48 +3,46 @@
 use mainstay_group::electors::Missed;
 use mainstay_group::follow::{self, CutOff};
 use mainstay_group::lead::{self, Lead};
-use mainstay_group::wire::{Command, Down};
+use mainstay_group::wire::Down;
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::{Attempt, BootId, JobId};
 use mainstay_model::observation::WORLD_GROWS;
 use mainstay_model::time::{Mono, Stamp, Wall};
-use mainstay_recovery::job::{Order, StopWhy};
+use mainstay_recovery::protocol::{Command, StopWhy};
 
 use super::launcher::Brain;
 use super::network::Wire;
 use super::store::Ask;
-use super::{Event, World};
+use super::{Happening, World};
 use crate::support::cluster::restart_of;
 
 impl World {
     pub fn act_of_leader(&mut self, me: usize, act: lead::Act) {
         self.trace(|world| format!("{} {}", world.launchers[me].name, leaders_line(&act)));
         match act {
-            lead::Act::Send(connection, down) => self.send_down(connection, Wire::Message(down)),
+            lead::Act::Send(connection, down) => {
+                if let Down::Command { command: Command::Finish { exit, .. }, .. } = down {
+                    self.check_told_end(me, exit);
+                }
+                self.send_down(connection, Wire::Message(down));
+            }
             lead::Act::Close(connection) => self.end_as_leader(connection),
             lead::Act::Record(at, body) => self.record(me, at, None, body),
-            lead::Act::Command(seat, command) => {
-                if let Command::Finish { exit, .. } = command {
-                    self.check_told_end(me, exit);
-                    self.feed_all(me);
-                }
-                if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-                    lead.command(seat, command);
-                }
+            lead::Act::Obey(Command::Consult(_)) => {
+                let at = self.after_a_while();
+                self.at(at, Happening::Ruled(me));
+            }
+            lead::Act::Obey(Command::Wake { at }) => {
+                self.launchers[me].timers.insert(at);
             }
             lead::Act::Obey(command) => {
+                if let Command::Finish { exit, .. } = command {
+                    self.check_told_end(me, exit);
+                }
                 let epoch = self.launchers[me].leads().map_or(0, Lead::epoch);
                 self.acts_in(epoch, me, &command);
                 self.will_do(me, command, Some((epoch, me)));
             }
-            lead::Act::Local(Order::Consult(_)) => {
-                let at = self.after_a_while();
-                self.at(at, Event::Ruled(me));
-            }
-            lead::Act::Local(Order::Wake { at }) => {
-                self.launchers[me].timers.insert(at);
-            }
-            lead::Act::Local(other) => panic!("{other:?} is for one host alone"),
             lead::Act::Store(number, mut record) => {
                 record.at = self.stamp(me);
                 self.write(me, number, *record);
@@ -74,7 +72,7 @@ impl World {
                 if self.close_to_leader(me) {
                     // The task of the connection reports it and makes a new connection.
                     let at = self.after_a_while();
-                    self.at(at, Event::Closed(me));
+                    self.at(at, Happening::Closed(me));
                 }
             }
             follow::Act::Obey(command) => {

@@ -1,7 +1,7 @@
 //! The invariants that hold for all failures.
 
 use mainstay_group::record::Record;
-use mainstay_group::wire::Command;
+use mainstay_recovery::protocol::Command;
 
 use super::launcher::{Brain, Launcher};
 use super::{LEASE_SPAN, World};

@@ -4,11 +4,11 @@ use mainstay_group::clock::Mapping;
 use mainstay_group::follow::{self, CutOff, Follow, Leads};
 use mainstay_group::record::Record;
 use mainstay_group::round::Seated;
-use mainstay_group::wire::{Command, Down, Report, Seat, Up};
+use mainstay_group::wire::{Down, Up};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::Attempt;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::StopWhy;
+use mainstay_recovery::protocol::{Command, Event, Seat, StopWhy};
 
 use super::faults::Fault;
 use super::network::STORE;
@@ -56,7 +56,7 @@ fn orphan(runs: bool) -> Follow {
 }
 
 fn acts(follow: &mut Follow) -> Vec<follow::Act> {
-    std::iter::from_fn(|| follow.next_act()).collect()
+    std::iter::from_fn(|| follow.poll()).collect()
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn without_a_leader_the_wait_for_a_seat_is_limited() {
     );
     follow.look(Mono(3).after(Span(LEASE_SPAN.0 * 3)), None, false);
     assert!(matches!(
-        std::iter::from_fn(|| follow.next_act()).last(),
+        std::iter::from_fn(|| follow.poll()).last(),
         Some(follow::Act::CutOff(CutOff::NoLeader))
     ));
 }
@@ -187,10 +187,10 @@ fn the_answer_to_a_new_leader_survives_the_loss_of_the_connection() {
     follow.receive(Mono(4), Down::Command { number: 1, epoch: 2, command });
     follow.disconnected(Mono(5), "it was reset", false);
     let ended = Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() };
-    follow.report(Mono(6), Report::Fact { fact: ended.clone() });
+    follow.step(Mono(6), Event::Fact(ended.clone()));
     welcomed(&mut follow);
     follow.receive(Mono(8), Down::Beat { sent: Mono(7), at: Mono(7) });
-    let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
-    let answers = |act: &follow::Act| matches!(act, follow::Act::Send(Up::Report { report: Report::Fact { fact }, .. }) if *fact == ended);
+    let acts: Vec<_> = std::iter::from_fn(|| follow.poll()).collect();
+    let answers = |act: &follow::Act| matches!(act, follow::Act::Send(Up::Event { event: Event::Fact(fact), .. }) if *fact == ended);
     assert!(acts.iter().any(answers), "{acts:?}");
 }

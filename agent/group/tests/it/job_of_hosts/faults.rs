@@ -4,7 +4,7 @@ use mainstay_group::round::Member;
 
 use super::launcher::Brain;
 use super::network::STORE;
-use super::{Chance, Event, LEASE, MS, SECOND, Time, World};
+use super::{Chance, Happening, LEASE, MS, SECOND, Time, World};
 
 #[derive(Clone, Debug)]
 pub enum Fault {
@@ -51,17 +51,17 @@ impl World {
                 5 => Fault::Blocked(machine, other, long),
                 6 => Fault::Blocked(other, machine, long),
                 7 => {
-                    self.at(at, Event::Fault(Fault::Blocked(machine, other, long)));
+                    self.at(at, Happening::Fault(Fault::Blocked(machine, other, long)));
                     Fault::Blocked(other, machine, long)
                 }
                 8 => Fault::Disconnects(machine),
                 9 => Fault::StoreAway(long),
                 _ => Fault::StoreWiped,
             };
-            self.at(at, Event::Fault(fault));
+            self.at(at, Happening::Fault(fault));
         }
         self.crash_one_in = if chance.one_in(3) { 300 } else { 0 };
-        self.at(self.now + lasts, Event::Quiet);
+        self.at(self.now + lasts, Happening::Quiet);
     }
 
     pub fn fail(&mut self, fault: Fault) {
@@ -81,16 +81,16 @@ impl World {
                 if self.launchers[launcher].runs() {
                     self.crash(launcher);
                 }
-                self.at(now + long, Event::Fault(Fault::PowerBack(machine)));
+                self.at(now + long, Happening::Fault(Fault::PowerBack(machine)));
             }
             Fault::PowerBack(machine) => {
                 self.machines[machine].up = true;
-                self.at(now + SECOND, Event::Respawns(machine));
+                self.at(now + SECOND, Happening::Respawns(machine));
             }
             Fault::Stalls(machine, long) => self.machines[machine].stalled = now + long,
             Fault::Blocked(from, to, long) => {
                 self.blocked.insert((from, to));
-                self.at(now + long, Event::Fault(Fault::Unblocked(from, to)));
+                self.at(now + long, Happening::Fault(Fault::Unblocked(from, to)));
             }
             Fault::Unblocked(from, to) => {
                 self.blocked.remove(&(from, to));
@@ -105,7 +105,7 @@ impl World {
             }
             Fault::StoreAway(long) => {
                 self.store.away = true;
-                self.at(now + long, Event::Fault(Fault::StoreBack));
+                self.at(now + long, Happening::Fault(Fault::StoreBack));
             }
             Fault::StoreBack => self.store.away = false,
             Fault::StoreWiped => {
@@ -150,10 +150,10 @@ impl World {
         }
         for machine in 0..self.machines.len() {
             if !std::mem::replace(&mut self.machines[machine].up, true) {
-                self.at(self.now + SECOND, Event::Respawns(machine));
+                self.at(self.now + SECOND, Happening::Respawns(machine));
             }
         }
-        self.at(self.now + 20 * SECOND, Event::RanksFinish);
+        self.at(self.now + 20 * SECOND, Happening::RanksFinish);
     }
 
     pub fn crashes_now(&mut self, me: usize) -> bool {
@@ -169,7 +169,7 @@ impl World {
         let machine = self.launchers[me].machine;
         if self.respawns && self.machines[machine].launcher == me {
             let at = self.now + SECOND + MS * self.chance.below(4000) as Time;
-            self.at(at, Event::Respawns(machine));
+            self.at(at, Happening::Respawns(machine));
         }
     }
 

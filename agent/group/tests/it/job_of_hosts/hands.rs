@@ -4,13 +4,12 @@ use std::collections::BTreeSet;
 
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_group::late_orders::{OnStart, on_start, on_stop};
-use mainstay_group::wire::{Command, Report, Seat};
 use mainstay_model::entry::{ExitStatus, Fact};
 use mainstay_model::id::{Attempt, Rank};
-use mainstay_recovery::job::StopWhy;
+use mainstay_recovery::protocol::{Command, Event, Seat, StopWhy};
 
 use super::launcher::{Brain, Launcher};
-use super::{BUDGET, Event, MS, World};
+use super::{BUDGET, Happening, MS, World};
 use crate::support::cluster::{exited, started};
 
 /// The step of the simulated job's checkpoints.
@@ -60,11 +59,12 @@ impl World {
         let took = MS * (1 + self.chance.below(long) as u64);
         if matches!(command, Command::Look { .. }) {
             // No other command waits for it.
-            return self.at(self.now + took, Event::Does { launcher: me, command: Box::new(command), by });
+            return self
+                .at(self.now + took, Happening::Does { launcher: me, command: Box::new(command), by });
         }
         let at = self.now.max(self.launchers[me].busy_until) + took;
         self.launchers[me].busy_until = at;
-        self.at(at, Event::Does { launcher: me, command: Box::new(command), by });
+        self.at(at, Happening::Does { launcher: me, command: Box::new(command), by });
     }
 
     pub fn does(&mut self, me: usize, command: Command, by: Option<(u64, usize)>) {
@@ -76,7 +76,7 @@ impl World {
             Command::Open { attempt } => {
                 self.port += 1;
                 let port = if fails { Err("no port".to_owned()) } else { Ok(self.port) };
-                self.saw(me, Report::Opened { attempt, port });
+                self.saw(me, Event::Opened { attempt, port });
             }
             Command::Seat { attempt, seat } => {
                 // Ranks that wait in their processes have the numbers of the previous world.
@@ -89,16 +89,16 @@ impl World {
                 if let Brain::Follows(follow) = &mut launcher.brain {
                     follow.sit(&seat);
                 }
-                self.saw(me, Report::Seated { attempt, seat });
+                self.saw(me, Event::Seated { attempt, seat });
             }
             Command::Gather { attempt, .. } => {
                 let copies = self.launchers[me].copies();
-                self.saw(me, Report::Holding { attempt, copies });
+                self.saw(me, Event::Holding { attempt, copies });
             }
             Command::Bring { attempt, step } => {
                 let error = fails.then(|| "its memory is faulty".to_owned());
                 self.launchers[me].brought = error.is_none().then(|| (attempt, step.clone()));
-                self.saw(me, Report::Brought { attempt, step, error });
+                self.saw(me, Event::Brought { attempt, step, error });
             }
             Command::Start { attempt, in_process, master_port, resume, .. } => {
                 self.starts(me, attempt, in_process, (master_port, resume), fails, by);
@@ -122,9 +122,10 @@ impl World {
                 self.attempt_ends(me, attempt);
             }
             Command::TakeEvidence { .. } | Command::AskToSave { .. } | Command::SaveDue { .. } => {}
+            Command::Consult(_) | Command::Wake { .. } => unreachable!("it is carried out at once"),
             Command::Look { launcher, .. } => {
                 let sight = self.sight(me, self.launcher_named(&launcher));
-                self.saw(me, Report::Looked { launcher, sight });
+                self.saw(me, Event::Looked { launcher, sight });
             }
             Command::Finish { exit, .. } => {
                 let launcher = &mut self.launchers[me];
@@ -156,7 +157,7 @@ impl World {
             OnStart::Refuse => {
                 (launcher.attempt, launcher.had_ranks) = (attempt, false);
                 let error = "ranks still run here".to_owned();
-                return self.saw(me, Report::Fact { fact: Fact::start_failed(attempt, error) });
+                return self.saw(me, Event::Fact(Fact::start_failed(attempt, error)));
             }
             OnStart::Start => {}
         }
@@ -175,7 +176,7 @@ impl World {
         (launcher.attempt, launcher.had_ranks) = (attempt, true);
         if fails {
             let error = "no memory".to_owned();
-            return self.saw(me, Report::Fact { fact: Fact::start_failed(attempt, error) });
+            return self.saw(me, Event::Fact(Fact::start_failed(attempt, error)));
         }
         let ranks = launcher.ranks();
         launcher.living.extend(ranks.iter().map(|rank| (*rank, attempt)));
@@ -184,19 +185,19 @@ impl World {
             let of = self.given.entry((attempt, *rank)).or_insert(me);
             assert_eq!(*of, me, "{rank:?} of {attempt} was given twice");
         }
-        self.saw(me, Report::Fact { fact: started(attempt, port, ranks.into_iter()) });
+        self.saw(me, Event::Fact(started(attempt, port, ranks.into_iter())));
     }
 
     pub fn rank_exits(&mut self, me: usize, rank: Rank, status: ExitStatus, after_stop: bool) {
         let launcher = &mut self.launchers[me];
         let Some(attempt) = launcher.living.remove(&rank) else { return };
         launcher.waiting.remove(&rank);
-        self.saw(me, Report::Fact { fact: exited(attempt, rank, status, after_stop) });
+        self.saw(me, Event::Fact(exited(attempt, rank, status, after_stop)));
     }
 
     fn attempt_ends(&mut self, me: usize, attempt: Attempt) {
         let waiting = self.launchers[me].waiting.iter().copied().collect();
-        self.saw(me, Report::Fact { fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting } });
+        self.saw(me, Event::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting }));
     }
 
     /// One running rank dies, chosen at random.

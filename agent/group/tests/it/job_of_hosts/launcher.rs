@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_group::clock::Mapping;
 use mainstay_group::follow::{Follow, Leads, concerns_all};
-use mainstay_group::lead::Lead;
+use mainstay_group::lead::{Here, Lead};
 use mainstay_group::round::Member;
-use mainstay_group::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
+use mainstay_group::wire::{Down, Join, PROTOCOL, Up};
 use mainstay_model::entry::{Entry, Fact};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Stamp, Wall};
-use mainstay_recovery::job::{Input, StopWhy};
+use mainstay_recovery::protocol::{Command, Event, Seat, StopWhy};
 
 use super::network::Wire;
 use super::store::{Ask, Client, LeaderKey};
-use super::{Event, HOSTS, LEASE_SPAN, MS, SECOND, World};
+use super::{HOSTS, Happening, LEASE_SPAN, MS, SECOND, World};
 
 /// The status of a launcher that hands its host back.
 const HANDS_BACK: i32 = 75;
@@ -25,6 +25,19 @@ pub enum Brain {
     /// It has no seat and waits for one from this leader.
     Waits(Option<LeaderKey>),
     Gone,
+}
+
+/// The journal of a launcher, for the code that leads.
+struct Journal<'a>(&'a [Entry]);
+
+impl Here for Journal<'_> {
+    fn save_after(&self) -> Option<u64> {
+        None
+    }
+
+    fn entries_after(&self, have: u64, most: usize) -> Option<Vec<Entry>> {
+        Some(self.0.iter().skip(have as usize).take(most).cloned().collect())
+    }
 }
 
 pub struct Launcher {
@@ -160,16 +173,17 @@ impl World {
         loop {
             let now = self.clock(me);
             let crashes = self.crashes_now(me);
-            match &mut self.launchers[me].brain {
+            let Launcher { brain, journal, .. } = &mut self.launchers[me];
+            match brain {
                 Brain::Leads(lead) => {
-                    let Some(act) = lead.next_act(now) else { break };
+                    let Some(act) = lead.poll(now, &Journal(journal)) else { break };
                     if crashes {
                         return self.crash(me);
                     }
                     self.act_of_leader(me, act);
                 }
                 Brain::Follows(follow) => {
-                    let Some(act) = follow.next_act() else { break };
+                    let Some(act) = follow.poll() else { break };
                     if crashes {
                         return self.crash(me);
                     }
@@ -178,51 +192,24 @@ impl World {
                 Brain::Waits(_) | Brain::Gone => return,
             }
         }
-        let now = self.clock(me);
-        if let Brain::Leads(lead) = &mut self.launchers[me].brain
-            && lead.is_feed_due(now)
-        {
-            self.feed(me);
-            while let Brain::Leads(lead) = &mut self.launchers[me].brain
-                && let Some(act) = lead.next_act(now)
-            {
-                self.act_of_leader(me, act);
-            }
-        }
-    }
-
-    fn feed(&mut self, me: usize) {
-        let Launcher { brain, journal, .. } = &mut self.launchers[me];
-        if let Brain::Leads(lead) = brain {
-            lead.feed(|have, most| Some(journal.iter().skip(have as usize).take(most).cloned().collect()));
-        }
-    }
-
-    pub fn feed_all(&mut self, me: usize) {
-        let Launcher { brain, journal, .. } = &mut self.launchers[me];
-        if let Brain::Leads(lead) = brain {
-            lead.feed_all(|have, most| {
-                Some(journal.iter().skip(have as usize).take(most).cloned().collect())
-            });
-        }
     }
 
     /// Something happened on this launcher's host.
-    pub fn saw(&mut self, me: usize, report: Report) {
+    pub fn saw(&mut self, me: usize, event: Event) {
         let at = self.clock(me);
         match &mut self.launchers[me].brain {
             Brain::Leads(lead) if lead.is_deposed() => {
-                if is_end(&report) {
+                if is_end(&event) {
                     return self.ends(me, HANDS_BACK);
                 }
             }
-            Brain::Leads(lead) => lead.report_of_mine(at, report),
-            Brain::Follows(follow) if follow.is_cut_off() && is_end(&report) => {
+            Brain::Leads(lead) => lead.step(at, event),
+            Brain::Follows(follow) if follow.is_cut_off() && is_end(&event) => {
                 return self.ends(me, HANDS_BACK);
             }
             Brain::Follows(follow) => {
-                assert!(!matches!(&report, Report::Fact { fact } if !concerns_all(fact)));
-                follow.report(at, report);
+                assert!(!matches!(&event, Event::Fact(fact) if !concerns_all(fact)));
+                follow.step(at, event);
             }
             Brain::Waits(_) | Brain::Gone => return,
         }
@@ -328,7 +315,7 @@ impl World {
         if launcher.runs() && launcher.connection.is_none() && !launcher.connects {
             launcher.connects = true;
             let at = self.now + 50 * MS + MS * self.chance.below(300) as u64;
-            self.at(at, Event::Connects(me));
+            self.at(at, Happening::Connects(me));
         }
     }
 
@@ -364,7 +351,7 @@ impl World {
         match &mut self.launchers[me].brain {
             Brain::Leads(lead) => {
                 if due && !lead.is_deposed() {
-                    lead.report_to_job(now, Input::Wake);
+                    lead.step(now, Event::Wake);
                 }
                 lead.look(now, silent);
             }
@@ -427,6 +414,6 @@ impl World {
     }
 }
 
-fn is_end(report: &Report) -> bool {
-    matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
+fn is_end(event: &Event) -> bool {
+    matches!(event, Event::Fact(Fact::AttemptEnded { .. }))
 }

@@ -28,12 +28,13 @@ use mainstay_group::merge::Merge;
 use mainstay_group::record::Record;
 use mainstay_group::resize::Limits;
 use mainstay_group::round::{Member, first};
-use mainstay_group::wire::{Command, Join};
+use mainstay_group::wire::Join;
 use mainstay_model::entry::JobSpec;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Span, Stamp};
-use mainstay_recovery::job::{Input, Job};
+use mainstay_recovery::job::Job;
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::{Command, Event};
 
 use crate::support::cluster::{Chance, members, seeds};
 use faults::Fault;
@@ -74,7 +75,7 @@ const ENDS_WITHIN: Time = 900 * SECOND;
 /// The number of seeds in a usual run of the suite.
 const SEEDS: u64 = 20_000;
 
-enum Event {
+enum Happening {
     Up(u64),
     Down(u64),
     Connects(usize),
@@ -119,7 +120,7 @@ enum Event {
 struct World {
     chance: Chance,
     now: Time,
-    events: BTreeMap<(Time, u64), Event>,
+    events: BTreeMap<(Time, u64), Happening>,
     numbers: u64,
     machines: Vec<Machine>,
     launchers: Vec<Launcher>,
@@ -128,7 +129,7 @@ struct World {
     newest_connection: u64,
     /// Directions in which no message passes, and the events that wait for them.
     blocked: BTreeSet<(usize, usize)>,
-    held_up: Vec<Event>,
+    held_up: Vec<Happening>,
     /// Whether faults are injected.
     faults: bool,
     /// A launcher crashes at one in this number of acts; 0: never.
@@ -318,30 +319,30 @@ impl World {
         self.launchers[me].client.answered_at(self.now);
         let soon = |world: &mut World| world.now + MS * (1 + world.chance.below(500) as Time);
         let (looks, asks, beats) = (soon(self), soon(self), soon(self));
-        self.at(looks, Event::Looks(me));
-        self.at(asks, Event::Asks(me));
-        self.at(beats, Event::Beats(me));
+        self.at(looks, Happening::Looks(me));
+        self.at(asks, Happening::Asks(me));
+        self.at(beats, Happening::Beats(me));
         me
     }
 
-    fn at(&mut self, at: Time, event: Event) {
+    fn at(&mut self, at: Time, event: Happening) {
         self.numbers += 1;
         self.events.insert((at.max(self.now), self.numbers), event);
     }
 
     /// The launcher that an event concerns. The event waits while the launcher's machine stalls.
-    fn whose(&self, event: &Event) -> Option<usize> {
+    fn whose(&self, event: &Happening) -> Option<usize> {
         match event {
-            Event::Connects(me)
-            | Event::Connected { follower: me, .. }
-            | Event::NotConnected { follower: me, .. }
-            | Event::Closed(me)
-            | Event::Answered { launcher: me, .. }
-            | Event::Asks(me)
-            | Event::Looks(me)
-            | Event::Beats(me)
-            | Event::Ruled(me)
-            | Event::Does { launcher: me, .. } => Some(*me),
+            Happening::Connects(me)
+            | Happening::Connected { follower: me, .. }
+            | Happening::NotConnected { follower: me, .. }
+            | Happening::Closed(me)
+            | Happening::Answered { launcher: me, .. }
+            | Happening::Asks(me)
+            | Happening::Looks(me)
+            | Happening::Beats(me)
+            | Happening::Ruled(me)
+            | Happening::Does { launcher: me, .. } => Some(*me),
             _ => None,
         }
     }
@@ -362,17 +363,17 @@ impl World {
         self.happens(event);
     }
 
-    fn happens(&mut self, event: Event) {
+    fn happens(&mut self, event: Happening) {
         match event {
-            Event::Up(connection) => self.arrives_up(connection),
-            Event::Down(connection) => self.arrives_down(connection),
-            Event::Connects(me) => self.connects(me),
-            Event::Connected { follower, leader } => {
+            Happening::Up(connection) => self.arrives_up(connection),
+            Happening::Down(connection) => self.arrives_down(connection),
+            Happening::Connects(me) => self.connects(me),
+            Happening::Connected { follower, leader } => {
                 self.connected(follower, leader);
                 self.launchers[follower].connects = false;
                 self.reconnect(follower);
             }
-            Event::NotConnected { follower, leader, refused } => {
+            Happening::NotConnected { follower, leader, refused } => {
                 let wants = self.launchers[follower].wants(leader);
                 self.launchers[follower].connects = false;
                 match wants {
@@ -381,39 +382,39 @@ impl World {
                 }
             }
             // Events of a connection that another one has replaced are ignored.
-            Event::Closed(me) if self.launchers[me].connection.is_some() => {}
-            Event::Closed(me) => self.lost_leader(me, "it was ended here", false),
-            Event::Asked { launcher, asked, ask } => self.asked(launcher, asked, ask),
-            Event::Answered { launcher, asked, revision, answer } => {
+            Happening::Closed(me) if self.launchers[me].connection.is_some() => {}
+            Happening::Closed(me) => self.lost_leader(me, "it was ended here", false),
+            Happening::Asked { launcher, asked, ask } => self.asked(launcher, asked, ask),
+            Happening::Answered { launcher, asked, revision, answer } => {
                 self.answered(launcher, asked, revision, answer);
             }
-            Event::Asks(me) => {
+            Happening::Asks(me) => {
                 self.ask(me, Ask::Look);
-                self.at(self.next_question(), Event::Asks(me));
+                self.at(self.next_question(), Happening::Asks(me));
             }
-            Event::Looks(me) => {
-                self.at(self.now + LOOKS_EVERY, Event::Looks(me));
+            Happening::Looks(me) => {
+                self.at(self.now + LOOKS_EVERY, Happening::Looks(me));
                 self.look(me);
             }
-            Event::Beats(me) => {
+            Happening::Beats(me) => {
                 self.beat(me);
-                self.at(self.now + SECOND, Event::Beats(me));
+                self.at(self.now + SECOND, Happening::Beats(me));
             }
-            Event::Ruled(me) => {
+            Happening::Ruled(me) => {
                 let now = self.clock(me);
                 if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-                    lead.report_to_job(now, Input::AgentEvidence(None));
+                    lead.step(now, Event::AgentEvidence(None));
                 }
                 self.settle(me);
             }
-            Event::Does { launcher, command, by } => self.does(launcher, *command, by),
-            Event::Respawns(machine) => self.respawn(machine),
-            Event::Fault(fault) => self.fail(fault),
-            Event::Quiet => self.be_quiet(),
-            Event::Nothing => {}
-            Event::RanksFinish => {
+            Happening::Does { launcher, command, by } => self.does(launcher, *command, by),
+            Happening::Respawns(machine) => self.respawn(machine),
+            Happening::Fault(fault) => self.fail(fault),
+            Happening::Quiet => self.be_quiet(),
+            Happening::Nothing => {}
+            Happening::RanksFinish => {
                 self.ranks_finish();
-                self.at(self.now + 3 * SECOND, Event::RanksFinish);
+                self.at(self.now + 3 * SECOND, Happening::RanksFinish);
             }
         }
     }

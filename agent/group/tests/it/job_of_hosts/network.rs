@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use mainstay_group::lost::ProbeResult;
 use mainstay_group::wire::{Down, Up};
 use mainstay_model::time::Mono;
+use mainstay_recovery::protocol::ProbeResult;
 
-use super::{Event, MS, SECOND, Time, World};
+use super::{Happening, MS, SECOND, Time, World};
 
 /// A connection on which nothing was received for this time is closed.
 const SILENT_FOR: Time = 10 * SECOND;
@@ -90,13 +90,16 @@ impl World {
         let reached = self.passes(from, to) && self.passes(to, from) && self.machines[to].up;
         let reached = reached && self.machines[to].stalled <= self.now;
         if !reached {
-            self.at(self.now + CONNECTED_WITHIN, Event::NotConnected { follower, leader, refused: false });
+            self.at(
+                self.now + CONNECTED_WITHIN,
+                Happening::NotConnected { follower, leader, refused: false },
+            );
         } else if !self.launchers[leader].listens() {
             let at = self.after_a_while();
-            self.at(at, Event::NotConnected { follower, leader, refused: true });
+            self.at(at, Happening::NotConnected { follower, leader, refused: true });
         } else {
             let at = self.after_a_while();
-            self.at(at, Event::Connected { follower, leader });
+            self.at(at, Happening::Connected { follower, leader });
         }
     }
 
@@ -149,9 +152,9 @@ impl World {
         connection.up.waiting.push_back(wire);
         at = at.max(connection.up.last);
         connection.up.last = at;
-        self.at(at, Event::Up(number));
+        self.at(at, Happening::Up(number));
         if again {
-            self.at(at, Event::Up(number));
+            self.at(at, Happening::Up(number));
         }
     }
 
@@ -165,16 +168,16 @@ impl World {
         connection.down.waiting.push_back(wire);
         at = at.max(connection.down.last);
         connection.down.last = at;
-        self.at(at, Event::Down(number));
+        self.at(at, Happening::Down(number));
         if again {
-            self.at(at, Event::Down(number));
+            self.at(at, Happening::Down(number));
         }
     }
 
     pub fn arrives_up(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else { return };
         let (from, to) = (connection.follower, connection.leader);
-        if !self.reaches(from, to, Event::Up(number)) {
+        if !self.reaches(from, to, Happening::Up(number)) {
             return;
         }
         let now = self.now;
@@ -196,7 +199,7 @@ impl World {
     pub fn arrives_down(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else { return };
         let (from, to) = (connection.leader, connection.follower);
-        if !self.reaches(from, to, Event::Down(number)) {
+        if !self.reaches(from, to, Happening::Down(number)) {
             return;
         }
         let now = self.now;
@@ -218,7 +221,7 @@ impl World {
     }
 
     /// Whether a message passes now. If it is held up, it is delivered when the stall or the block ends.
-    fn reaches(&mut self, from: usize, to: usize, event: Event) -> bool {
+    fn reaches(&mut self, from: usize, to: usize, event: Happening) -> bool {
         let (from, to) = (self.launchers[from].machine, self.launchers[to].machine);
         let stalled = self.machines[to].stalled;
         if stalled > self.now {
@@ -301,7 +304,7 @@ impl World {
 
 /// Messages that may arrive twice: numbered ones, and those that a newer message of the same kind replaces.
 fn repeats_up(wire: &Wire<Up>) -> bool {
-    matches!(wire, Wire::Message(Up::Report { .. } | Up::Received { .. }))
+    matches!(wire, Wire::Message(Up::Event { .. } | Up::Received { .. }))
 }
 
 fn repeats_down(wire: &Wire<Down>) -> bool {

@@ -5,15 +5,17 @@ use std::collections::VecDeque;
 use mainstay_group::lead::{self, Expected, Lead, LeaderSettings, SteppedDown};
 use mainstay_group::merge::{Merge, Next};
 use mainstay_group::round::{Member, Seated, first};
-use mainstay_group::wire::{Command, Join};
+use mainstay_group::wire::Join;
 use mainstay_model::entry::{ExitStatus, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::{Input, Job, Order, Output};
+use mainstay_recovery::job::{Job, Output};
+use mainstay_recovery::protocol::{Command, Event};
 
 use super::faults::Fault;
 use super::network::STORE;
-use super::{Event, LEASE, LEASE_SPAN, PATIENCE, SECOND, World, settings};
+use super::{Happening, LEASE, LEASE_SPAN, PATIENCE, SECOND, World, settings};
+use crate::support::cluster::Nothing;
 
 /// A job on `hosts` hosts with `spares` spare launchers whose ranks run.
 pub(super) fn running(hosts: u32, spares: u32) -> World {
@@ -53,7 +55,7 @@ fn a_slow_leader_steps_down_if_the_job_has_ended_without_it() {
     let mut lead = leader();
     lead.forgotten(1);
     lead.ended(70);
-    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(2))).collect();
+    let acts: Vec<_> = std::iter::from_fn(|| lead.poll(Mono(2), &Nothing)).collect();
     let ended = |act: &lead::Act| matches!(act, lead::Act::StepDown(SteppedDown::Ended { exit: 70 }));
     assert!(acts.iter().any(ended), "{acts:?}");
 }
@@ -61,8 +63,8 @@ fn a_slow_leader_steps_down_if_the_job_has_ended_without_it() {
 /// Takes all pending acts of a leader. Returns whether it announces the end of the job.
 fn reports_the_end(lead: &mut Lead, now: Mono) -> bool {
     let mut reports = false;
-    while let Some(act) = lead.next_act(now) {
-        reports |= matches!(act, lead::Act::Command(_, Command::Finish { exit: 1, .. }));
+    while let Some(act) = lead.poll(now, &Nothing) {
+        reports |= matches!(act, lead::Act::Obey(Command::Finish { exit: 1, .. }));
     }
     reports
 }
@@ -70,9 +72,9 @@ fn reports_the_end(lead: &mut Lead, now: Mono) -> bool {
 /// A leader whose job has failed permanently, and the number of the record with its end.
 fn over() -> (Lead, u64) {
     let mut lead = leader();
-    let out = vec![Output::Order(Order::Finish { exit: 1 })];
+    let out = vec![Output::Command(Command::finish(1))];
     lead.begin_with(Mono(2), out);
-    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(2))).collect();
+    let acts: Vec<_> = std::iter::from_fn(|| lead.poll(Mono(2), &Nothing)).collect();
     let number = acts.iter().find_map(|act| match act {
         lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
         _ => None,
@@ -108,8 +110,8 @@ fn a_reelected_leader_waits_until_the_store_has_its_end() {
     let later = Mono(2).after(Span(2 * LEASE_SPAN.0));
     lead.elected(2, Some(1));
     lead.look(later, None);
-    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(later)).collect();
-    let reports = |act: &lead::Act| matches!(act, lead::Act::Command(_, Command::Finish { .. }));
+    let acts: Vec<_> = std::iter::from_fn(|| lead.poll(later, &Nothing)).collect();
+    let reports = |act: &lead::Act| matches!(act, lead::Act::Obey(Command::Finish { .. }));
     assert!(!acts.iter().any(reports), "{acts:?}");
     let number = acts.iter().find_map(|act| match act {
         lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
@@ -124,7 +126,7 @@ fn a_leader_whose_end_is_not_stored_accepts_the_stored_end() {
     let (mut lead, _) = over();
     lead.forgotten(1);
     lead.ended(0);
-    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(3))).collect();
+    let acts: Vec<_> = std::iter::from_fn(|| lead.poll(Mono(3), &Nothing)).collect();
     let ended = |act: &lead::Act| matches!(act, lead::Act::StepDown(SteppedDown::Ended { exit: 0 }));
     assert!(acts.iter().any(ended), "{acts:?}");
 }
@@ -138,7 +140,7 @@ fn an_unfinished_start_of_a_lost_leader_fails_with_its_host() {
     let facts: Vec<_> = next
         .iter()
         .filter_map(|next| match next {
-            Next::Job(_, Input::Fact(fact)) => Some(fact),
+            Next::Job(_, Event::Fact(fact)) => Some(fact),
             _ => None,
         })
         .collect();
@@ -283,7 +285,7 @@ fn a_host_whose_messages_are_lost_is_replaced_and_ends_its_ranks() {
 impl World {
     /// Runs the simulation until this time.
     pub(super) fn until(&mut self, at: u64) {
-        self.at(at, Event::Nothing);
+        self.at(at, Happening::Nothing);
         while self.now < at {
             self.step();
         }

@@ -9,7 +9,7 @@ use mainstay_group::record::Record;
 use mainstay_model::time::Span;
 
 use super::network::STORE;
-use super::{Event, LEASE, MS, SECOND, Time, World};
+use super::{Happening, LEASE, MS, SECOND, Time, World};
 
 /// The interval between requests of a launcher, and the shorter one while the store does not answer.
 const ASKED_EVERY: Time = SECOND;
@@ -119,7 +119,7 @@ impl World {
         let at = self.after_a_while().max(self.launchers[launcher].client.last_arrives);
         self.launchers[launcher].client.last_arrives = at;
         let asked = self.now;
-        self.at(at, Event::Asked { launcher, asked, ask });
+        self.at(at, Happening::Asked { launcher, asked, ask });
     }
 
     /// A request arrives at the store.
@@ -202,7 +202,7 @@ impl World {
         }
         if self.passes(STORE, machine) {
             let at = self.after_a_while();
-            self.at(at, Event::Answered { launcher, asked, revision, answer });
+            self.at(at, Happening::Answered { launcher, asked, revision, answer });
         }
     }
 

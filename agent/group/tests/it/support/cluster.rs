@@ -5,8 +5,9 @@ use std::sync::mpsc;
 use std::thread;
 
 use mainstay_diagnosis::attribution::catalog::Catalog;
+use mainstay_group::lead::Here;
 use mainstay_group::round::Member;
-use mainstay_model::entry::{ExitStatus, Fact, StartedRank};
+use mainstay_model::entry::{Entry, ExitStatus, Fact, StartedRank};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::verdict::Action;
 
@@ -45,6 +46,19 @@ pub fn members(chance: &mut Chance, hosts: u32, most: usize, copies: bool) -> Ve
         ..Member::default()
     };
     (0..hosts).map(member).collect()
+}
+
+/// A leader's host that knows of no step and has no journal.
+pub struct Nothing;
+
+impl Here for Nothing {
+    fn save_after(&self) -> Option<u64> {
+        None
+    }
+
+    fn entries_after(&self, _have: u64, _most: usize) -> Option<Vec<Entry>> {
+        Some(Vec::new())
+    }
 }
 
 pub fn pid(rank: Rank) -> Pid {

@@ -13,10 +13,10 @@ impl Launcher {
     pub(in crate::launch) fn ordered(&mut self, ordered: Ordered) {
         let Ordered { uid, reason, order, answer } = ordered;
         // The sender may have gone; the order is carried out all the same.
-        let _ = answer.send(self.obey(uid, &reason, order));
+        let _ = answer.send(self.carry_out_order(uid, &reason, order));
     }
 
-    fn obey(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
+    fn carry_out_order(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
         let user = users::name(uid).unwrap_or_else(|| uid.to_string());
         let who = format!("user {user}{}", self.on_host());
         let runs = |rank: &RankProcess| rank.exit.is_none();

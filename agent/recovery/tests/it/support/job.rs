@@ -5,8 +5,9 @@ use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_model::verdict::{Action, Verdict};
-use mainstay_recovery::job::{AgentEvidence, Input, Job, Order, Output};
+use mainstay_recovery::job::{Job, Output};
 use mainstay_recovery::policy::{Budget, Settings};
+use mainstay_recovery::protocol::{AgentEvidence, Command, Event};
 
 /// A job of two ranks with its outputs.
 pub struct Run {
@@ -36,13 +37,13 @@ impl Run {
         Run { job, out, now: 0, step: None }
     }
 
-    pub fn report(&mut self, input: Input) {
+    pub fn report(&mut self, input: Event) {
         self.now += 10;
         self.job.step(Mono(self.now), input, &mut self.out);
     }
 
     pub fn fact(&mut self, fact: Fact) {
-        self.report(Input::Fact(fact));
+        self.report(Event::Fact(fact));
     }
 
     pub fn start(&mut self, attempt: u32) {
@@ -71,7 +72,7 @@ impl Run {
             for rank in [Rank(0), Rank(1)] {
                 let done =
                     StepDone { step, start: Mono(self.now - 10), end: Mono(self.now), ..StepDone::default() };
-                let input = Input::Steps { attempt: Attempt(attempt), rank, done: vec![done] };
+                let input = Event::Steps { attempt: Attempt(attempt), ranks: vec![(rank, vec![done])] };
                 self.job.step(Mono(self.now), input, &mut self.out);
             }
         }
@@ -83,7 +84,7 @@ impl Run {
         let (start, end) = (Mono(self.now - 10), Mono(self.now));
         for rank in [Rank(0), Rank(1)] {
             let done = StepDone { step, start, end, loss: Some(loss), ..StepDone::default() };
-            let input = Input::Steps { attempt: Attempt(attempt), rank, done: vec![done] };
+            let input = Event::Steps { attempt: Attempt(attempt), ranks: vec![(rank, vec![done])] };
             self.job.step(Mono(self.now), input, &mut self.out);
         }
     }
@@ -143,20 +144,20 @@ impl Run {
         self.exit(attempt, 1, status, false);
         self.exit(attempt, 0, ExitStatus::Signal(15), true);
         self.ended(attempt);
-        self.report(Input::AgentEvidence(None));
+        self.report(Event::AgentEvidence(None));
     }
 
-    pub fn orders(&self) -> Vec<&Order> {
+    pub fn orders(&self) -> Vec<&Command> {
         self.out
             .iter()
             .filter_map(|output| match output {
-                Output::Order(order) => Some(order),
+                Output::Command(order) => Some(order),
                 Output::Record(_) => None,
             })
             .collect()
     }
 
-    pub fn last_order(&self) -> &Order {
+    pub fn last_order(&self) -> &Command {
         self.orders().pop().expect("an order")
     }
 
@@ -165,7 +166,7 @@ impl Run {
             .iter()
             .filter_map(|output| match output {
                 Output::Record(body) => Some(body),
-                Output::Order(_) => None,
+                Output::Command(_) => None,
             })
             .collect()
     }
@@ -179,7 +180,7 @@ impl Run {
 
     pub fn report_evidence(&mut self, incident: u64, host_evidence: HostEvidence) {
         let ruling = AgentEvidence { incident: Incident(incident), instead: None, host_evidence };
-        self.report(Input::AgentEvidence(Some(ruling)));
+        self.report(Event::AgentEvidence(Some(ruling)));
     }
 
     /// The records as journal entries.
@@ -197,7 +198,7 @@ impl Run {
 
     pub fn wait(&mut self, span: Span) {
         self.now += span.0;
-        self.report(Input::Wake);
+        self.report(Event::Wake);
     }
 
     pub fn decisions(&self) -> Vec<Action> {

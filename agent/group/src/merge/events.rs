@@ -1,14 +1,13 @@
-//! Reports of hosts: the leader answers them, combines them with reports of other hosts, or passes them to the job.
+//! Events of hosts: the leader answers them, combines them with those of other hosts, or passes them to the job.
 
 use std::collections::VecDeque;
 
 use super::{HELD, Merge, Next, Phase};
-use crate::wire::Report;
 use mainstay_hang::{ACTIVITY, PlaceGroup, Waits, fold};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::Attempt;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::job::Input;
+use mainstay_recovery::protocol::Event;
 
 /// The evidence that hosts have collected.
 #[derive(Clone, Debug, Default)]
@@ -21,37 +20,28 @@ pub(super) struct Evidence {
 }
 
 impl Merge {
-    /// A report of the host at this seat.
-    pub fn report(&mut self, at: Mono, seat: u32, report: Report, next: &mut VecDeque<Next>) {
-        match report {
-            Report::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
+    /// Something happened on the host at this seat.
+    pub fn step(&mut self, at: Mono, seat: u32, event: Event, next: &mut VecDeque<Next>) {
+        match event {
+            Event::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
                 self.opened(at, seat, port, next);
             }
-            Report::Holding { attempt, copies } if attempt == self.attempt => {
+            Event::Holding { attempt, copies } if attempt == self.attempt => {
                 self.holds(at, seat, copies, next);
             }
-            Report::Brought { attempt, step, error } if attempt == self.attempt => {
+            Event::Brought { attempt, step, error } if attempt == self.attempt => {
                 self.brought(at, seat, &step, error, next);
             }
-            Report::Seated { attempt, seat: has } if attempt == self.attempt => {
+            Event::Seated { attempt, seat: has } if attempt == self.attempt => {
                 self.has_seat(seat, &has, next);
             }
-            Report::Opened { .. }
-            | Report::Seated { .. }
-            | Report::Holding { .. }
-            | Report::Brought { .. }
-            | Report::Looked { .. } => {}
-            Report::Fact { fact } => self.fact(at, seat, fact, next),
-            Report::Steps { attempt, ranks } => {
-                for (rank, done) in ranks {
-                    self.pass(at, seat, Input::Steps { attempt, rank, done }, next);
-                }
-            }
-            report => {
-                if let Some(input) = report.input() {
-                    self.pass(at, seat, input, next);
-                }
-            }
+            Event::Opened { .. }
+            | Event::Seated { .. }
+            | Event::Holding { .. }
+            | Event::Brought { .. }
+            | Event::Looked { .. } => {}
+            Event::Fact(fact) => self.fact(at, seat, fact, next),
+            event => self.pass(at, seat, event, next),
         }
     }
 
@@ -90,7 +80,7 @@ impl Merge {
                     host.idle = true;
                 }
                 if self.hosts.iter().all(|host| host.idle || !host.here) {
-                    self.pass(at, seat, Input::Fact(fact), next);
+                    self.pass(at, seat, Event::Fact(fact), next);
                 }
             }
             Fact::HangPassed { attempt, .. } if attempt == current => {
@@ -98,7 +88,7 @@ impl Merge {
                     host.idle = false;
                 }
                 self.collecting = false;
-                self.pass(at, seat, Input::Fact(fact), next);
+                self.pass(at, seat, Event::Fact(fact), next);
             }
             Fact::StopRequested { .. } => {
                 if matches!(self.phase, Phase::Waiting { .. }) {
@@ -112,35 +102,35 @@ impl Merge {
                 if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
                     self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
                 }
-                next.push_back(Next::Job(at, Input::Fact(fact)));
+                next.push_back(Next::Job(at, Event::Fact(fact)));
             }
             Fact::RankExited { attempt, rank, .. } if attempt == current => {
                 if let Some(host) = self.host(seat) {
                     host.exited.insert(rank);
                 }
-                self.pass(at, seat, Input::Fact(fact), next);
+                self.pass(at, seat, Event::Fact(fact), next);
             }
-            fact => self.pass(at, seat, Input::Fact(fact), next),
+            fact => self.pass(at, seat, Event::Fact(fact), next),
         }
     }
 
-    /// Passes on inputs about ranks; during a start only after all hosts have started.
-    pub(super) fn pass(&mut self, at: Mono, seat: u32, input: Input, next: &mut VecDeque<Next>) {
-        if !self.of_the_attempt(&input) || matches!(self.phase, Phase::Started | Phase::Idle) {
-            return next.push_back(Next::Job(at, input));
+    /// Passes on events about ranks; during a start only after all hosts have started.
+    pub(super) fn pass(&mut self, at: Mono, seat: u32, event: Event, next: &mut VecDeque<Next>) {
+        if !self.of_the_attempt(&event) || matches!(self.phase, Phase::Started | Phase::Idle) {
+            return next.push_back(Next::Job(at, event));
         }
         let Some(host) = self.host(seat) else { return };
         if host.held.len() < HELD {
-            host.held.push_back((at, input));
+            host.held.push_back((at, event));
         } else {
             self.dropped += 1;
         }
     }
 
-    fn of_the_attempt(&self, input: &Input) -> bool {
-        let attempt = match input {
-            Input::Steps { attempt, .. } | Input::Role { attempt, .. } => Some(*attempt),
-            Input::Fact(fact) => of_ranks(fact),
+    fn of_the_attempt(&self, event: &Event) -> bool {
+        let attempt = match event {
+            Event::Steps { attempt, .. } | Event::Role { attempt, .. } => Some(*attempt),
+            Event::Fact(fact) => of_ranks(fact),
             _ => None,
         };
         attempt == Some(self.attempt)
@@ -171,7 +161,7 @@ impl Merge {
         let groups = fold(groups.into_iter().flat_map(of_group));
         let attempt = self.attempt;
         let taken = Fact::EvidenceTaken { attempt, file, groups, waits, summary, took };
-        next.push_back(Next::Job(at, Input::Fact(taken)));
+        next.push_back(Next::Job(at, Event::Fact(taken)));
     }
 }
 
