@@ -110,7 +110,6 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("attribution", logs.chain(signatures.map(|signature| signature.example.clone())))?;
     seed("mask", SECRETS)?;
     seed("settings", VALUES)?;
-    seed("policy_source", [mainstay_policy::DEFAULT, "def decide(case):\n    return decision('wait', 0.5, case.verdict.headline)\n"])?;
     seed("error_file", ERROR_FILES)?;
     seed("limits", LIMITS)?;
     seed("stacks", [STACKS])?;

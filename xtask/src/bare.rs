@@ -12,7 +12,7 @@ use crate::venv::Venv;
 use crate::wheel;
 
 /// Packages of the tests.
-const PACKAGES: &[&str] = &["numpy", "pytest"];
+const PACKAGES: &[&str] = &["mypy", "numpy", "pytest"];
 
 const WORKS: &str = "import importlib.util, numpy, pytest; assert importlib.util.find_spec('torch') is None";
 
@@ -25,7 +25,7 @@ pub fn ensure(progress: &Progress, heavy: &Venv) -> Result<Venv> {
     let stamp = base.join("bare-stamp");
     let recipe = PACKAGES.join("\n");
     if fs::read_to_string(&stamp).ok().as_ref() != Some(&recipe) {
-        progress.step("Making a Python environment without PyTorch (20 MB, once)", || {
+        progress.step("Making a Python environment without PyTorch (40 MB, once)", || {
             if base.exists() {
                 fs::remove_dir_all(&base).with_context(|| format!("removing {}", base.display()))?;
             }

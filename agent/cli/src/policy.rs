@@ -1,25 +1,27 @@
-//! `mainstay policy`: the built-in policy as a file, and tests of user policies.
+//! `mainstay policy`: a policy to start from, and tests of user policies.
+
+mod incidents;
+mod script;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use mainstay_policy::incidents::{self, Incident};
-use mainstay_policy::{DEFAULT, Policy};
-use mainstay_recovery::policy::{Advisor, Choice, Trouble, decide, decide_with};
-use mainstay_view::replay::{replay, replay_with};
+use mainstay_launcher::act::policy::{Reply, WITHIN};
+use mainstay_recovery::policy::{Answer, Choice, Trouble, decide, decide_with, question};
+use mainstay_view::replay::{UserPolicy, replay, replay_with};
 
 use super::{exit, explain, output, replay as recorded};
-use mainstay_launcher::launch::user_policy;
+use incidents::Incident;
+pub(crate) use script::Script;
 
 const EXAMPLES: &str = "\
 Examples:
-  mainstay policy show > mine.star
-  mainstay policy check mine.star
-  mainstay policy test mine.star --incidents cases.toml
-  mainstay policy test mine.star --run exp-7
-  mainstay policy explain mine.star --incidents cases.toml --name \"a kill\"
+  mainstay policy show > mine.py
+  mainstay policy check mine.py
+  mainstay policy test mine.py --incidents cases.toml
+  mainstay policy test mine.py --run exp-7
+  mainstay policy explain mine.py --incidents cases.toml --name \"a kill\"
 
 Exit status: 0 valid and as expected, 1 a decision differs, 2 invalid, 3 no incident to test.
 See docs/reference/policy-file.md.";
@@ -34,7 +36,7 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Print the built-in policy with comments, as a template for your own
+    /// Print a policy to start your own from, with the rules of the built-in one as comments
     Show,
     /// Check that a policy is valid and decides a set of common failures
     Check {
@@ -48,7 +50,7 @@ enum What {
         #[command(flatten)]
         on: On,
     },
-    /// Show the lines on which a policy decides, next to those of the built-in one
+    /// Show the lines on which a policy decides, and the decision of the built-in one
     Explain {
         /// The policy
         file: PathBuf,
@@ -73,11 +75,14 @@ struct On {
 }
 
 /// Failures of all kinds, with which `check` tests a policy.
-const USUAL: &str = include_str!("policy_usual.toml");
+const USUAL: &str = include_str!("policy/usual.toml");
+
+/// What `show` prints.
+const TEMPLATE: &str = include_str!("policy/template.py");
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let ended = match &args.what {
-        What::Show => output::print(DEFAULT).map(|()| exit::OK),
+        What::Show => output::print(TEMPLATE).map(|()| exit::OK),
         What::Check { file } => check(file),
         What::Test { file, on: On { incidents: Some(incidents), .. } } => test(file, &read(incidents)?),
         What::Test { file, on: On { run: Some(run), .. } } => test_on_run(file, run),
@@ -96,41 +101,44 @@ fn read(file: &Path) -> anyhow::Result<Vec<Incident>> {
 }
 
 /// The policy; prints what is wrong with it if it is invalid.
-fn policy(file: &Path) -> anyhow::Result<Option<Policy>> {
-    match user_policy::parse(file) {
+fn policy(file: &Path) -> anyhow::Result<Option<Script>> {
+    match Script::load(file)? {
         Ok(policy) => Ok(Some(policy)),
         Err(words) => output::print(&format!("{words}\n")).map(|()| None),
     }
+}
+
+/// What the job would do with this answer of the policy, and what is wrong with the policy.
+fn decided(policy: &Script, incident: &Incident, reply: Reply) -> (Choice, Option<Trouble>) {
+    let answer = Answer { policy: policy.name(), advice: reply.advice };
+    decide_with(Some(answer), &incident.settings, incident.case())
+}
+
+fn ask(policy: &Script, incident: &Incident, trace: bool) -> Reply {
+    policy.ask(question(&incident.settings, incident.case()), trace)
 }
 
 fn check(file: &Path) -> anyhow::Result<u8> {
     let Some(policy) = policy(file)? else { return Ok(exit::UNHEALTHY) };
     let usual = incidents::read(USUAL).map_err(|what| anyhow!("the usual incidents: {what}"))?;
     let mut text = String::new();
-    let mut most = 0;
     let mut status = exit::OK;
     for incident in &usual {
-        match policy.decide(&incident.settings, incident.case(), &|| false) {
-            Ok(decided) => most = most.max(decided.steps),
-            Err(problem) => {
-                status = exit::UNHEALTHY;
-                text.push_str(&format!("{problem}\n  when deciding on: {}\n", incident.name));
-            }
-        }
-        if let (_, Some(trouble @ Trouble::Overruled(_))) =
-            decide_with(Some(&policy), &incident.settings, incident.case())
-        {
-            text.push_str(&format!("{}\n  when deciding on: {}\n", trouble.words(), incident.name));
-            status = status.max(exit::DEGRADED);
-        }
+        let (_, trouble) = decided(&policy, incident, ask(&policy, incident, false));
+        let Some(trouble) = trouble else { continue };
+        text.push_str(&format!("{}\n  when deciding on: {}\n", trouble.words(), incident.name));
+        status = status.max(match trouble {
+            Trouble::Failed(_) => exit::UNHEALTHY,
+            Trouble::Overruled(_) => exit::DEGRADED,
+        });
     }
-    if status == exit::OK {
-        let (count, limit) = (usual.len(), mainstay_policy::LIMITS.steps);
-        text = policy.warnings().iter().map(|warning| format!("{warning}\n")).collect();
-        text.push_str(&format!(
-            "{}: sound; {count} usual failures decided in at most {most} of {limit} steps\n",
-            policy.name()
-        ));
+    let (name, limit, slowest) = (policy.name(), WITHIN.as_millis(), policy.slowest().as_millis());
+    if slowest > limit {
+        text.push_str(&format!("{name}: a decision took {slowest} ms; a job waits {limit} ms\n"));
+        status = status.max(exit::DEGRADED);
+    } else if status == exit::OK {
+        let count = usual.len();
+        text = format!("{name}: sound; {count} usual failures decided in at most {slowest} of {limit} ms\n");
     }
     output::print(&text)?;
     Ok(status)
@@ -141,7 +149,7 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
     let mut text = String::new();
     let mut status = if incidents.is_empty() { exit::UNKNOWN } else { exit::OK };
     for incident in incidents {
-        let (choice, trouble) = decide_with(Some(&policy), &incident.settings, incident.case());
+        let (choice, trouble) = decided(&policy, incident, ask(&policy, incident, false));
         let got = choice.action.word();
         let other = incident.expect.as_deref().filter(|expected| *expected != got);
         let after = choice.after.as_seconds();
@@ -174,8 +182,7 @@ fn test_on_run(file: &Path, run: &Path) -> anyhow::Result<u8> {
     } else {
         explain::read(&explain::find_run(Some(run))?)?
     };
-    let advisor: Arc<dyn Advisor> = Arc::new(policy);
-    let (own, built_in) = (replay_with(&entries, Some(&advisor)), replay(&entries));
+    let (own, built_in) = (replay_with(&entries, Some(&policy)), replay(&entries));
     let mut text = String::new();
     let mut status = if own.is_empty() { exit::UNKNOWN } else { exit::OK };
     for one in &own {
@@ -206,32 +213,19 @@ fn explain(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
     let Some(policy) = policy(file)? else { return Ok(exit::UNHEALTHY) };
     let source = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let lines: Vec<&str> = source.lines().collect();
-    let line = |number: u32| lines.get((number as usize).wrapping_sub(1)).map_or("", |line| line.trim());
+    let line = |number: usize| lines.get(number.wrapping_sub(1)).map_or("", |line| line.trim());
     let mut text = String::new();
     let mut status = if incidents.is_empty() { exit::UNKNOWN } else { exit::OK };
     for incident in incidents {
         text.push_str(&format!("{}\n", incident.name));
-        match policy.decide(&incident.settings, incident.case(), &|| false) {
-            Ok(decided) => {
-                for branch in &decided.branches {
-                    let met = if branch.met { "yes" } else { "no" };
-                    text.push_str(&format!("  {:4} {met:3}  {}\n", branch.line, line(branch.line)));
-                }
-                let Some(at) = Some(decided.place.line).filter(|_| decided.advice.is_some()) else {
-                    text.push_str("  it leaves this to the built-in policy\n");
-                    continue;
-                };
-                text.push_str(&format!("  {at:4}      {}\n", line(at)));
-                text.push_str(&format!("  took {} steps and {} bytes\n", decided.steps, decided.bytes));
-            }
-            Err(problem) => {
-                status = exit::UNHEALTHY;
-                text.push_str(&format!("  {problem}\n"));
-            }
+        let reply = ask(&policy, incident, true);
+        reply.lines.iter().for_each(|number| text.push_str(&format!("  {number:4}  {}\n", line(*number))));
+        let (choice, trouble) = decided(&policy, incident, reply);
+        if let Some(trouble) = &trouble {
+            text.push_str(&format!("  {}\n", trouble.words()));
         }
-        let (choice, trouble) = decide_with(Some(&policy), &incident.settings, incident.case());
-        if let Some(Trouble::Overruled(words)) = &trouble {
-            text.push_str(&format!("  {words}\n"));
+        if matches!(trouble, Some(Trouble::Failed(_))) {
+            status = exit::UNHEALTHY;
         }
         text.push_str(&format!("  decision  {}\n", words(&choice)));
         text.push_str(&format!("  built in  {}\n", words(&decide(&incident.settings, incident.case()))));

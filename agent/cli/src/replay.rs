@@ -3,23 +3,21 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use mainstay_model::entry::Entry;
-use mainstay_recovery::policy::Advisor;
-use mainstay_view::replay::{Replayed, replay_with};
+use mainstay_view::replay::{Replayed, UserPolicy, replay_with};
 use serde_json::{Value, json};
 
 use super::{bundle, exit, explain, output};
-use mainstay_launcher::launch::user_policy;
+use crate::policy::Script;
 
 const EXAMPLES: &str = "\
 Examples:
   mainstay replay incident.jsonl       a bundle of `mainstay bundle`
   mainstay replay exp-7 --json         a run of this host
   zcat exp-7.gz | mainstay replay -    a compressed bundle
-  mainstay replay exp-7 --policy mine.star
+  mainstay replay exp-7 --policy mine.py
 
 Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was no failure or the input cannot be read.";
 
@@ -42,7 +40,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(file) if file.is_file() || file.as_os_str() == "-" => read_bundle(file)?,
         other => explain::read(&explain::find_run(other.as_deref())?)?,
     };
-    let replayed = replay_with(&entries, advisor(args.policy.as_deref())?.as_ref());
+    let policy = args.policy.as_deref().map(user_policy).transpose()?;
+    let replayed = replay_with(&entries, policy.as_ref().map(|policy| policy as &dyn UserPolicy));
     if args.json {
         let failures: Vec<Value> = replayed.iter().map(as_json).collect();
         output::print(&format!("{}\n", json!({ "failures": failures })))?;
@@ -56,10 +55,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }))
 }
 
-fn advisor(policy: Option<&Path>) -> anyhow::Result<Option<Arc<dyn Advisor>>> {
-    let Some(file) = policy else { return Ok(None) };
-    let policy = user_policy::parse(file).map_err(|words| anyhow!(words))?;
-    Ok(Some(Arc::new(policy)))
+fn user_policy(file: &Path) -> anyhow::Result<Script> {
+    Script::load(file)?.map_err(|words| anyhow!(words))
 }
 
 pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {

@@ -103,7 +103,7 @@ pub struct Args {
     /// Exit status that asks the scheduler to start the job on another host
     #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..), help_heading = "Restarts", hide_short_help = true)]
     hand_back_exit: u8,
-    /// Recovery policy in Starlark; default: policy.file of the agent's configuration
+    /// Recovery policy, a Python script; default: policy.file of the agent's configuration
     ///
     /// See docs/reference/policy-file.md.
     #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE", help_heading = "Restarts")]

@@ -11,6 +11,8 @@
 //!                                       └──────────► Ended ◄───────────┘
 //! ```
 //!
+//! A user's own policy is asked between `AgentEvidence` and the action.
+//!
 //! A restart that a person ordered asks the host in the same way, without a verdict (`Ordered`).
 //!
 //! Ranks that wait in their processes (`core::rounds`) continue in the next attempt, or are dismissed (`Stopping`
@@ -34,9 +36,8 @@ mod saving;
 mod times;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use crate::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
+use crate::policy::{self, Experience, PastFailure, Rung, Settings};
 use crate::protocol::{AgentEvidence, Command, Event, StopWhy};
 use mainstay_checkpoint::advice;
 use mainstay_diagnosis::root_rank::RankEnd;
@@ -111,8 +112,8 @@ pub enum Output {
 pub struct Job {
     spec: JobSpec,
     settings: Settings,
-    /// The user's own policy, if there is one.
-    advisor: Option<Arc<dyn Advisor>>,
+    /// The name of the user's own policy, if there is one.
+    user_policy: Option<String>,
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
@@ -184,7 +185,7 @@ impl Job {
             standing: Vec::new(),
             spec,
             settings: policy.into(),
-            advisor: None,
+            user_policy: None,
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
@@ -265,9 +266,9 @@ impl Job {
         hosts
     }
 
-    /// Adds a policy that decides before the built-in one.
-    pub fn advised_by(&mut self, advisor: Arc<dyn Advisor>) {
-        self.advisor = Some(advisor);
+    /// Adds a user's policy of this name: it is asked before the built-in one decides.
+    pub fn advised_by(&mut self, policy: &str) {
+        self.user_policy = Some(policy.to_owned());
     }
 
     /// Handles the next event. Appends the records and commands to `out`, in order.
@@ -299,6 +300,7 @@ impl Job {
                 self.report_found(again, out);
             }
             Event::AgentEvidence(ruling) => self.ruling(at, ruling, out),
+            Event::PolicyAnswer { incident, advice } => self.policy_answered(at, incident, advice, out),
             Event::LateEvidence { incident, host_evidence } => {
                 self.receive_late(incident, host_evidence, out)
             }

@@ -10,24 +10,26 @@
 //! 4. The rung that is expected to restore the job soonest, after a delay if the ones before did not help.
 
 mod advice;
-mod advisor;
 mod backoff;
 mod experience;
 mod guard;
 mod history;
 mod ladder;
 mod learned;
+mod question;
 mod readiness;
+mod user;
 
-pub use advice::Advice;
-pub use advisor::{Advisor, Trouble, decide_with};
+pub use advice::{Advice, rung_named};
 pub use backoff::{jitter, seed};
 pub use experience::experiences;
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{PastFailure, Reached, without_progress};
 pub use ladder::{available_rungs, patience};
 pub use mainstay_model::policy::{Budget, CauseKind, Experience, HAND_BACK_EXIT, Rung, Rungs, Settings};
+pub use question::question;
 pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
+pub use user::{Answer, Trouble, decide_with};
 
 use mainstay_diagnosis::diagnose::is_exhaustion;
 use mainstay_diagnosis::repeats::SeenBefore;

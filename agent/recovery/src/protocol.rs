@@ -5,6 +5,7 @@ pub mod as_json;
 mod copy_list;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_health::host::contention::SlowdownHints;
@@ -15,6 +16,7 @@ use mainstay_model::time::Mono;
 use mainstay_model::verdict::{Action, Verdict};
 
 use crate::job::Summary;
+use crate::policy::Advice;
 
 /// Something that a host saw or did. The last variants, from [`Event::Saved`] on, concern only the host whose launcher
 /// runs the job and cannot be sent.
@@ -95,6 +97,14 @@ pub enum Event {
     /// Answers [`Command::Consult`]: `None` if there is no agent or it did not answer in time.
     #[serde(skip)]
     AgentEvidence(Option<AgentEvidence>),
+    /// Answers [`Command::AskPolicy`].
+    #[serde(skip)]
+    PolicyAnswer {
+        /// The failure.
+        incident: Incident,
+        /// As in [`Answer`](crate::policy::Answer).
+        advice: Result<Option<Advice>, String>,
+    },
     /// Host evidence about a failure after its decision. Ignored for any but the last failure.
     #[serde(skip)]
     LateEvidence {
@@ -119,6 +129,7 @@ impl Event {
             Event::Saved { .. }
                 | Event::RankContext(_)
                 | Event::AgentEvidence(_)
+                | Event::PolicyAnswer { .. }
                 | Event::LateEvidence { .. }
                 | Event::Held(_)
                 | Event::Wake
@@ -238,6 +249,14 @@ pub enum Command {
     /// [`Incident::ORDERED`].
     #[serde(skip)]
     Consult(Box<Verdict>),
+    /// Ask the user's own policy; answered by [`Event::PolicyAnswer`].
+    #[serde(skip)]
+    AskPolicy {
+        /// The failure.
+        incident: Incident,
+        /// The case, as [`question`](crate::policy::question) has it.
+        case: Value,
+    },
     /// Wake the job at this time; answered by [`Event::Wake`].
     #[serde(skip)]
     Wake {

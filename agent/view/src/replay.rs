@@ -1,16 +1,27 @@
 //! Replays a job's journal: diagnoses and decides recorded failures again with the present program. Shows what an upgrade changes, and
 //! that nothing else does.
 
-use std::sync::Arc;
-
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::host_context::HostEvidence;
 use mainstay_model::id::{Incident, JobId};
 use mainstay_model::time::Mono;
 use mainstay_model::verdict::{Action, Decision, Verdict};
 use mainstay_recovery::job::{Job, Output, POLICY};
-use mainstay_recovery::policy::{Advisor, Budget};
+use mainstay_recovery::policy::{Advice, Budget};
 use mainstay_recovery::protocol::{AgentEvidence, Command, Event};
+use serde_json::Value;
+
+/// A user's own policy.
+pub trait UserPolicy {
+    /// Its name for messages.
+    fn name(&self) -> &str;
+
+    /// Its advice on a case (`recovery::policy::question`).
+    ///
+    /// # Errors
+    /// It makes no decision; a text with file and line.
+    fn advise(&self, case: &Value) -> Result<Option<Advice>, String>;
+}
 
 /// A verdict and its decision.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +78,7 @@ pub fn replay(entries: &[Entry]) -> Vec<Replayed> {
 }
 
 /// Like [`replay`], with a user's own policy.
-pub fn replay_with(entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
+pub fn replay_with(entries: &[Entry], policy: Option<&dyn UserPolicy>) -> Vec<Replayed> {
     let mut jobs: Vec<&JobId> = Vec::new();
     for entry in entries {
         if let (Some(job), Body::Fact(Fact::JobStarted(_))) = (&entry.job, &entry.body)
@@ -76,10 +87,10 @@ pub fn replay_with(entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec
             jobs.push(job);
         }
     }
-    jobs.into_iter().flat_map(|job| replay_job(job, entries, advisor)).collect()
+    jobs.into_iter().flat_map(|job| replay_job(job, entries, policy)).collect()
 }
 
-fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
+fn replay_job(id: &JobId, entries: &[Entry], policy: Option<&dyn UserPolicy>) -> Vec<Replayed> {
     let of_job: Vec<&Entry> = entries.iter().filter(|entry| entry.job.as_ref() == Some(id)).collect();
     let mut replayed = Vec::new();
     let mut job: Option<Job> = None;
@@ -89,10 +100,10 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
         match (fact, &mut job) {
             (Fact::JobStarted(spec), _) => {
                 let usual = || Budget { max_restarts: spec.max_restarts, window: None }.into();
-                let policy = spec.policy.clone().unwrap_or_else(usual);
-                let mut started = Job::begin(entry.at.mono, spec.clone(), policy, &mut out);
-                if let Some(advisor) = advisor {
-                    started.advised_by(advisor.clone());
+                let settings = spec.policy.clone().unwrap_or_else(usual);
+                let mut started = Job::begin(entry.at.mono, spec.clone(), settings, &mut out);
+                if let Some(policy) = policy {
+                    started.advised_by(policy.name());
                 }
                 job = Some(started);
             }
@@ -111,7 +122,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
                 } else if let Some(incident) = consulted {
                     // Decided again once ranks that waited in their processes are gone.
                     replayed.retain(|before: &Replayed| before.incident != incident);
-                    replayed.extend(judge(id, job, incident, &out, &of_job[place..]));
+                    replayed.extend(judge(id, job, policy, incident, &out, &of_job[place..]));
                 }
             }
         }
@@ -120,7 +131,14 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
 }
 
 /// Lets the job decide by itself, then continue with the recorded decision.
-fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[&Entry]) -> Option<Replayed> {
+fn judge(
+    id: &JobId,
+    job: &mut Job,
+    policy: Option<&dyn UserPolicy>,
+    incident: Incident,
+    out: &[Output],
+    rest: &[&Entry],
+) -> Option<Replayed> {
     let recorded = |entry: &&&Entry| entry.body.incident() == Some(incident);
     let bodies = || rest.iter().filter(recorded).map(|entry| (&entry.body, entry.at.mono));
     // Only the last one counts: an earlier decision may have been to wait.
@@ -148,6 +166,14 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     };
     let mut job_now = job.clone();
     let mut judged = rule(&mut job_now, None);
+    let asked = judged.iter().find_map(|output| match output {
+        Output::Command(Command::AskPolicy { case, .. }) => Some(case.clone()),
+        _ => None,
+    });
+    if let (Some(policy), Some(case)) = (policy, asked) {
+        let advice = policy.advise(&case);
+        job_now.step(at, Event::PolicyAnswer { incident, advice }, &mut judged);
+    }
     if let Some(host_evidence) = later.cloned() {
         job_now.step(at, Event::LateEvidence { incident, host_evidence }, &mut judged);
     }

@@ -11,8 +11,8 @@ use super::values::{CheckpointMemory, duration, limits};
 use super::{Args, cluster, hosts, xpu};
 use crate::torchrun;
 use mainstay_app::{JobPlan, default_paths};
-use mainstay_launcher::act::devices;
 use mainstay_launcher::act::stop::Grace;
+use mainstay_launcher::act::{devices, policy};
 use mainstay_launcher::launch::hang::HangSettings;
 use mainstay_launcher::launch::hosts::HostsPlan;
 use mainstay_launcher::launch::{CheckpointSettings, Settings, Shown, WarmSettings, lineage};
@@ -43,6 +43,9 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         (None, Some(_)) => "none".to_owned(),
         (None, None) => lineage::new_run_id().context("making a run id")?,
     };
+    if let Some(file) = args.policy.as_ref().filter(|file| policy::is_starlark(file)) {
+        bail!("--policy {}: {}", file.display(), policy::STARLARK);
+    }
     let is_elastic = hosts.as_ref().is_some_and(|plan| plan.hosts.0 != plan.hosts.1);
     // Where only an order restarts the ranks, a template would take processor time from them for a rare case.
     let may_restart = args.max_restarts > 0 || is_elastic || !args.warm_imports.is_empty();

@@ -49,7 +49,7 @@ impl Lead {
             *summary = Some(Box::new(self.job.summary(at)));
         }
         match command {
-            Command::Consult(_) | Command::Wake { .. } => {
+            Command::Consult(_) | Command::AskPolicy { .. } | Command::Wake { .. } => {
                 self.next.push_back(Next::Command(self.leader_settings.seat, command));
             }
             command => self.merge.order(at, command, &mut self.next),

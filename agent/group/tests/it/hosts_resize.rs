@@ -296,6 +296,7 @@ impl World {
                 launcher.end(attempt);
             }
             Command::Consult(_)
+            | Command::AskPolicy { .. }
             | Command::Wake { .. }
             | Command::TakeEvidence { .. }
             | Command::AskToSave { .. }

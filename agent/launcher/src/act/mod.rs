@@ -10,6 +10,7 @@ pub mod hook;
 pub mod log_files;
 pub mod output;
 pub mod page_files;
+pub mod policy;
 pub mod port;
 pub mod rank_processes;
 pub mod rank_spec;

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
 use crate::act::output::Terminal;
+use crate::act::policy::Policy;
 use crate::act::port::HeldPort;
 use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankSpec;
@@ -31,7 +32,7 @@ use crate::launch::order::Ordered;
 use crate::launch::rank_output::RankOutput;
 use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
-use crate::launch::{POLL_INTERVAL, Settings, Warm};
+use crate::launch::{POLL_INTERVAL, Settings, Warm, user_policy};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::learned::Memory;
@@ -150,6 +151,8 @@ pub struct Launcher {
     pub(super) starting: Option<Starting>,
     /// Copies of checkpoints on the job's other hosts; none for a job of one host.
     pub(super) replicas: Option<Replicas>,
+    /// The user's own policy, where this launcher decides.
+    pub(super) policy: Option<Policy>,
     /// The memory for checkpoints, while this host gets other ranks.
     pub(super) moving: Option<Moving>,
 }
@@ -204,6 +207,7 @@ impl Launcher {
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
+                news = user_policy::next_news(self.policy.as_mut()) => self.policy_news(news),
                 () = std::future::ready(()), if self.snapshots.is_due() => self.snapshots.show_due(),
                 () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
                 // Last: ranks may ring without a pause.
@@ -218,9 +222,13 @@ impl Launcher {
         }
     }
 
-    /// Child processes of the launcher that do not belong to the ranks: the guardian, and a coordination store.
+    /// Processes below the launcher that do not belong to the ranks: the guardian, a coordination store, and those of the
+    /// user's policy.
     pub(super) fn helpers(&self) -> Vec<Pid> {
-        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.group.store_process()).collect()
+        let mut helpers = self.policy_processes();
+        helpers.extend(self.guardian.as_ref().map(Guardian::pid));
+        helpers.extend(self.group.store_process());
+        helpers
     }
 
     /// The policy of this job.
@@ -263,6 +271,7 @@ impl Launcher {
         self.remember();
         self.announce_end().await;
         let summary = self.group.summary(clock::mono(), exit).unwrap_or_else(|| self.recount(exit));
+        self.end_policy().await;
         self.warm.end();
         // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();

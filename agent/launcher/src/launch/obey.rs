@@ -10,7 +10,6 @@ use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::{Incident, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Action, DecidedBy, Decision, Verdict};
-use mainstay_recovery::job::{Output, policy_trouble};
 use mainstay_recovery::protocol::{Command, Event, StopWhy};
 use tokio::sync::mpsc;
 
@@ -164,6 +163,7 @@ impl Launcher {
             Command::SaveDue { .. } => {}
             Command::Look { launcher, address } => self.group.probe(launcher, address),
             Command::Consult(verdict) => self.consult(verdict),
+            Command::AskPolicy { incident, case } => self.ask_policy(incident, &case),
             Command::Wake { at } => self.wake_at = Some(from_now(at)),
             Command::Finish { exit, summary } => {
                 self.group.finished(summary);
@@ -191,16 +191,12 @@ impl Launcher {
             return;
         };
         let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
-        let mut out = Vec::new();
-        if let Some(file) = &self.settings.policy_file {
-            let (advisor, trouble) = user_policy::read(file);
-            job.advised_by(advisor);
-            out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
-        }
+        self.policy = user_policy::start(&self.settings, &self.rank_spec);
+        self.policy.iter().for_each(|policy| job.advised_by(policy.name()));
         self.recall(&mut job);
         self.snapshots.show_due();
         let reader = self.snapshots.reader();
-        self.group.take_over(now.mono, &adopted, (job, merge, out), (&record, record_writer), &reader);
+        self.group.take_over(now.mono, &adopted, (job, merge), (&record, record_writer), &reader);
         self.exit = record.ended.or(self.exit);
         self.group.judge_hangs_with(&mut self.hangs, now.mono);
     }

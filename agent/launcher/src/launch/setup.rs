@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use mainstay_health::host::contention::SlowdownHints;
-use mainstay_model::entry::Body;
 use mainstay_model::id::{Attempt, JobId, Rank};
 use mainstay_recovery::in_process::Round;
-use mainstay_recovery::job::{Job, Output, policy_trouble};
+use mainstay_recovery::job::Job;
 use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
 
@@ -99,15 +98,13 @@ impl Launcher {
         let first = Rank(rank_spec.seat.first_rank);
         let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
+        let mut user_policy = None;
         let group = match together {
             Some(JoinOutcome::Following(followed)) => Group::follows(*followed, spec),
             together => {
                 let mut job = Job::begin(began, spec, policy, &mut out);
-                if let Some(file) = &settings.policy_file {
-                    let (advisor, trouble) = user_policy::read(file);
-                    job.advised_by(advisor);
-                    out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
-                }
+                user_policy = user_policy::start(&settings, &rank_spec);
+                user_policy.iter().for_each(|policy| job.advised_by(policy.name()));
                 job.recall(&learned);
                 match together {
                     Some(JoinOutcome::Leading(gathered)) => {
@@ -169,6 +166,7 @@ impl Launcher {
             sealing,
             starting: None,
             replicas,
+            policy: user_policy,
             moving: None,
         };
         launcher.group.begin_with(began, out);

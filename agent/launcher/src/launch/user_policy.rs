@@ -1,82 +1,68 @@
-//! The user's own policy in the launcher. It is read in advance, so that a restart only pays for the decision, and has a
-//! time limit that the slowest host meets.
+//! The user's own policy in the loop of the launcher: it is asked like the agent, and the loop goes on meanwhile.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use mainstay_model::entry::Body;
+use mainstay_model::id::{Incident, Pid};
+use mainstay_recovery::job::{Output, policy_trouble};
+use mainstay_recovery::policy::Trouble;
+use mainstay_recovery::protocol::Event;
+use serde_json::Value;
 
-use mainstay_policy::Policy;
-use mainstay_recovery::policy::{Advice, Advisor, Case, Settings, Trouble};
+use crate::act::policy::{News, Policy, WITHIN};
+use crate::act::rank_spec::RankSpec;
+use crate::act::warm::interpreter_of;
+use crate::launch::Settings;
+use crate::launch::event_loop::Launcher;
+use crate::launch::warm::with_descendants;
+use mainstay_sys::clock;
 
-/// The time limit for one decision. Its steps and memory are limited too, with the same result on every host.
-const WITHIN: Duration = Duration::from_millis(50);
+/// Starts the policy that the job has, if it has one.
+pub(super) fn start(settings: &Settings, rank_spec: &RankSpec) -> Option<Policy> {
+    let interpreter = interpreter_of(&settings.command, std::env::var_os("PATH").as_deref());
+    let file = settings.policy_file.as_deref()?;
+    Some(Policy::start(file, interpreter, Some(rank_spec.mark()), WITHIN))
+}
 
-/// A longer file is not read.
-const LONGEST: u64 = 1 << 20;
-
-#[derive(Debug)]
-struct Timed(Policy);
-
-impl Advisor for Timed {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String> {
-        let began = Instant::now();
-        let decided = self.0.decide(settings, case, &|| began.elapsed() > WITHIN);
-        decided.map(|decided| decided.advice).map_err(|problem| problem.to_string())
+pub(super) async fn next_news(policy: Option<&mut Policy>) -> News {
+    match policy {
+        Some(policy) => policy.next().await,
+        None => std::future::pending().await,
     }
 }
 
-/// A file that is not a valid policy. Each failure reports the error again.
-#[derive(Debug)]
-struct Broken {
-    name: String,
-    words: String,
-}
-
-impl Advisor for Broken {
-    fn name(&self) -> &str {
-        &self.name
+impl Launcher {
+    pub(super) fn ask_policy(&mut self, incident: Incident, case: &Value) {
+        match &mut self.policy {
+            Some(policy) => policy.ask(incident, case, false),
+            None => self.step(clock::mono(), Event::PolicyAnswer { incident, advice: Ok(None) }),
+        }
     }
 
-    fn advise(&self, _: &Settings, _: Case<'_>) -> Result<Option<Advice>, String> {
-        Err(self.words.clone())
-    }
-}
-
-/// Reads a policy and returns its error, if any. The job starts all the same: the built-in policy decides.
-pub fn read(file: &Path) -> (Arc<dyn Advisor>, Option<Trouble>) {
-    match parse(file) {
-        Ok(policy) => {
-            for warning in policy.warnings() {
-                tracing::warn!("{warning}");
+    pub(super) fn policy_news(&mut self, news: News) {
+        match news {
+            News::Ready => {}
+            News::Broken(words) => {
+                let fact = policy_trouble(&Trouble::Failed(words));
+                let now = clock::mono();
+                self.group.begin_with(now, vec![Output::Record(Body::Fact(fact))]);
+                self.poll_group(now);
             }
-            (Arc::new(Timed(policy)), None)
-        }
-        Err(words) => {
-            tracing::warn!(file = %file.display(), %words, "the policy cannot be used; the built-in one decides");
-            let broken = Broken { name: name(file), words: words.clone() };
-            (Arc::new(broken), Some(Trouble::Failed(words)))
+            News::Printed(line) => self.terminal.print(format!("policy: {line}")),
+            News::Answered(incident, reply) => {
+                self.step(clock::mono(), Event::PolicyAnswer { incident, advice: reply.advice });
+            }
         }
     }
-}
 
-/// Reads a policy.
-///
-/// # Errors
-/// It cannot be read or is not a policy. The error names file, line and column.
-pub fn parse(file: &Path) -> Result<Policy, String> {
-    let unread = |error: std::io::Error| format!("{}: it cannot be read: {error}", file.display());
-    let size = std::fs::metadata(file).map_err(unread)?.len();
-    if size > LONGEST {
-        return Err(format!("{}: it is {size} bytes long; that is not a policy", file.display()));
+    /// The processes of the policy, which do not belong to the ranks.
+    pub(super) fn policy_processes(&self) -> Vec<Pid> {
+        let pid = self.policy.as_ref().and_then(Policy::pid);
+        with_descendants(pid.as_slice())
     }
-    let text = std::fs::read_to_string(file).map_err(unread)?;
-    Policy::parse(&name(file), &text).map_err(|problem| problem.to_string())
-}
 
-fn name(file: &Path) -> String {
-    file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned()
+    /// Lets the policy finish what it does in threads.
+    pub(super) async fn end_policy(&mut self) {
+        let Some(policy) = self.policy.take() else { return };
+        let printed = policy.end().await;
+        printed.into_iter().for_each(|line| self.terminal.print(format!("policy: {line}")));
+    }
 }

@@ -23,8 +23,8 @@ settings! {
 settings! {
     /// What is done about failures of jobs.
     pub struct PolicyConfig {
-        /// A policy in Starlark for jobs of this host that do not name one (`mainstay run --policy`). Empty: the built-in
-        /// policy.
+        /// A policy, a Python script, for jobs of this host that do not name one (`mainstay run --policy`). Empty: the
+        /// built-in policy.
         file: PathBuf = PathBuf::new(),
     }
     sections {}

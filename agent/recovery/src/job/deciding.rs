@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
+use crate::policy::{
+    Advice, Answer, Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with, question,
+};
 use mainstay_diagnosis::attribution::catalog::Catalog;
 use mainstay_diagnosis::diagnose::{self, FailedAttempt};
 use mainstay_diagnosis::root_rank::{RankEnd, hung, judge};
@@ -42,6 +44,15 @@ pub(super) struct Pending {
     wake_at: Option<Mono>,
     /// The last problem of the user's own policy. A policy that failed is not asked again about the same failure.
     trouble: Option<Trouble>,
+    /// The evidence with which the user's own policy was asked, until it answers.
+    asked: Option<Evidence>,
+}
+
+/// The evidence for a decision.
+#[derive(Clone, Debug)]
+struct Evidence {
+    by_agent: bool,
+    host: HostEvidence,
 }
 
 impl Pending {
@@ -152,9 +163,38 @@ impl Job {
             waits: None,
             wake_at: None,
             trouble: None,
+            asked: None,
         };
         out.push(pending.consult());
         self.pending = Some(pending);
+    }
+
+    /// The case for the policy.
+    fn case<'a>(&'a self, at: Mono, exit: i32, pending: &'a Pending, host: &'a HostEvidence) -> Case<'a> {
+        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
+        let verdict = &pending.verdict;
+        Case {
+            verdict,
+            past: &self.past,
+            earlier: &self.earlier,
+            job: JobState {
+                exit,
+                lived: verdict.fault_at.since(self.attempt_began),
+                reached: self.ledger.reached(),
+                committed: self.committed(),
+                ranks: count(self.ranks.len()),
+                waiting: count(self.waiting.len()),
+            },
+            host: Host {
+                unhealthy: &host.unhealthy,
+                held: &host.held,
+                waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
+                last_step: self.last_step,
+            },
+            seen: host.seen_before.as_ref(),
+            spares: 0,
+            now: at,
+        }
     }
 
     /// The policy's decision.
@@ -163,45 +203,19 @@ impl Job {
         at: Mono,
         exit: i32,
         pending: &mut Pending,
-        host_evidence: &HostEvidence,
+        evidence: &Evidence,
+        answer: Option<Answer<'_>>,
         out: &mut Vec<Output>,
     ) -> Decision {
-        let verdict = &pending.verdict;
-        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
-        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
-        let (choice, trouble) = decide_with(
-            self.advisor.as_deref().filter(|_| !failed),
-            &self.settings,
-            Case {
-                verdict,
-                past: &self.past,
-                earlier: &self.earlier,
-                job: JobState {
-                    exit,
-                    lived: verdict.fault_at.since(self.attempt_began),
-                    reached: self.ledger.reached(),
-                    committed: self.committed(),
-                    ranks: count(self.ranks.len()),
-                    waiting: count(self.waiting.len()),
-                },
-                host: Host {
-                    unhealthy: &host_evidence.unhealthy,
-                    held: &host_evidence.held,
-                    waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
-                    last_step: self.last_step,
-                },
-                seen: host_evidence.seen_before.as_ref(),
-                spares: 0,
-                now: at,
-            },
-        );
-        let incident = verdict.incident;
+        let incident = pending.verdict.incident;
+        let case = self.case(at, exit, pending, &evidence.host);
+        let (Choice { action, after, why }, trouble) = decide_with(answer, &self.settings, case);
         if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
             out.push(Output::Record(Body::Fact(reported(&trouble))));
             pending.trouble = Some(trouble);
         }
-        let Choice { action, after, why } = choice;
-        Decision { incident, action, after, why, by: DecidedBy::Launcher, agent_evidence: false }
+        let agent_evidence = evidence.by_agent;
+        Decision { incident, action, after, why, by: DecidedBy::Launcher, agent_evidence }
     }
 
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<AgentEvidence>, out: &mut Vec<Output>) {
@@ -231,11 +245,58 @@ impl Job {
                 host_evidence.seen_before.or_else(|| self.seen_before(&pending.verdict));
         }
         Self::receive(&mut pending, &host_evidence, out);
-        let mut decision =
-            Decision { agent_evidence, ..self.decide(at, exit, &mut pending, &host_evidence, out) };
+        let evidence = Evidence { by_agent: agent_evidence, host: host_evidence };
+        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
+        if self.user_policy.is_some() && !failed && instead.is_none() {
+            return self.ask_policy(at, exit, pending, evidence, out);
+        }
+        let mut decision = self.decide(at, exit, &mut pending, &evidence, None, out);
         if let Some((action, why)) = instead {
             decision = Decision { action, why, after: Span::default(), ..decision };
         }
+        self.act_on(at, exit, pending, decision, out);
+    }
+
+    fn ask_policy(
+        &mut self,
+        at: Mono,
+        exit: i32,
+        mut pending: Pending,
+        evidence: Evidence,
+        out: &mut Vec<Output>,
+    ) {
+        // If it was asked already, its answer is bounded by the newer evidence.
+        if pending.asked.is_none() {
+            let case = question(&self.settings, self.case(at, exit, &pending, &evidence.host));
+            out.push(Output::Command(Command::AskPolicy { incident: pending.verdict.incident, case }));
+        }
+        pending.asked = Some(evidence);
+        self.pending = Some(pending);
+    }
+
+    pub(super) fn policy_answered(
+        &mut self,
+        at: Mono,
+        incident: Incident,
+        advice: Result<Option<Advice>, String>,
+        out: &mut Vec<Output>,
+    ) {
+        let (Phase::Judging { exit }, Some(policy)) = (self.phase.clone(), self.user_policy.clone()) else {
+            return;
+        };
+        let Some(mut pending) = self.pending.take_if(|pending| pending.verdict.incident == incident) else {
+            return;
+        };
+        let Some(evidence) = pending.asked.take() else {
+            self.pending = Some(pending);
+            return;
+        };
+        let answer = Some(Answer { policy: &policy, advice });
+        let decision = self.decide(at, exit, &mut pending, &evidence, answer, out);
+        self.act_on(at, exit, pending, decision, out);
+    }
+
+    fn act_on(&mut self, at: Mono, exit: i32, pending: Pending, decision: Decision, out: &mut Vec<Output>) {
         match decision.action {
             Action::Wait => self.wait_for_the_host(at, pending, decision, out),
             action if self.needs_new_processes(action) => {

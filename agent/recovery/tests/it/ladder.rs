@@ -183,7 +183,7 @@ impl World {
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
-                Command::AskToSave { .. } => {}
+                Command::AskToSave { .. } | Command::AskPolicy { .. } => {}
                 Command::TakeEvidence { attempt } => self.take_evidence(attempt),
                 other => panic!("only a group gives it: {other:?}"),
             }

@@ -14,6 +14,7 @@ mod job_hangs;
 mod job_in_process;
 mod job_late;
 mod job_orders;
+mod job_policy;
 mod job_progress;
 mod ladder;
 mod lost_peer;

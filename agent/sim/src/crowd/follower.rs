@@ -62,6 +62,7 @@ impl Follower {
             }
             Command::EndRank { .. }
             | Command::Consult(_)
+            | Command::AskPolicy { .. }
             | Command::Wake { .. }
             | Command::TakeEvidence { .. }
             | Command::AskToSave { .. }

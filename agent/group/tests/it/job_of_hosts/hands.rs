@@ -122,7 +122,9 @@ impl World {
                 self.attempt_ends(me, attempt);
             }
             Command::TakeEvidence { .. } | Command::AskToSave { .. } | Command::SaveDue { .. } => {}
-            Command::Consult(_) | Command::Wake { .. } => unreachable!("it is carried out at once"),
+            Command::Consult(_) | Command::AskPolicy { .. } | Command::Wake { .. } => {
+                unreachable!("it is carried out at once")
+            }
             Command::Look { launcher, .. } => {
                 let sight = self.sight(me, self.launcher_named(&launcher));
                 self.saw(me, Event::Looked { launcher, sight });

@@ -3,5 +3,5 @@
 mod python;
 mod template;
 
-pub use python::{NoTemplate, PythonProgram};
+pub use python::{NoTemplate, PythonProgram, interpreter_of};
 pub use template::{Module, RankOrders, Template, TemplateEvent, TemplatePlan};

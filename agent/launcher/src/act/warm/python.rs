@@ -58,6 +58,18 @@ impl PythonProgram {
     }
 }
 
+/// The interpreter of a command's program, also if it cannot be forked; `python3` if it is not a Python program.
+pub fn interpreter_of(command: &[String], search: Option<&OsStr>) -> String {
+    let named = |program: &String| {
+        if is_python(program) {
+            return Some(program.clone());
+        }
+        let words = shebang(&find(program, search)?)?;
+        words.into_iter().find(|word| file_name(word) != "env").filter(|word| is_python(word))
+    };
+    command.first().and_then(named).unwrap_or_else(|| "python3".to_owned())
+}
+
 fn after_interpreter(mut interpreter: Vec<String>, rest: &[String]) -> Result<PythonProgram, String> {
     let mut rest = rest.iter();
     while let Some(argument) = rest.next() {
@@ -177,6 +189,22 @@ mod tests {
         let program = of(&[&path, "--x"]).expect("Python");
         assert_eq!(program.interpreter, ["/opt/venv/bin/python3", "-s"]);
         assert_eq!(program.arguments, [path, "--x".to_owned()]);
+    }
+
+    #[test]
+    fn the_interpreter_of_any_command() {
+        let (directory, _) = script();
+        let path = directory.path().join("train");
+        std::fs::write(&path, "#!/usr/bin/env python3.12 -s\n").expect("a file");
+        for (command, interpreter) in [
+            (vec!["/opt/venv/bin/python", "-c", "pass"], "/opt/venv/bin/python"),
+            (vec![path.to_str().expect("text"), "--x"], "python3.12"),
+            (vec!["/bin/sh", "x.sh"], "python3"),
+            (vec![], "python3"),
+        ] {
+            let command: Vec<String> = command.into_iter().map(str::to_owned).collect();
+            assert_eq!(interpreter_of(&command, None), interpreter, "{command:?}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use mainstay_model::entry::{Fact, JobSpec};
 use mainstay_model::id::Attempt;
 use mainstay_model::observation::{HOSTS, Observation, Weight};
 use mainstay_model::time::{Mono, Span, Stamp};
-use mainstay_recovery::job::{Job, Output};
+use mainstay_recovery::job::Job;
 use mainstay_sys::clock;
 use tokio::sync::mpsc;
 
@@ -220,7 +220,7 @@ impl Group {
         &mut self,
         now: Mono,
         adopted: &Adopted,
-        (job, merge, out): (Job, Merge, Vec<Output>),
+        (job, merge): (Job, Merge),
         (record, record_writer): (&Record, RecordWriter),
         reader: &StateReader,
     ) {
@@ -234,7 +234,7 @@ impl Group {
         let predecessor = Predecessor::new(follow.leader().launcher.clone(), &entries, reader.newest());
         leading.lead.replaces(predecessor);
         let host = adopted.lost.as_ref().map(|seated| seated.member.host.clone()).unwrap_or_default();
-        leading.lead.begin_with(now, out);
+        leading.lead.begin_with(now, Vec::new());
         leading.lead.fact(now, leader_replaced(&host, me, epoch));
         leading.lead.continue_from(now, adopted, record.ended, follow.into_log());
         self.role = Role::Leads(Box::new(leading));

@@ -4,16 +4,13 @@
 use crate::policy::{Advice, Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
 use mainstay_model::verdict::Action;
 
-/// The user's own policy.
-pub trait Advisor: std::fmt::Debug + Send + Sync {
-    /// Its name for messages: that of its file.
-    fn name(&self) -> &str;
-
-    /// Its advice for a failure. `None` leaves it to the built-in policy.
-    ///
-    /// # Errors
-    /// It makes no decision; a text with file and line.
-    fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String>;
+/// The answer of the user's own policy to a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer<'a> {
+    /// The policy's name for messages: that of its file.
+    pub policy: &'a str,
+    /// Its advice, if any. `None` leaves the failure to the built-in policy. An error has file and line.
+    pub advice: Result<Option<Advice>, String>,
 }
 
 /// Why the built-in policy decided instead of the user's own.
@@ -34,31 +31,31 @@ impl Trouble {
     }
 }
 
-/// Decides, with the user's own policy first if there is one.
+/// Decides, first with the answer of the user's own policy if there is one.
 pub fn decide_with(
-    advisor: Option<&dyn Advisor>,
+    answer: Option<Answer<'_>>,
     settings: &Settings,
     case: Case<'_>,
 ) -> (Choice, Option<Trouble>) {
-    let (choice, trouble) = match advisor.map(|advisor| (advisor, advisor.advise(settings, case))) {
-        None | Some((_, Ok(None))) => (usual(settings, case), None),
-        Some((advisor, Ok(Some(advice)))) => match forbidden(settings, case, &advice) {
-            None => (made_of(advisor, settings, case, advice), None),
+    let (choice, trouble) = match answer {
+        None | Some(Answer { advice: Ok(None), .. }) => (usual(settings, case), None),
+        Some(Answer { policy, advice: Ok(Some(advice)) }) => match forbidden(settings, case, &advice) {
+            None => (choice_of(policy, settings, case, advice), None),
             Some(why) => {
                 let wanted = advice.rung.map_or("waiting", Rung::words);
-                let words = format!("{}: {wanted} is not allowed: {why}", advisor.name());
+                let words = format!("{policy}: {wanted} is not allowed: {why}");
                 (usual(settings, case), Some(Trouble::Overruled(words)))
             }
         },
-        Some((_, Err(words))) => (usual(settings, case), Some(Trouble::Failed(words))),
+        Some(Answer { advice: Err(words), .. }) => (usual(settings, case), Some(Trouble::Failed(words))),
     };
     (unless_dry(settings, case, choice), trouble)
 }
 
-fn made_of(advisor: &dyn Advisor, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
+fn choice_of(policy: &str, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
     let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
     let action = advice.rung.map_or(Action::Wait, |rung| Action::of(rung, case.verdict.attempt.next(), exit));
-    Choice { action, after: advice.after, why: format!("{} ({})", advice.why, advisor.name()) }
+    Choice { action, after: advice.after, why: format!("{} ({policy})", advice.why) }
 }
 
 #[cfg(test)]
@@ -70,19 +67,6 @@ mod tests {
     use mainstay_model::time::Mono;
     use mainstay_model::time::Span;
     use mainstay_model::verdict::{Cause, Verdict};
-
-    #[derive(Debug)]
-    struct Says(Result<Option<Advice>, String>);
-
-    impl Advisor for Says {
-        fn name(&self) -> &'static str {
-            "mine.star"
-        }
-
-        fn advise(&self, _: &Settings, _: Case<'_>) -> Result<Option<Advice>, String> {
-            self.0.clone()
-        }
-    }
 
     fn kill() -> Verdict {
         Verdict { cause: Cause::Signal { signal: 9 }, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
@@ -111,7 +95,7 @@ mod tests {
             spares: 0,
             now: Mono(100_000_000_000),
         };
-        decide_with(Some(&Says(response)), settings, case)
+        decide_with(Some(Answer { policy: "mine.py", advice: response }), settings, case)
     }
 
     fn advice(rung: Rung) -> Result<Option<Advice>, String> {
@@ -123,12 +107,12 @@ mod tests {
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
         let (choice, trouble) = of(advice(Rung::HandBack), &settings, &[]);
         assert_eq!((choice.action, choice.after), (Action::HandBack { exit: 75 }, Span::seconds(2)));
-        assert_eq!((choice.why.as_str(), trouble), ("so (mine.star)", None));
+        assert_eq!((choice.why.as_str(), trouble), ("so (mine.py)", None));
         let (choice, trouble) = of(Ok(None), &settings, &[]);
         assert_eq!((choice.action.rung(), trouble), (Some(Rung::All), None));
-        let (choice, trouble) = of(Err("mine.star:3: no".into()), &settings, &[]);
+        let (choice, trouble) = of(Err("mine.py:3: no".into()), &settings, &[]);
         assert_eq!(choice.action.rung(), Some(Rung::All));
-        assert_eq!(trouble, Some(Trouble::Failed("mine.star:3: no".into())));
+        assert_eq!(trouble, Some(Trouble::Failed("mine.py:3: no".into())));
     }
 
     #[test]
@@ -139,7 +123,7 @@ mod tests {
         let trouble = trouble.expect("it was overruled");
         assert_eq!(
             trouble.words(),
-            "mine.star: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
+            "mine.py: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
         );
     }
 
@@ -147,6 +131,6 @@ mod tests {
     fn a_dry_run_reports_what_it_would_do() {
         let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
         let (choice, _) = of(advice(Rung::All), &dry, &[]);
-        assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.star)");
+        assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.py)");
     }
 }

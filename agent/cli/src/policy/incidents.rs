@@ -20,7 +20,7 @@ use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_recovery::policy::{Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings};
 use serde::Deserialize;
 
-use crate::words::rung;
+use mainstay_recovery::policy::rung_named;
 
 /// The time of all example incidents: late enough for any history.
 const NOW: Mono = Mono(1_000_000_000_000_000_000);
@@ -284,7 +284,7 @@ pub fn read(text: &str) -> Result<Vec<Incident>, String> {
 
 fn incident(written: Written) -> Result<Incident, String> {
     if let Some(expect) = &written.expect {
-        rung(expect)?;
+        rung_named(expect)?;
     }
     let past: Result<Vec<PastFailure>, String> = written.past.into_iter().map(past).collect();
     let past = past?;
@@ -367,7 +367,7 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
         step: written.step,
         data: written.data,
         lived: written.lived.0,
-        rung: rung(&written.action)?.ok_or("action: waiting is not a restart")?,
+        rung: rung_named(&written.action)?.ok_or("action: waiting is not a restart")?,
         reached: written.reached.or(written.step),
         committed: written.committed,
         heartbeats: written.heartbeats,
@@ -378,7 +378,7 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
 fn experience(written: WrittenExperience) -> Result<Experience, String> {
     let WrittenExperience { cause, action, tried, helped, seconds } = written;
     let cause = CauseKind::parse(&cause).ok_or_else(|| unknown_kind(&cause))?;
-    let rung = rung(&action)?.ok_or("action: waiting is not a restart")?;
+    let rung = rung_named(&action)?.ok_or("action: waiting is not a restart")?;
     let known = Experience { cause, rung, tried, helped, seconds };
     let beyond = "earlier: `tried` is 8 at most, `helped` at most as many, and `seconds` no less than 0";
     if known.is_sound() { Ok(known) } else { Err(beyond.to_owned()) }
@@ -408,7 +408,7 @@ fn settings(written: WrittenJob) -> Result<Settings, String> {
     let mut settings =
         Settings::from(Budget { max_restarts: written.max_restarts, window: window(written.window) });
     for action in &written.actions {
-        settings.rungs = rung(action)?.map_or(settings.rungs, |rung| settings.rungs.with(rung));
+        settings.rungs = rung_named(action)?.map_or(settings.rungs, |rung| settings.rungs.with(rung));
     }
     for (kind, budget) in written.budgets {
         let kind = CauseKind::parse(&kind).ok_or_else(|| unknown_kind(&kind))?;
