@@ -21,7 +21,7 @@ mod readiness;
 mod user;
 
 pub use advice::{Advice, rung_named};
-pub use backoff::{jitter, seed};
+pub use backoff::seed;
 pub use experience::experiences;
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{PastFailure, Reached, without_progress};

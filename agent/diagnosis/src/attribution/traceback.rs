@@ -14,7 +14,7 @@ pub struct Frame {
 }
 
 /// The modules of Mainstay's Python package, the client. A test compares them with the package.
-const CLIENT: [&str; 32] = [
+const CLIENT: [&str; 33] = [
     "__init__",
     "_collectives_release",
     "_container",
@@ -44,6 +44,7 @@ const CLIENT: [&str; 32] = [
     "dcp",
     "jax",
     "lightning",
+    "policy",
     "mainstay_auto",
     "torch",
     "transformers",

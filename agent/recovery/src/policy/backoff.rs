@@ -19,7 +19,7 @@ pub fn wait(without_progress: u32, seed: u64) -> Span {
 
 /// How much longer the delay after `without_progress` restarts is for this seed, as a fraction: from a quarter less
 /// to a quarter more, in 512 steps.
-pub fn jitter(without_progress: u32, seed: u64) -> f64 {
+fn jitter(without_progress: u32, seed: u64) -> f64 {
     (mixed(seed ^ u64::from(without_progress)) % 512) as f64 / 1024.0 - 0.25
 }
 

@@ -11,6 +11,7 @@ mod leaders;
 mod links;
 mod lost;
 mod network;
+mod policies;
 mod resize;
 mod schedulers;
 mod slow;

@@ -5,13 +5,17 @@ Lines of JSON on the socket. First the launcher sends `{"file", "source", "class
 `{"answer": N}` with `decision` (or null) or `failed`, and with `lines`, the numbers of the lines that were executed.
 """
 
+import sys
+
+# First: a file in the working directory must not take the place of a module.
+sys.path = [path for path in sys.path if path]
+
 import dataclasses
 import json
 import linecache
 import os
 import resource
 import socket
-import sys
 import threading
 import traceback
 import types
@@ -46,7 +50,7 @@ def load(file, source, classes):
     # The classes of this launcher, also where another version of the package is installed, or none.
     sys.modules["mainstay.policy"] = module
     exec(compile(classes, "mainstay/policy.py", "exec"), module.__dict__)
-    sys.path[0] = os.path.dirname(file)
+    sys.path.insert(0, os.path.dirname(file))
     sys.argv = [file]
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     policy = types.ModuleType("policy")
