@@ -1,35 +1,26 @@
-//! Converts between the types of the core and of the API. Only this module knows both.
+//! Messages about this server and its checkpoints; those about the host and its jobs are `mainstay_view::convert`.
 
 pub(super) mod checkpoint;
-pub(super) mod device;
-pub mod event;
-pub(super) mod health;
-pub mod preflight;
-mod sentence;
 
-use mainstay_model::time::{Mono, Span, Stamp, Wall};
-use prost_types::{Duration, Timestamp};
+use mainstay_model::time::Stamp;
+use mainstay_proto::v1;
+use mainstay_view::convert::timestamp;
 
-const NANOS: i64 = 1_000_000_000;
+use crate::{About, Mode};
 
-pub(super) fn timestamp(wall: Wall) -> Timestamp {
-    // The remainder of a division by 10^9 fits.
-    Timestamp { seconds: wall.0.div_euclid(NANOS), nanos: wall.0.rem_euclid(NANOS) as i32 }
-}
-
-fn duration(span: Span) -> Duration {
-    let seconds = i64::try_from(span.0 / NANOS as u64).unwrap_or(i64::MAX);
-    Duration { seconds, nanos: (span.0 % NANOS as u64) as i32 }
-}
-
-/// The wall-clock time of a moment on the monotonic clock. None for a moment in the future: it is from an earlier
-/// boot, whose monotonic clock counted differently.
-fn wall_time(at: Mono, now: Stamp) -> Option<Timestamp> {
-    let ago = age(at, now)?;
-    let ago = i64::try_from(ago.0).ok()?;
-    Some(timestamp(Wall(now.wall.0.saturating_sub(ago))))
-}
-
-fn age(at: Mono, now: Stamp) -> Option<Span> {
-    (at <= now.mono).then(|| now.mono.since(at))
+pub(crate) fn server(about: &About, journal_error: Option<&str>, now: Stamp) -> v1::Server {
+    let mode = match about.mode {
+        Mode::Agent => v1::ServerMode::Agent,
+        Mode::Launcher => v1::ServerMode::Launcher,
+    };
+    v1::Server {
+        mode: mode.into(),
+        version: about.version.clone(),
+        pid: about.pid.0.into(),
+        start_time: Some(timestamp(about.started.wall)),
+        hostname: about.hostname.clone(),
+        boot_id: about.boot_id.0.clone(),
+        time: Some(timestamp(now.wall)),
+        journal_error: journal_error.map(str::to_owned),
+    }
 }

@@ -10,6 +10,7 @@ use mainstay_proto::v1::{
     Event, EventFilter, ExplainIncidentRequest, ExplainIncidentResponse, Gap, ListEventsRequest,
     ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
+use mainstay_view::convert::event as convert;
 use mainstay_view::incident_report::{self, Options};
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +18,6 @@ use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::bounds::{self, Bounds};
-use super::convert::event as convert;
 use super::readers::{Owners, Reader};
 use super::shares::{Share, Source};
 use super::stream::{Answers, Caller, End, answer_to_the_end};
@@ -29,7 +29,7 @@ const LARGEST_LIMIT: usize = 1000;
 /// Entries that one call of ListEvents reads before it answers with what it has found.
 const LOOK_AT_MOST: usize = 20_000;
 /// Bytes of events after which a page ends, well below the 4 MiB that callers accept by default.
-const LARGEST_PAGE: usize = 2 << 20;
+pub(super) const LARGEST_PAGE: usize = 2 << 20;
 /// What is read from the journal at a time.
 const CHUNK: Most = Most { entries: 500, bytes: 64 << 10 };
 /// Bytes of memory for a chunk: entries and events need more than lines.
@@ -102,24 +102,14 @@ impl EventService for Events {
         let source = Source::of(request.extensions());
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
         let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
-        // The whole journal is read: by one caller of each source at a time.
-        let _turn = self.0.bounds.whole_reads.take(source, 1).await;
-        let entries = of_failures(&self.0.snapshots, &job, reader).await?;
-        let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
-            let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
-            return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
-        };
-        let findings = incident_report::findings(entries.iter());
-        let words = |markdown| {
-            let options = Options { markdown, all, ..Options::default() };
-            incident_report::render(&report, options) + &incident_report::render_findings(&findings, markdown)
-        };
-        let json = incident_report::json(&report, &findings);
+        let report = self.0.failure(&job, incident.map(Incident), reader, source).await?;
+        let words =
+            |markdown| incident_report::render(&report, Options { markdown, all, ..Options::default() });
         let answer = ExplainIncidentResponse {
             incident: report.verdict.incident.0,
             text: words(false),
             markdown: words(true),
-            json: json.to_string(),
+            json: incident_report::json(&report).to_string(),
         };
         let bytes = answer.encoded_len();
         Ok(bounds::holding(answer, share, 2 * bytes))
@@ -150,7 +140,11 @@ const MOST_OF_FAILURES: usize = 10_000;
 
 /// The journal's entries of a job's failures: a few for each failure. A report consists of texts, so a caller who
 /// may not read texts gets no entries.
-async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
+pub(super) async fn of_failures(
+    snapshots: &StateReader,
+    job: &str,
+    reader: Reader,
+) -> Result<Vec<Entry>, Status> {
     let (mut entries, mut cursor) = (Vec::new(), 0);
     let (mut owners, mut withheld) = (Owners::default(), false);
     loop {
@@ -172,7 +166,7 @@ async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Resu
                     | Body::Decision(_)
                     | Body::Outcome(_)
                     | Body::Finding(_)
-                    | Body::Fact(Fact::JobStarted(_))
+                    | Body::Fact(Fact::JobStarted(_) | Fact::JobEnded { .. })
             );
             let is_of_job = entry.job.as_ref().is_some_and(|of| of.0 == job);
             let may_read = owners.may_read(reader, entry, &view);
@@ -180,6 +174,22 @@ async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Resu
             reports && is_of_job && may_read
         }));
     }
+}
+
+/// One entry of the journal, and the event as the caller may read it.
+pub(super) async fn one(
+    read: &ReadSide,
+    cursor: u64,
+    reader: Reader,
+    source: Source,
+) -> Result<(Entry, Event), Status> {
+    let found = self::read(&read.bounds, source, &read.snapshots, cursor.saturating_sub(1)).await?;
+    let entry = found.entries.into_iter().next().filter(|entry| entry.seq == cursor);
+    let entry = entry.ok_or_else(|| Status::not_found(format!("the journal has no event {cursor}")))?;
+    // The user of a job whose start was not read is unknown.
+    let with_texts = Owners::default().may_read(reader, &entry, &read.snapshots.view());
+    let event = reported(&entry, with_texts);
+    Ok((entry, event))
 }
 
 fn not_theirs(job: &str) -> Status {

@@ -10,13 +10,14 @@ use mainstay_proto::v1::{
     ListDevicesResponse, ListJobsRequest, ListJobsResponse, RunPreflightRequest, RunPreflightResponse,
     Server, WatchNodeRequest, WatchNodeResponse,
 };
+use mainstay_view::convert::device::device;
+use mainstay_view::convert::health as from_view;
 use mainstay_view::node::{JobView, NodeView};
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::bounds;
-use super::convert::device::device;
-use super::convert::health as convert;
+use super::convert;
 use super::preflight::{self, Wanted};
 use super::readers::Reader;
 use super::replicas::Replicas;
@@ -35,7 +36,7 @@ pub(super) struct Health(pub(super) ReadSide);
 impl HealthService for Health {
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
         let now = (self.0.clock)();
-        let node = convert::node(&self.0.snapshots.view(), now);
+        let node = from_view::node(&self.0.snapshots.view(), now);
         let server = self.0.server(now);
         Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
     }
@@ -116,7 +117,7 @@ async fn watch(
         let now = (read.clock)();
         let view = snapshots.view();
         let message = WatchNodeResponse {
-            node: Some(convert::node(&view, now)),
+            node: Some(from_view::node(&view, now)),
             server: Some(read.server(now)),
             jobs: read.jobs(&view, now, reader),
         };
@@ -143,10 +144,10 @@ impl ReadSide {
 
     fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
-        let mut reported = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
+        let mut reported = from_view::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
         replicas.add_to(&mut reported);
         if !reader.may_read(Some(job.spec.uid)) {
-            convert::withhold_texts(&mut reported);
+            from_view::withhold_texts(&mut reported);
         }
         reported
     }

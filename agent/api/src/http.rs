@@ -6,8 +6,8 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::convert::health::{reasons, v1_state_name};
 use super::{ReadSide, metrics};
+use mainstay_view::convert::health::{reasons, state_name};
 
 pub(super) fn router(read: ReadSide) -> Router {
     Router::new()
@@ -27,7 +27,7 @@ async fn readyz(State(read): State<ReadSide>) -> Response {
     let view = read.snapshots.view();
     let state = view.state();
     let status = if read.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let mut text = format!("{}\n", v1_state_name(state));
+    let mut text = format!("{}\n", state_name(state));
     if read.snapshots_gone.is_cancelled() {
         text.push_str("the task that watches this node has ended; see the log\n");
     }

@@ -12,6 +12,7 @@ mod connection_limits;
 mod convert;
 mod divergence;
 mod events;
+mod explain;
 mod grpc_health;
 pub mod handover;
 mod health;
@@ -36,11 +37,13 @@ mod watching;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_health::hardware::catalog::Catalog;
 use mainstay_model::health::HealthState;
 use mainstay_model::id::{BootId, Pid};
 use mainstay_model::time::Stamp;
 use mainstay_proto::nvhcd::health_check_service_server::HealthCheckServiceServer;
 use mainstay_proto::v1::event_service_server::EventServiceServer;
+use mainstay_proto::v1::explain_service_server::ExplainServiceServer;
 use mainstay_proto::v1::health_service_server::HealthServiceServer;
 use mainstay_proto::{FILE_DESCRIPTOR_SET, grpc_health_v1::health_server::HealthServer};
 use tokio::net::TcpListener;
@@ -48,8 +51,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use convert::event::event;
-pub use convert::preflight::{check_of, group, requirement, wire_span};
 pub use events::passes;
 pub use listen::{ListenError, UnixSocket, tcp};
 pub use preflight::DeepChecks;
@@ -116,6 +117,8 @@ pub struct Listeners {
     pub checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     /// Who may read what the programs of jobs wrote.
     pub readers: Readers,
+    /// What codes of the hardware mean; none if this server does not watch it.
+    pub catalog: Option<Arc<Catalog>>,
 }
 
 /// Why the API cannot be served.
@@ -146,6 +149,7 @@ struct ReadSide {
     /// The state of checkpoints; none if this agent has no peers.
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
+    catalog: Option<Arc<Catalog>>,
     /// What the callers of this listener may hold.
     bounds: Bounds,
     /// Cancelled when nothing publishes snapshots any longer.
@@ -174,6 +178,7 @@ pub async fn serve(
         deep: None,
         checkpoints: listeners.checkpoints,
         readers: listeners.readers,
+        catalog: listeners.catalog,
         bounds: Bounds::default(),
         snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
@@ -270,6 +275,7 @@ fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
     let grpc = further
         .add_service(HealthServiceServer::new(health::Health(read.clone())))
         .add_service(EventServiceServer::new(events::Events(read.clone())))
+        .add_service(ExplainServiceServer::new(explain::Explain(read.clone())))
         .add_service(HealthServer::new(grpc_health::GrpcHealth(read.clone())))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);

@@ -14,9 +14,10 @@ use mainstay_proto::v1::{
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
+use super::Clock;
 use super::roles::Roles;
-use super::{Clock, convert};
 use mainstay_node::Input;
+use mainstay_view::convert::timestamp;
 
 /// Longest silence: longer ones are forgotten by people.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
@@ -70,7 +71,7 @@ impl OperatorService for Operators {
         let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);
         let until = Wall((self.clock)().wall.0.saturating_add(nanos));
         self.record(uid, component, OperatorAction::Silence { reason: given(reason)?, until }).await?;
-        Ok(Response::new(SilenceComponentResponse { until: Some(convert::timestamp(until)) }))
+        Ok(Response::new(SilenceComponentResponse { until: Some(timestamp(until)) }))
     }
 
     async fn unsilence_component(

@@ -14,11 +14,11 @@ use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResp
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tonic::Status;
 
-use super::convert::preflight as convert;
 use super::stream::{Caller, End, Left};
 use super::{Mode, ReadSide};
 use mainstay_journal::state::{Looking, StateReader};
 use mainstay_sensors::source::active::{Deep, Gpus};
+use mainstay_view::convert::{duration, preflight as convert, span};
 
 /// How long a check of what is watched may take.
 const USUAL_DEADLINE: Span = Span::seconds(10);
@@ -77,7 +77,7 @@ impl Wanted {
             let mut guard = of.0.clone().try_lock_owned().map_err(|_| {
                 Status::resource_exhausted("active probes are under way here: try again when they are done")
             })?;
-            let each = request.deadline.as_ref().map_or(USUAL_PROBE, convert::span);
+            let each = request.deadline.as_ref().map_or(USUAL_PROBE, span);
             let each = each.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0);
             guard.plan.deadline = Duration::from_nanos(each);
             deep = Some(guard);
@@ -91,7 +91,7 @@ impl Wanted {
                 .ok_or_else(|| Status::invalid_argument("a requirement names no group"))?;
             Ok(Requirement { group, count: required.count })
         });
-        let deadline = request.deadline.as_ref().map_or(USUAL_DEADLINE, convert::span);
+        let deadline = request.deadline.as_ref().map_or(USUAL_DEADLINE, span);
         Ok(Wanted {
             groups,
             required: required.collect::<Result<_, Status>>()?,
@@ -127,7 +127,7 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
     let last = Item::Summary(PreflightSummary {
         verdict: convert::verdict(overall(&checks)).into(),
         summary: summary(&checks, took),
-        took: Some(convert::wire_span(took)),
+        took: Some(duration(took)),
     });
     match caller.send(RunPreflightResponse { item: Some(last) }).await {
         Ok(()) | Err(Left) => End::Left,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_health::hardware::catalog::Catalog;
 use mainstay_health::hardware::gpu::{DeviceJudge, learned_gpus};
 use mainstay_health::host::kernel_reports::HostLogJudge;
 use mainstay_model::entry::Fact;
@@ -65,7 +66,9 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
     let (snapshots, recalled) = open_board(&config)?;
+    let catalog = Arc::new(catalog::load(&config.catalog.files)?);
     let mut listeners = listen(&config).await?;
+    listeners.catalog = Some(catalog.clone());
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (callers, node_callers) = mpsc::channel(QUEUE_OF_CALLERS);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
@@ -100,7 +103,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     nvrx::open(&config, &reader, &stop)?;
     let sensors =
         sensors::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
-    let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
+    let (hardware, following) = watch_hardware(&config, &catalog, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {
         snapshots.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
@@ -162,15 +165,15 @@ fn remember_earlier_boots(devices: &mut DeviceJudge, earlier: &[(Stamp, BootId, 
 /// The judges of the hardware, and the reader of the kernel log if it is enabled.
 pub(super) fn watch_hardware(
     config: &Config,
+    catalog: &Catalog,
     recalled: &Recalled,
     inputs: &mpsc::Sender<Input>,
     roster: &Roster,
 ) -> anyhow::Result<(Hardware, Option<Following>)> {
-    let catalog = catalog::load(&config.catalog.files)?;
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
     let mut devices =
-        DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
+        DeviceJudge::new(catalog.clone(), config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
     remember_earlier_boots(&mut devices, &recalled.earlier);
     let this_boot = clock::boot_id();
     for (at, boot, observation) in &recalled.observed {
@@ -246,6 +249,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         deep: Some(active_probes(config)),
         checkpoints: None,
         readers: Readers::Everyone,
+        catalog: None,
     })
 }
 

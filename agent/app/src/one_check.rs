@@ -14,7 +14,7 @@ use tonic::service::Routes;
 
 use crate::agent::{QUEUE, start_forcing, start_probing, watch_hardware};
 use crate::earlier_entries::Recalled;
-use crate::{about, device, sensors};
+use crate::{about, catalog, device, sensors};
 use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, JournalReader};
@@ -44,7 +44,8 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (reader, roster) = (snapshots.reader(), snapshots.roster().clone());
     let sensors = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
-    let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
+    let (hardware, following) =
+        watch_hardware(&own, &catalog::load(&own.catalog.files)?, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let look = GpuLook {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,

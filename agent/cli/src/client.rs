@@ -8,24 +8,28 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
+use mainstay_proto::v1::explain_request::Target;
+use mainstay_proto::v1::explain_response::Report;
+use mainstay_proto::v1::explain_service_client::ExplainServiceClient;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::job_order_service_client::JobOrderServiceClient;
 use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainIncidentRequest,
-    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest,
-    ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
-    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest,
-    RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
-    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
-    WatchCheckpointsResponse, WatchEventsRequest, WatchEventsResponse,
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainRequest,
+    GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
+    ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
+    PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest, RestoreCheckpointRequest,
+    RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest,
+    StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchCheckpointsResponse,
+    WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint, Error, Uri};
 use tonic::{Code, Status, Streaming};
 
+use super::output::in_full;
 use mainstay_launcher::launcher_link::handover;
 
 /// How long a server may take before the user is informed that it does not answer.
@@ -77,23 +81,25 @@ pub(super) struct Snapshot {
 }
 
 impl Client {
-    /// Connects, within the deadline.
+    /// Connects, within the deadline: to a socket, or over TCP to `http://HOST:PORT`.
     pub(super) async fn connect(socket: &Path) -> Result<Client, AskError> {
-        // gRPC hides the reason why a socket refuses, so this connects to it first.
-        within(socket, async { UnixStream::connect(socket).await.map_err(|error| refused(socket, &error)) })
-            .await?;
-        let path = socket.to_owned();
-        let connector = tower::service_fn(move |_: Uri| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        // The address is never resolved: the connector uses the socket.
-        let endpoint = Endpoint::from_static("http://localhost");
+        let failed =
+            |error: Error| AskError::Other { socket: socket.to_owned(), reason: in_full(&error.into()) };
+        let over_tcp = socket.to_str().filter(|address| address.starts_with("http://"));
         let channel = within(socket, async {
-            endpoint
-                .connect_with_connector(connector)
-                .await
-                .map_err(|error| AskError::Other { socket: socket.to_owned(), reason: error.to_string() })
+            if let Some(address) = over_tcp {
+                let endpoint = Endpoint::from_shared(address.to_owned()).map_err(failed)?;
+                return endpoint.connect().await.map_err(failed);
+            }
+            // gRPC hides the reason why a socket refuses, so this connects to it first.
+            UnixStream::connect(socket).await.map_err(|error| refused(socket, &error))?;
+            let path = socket.to_owned();
+            let connector = tower::service_fn(move |_: Uri| {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            });
+            // The address is never resolved: the connector uses the socket.
+            Endpoint::from_static("http://localhost").connect_with_connector(connector).await.map_err(failed)
         })
         .await?;
         Ok(Client { socket: socket.to_owned(), channel })
@@ -241,20 +247,15 @@ impl Client {
         .await
     }
 
-    /// The story of a failure of a job, within the deadline; none if the server does not know such a failure.
-    pub(super) async fn explain(
-        &self,
-        job: &str,
-        incident: Option<u64>,
-        all: bool,
-    ) -> Result<Option<ExplainIncidentResponse>, AskError> {
-        let request = ExplainIncidentRequest { job: job.to_owned(), incident, all };
-        let mut events =
-            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+    /// The report on something, within the deadline; none if the server does not know it.
+    pub(super) async fn explain(&self, target: Target) -> Result<Option<Report>, AskError> {
+        let request = ExplainRequest { target: Some(target) };
+        let mut server =
+            ExplainServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
         within(&self.socket, async {
-            match events.explain_incident(request).await {
-                Ok(answer) => Ok(Some(answer.into_inner())),
-                // A server that is too old for this request knows none either.
+            match server.explain(request).await {
+                Ok(answer) => Ok(answer.into_inner().report),
+                // A server that is too old for this request knows nothing either.
                 Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(None),
                 Err(status) => Err(self.failed(&status)),
             }

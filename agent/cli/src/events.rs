@@ -11,11 +11,12 @@ use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
 
 use super::client::{AskError, Client};
 use super::find::{Ask, Place, find};
-use super::json::{self, plain};
 use super::output::{self, Paint, clean};
 use super::{exit, status};
 use mainstay_api as api;
 use mainstay_journal::store::journal::JournalReader;
+use mainstay_view::convert::event::event;
+use mainstay_view::json::{self, plain};
 
 /// Pauses between attempts to reach a lost server.
 const FIRST_REST: Duration = Duration::from_millis(200);
@@ -338,7 +339,7 @@ fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Telle
             let message = format!("events {} to {} are no longer kept", gap.first, gap.last);
             history.take(Item::Gap(Gap { first_missing: gap.first, last_missing: gap.last, message }))?;
         }
-        for event in read.entries.iter().map(api::event).filter(|event| api::passes(event, filter)) {
+        for event in read.entries.iter().map(event).filter(|event| api::passes(event, filter)) {
             history.take(Item::Event(event))?;
         }
         if read.entries.is_empty() {

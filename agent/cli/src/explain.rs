@@ -1,27 +1,27 @@
 //! `mainstay explain`: a failure with its evidence, from the job's own journal, also long after the job ended; or a
 //! component of the host, or an event.
 
-mod host;
-mod known;
 mod runs;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use mainstay_health::hardware::catalog::Catalog;
+use mainstay_app::default_paths;
+use mainstay_journal::store::journal::JournalReader;
 use mainstay_model::entry::Entry;
 use mainstay_model::id::Incident;
-use mainstay_proto::v1::EventFilter;
-use mainstay_view::incident_report::{self, Options};
-use serde_json::json;
+use mainstay_proto::v1::explain_request::Target;
+use mainstay_proto::v1::explain_response::Report;
+use mainstay_proto::v1::{FailureTarget, FaultCode, fault_code::Code};
+use mainstay_view::convert::failure::report_in;
+use mainstay_view::explain;
+use mainstay_view::incident_report::{self, IncidentReport, Options};
+use serde_json::{Value, json};
 
 use super::client::Client;
 use super::find::{Ask, find};
 use super::{exit, output};
-use mainstay_app::{catalog, default_paths};
-use mainstay_journal::store::journal::JournalReader;
-use mainstay_node::config::{Config, Environment};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,16 +32,17 @@ Examples:
   mainstay explain exp-9                   a job whose directory is not here: its launcher or the agent is asked
   mainstay explain gpu.0000:3b:00          a component: what was seen, what it means, what to do
   mainstay explain 4711                    an event, by its cursor (mainstay events)
+  mainstay explain 'XID 79'                a code of a driver, whether it was seen or not
 
 Exit status: 0 explained, 3 there is nothing of that name, 64 the command line was not understood.";
 
-/// Explain a failure, a component or an event: what was seen, what it means, what was done or is to be done
+/// Explain a failure, a component, an event or a code: what was seen, what it means, what was done or is to be done
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// A run directory, the name of a run in the usual place or of a job that a launcher or the agent knows, a component
-    /// of the host, or the cursor of an event of the agent; the newest run that failed or is running if not given
-    #[arg(value_name = "RUN|COMPONENT|CURSOR")]
+    /// or a GPU of the host, the cursor of an event, or a code; the newest run that failed or is running if not given
+    #[arg(value_name = "RUN|COMPONENT|CURSOR|CODE")]
     what: Option<PathBuf>,
     /// Which failure of the job, from 1; the last one if not given
     #[arg(long, value_name = "N")]
@@ -55,22 +56,23 @@ pub(super) struct Args {
     /// Print Markdown
     #[arg(long)]
     markdown: bool,
-    /// Ask the server on this socket: for components and events the agent, for a job also its launcher
+    /// Ask the server on this socket
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     socket: Option<PathBuf>,
-    /// The agent's configuration file, which may name catalogs
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let named = args.what.as_deref().and_then(Path::to_str);
     if let Some(what) = named.filter(|what| args.socket.is_some() || !is_run(what)) {
-        if let Some((text, value)) = of_host(&args, what).await? {
-            output::print(&if args.json { format!("{value}\n") } else { text })?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        if let Some(text) = of_job(&args, what).await? {
+        if let Some(report) = ask(&args, what).await? {
+            let text = match report {
+                Report::Failure(failure) => {
+                    let job = failure.job.clone();
+                    rendered(&args, &report_in(failure)?, job.into(), None)
+                }
+                report if args.json => format!("{}\n", explain::json(&report)),
+                report => explain::text(&report),
+            };
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -108,26 +110,34 @@ fn no_failure(incident: Option<u64>) -> String {
     incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"))
 }
 
-/// Asks the job's launcher and the agent for a failure of a job whose run directory is not available. None if no
-/// server knows it.
-async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
+/// Asks the servers of this host, until one knows what is meant.
+async fn ask(args: &Args, what: &str) -> anyhow::Result<Option<Report>> {
+    let failure = FailureTarget { job: what.to_owned(), incident: args.incident };
+    let (of_host, of_job) = (target(what), Target::Failure(failure));
     let found = find(&Ask { socket: args.socket.clone(), json: false });
     // The launcher knows most about its job; the agent's copy outlives it.
     let (agents, launchers): (Vec<_>, Vec<_>) = found.places.iter().partition(|place| place.job.is_none());
-    for place in launchers.into_iter().chain(agents) {
+    let of_host = agents.iter().map(|place| (place, &of_host));
+    let all = of_host.chain(launchers.iter().chain(&agents).map(|place| (place, &of_job)));
+    for (place, target) in all {
         let Ok(client) = Client::connect(&place.socket).await else { continue };
-        let Some(answer) = client.explain(job, args.incident, args.all).await? else { continue };
-        return Ok(Some(match (args.json, args.markdown) {
-            (true, _) => {
-                let mut reported: serde_json::Value = serde_json::from_str(&answer.json)?;
-                reported["run"] = job.into();
-                format!("{reported}\n")
-            }
-            (_, true) => answer.markdown,
-            _ => answer.text,
-        }));
+        if let Some(report) = client.explain(target.clone()).await? {
+            return Ok(Some(report));
+        }
     }
     Ok(None)
+}
+
+/// What is meant if it is no job.
+fn target(what: &str) -> Target {
+    let code = |kind: &str| what.to_lowercase().strip_prefix(kind)?.trim_start().parse::<u32>().ok();
+    if let Some(number) = code("xid") {
+        return Target::Code(FaultCode { code: Some(Code::Xid(number)) });
+    }
+    if let Some(number) = code("sxid") {
+        return Target::Code(FaultCode { code: Some(Code::Sxid(number)) });
+    }
+    what.parse().map_or_else(|_| Target::Component(what.to_owned()), Target::Cursor)
 }
 
 fn is_run(name: &str) -> bool {
@@ -136,41 +146,14 @@ fn is_run(name: &str) -> bool {
         .any(|path| path.join("journal").is_dir())
 }
 
-/// Asks the agent for a component by its name, or an event by its cursor. None if it knows neither.
-async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serde_json::Value)>> {
-    let cursor: Option<u64> = what.parse().ok().filter(|cursor| *cursor > 0);
-    let found = find(&Ask { socket: args.socket.clone(), json: false });
-    for place in found.places.iter().filter(|place| place.job.is_none()) {
-        let Ok(client) = Client::connect(&place.socket).await else { continue };
-        if let Some(cursor) = cursor {
-            let events = client.list_events(cursor - 1, EventFilter::default()).await?.events;
-            if let Some(event) = events.first().filter(|event| event.cursor == cursor) {
-                return Ok(Some(host::event(event, &catalog(args)?)));
-            }
-        } else {
-            let node = client.snapshot().await?.node;
-            if let Some(component) = node.components.iter().find(|component| component.name == what) {
-                return Ok(Some(host::component(component, &catalog(args)?)));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// The catalog from the agent's configuration.
-fn catalog(args: &Args) -> anyhow::Result<Catalog> {
-    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
-    catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)
-}
-
 fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     for note in &chosen.notes {
         output::note(note);
     }
     let run_dir = chosen.run_dir;
     let entries = read(&run_dir)?;
-    let findings = incident_report::findings(entries.iter());
     let Some(report) = incident_report::of(entries.iter(), args.incident.map(Incident)) else {
+        let findings = incident_report::findings(entries.iter());
         if args.incident.is_none() && !findings.is_empty() {
             let text = if args.json {
                 format!("{}\n", json!({ "run": run_dir, "findings": findings }))
@@ -183,18 +166,18 @@ fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
         output::note(&format!("{}: {} in this run", run_dir.display(), no_failure(args.incident)));
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
-    let text = if args.json {
-        let mut reported = incident_report::json(&report, &findings);
-        reported["run"] = json!(run_dir);
-        format!("{reported}\n")
-    } else {
-        let logs = run_dir.join(format!("attempt_{}", report.verdict.attempt.0)).display().to_string();
-        let options = Options { logs: Some(&logs), markdown: args.markdown, all: args.all };
-        incident_report::render(&report, options)
-            + &incident_report::render_findings(&findings, args.markdown)
-    };
-    output::print(&text)?;
+    let logs = run_dir.join(format!("attempt_{}", report.verdict.attempt.0)).display().to_string();
+    output::print(&rendered(args, &report, json!(run_dir), Some(&logs)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn rendered(args: &Args, report: &IncidentReport, run: Value, logs: Option<&str>) -> String {
+    if args.json {
+        let mut reported = incident_report::json(report);
+        reported["run"] = run;
+        return format!("{reported}\n");
+    }
+    incident_report::render(report, Options { logs, markdown: args.markdown, all: args.all })
 }
 
 /// The run to explain, and notes for the user about the choice.

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::client::{AskError, Client};
 use super::find::{Ask, find};
-use super::json::{plain, present, seconds};
 use super::output::{self, Paint, clean};
 use super::{exit, order, status};
+use mainstay_view::json::{plain, present, seconds};
 
 /// Show the host's GPUs, one line each.
 #[derive(Debug, clap::Args)]
@@ -183,7 +183,7 @@ fn as_json(answer: &ListDevicesResponse) -> Value {
     let devices: Vec<Value> = answer.devices.iter().map(device).collect();
     json!({
         "exit_status": weigh(&answer.devices),
-        "server": answer.server.as_ref().map(super::json::server),
+        "server": answer.server.as_ref().map(mainstay_view::json::server),
         "devices": devices,
     })
 }

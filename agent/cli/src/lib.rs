@@ -16,7 +16,6 @@ mod find;
 mod gpus;
 mod guardian;
 mod job;
-mod json;
 mod operator;
 mod order;
 mod output;

@@ -9,11 +9,12 @@ use mainstay_proto::v1::{Job, Rank, RankPhase};
 use serde_json::{Value, json};
 
 use super::answer::is_over;
+use super::exit;
 use super::find::{Ask, find};
-use super::json::seconds;
 use super::output::{self, Paint, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
-use super::{exit, json};
+use mainstay_view::json;
+use mainstay_view::json::seconds;
 
 /// How often the table is refreshed.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -11,8 +11,8 @@ use prost_types::Timestamp;
 
 use super::answer::{Answer, is_over};
 use super::client::{AskError, Snapshot};
-use super::json::{plain, seconds};
 use super::output::{Paint, clean, shortened, spoken};
+use mainstay_view::json::{plain, seconds};
 
 const COMMAND_WIDTH: usize = 90;
 

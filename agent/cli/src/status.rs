@@ -10,7 +10,8 @@ use super::answer::{Answer, is_over};
 use super::client::{AskError, Client};
 use super::find::{Ask, Found, Place, find};
 use super::output::{self, Paint};
-use super::{exit, json, screen};
+use super::{exit, screen};
+use mainstay_view::json;
 
 /// Show the node, its components, its jobs and their ranks on one screen.
 #[derive(Debug, clap::Args)]

@@ -219,7 +219,7 @@ impl NcclJudge {
             source: source.clone(),
             reading: trouble.detail.clone(),
             limit: (trouble.event == "ranks_apart").then(|| format!("unmoved for {}", self.limits.still_for)),
-            before: None,
+            ..Evidence::default()
         });
         let read_at = matches!(asked, Asked::Reported(_) | Asked::NoJob).then_some(now);
         let evidence = evidence.collect();

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::fault_code::FaultCode;
 use crate::time::Mono;
 
 /// Health states, from the least to the most severe: a node's state is that of its worst component.
@@ -121,6 +122,12 @@ pub struct Evidence {
     /// The previous value, if the change matters: `full avg10=0.1 %`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
+    /// The code of the report, if the reading is one of a driver or the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<FaultCode>,
+    /// What the code means, in a few words: `the GPU has fallen off the bus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meaning: Option<String>,
 }
 
 impl Evidence {

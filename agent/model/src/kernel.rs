@@ -151,17 +151,10 @@ pub fn journal_position(at: Mono) -> u64 {
 }
 
 impl KernelClass {
-    /// The code under which the class counts against the GPU that the line names, if it does. No code of a driver is as
-    /// large.
-    pub fn code_of_a_gpu(self) -> Option<u32> {
-        let place = match self {
-            KernelClass::GpuInitFailed => 0,
-            KernelClass::GpuUncorrected => 1,
-            KernelClass::GpuMemoryWornOut => 2,
-            KernelClass::GpuResetFailed => 3,
-            _ => return None,
-        };
-        Some(u32::MAX - place)
+    /// Whether a report counts against the GPU that its line names, if it names one.
+    pub fn is_of_a_gpu(self) -> bool {
+        use KernelClass::{GpuInitFailed, GpuMemoryWornOut, GpuOffBus, GpuResetFailed, GpuUncorrected};
+        matches!(self, GpuOffBus | GpuInitFailed | GpuUncorrected | GpuMemoryWornOut | GpuResetFailed)
     }
 }
 

@@ -6,6 +6,7 @@ pub mod component_id;
 pub mod counter;
 pub mod entry;
 pub mod escape;
+pub mod fault_code;
 pub mod finding;
 pub mod hang;
 pub mod health;

@@ -213,8 +213,9 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
         Just(RecommendedAction::RebootNode),
         Just(RecommendedAction::ContactSupport)
     ];
-    let evidence = (text(), text(), option::of(text()), option::of(text()))
-        .prop_map(|(source, reading, limit, before)| Evidence { source, reading, limit, before });
+    let evidence = (text(), text(), option::of(text()), option::of(text())).prop_map(
+        |(source, reading, limit, before)| Evidence { source, reading, limit, before, ..Evidence::default() },
+    );
     let sure = prop_oneof![Just(1.0), Just(0.75)];
     let times = (option::of(mono()), mono(), option::of(mono()));
     let component = (text(), health_state(), text(), action, vec(evidence, 0..3), times, sure).prop_map(

@@ -35,6 +35,8 @@ pub struct IncidentReport {
     pub into_the_job: Option<Span>,
     /// The exit status of the job, if it ended since. `None` while it runs.
     pub job_ended: Option<i32>,
+    /// Problems of the job without a failed rank, each in its last reported state.
+    pub findings: BTreeMap<u64, Finding>,
 }
 
 impl IncidentReport {
@@ -82,6 +84,7 @@ pub fn of<'e>(
         decision,
         outcome,
         job_ended,
+        findings: findings(entries),
     })
 }
 
@@ -100,9 +103,9 @@ pub fn findings<'e>(entries: impl Iterator<Item = &'e Entry>) -> BTreeMap<u64, F
     found.collect()
 }
 
-/// The report as JSON: verdict, decision and outcome in the journal's form, the findings of the job, and the sentences.
-pub fn json(report: &IncidentReport, findings: &BTreeMap<u64, Finding>) -> serde_json::Value {
-    let IncidentReport { verdict, decision, outcome, happened, .. } = report;
+/// The report as JSON: verdict, decision, outcome and findings in the journal's form, and the sentences.
+pub fn json(report: &IncidentReport) -> serde_json::Value {
+    let IncidentReport { verdict, decision, outcome, happened, findings, .. } = report;
     serde_json::json!({
         "verdict": verdict,
         "decision": decision,

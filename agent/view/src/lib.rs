@@ -1,7 +1,10 @@
 //! The read side: the state of a host and its jobs, the incident report, replays, summaries.
 #![forbid(unsafe_code)]
 
+pub mod convert;
+pub mod explain;
 pub mod incident_report;
+pub mod json;
 pub mod node;
 pub mod placement;
 pub mod replay;

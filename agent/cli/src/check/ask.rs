@@ -15,12 +15,12 @@ use tokio::sync::oneshot;
 use super::Args;
 use crate::client::{AskError, Client};
 use crate::find::find;
-use mainstay_api as api;
 use mainstay_app::{default_paths, one_check};
 use mainstay_launcher::act::page_files::private_directory;
 use mainstay_node::config::{Config, ConfigError, Environment};
 use mainstay_sensors::probe;
 use mainstay_sys::spawn::spawn_bound;
+use mainstay_view::convert::{duration, preflight as convert};
 
 /// Time allowed for the request and the answer, in addition to the checks themselves.
 const BESIDE: Duration = Duration::from_secs(2);
@@ -60,13 +60,13 @@ pub(super) async fn watched(args: &Args, groups: &[Group]) -> Asked {
 
 async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>, AskError> {
     let request = RunPreflightRequest {
-        groups: groups.iter().map(|group| api::group(*group).into()).collect(),
-        required: args.require.iter().map(|required| api::requirement(*required)).collect(),
-        deadline: Some(api::wire_span(args.deadline().0)),
+        groups: groups.iter().map(|group| convert::group(*group).into()).collect(),
+        required: args.require.iter().map(|required| convert::requirement(*required)).collect(),
+        deadline: Some(duration(args.deadline().0)),
         deep: false,
     };
     let checks = Client::connect(socket).await?.preflight(request, args.longest() + BESIDE).await?;
-    Ok(checks.into_iter().map(api::check_of).collect())
+    Ok(checks.into_iter().map(convert::check_of).collect())
 }
 
 /// The agent's configuration, for a look without an agent.

@@ -59,6 +59,7 @@ use xid_deduplicator::XidDeduplicator;
 use crate::hardware::catalog::Catalog;
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::operator::name;
@@ -449,9 +450,9 @@ fn observed(
 }
 
 /// A log line as evidence.
-fn line(text: &str) -> Evidence {
+fn line(text: &str, code: FaultCode, meaning: &str) -> Evidence {
     let source = if text == xid_deduplicator::BY_NVML_EVENT { "NVML event" } else { "kernel log" };
-    Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
+    Evidence { code: Some(code), meaning: Some(meaning.to_owned()), ..Evidence::new(source, text) }
 }
 
 /// Numbers as ranges: `0-5, 8`.

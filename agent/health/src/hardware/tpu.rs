@@ -260,7 +260,7 @@ impl TpuJudge {
                         source: "core states of libtpu".to_owned(),
                         reading: format!("core {}: {error}", core.core),
                         limit: Some("no uncorrectable memory error".to_owned()),
-                        before: None,
+                        ..Evidence::default()
                     });
                 }
                 of.reason = format!("libtpu reports for core {}: {error}; {}", core.core, of.reason);
@@ -277,7 +277,7 @@ impl TpuJudge {
                     source: "core states of libtpu".to_owned(),
                     reading: outlier.to_string(),
                     limit: Some(format!("unmoved for {}", self.limits.still_for)),
-                    before: None,
+                    ..Evidence::default()
                 });
             }
             components.push(of);

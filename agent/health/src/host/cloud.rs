@@ -197,7 +197,12 @@ impl CloudJudge {
     fn evidence(&self, notice: &Notice) -> Evidence {
         let limit =
             (notice.kind == NoticeKind::Maintenance).then(|| format!("starts within {}", self.limits.notice));
-        Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit, before: None }
+        Evidence {
+            source: notice.source.clone(),
+            reading: notice.detail.clone(),
+            limit,
+            ..Evidence::default()
+        }
     }
 
     /// Reports new announcements and those that are over.

@@ -287,7 +287,7 @@ mod tests {
                 source: "/proc/stat".into(),
                 reading: "stolen 31.0 %".into(),
                 limit: Some("10 %".into()),
-                before: None,
+                ..Evidence::default()
             }],
             ..Component::default()
         };

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::hardware::catalog::{Catalog, KernelMeaning};
 use crate::parse::host::is_virtual_disk;
 use mainstay_model::entry::Fact;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::kernel::{KernelClass, KernelReport};
 use mainstay_model::time::Mono;
@@ -142,8 +143,7 @@ impl HostLogJudge {
             let Some(name) = &meaning.component else { continue };
             let Some(subjects) = self.classes.get_mut(&meaning.class) else { continue };
             // A report that names a GPU belongs to that GPU's component.
-            let of_a_gpu = meaning.class == KernelClass::GpuOffBus || meaning.class.code_of_a_gpu().is_some();
-            let own = |subject: &Option<String>| !of_a_gpu || subject.is_none();
+            let own = |subject: &Option<String>| !meaning.class.is_of_a_gpu() || subject.is_none();
             if !subjects.keys().any(own) {
                 continue;
             }
@@ -261,8 +261,12 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     component.action = component.action.max(action);
     let limit = (meaning.count > 1).then(|| meaning.count.to_string());
     for (_, _, reports) in held.iter().take(NAMED) {
-        let (source, reading) = ("kernel log".to_owned(), reports.line.clone());
-        component.evidence.push(Evidence { source, reading, limit: limit.clone(), ..Evidence::default() });
+        component.evidence.push(Evidence {
+            limit: limit.clone(),
+            code: Some(FaultCode::KernelLine(meaning.class)),
+            meaning: Some(meaning.name.clone()),
+            ..Evidence::new("kernel log", &reports.line)
+        });
         component.fault_at = component.fault_at.max(Some(reports.last()));
     }
 }

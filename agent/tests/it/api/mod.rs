@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod events;
+mod explain;
 mod grpc_health;
 mod health;
 mod http;

@@ -81,6 +81,7 @@ impl Server {
             deep,
             checkpoints,
             readers: Readers::default(),
+            catalog: Some(Arc::new(mainstay_app::catalog::load(&[]).unwrap())),
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();

@@ -24,7 +24,7 @@ pub struct Options<'a> {
     pub all: bool,
 }
 
-/// Renders the report.
+/// Renders the report with the findings of the job.
 pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     let IncidentReport { verdict, decision, outcome, .. } = report;
     let page = Page { markdown: options.markdown };
@@ -59,7 +59,7 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
         page.section(&mut lines, against, &doubts.against);
         page.section(&mut lines, "What would change this", &doubts.would_change);
     }
-    lines.join("\n")
+    lines.join("\n") + &render_findings(&report.findings, options.markdown)
 }
 
 fn since(report: &IncidentReport) -> String {

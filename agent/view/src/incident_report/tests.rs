@@ -74,6 +74,7 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         happened: Wall(1_795_492_212_000_000_000),
         into_the_job: Some(Span::seconds(754)),
         job_ended: None,
+        findings: BTreeMap::new(),
     }
 }
 

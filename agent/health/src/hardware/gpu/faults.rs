@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::history::{History, Terms};
 use super::limits::DeviceLimits;
 use super::line;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
 use mainstay_model::time::{Mono, Span};
 
@@ -12,8 +13,7 @@ use mainstay_model::time::{Mono, Span};
 #[derive(Clone, Debug)]
 pub(super) struct FaultReport {
     pub(super) at: Mono,
-    pub(super) kind: &'static str,
-    pub(super) code: u32,
+    pub(super) code: FaultCode,
     pub(super) name: String,
     pub(super) state: HealthState,
     pub(super) action: RecommendedAction,
@@ -23,11 +23,18 @@ pub(super) struct FaultReport {
 }
 
 /// Codes that report the same fault in different words share their history.
-fn one_fault(code: u32) -> u32 {
+fn one_fault(code: FaultCode) -> FaultCode {
     match code {
-        120 => 119,
-        109 | 158 => 46,
+        FaultCode::Xid(120) => FaultCode::Xid(119),
+        FaultCode::Xid(109 | 158) => FaultCode::Xid(46),
         code => code,
+    }
+}
+
+fn xid(code: FaultCode) -> Option<u32> {
+    match code {
+        FaultCode::Xid(number) => Some(number),
+        FaultCode::Sxid(_) | FaultCode::KernelLine(_) => None,
     }
 }
 
@@ -36,7 +43,7 @@ struct Fault {
     last: Mono,
     count: u64,
     came: FaultReport,
-    /// Codes that followed as a consequence.
+    /// XIDs that followed as a consequence.
     echoes: BTreeSet<u32>,
     /// An earlier remedy did not help.
     again: bool,
@@ -52,7 +59,7 @@ struct DriverSays {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Faults {
-    held: BTreeMap<u32, Fault>,
+    held: BTreeMap<FaultCode, Fault>,
     driver: Option<DriverSays>,
     history: History,
     /// Nothing was logged in this boot.
@@ -60,7 +67,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Adds a fault. Codes shortly before it that were only its echo are folded into it.
+    /// Adds a fault. XIDs shortly before it that were only its echo are folded into it.
     pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
         let window = limits.echo_window.0;
         let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
@@ -71,10 +78,10 @@ impl Faults {
         let earlier: BTreeSet<u32> = self
             .held
             .iter()
-            .filter(|(code, fault)| echoes.contains(code) && came.at.since(fault.last) <= window)
-            .map(|(code, _)| *code)
+            .filter(|(_, fault)| came.at.since(fault.last) <= window)
+            .filter_map(|(code, _)| xid(*code).filter(|code| echoes.contains(code)))
             .collect();
-        self.held.retain(|code, _| !earlier.contains(code));
+        self.cancel(&earlier);
         let fault = self.held.entry(came.code).or_insert_with(|| Fault {
             last: came.at,
             count: 0,
@@ -97,15 +104,8 @@ impl Faults {
     }
 
     /// Adds a code with unknown meaning. Once, it is an event. If it recurs, a person should look at it.
-    pub(super) fn unknown(
-        &mut self,
-        at: Mono,
-        kind: &'static str,
-        code: u32,
-        line: &str,
-        limits: &DeviceLimits,
-    ) {
-        let mut came = FaultReport::unknown(at, kind, code, line);
+    pub(super) fn unknown(&mut self, at: Mono, code: FaultCode, line: &str, limits: &DeviceLimits) {
+        let mut came = FaultReport::unknown(at, code, line);
         if self.history.of_unknown(code, at, limits.link_burst.0, limits.repeats_window.0)
             >= limits.unknown_codes
         {
@@ -114,30 +114,30 @@ impl Faults {
         self.came(came, &BTreeSet::new(), limits);
     }
 
-    /// Withdraws the last fault with this code: it is reported again in more detail.
+    /// Withdraws the last fault with this XID: it is reported again in more detail.
     pub(super) fn retract(&mut self, code: u32) {
-        if let Some(fault) = self.held.get_mut(&code) {
+        if let Some(fault) = self.held.get_mut(&FaultCode::Xid(code)) {
             fault.count = fault.count.saturating_sub(1);
         }
     }
 
-    /// Folds `code` into the fault `cause`, if there is one.
+    /// Folds the XID `code` into the fault with the XID `cause`, if there is one.
     pub(super) fn echo(&mut self, at: Mono, cause: u32, code: u32) -> bool {
-        let Some(fault) = self.held.get_mut(&cause) else { return false };
+        let Some(fault) = self.held.get_mut(&FaultCode::Xid(cause)) else { return false };
         fault.last = fault.last.max(at);
         fault.echoes.insert(code);
         true
     }
 
-    /// Folds `code` into the newest fault that it can follow.
+    /// Folds the XID `code` into the newest fault that it can follow.
     pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32, window: Span) -> bool {
         let cause = self
             .held
             .iter()
-            .filter(|(held, fault)| causes.contains(held) && at.since(fault.last) <= window)
-            .max_by_key(|(_, fault)| fault.last)
-            .map(|(held, _)| *held);
-        cause.is_some_and(|cause| self.echo(at, cause, code))
+            .filter_map(|(held, fault)| Some((xid(*held)?, fault.last)))
+            .filter(|(held, last)| causes.contains(held) && at.since(*last) <= window)
+            .max_by_key(|(_, last)| *last);
+        cause.is_some_and(|(cause, _)| self.echo(at, cause, code))
     }
 
     /// The driver reports the recovery action that the device needs; 0 means healthy again.
@@ -156,8 +156,9 @@ impl Faults {
         self.driver = Some(DriverSays { at, number, line: line.to_owned() });
     }
 
+    /// Ends the faults with these XIDs.
     pub(super) fn cancel(&mut self, codes: &BTreeSet<u32>) {
-        self.held.retain(|code, _| !codes.contains(code));
+        self.held.retain(|code, _| xid(*code).is_none_or(|code| !codes.contains(&code)));
     }
 
     /// A fault that new processes fix ends some time after it was last seen.
@@ -239,28 +240,29 @@ impl Faults {
         faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
         let mut reasons: Vec<String> = faults.into_iter().map(Fault::reported).collect();
         if let Some(says) = &self.driver {
-            reasons.push(format!("the driver says that it needs {}", says.words()));
+            reasons.push(says.words());
         }
         reasons
     }
 
     pub(super) fn evidence(&self) -> Vec<Evidence> {
-        let lines = self.held.values().map(|fault| line(&fault.came.line));
-        lines.chain(self.driver.iter().map(|says| line(&says.line))).collect()
+        let held = self.held.values().map(|fault| line(&fault.came.line, fault.came.code, &fault.came.name));
+        let recovery = FaultCode::Xid(super::RECOVERY_ACTION);
+        held.chain(self.driver.iter().map(|says| line(&says.line, recovery, &says.words()))).collect()
     }
 }
 
 impl Fault {
     fn reported(&self) -> String {
-        let FaultReport { kind, code, name, .. } = &self.came;
+        let FaultReport { code, name, .. } = &self.came;
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =
             if wake.is_empty() { String::new() } else { format!(" (followed by {})", wake.join(", ")) };
         let again = if self.again { "; it recurred after the attempted repair" } else { "" };
-        match *kind {
-            "" => format!("{name}{times}{wake}{again}"),
-            kind => format!("{kind} {code}: {name}{times}{wake}{again}"),
+        match code {
+            FaultCode::KernelLine(_) => format!("{name}{times}{wake}{again}"),
+            code => format!("{code}: {name}{times}{wake}{again}"),
         }
     }
 }
@@ -271,8 +273,8 @@ impl DriverSays {
         (state, action)
     }
 
-    fn words(&self) -> &'static str {
-        recovery(self.number).2
+    fn words(&self) -> String {
+        format!("the driver says that it needs {}", recovery(self.number).2)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::RecommendedAction;
 use mainstay_model::time::{Mono, Span};
 
@@ -18,11 +19,11 @@ pub(super) struct Terms {
 /// The fault history of one device, by code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    past: BTreeMap<u32, Past>,
+    past: BTreeMap<FaultCode, Past>,
     /// Errors of each link.
     links: BTreeMap<u32, Bursts>,
     /// Occurrences of each code with unknown meaning.
-    unknown: BTreeMap<u32, Bursts>,
+    unknown: BTreeMap<FaultCode, Bursts>,
 }
 
 /// The last occurrence in this boot, and the number of occurrences.
@@ -77,7 +78,7 @@ impl History {
     /// Records a fault for which the catalog recommends `base`. Returns the action, given the earlier remedies.
     pub(super) fn came(
         &mut self,
-        code: u32,
+        code: FaultCode,
         at: Mono,
         base: RecommendedAction,
         terms: Terms,
@@ -122,7 +123,7 @@ impl History {
     }
 
     /// Counts a code with unknown meaning. Returns the count; it restarts after a pause of `remembered`.
-    pub(super) fn of_unknown(&mut self, code: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
+    pub(super) fn of_unknown(&mut self, code: FaultCode, at: Mono, burst: Span, remembered: Span) -> u32 {
         self.unknown.entry(code).or_default().count(at, burst, remembered)
     }
 
@@ -158,7 +159,9 @@ mod tests {
     #[test]
     fn a_fault_that_recurs_after_a_reset_needs_a_reboot_and_then_support() {
         let mut history = History::default();
-        let came = |history: &mut History, minutes| history.came(119, at(minutes), ResetDevice, HOUR);
+        let came = |history: &mut History, minutes| {
+            history.came(FaultCode::Xid(119), at(minutes), ResetDevice, HOUR)
+        };
         assert_eq!(came(&mut history, 1), ResetDevice);
         assert_eq!(came(&mut history, 2), ResetDevice, "a burst is one fault");
         history.was_reset();
@@ -174,32 +177,32 @@ mod tests {
     #[test]
     fn a_recurring_fault_without_a_reset_for_long_needs_a_reboot() {
         let mut history = History::default();
-        assert_eq!(history.came(119, at(1), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(119, at(60), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(119, at(62), ResetDevice, HOUR), RebootNode);
+        assert_eq!(history.came(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(119), at(60), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(119), at(62), ResetDevice, HOUR), RebootNode);
     }
 
     #[test]
     fn a_reboot_for_another_reason_counts_as_a_reset() {
         let mut history = History::default();
-        assert_eq!(history.came(48, at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(48), at(1), ResetDevice, HOUR), ResetDevice);
         history.was_booted();
-        assert_eq!(history.came(48, at(1), ResetDevice, HOUR), RebootNode);
+        assert_eq!(history.came(FaultCode::Xid(48), at(1), ResetDevice, HOUR), RebootNode);
         let mut history = History::default();
-        assert_eq!(history.came(79, at(1), RebootNode, HOUR), RebootNode);
+        assert_eq!(history.came(FaultCode::Xid(79), at(1), RebootNode, HOUR), RebootNode);
         history.was_booted();
-        assert_eq!(history.came(79, at(1), RebootNode, HOUR), ContactSupport);
+        assert_eq!(history.came(FaultCode::Xid(79), at(1), RebootNode, HOUR), ContactSupport);
     }
 
     #[test]
     fn other_faults_and_old_faults_do_not_count_as_recurring() {
         let mut history = History::default();
-        assert_eq!(history.came(119, at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
         history.was_reset();
-        assert_eq!(history.came(95, at(2), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(119, at(8 * 24 * 60), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(95), at(2), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.came(FaultCode::Xid(119), at(8 * 24 * 60), ResetDevice, HOUR), ResetDevice);
         for mild in [Nothing, RestartProcess, ContactSupport] {
-            assert_eq!(history.came(119, at(8 * 24 * 60 + 1), mild, HOUR), mild);
+            assert_eq!(history.came(FaultCode::Xid(119), at(8 * 24 * 60 + 1), mild, HOUR), mild);
         }
     }
 }

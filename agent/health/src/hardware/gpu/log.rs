@@ -7,6 +7,7 @@ use super::programs::Programs;
 use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::hardware::catalog::{CodeMeaning, FaultOrigin, NvlinkMeaning, RegisterMeaning};
 use mainstay_model::component_id::ComponentId;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
 use mainstay_model::kernel::{KernelClass, KernelReport, Sxid, Xid};
 use mainstay_model::pci::PciAddress;
@@ -21,7 +22,7 @@ impl DeviceJudge {
             return;
         }
         let Some(meaning) = self.catalog.xid(xid.code) else {
-            gpu.faults.unknown(at, "XID", xid.code, &xid.place.line, &self.limits);
+            gpu.faults.unknown(at, FaultCode::Xid(xid.code), &xid.place.line, &self.limits);
             return;
         };
         gpu.faults.cancel(&meaning.cancels);
@@ -30,7 +31,7 @@ impl DeviceJudge {
             return;
         }
         if meaning.blame == FaultOrigin::Application {
-            gpu.programs.faulted(at, xid);
+            gpu.programs.faulted(at, xid, &meaning.name);
             return;
         }
         let (state, action) = self.weight_of(xid);
@@ -39,7 +40,7 @@ impl DeviceJudge {
             let mut came = FaultReport {
                 state,
                 action,
-                ..FaultReport::known(at, "XID", xid.code, meaning, &xid.place.line)
+                ..FaultReport::known(at, FaultCode::Xid(xid.code), meaning, &xid.place.line)
             };
             if known_by_number_alone(xid) {
                 came.confidence = UNSURE;
@@ -93,7 +94,7 @@ impl DeviceJudge {
     pub(super) fn sxid(&mut self, at: Mono, sxid: &Sxid) {
         let switch = self.switches.entry(sxid.address).or_default();
         switch.name.clone_from(&sxid.switch);
-        let known = self.catalog.sxid(sxid.code);
+        let (known, code) = (self.catalog.sxid(sxid.code), FaultCode::Sxid(sxid.code));
         let (state, action) = match (sxid.fatal, known) {
             // The line overrides the table.
             (Some(true), _) => (HealthState::Unhealthy, RecommendedAction::ResetDevice),
@@ -104,7 +105,7 @@ impl DeviceJudge {
             (Some(false), None) => (HealthState::Healthy, RecommendedAction::None),
             (None, Some(meaning)) => (meaning.state, meaning.action),
             (None, None) => {
-                switch.faults.unknown(at, "SXID", sxid.code, &sxid.place.line, &self.limits);
+                switch.faults.unknown(at, code, &sxid.place.line, &self.limits);
                 return;
             }
         };
@@ -113,8 +114,8 @@ impl DeviceJudge {
             && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
         if state > HealthState::Healthy && !note {
             let came = match known {
-                Some(meaning) => FaultReport::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
-                None => FaultReport::unknown(at, "SXID", sxid.code, &sxid.place.line),
+                Some(meaning) => FaultReport::known(at, code, meaning, &sxid.place.line),
+                None => FaultReport::unknown(at, code, &sxid.place.line),
             };
             switch.faults.came(FaultReport { state, action, ..came }, &no_codes(), &self.limits);
         }
@@ -143,21 +144,16 @@ impl DeviceJudge {
             }
             KernelClass::GpuOffBus => {
                 let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
-                let came = FaultReport::known(at, "XID", OFF_BUS, meaning, &report.place.line);
+                let came = FaultReport::known(at, FaultCode::Xid(OFF_BUS), meaning, &report.place.line);
                 let echoes = self.catalog.echoes_of(OFF_BUS);
                 let gpu = self.gpus.entry(address).or_default();
                 gpu.faults.came(came, &echoes, &self.limits);
             }
-            class => {
-                let meaning = self.catalog.kernel(class);
-                let (Some(address), Some(code), Some(meaning)) = (address, class.code_of_a_gpu(), meaning)
-                else {
-                    return;
-                };
+            class if class.is_of_a_gpu() => {
+                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(class)) else { return };
                 let came = FaultReport {
                     at,
-                    kind: "",
-                    code,
+                    code: FaultCode::KernelLine(class),
                     name: meaning.name.clone(),
                     state: meaning.state,
                     action: meaning.action,
@@ -167,6 +163,7 @@ impl DeviceJudge {
                 let gpu = self.gpus.entry(address).or_default();
                 gpu.faults.came(came, &no_codes(), &self.limits);
             }
+            _ => {}
         }
     }
 }
@@ -208,10 +205,9 @@ impl Switch {
 }
 
 impl FaultReport {
-    fn known(at: Mono, kind: &'static str, code: u32, meaning: &CodeMeaning, line: &str) -> FaultReport {
+    fn known(at: Mono, code: FaultCode, meaning: &CodeMeaning, line: &str) -> FaultReport {
         FaultReport {
             at,
-            kind,
             code,
             name: meaning.name.clone(),
             state: meaning.state,
@@ -222,13 +218,12 @@ impl FaultReport {
     }
 
     /// A code with unknown meaning is an event: a newer driver also logs what the device needs (XID 154).
-    pub(super) fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> FaultReport {
-        let unused = kind == "XID" && code <= LAST_LISTED;
+    pub(super) fn unknown(at: Mono, code: FaultCode, line: &str) -> FaultReport {
+        let unused = matches!(code, FaultCode::Xid(..=LAST_LISTED));
         let name =
             if unused { "a code that NVIDIA calls unused" } else { "a code that the catalog does not know" };
         FaultReport {
             at,
-            kind,
             code,
             name: name.to_owned(),
             state: HealthState::Healthy,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::line;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::Evidence;
 use mainstay_model::kernel::Xid;
 use mainstay_model::time::{Mono, Span};
@@ -21,6 +22,7 @@ pub(super) struct Programs {
 struct Failure {
     at: Mono,
     code: u32,
+    meaning: String,
     name: Option<String>,
     line: String,
 }
@@ -30,12 +32,12 @@ impl Programs {
         self.failures.is_empty()
     }
 
-    pub(super) fn faulted(&mut self, at: Mono, xid: &Xid) {
+    pub(super) fn faulted(&mut self, at: Mono, xid: &Xid, meaning: &str) {
         if self.failures.len() == REMEMBERED {
             self.failures.pop_front();
         }
         let (name, line) = (xid.process.clone(), xid.place.line.clone());
-        self.failures.push_back(Failure { at, code: xid.code, name, line });
+        self.failures.push_back(Failure { at, code: xid.code, meaning: meaning.to_owned(), name, line });
     }
 
     /// Withdraws the last failure with this code: it is reported again in more detail.
@@ -68,6 +70,7 @@ impl Programs {
     }
 
     pub(super) fn evidence(&self) -> Vec<Evidence> {
-        self.failures.iter().rev().take(SHOWN).map(|failure| line(&failure.line)).collect()
+        let shown = self.failures.iter().rev().take(SHOWN);
+        shown.map(|of| line(&of.line, FaultCode::Xid(of.code), &of.meaning)).collect()
     }
 }

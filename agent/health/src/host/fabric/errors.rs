@@ -219,6 +219,7 @@ impl ErrorsFound {
             reading: format!("{value}, {grown} more within {within}"),
             limit: limit.map(|limit| limit.to_string()),
             before: Some(value.saturating_sub(grown).to_string()),
+            ..Evidence::default()
         });
     }
 }

@@ -206,7 +206,7 @@ fn judge_speed(
         source: probe.name(),
         reading: reported(measured),
         limit: probe.limit(measured.what, limits).map(|limit| value(measured.what, limit.value())),
-        before: None,
+        ..Evidence::default()
     });
     let evidence = evidence.collect();
     if slow.is_empty() {

@@ -24,7 +24,7 @@ pub enum GpuAvailability {
 pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuAvailability, Vec<Evidence>) {
     let mut evidence = Vec::new();
     let mut report = |what: &str, reading: String, limit: Option<String>| {
-        evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, before: None });
+        evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, ..Evidence::default() });
     };
     if let Some(trouble) = &reading.trouble {
         return (GpuAvailability::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);

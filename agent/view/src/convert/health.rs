@@ -1,38 +1,22 @@
 //! The node and its jobs.
 
+use crate::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
 use mainstay_checkpoint::advice::Advised;
 use mainstay_checkpoint::tiers::Tier;
 use mainstay_hang::Hang;
 use mainstay_model::entry::ExitStatus;
-use mainstay_model::finding::Finding;
+use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
+use mainstay_model::kernel::KernelClass;
 use mainstay_model::operator::{Acknowledgement, Silence};
 use mainstay_model::time::Stamp;
-use mainstay_model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
-use mainstay_proto::v1;
-use mainstay_view::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
+use mainstay_proto::v1::{self, fault_code::Code};
 
-use super::{age, duration, timestamp, wall_time};
-use crate::{About, Mode};
+use super::failure::{decision, finding, verdict};
+use super::{age, duration, timestamp, wall_time, word};
 
-pub(crate) fn server(about: &About, journal_error: Option<&str>, now: Stamp) -> v1::Server {
-    let mode = match about.mode {
-        Mode::Agent => v1::ServerMode::Agent,
-        Mode::Launcher => v1::ServerMode::Launcher,
-    };
-    v1::Server {
-        mode: mode.into(),
-        version: about.version.clone(),
-        pid: about.pid.0.into(),
-        start_time: Some(timestamp(about.started.wall)),
-        hostname: about.hostname.clone(),
-        boot_id: about.boot_id.0.clone(),
-        time: Some(timestamp(now.wall)),
-        journal_error: journal_error.map(str::to_owned),
-    }
-}
-
-pub(crate) fn node(view: &NodeView, now: Stamp) -> v1::Node {
+/// The node as an API message.
+pub fn node(view: &NodeView, now: Stamp) -> v1::Node {
     let worst = view.counting().map(|component| component.action).max().unwrap_or_default();
     v1::Node {
         state: state(view.state()).into(),
@@ -43,7 +27,7 @@ pub(crate) fn node(view: &NodeView, now: Stamp) -> v1::Node {
 }
 
 /// What is not healthy and why, worst first.
-pub(crate) fn reasons(view: &NodeView) -> Vec<String> {
+pub fn reasons(view: &NodeView) -> Vec<String> {
     if view.components.is_empty() {
         return vec!["no component was read yet".to_owned()];
     }
@@ -52,13 +36,14 @@ pub(crate) fn reasons(view: &NodeView) -> Vec<String> {
     ill.sort_by_key(|component| std::cmp::Reverse(component.state));
     ill.into_iter()
         .map(|component| {
-            let state = v1_state_name(component.state);
+            let state = state_name(component.state);
             format!("{} is {state}: {}", component.name, component.reason)
         })
         .collect()
 }
 
-pub(crate) fn v1_state_name(state: HealthState) -> &'static str {
+/// Its name in the API.
+pub fn state_name(state: HealthState) -> &'static str {
     match state {
         HealthState::Healthy => "HEALTHY",
         HealthState::Unknown => "UNKNOWN",
@@ -76,7 +61,8 @@ pub(super) fn state(state: HealthState) -> v1::HealthState {
     }
 }
 
-pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
+/// A recommendation as an API message.
+pub fn action(action: RecommendedAction) -> v1::RecommendedAction {
     match action {
         RecommendedAction::None => v1::RecommendedAction::None,
         RecommendedAction::RestartProcess => v1::RecommendedAction::RestartProcess,
@@ -87,7 +73,7 @@ pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
     }
 }
 
-fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Component {
+pub(crate) fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Component {
     v1::Component {
         name: component.name.clone(),
         state: state(component.state).into(),
@@ -122,10 +108,45 @@ pub(super) fn evidence(evidence: &Evidence) -> v1::Evidence {
         reading: evidence.reading.clone(),
         limit: evidence.limit.clone(),
         before: evidence.before.clone(),
+        code: evidence.code.map(code),
+        meaning: evidence.meaning.clone(),
     }
 }
 
-pub(crate) fn job(
+pub(super) fn evidence_in(evidence: v1::Evidence) -> Evidence {
+    Evidence {
+        source: evidence.source,
+        reading: evidence.reading,
+        limit: evidence.limit,
+        before: evidence.before,
+        code: evidence.code.as_ref().and_then(code_in),
+        meaning: evidence.meaning,
+    }
+}
+
+/// A code as an API message.
+pub fn code(code: FaultCode) -> v1::FaultCode {
+    let code = match code {
+        FaultCode::Xid(code) => Code::Xid(code),
+        FaultCode::Sxid(code) => Code::Sxid(code),
+        FaultCode::KernelLine(class) => Code::KernelLine(class.name().to_owned()),
+    };
+    v1::FaultCode { code: Some(code) }
+}
+
+/// A code from an API message. None for a kind or a class that this version does not know.
+pub fn code_in(code: &v1::FaultCode) -> Option<FaultCode> {
+    Some(match code.code.as_ref()? {
+        Code::Xid(code) => FaultCode::Xid(*code),
+        Code::Sxid(code) => FaultCode::Sxid(*code),
+        Code::KernelLine(name) => {
+            FaultCode::KernelLine(KernelClass::ALL.iter().copied().find(|class| class.name() == name)?)
+        }
+    })
+}
+
+/// A job as an API message, with its current speed and the intervals that are advised for its tiers.
+pub fn job(
     job: &JobView,
     now: Stamp,
     steps_per_second: Option<f64>,
@@ -172,7 +193,7 @@ pub(crate) fn job(
 }
 
 /// Removes from a job what its program or its user wrote.
-pub(crate) fn withhold_texts(job: &mut v1::Job) {
+pub fn withhold_texts(job: &mut v1::Job) {
     job.texts_withheld = true;
     (job.command, job.end_reason) = (Vec::new(), None);
     for text in [&mut job.run_dir, &mut job.checkpoint_dir, &mut job.policy_trouble, &mut job.copies_behind] {
@@ -211,27 +232,6 @@ fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
         cost: of.cost,
         cost_was: of.cost_was,
         tiers: tiers.collect(),
-    }
-}
-
-fn finding(of: &Finding) -> v1::Finding {
-    v1::Finding {
-        number: of.finding,
-        attempt: of.attempt.0,
-        what: of.what.word().to_owned(),
-        headline: of.headline.clone(),
-        domain: domain(of.domain).into(),
-        confidence: of.confidence,
-        ranks: of.ranks.iter().map(|rank| rank.0).collect(),
-        device: of.device.clone(),
-        host: of.host.clone(),
-        stage: of.stage,
-        since_step: of.since_step,
-        step: of.step,
-        cost_percent: of.cost_percent,
-        evidence: of.evidence.clone(),
-        last_agreed_step: of.last_agreed_step,
-        doubtful_steps: of.doubtful_steps.clone(),
     }
 }
 
@@ -278,9 +278,8 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
 }
 
 fn hang(hang: &Hang, now: Stamp) -> v1::Hang {
-    let kind = serde_json::to_value(hang.kind).ok();
     v1::Hang {
-        kind: kind.and_then(|kind| kind.as_str().map(str::to_owned)).unwrap_or_default(),
+        kind: word(&hang.kind),
         headline: hang.headline(),
         culprits: hang.culprits.iter().map(|rank| rank.0).collect(),
         since: wall_time(hang.since, now),
@@ -293,71 +292,4 @@ fn exit(status: ExitStatus) -> v1::ProcessExit {
         ExitStatus::Signal(signal) => v1::process_exit::How::Signal(signal),
     };
     v1::ProcessExit { how: Some(how) }
-}
-
-fn verdict(verdict: &Verdict, now: Stamp) -> v1::Verdict {
-    v1::Verdict {
-        incident: verdict.incident.0,
-        attempt: verdict.attempt.0,
-        headline: verdict.headline.clone(),
-        cause: cause(&verdict.cause).to_owned(),
-        domain: domain(verdict.domain).into(),
-        confidence: verdict.confidence,
-        culprit: verdict.culprit.map(|rank| rank.0),
-        victims: verdict.victims.iter().map(|rank| rank.0).collect(),
-        step: verdict.step,
-        fault_time: wall_time(verdict.fault_at, now),
-        detect_time: wall_time(verdict.detected_at, now),
-        evidence: verdict.evidence.clone(),
-        fault_class: verdict.class.clone(),
-        deterministic: verdict.deterministic,
-        against: verdict.doubts.against.clone(),
-        would_change: verdict.doubts.would_change.clone(),
-    }
-}
-
-fn cause(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::Exception { .. } => "exception",
-        Cause::ExitCode { .. } => "exit_code",
-        Cause::Signal { .. } => "signal",
-        Cause::OutOfMemory => "out_of_memory",
-        Cause::StartFailed => "start_failed",
-        Cause::Hang { .. } => "hang",
-        Cause::HostLost { .. } => "host_lost",
-    }
-}
-
-fn domain(domain: FaultDomain) -> v1::FaultDomain {
-    match domain {
-        FaultDomain::User => v1::FaultDomain::User,
-        FaultDomain::Hardware => v1::FaultDomain::Hardware,
-        FaultDomain::Infrastructure => v1::FaultDomain::Infrastructure,
-        FaultDomain::Platform => v1::FaultDomain::Platform,
-        FaultDomain::Unknown => v1::FaultDomain::Unknown,
-    }
-}
-
-fn decision(decision: &Decision) -> v1::Decision {
-    let action = match decision.action {
-        Action::RestartInProcess { .. } => v1::DecidedAction::RestartInProcess,
-        Action::RespawnRanks { .. } => v1::DecidedAction::RespawnRanks,
-        Action::RespawnHost { .. } => v1::DecidedAction::RespawnHost,
-        Action::RestartInJob { .. } => v1::DecidedAction::RestartInJob,
-        Action::ReplaceHost { .. } => v1::DecidedAction::ReplaceHost,
-        Action::Shrink { .. } => v1::DecidedAction::Shrink,
-        Action::HandBack { .. } => v1::DecidedAction::HandBack,
-        Action::Stop { .. } => v1::DecidedAction::Stop,
-        Action::Wait => v1::DecidedAction::Wait,
-    };
-    let (attempt, exit_status) = (decision.action.attempt().map(|attempt| attempt.0), decision.action.exit());
-    v1::Decision {
-        incident: decision.incident.0,
-        action: action.into(),
-        attempt,
-        exit_status,
-        why: decision.why.clone(),
-        by: v1::DecidedBy::Launcher.into(),
-        agent_evidence: decision.used_agent_evidence(),
-    }
 }

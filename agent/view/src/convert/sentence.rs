@@ -5,9 +5,9 @@ use mainstay_model::entry::{Body, ExitStatus, Fact};
 use mainstay_model::health::HealthChange;
 use mainstay_model::id::Attempt;
 use mainstay_model::verdict::{Action, Decision};
-use mainstay_view::incident_report::brief;
 
-use super::health::v1_state_name;
+use super::health::state_name;
+use crate::incident_report::brief;
 
 pub(super) fn of(body: &Body) -> String {
     match body {
@@ -209,11 +209,11 @@ fn after(step: Option<u64>) -> String {
 
 fn health(change: &HealthChange) -> String {
     let component = &change.component;
-    let state = v1_state_name(component.state);
+    let state = state_name(component.state);
     match change.from {
         None => format!("{} is {state}: {}", component.name, component.reason),
         Some(from) => {
-            format!("{} went from {} to {state}: {}", component.name, v1_state_name(from), component.reason)
+            format!("{} went from {} to {state}: {}", component.name, state_name(from), component.reason)
         }
     }
 }

@@ -8,7 +8,8 @@ use mainstay_proto::v1;
 use super::health::{action, state};
 use super::{age, duration};
 
-pub(crate) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
+/// A GPU as an API message.
+pub fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
     let reading = gpu.reading.as_ref();
     let identity = reading.and_then(|reading| reading.identity.as_ref());
     // Readings of a GPU in trouble are not reliable.

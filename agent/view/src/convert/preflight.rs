@@ -1,15 +1,14 @@
 //! Converts checks before a start, in both directions: the command line shows the agent's checks next to its own.
 
 use mainstay_health::host::preflight::{Check, CheckVerdict, Group, Requirement};
-use mainstay_model::health::{Evidence, RecommendedAction};
-use mainstay_model::time::Span;
+use mainstay_model::health::RecommendedAction;
 use mainstay_proto::v1;
 
-use super::duration;
-use super::health::{action, evidence};
+use super::health::{action, evidence, evidence_in};
+use super::{duration, span};
 
 /// A check as an API message.
-pub(crate) fn check(check: &Check) -> v1::PreflightCheck {
+pub fn check(check: &Check) -> v1::PreflightCheck {
     v1::PreflightCheck {
         name: check.name.clone(),
         group: group(check.group).into(),
@@ -39,19 +38,13 @@ pub fn check_of(check: v1::PreflightCheck) -> Check {
         v1::RecommendedAction::ReplaceNode => RecommendedAction::ReplaceNode,
         v1::RecommendedAction::ContactSupport => RecommendedAction::ContactSupport,
     };
-    let seen = |evidence: v1::Evidence| Evidence {
-        source: evidence.source,
-        reading: evidence.reading,
-        limit: evidence.limit,
-        before: evidence.before,
-    };
     Check {
         group: group_of(check.group()).unwrap_or_else(|| Group::of(&check.name)),
         verdict,
         action,
         took: check.took.map(|took| span(&took)),
         deadline: check.deadline.map(|deadline| span(&deadline)),
-        evidence: check.evidence.into_iter().map(seen).collect(),
+        evidence: check.evidence.into_iter().map(evidence_in).collect(),
         name: check.name,
         reason: check.reason,
     }
@@ -63,7 +56,7 @@ pub fn requirement(required: Requirement) -> v1::CheckRequirement {
 }
 
 /// A verdict as an API message.
-pub(crate) fn verdict(verdict: CheckVerdict) -> v1::CheckVerdict {
+pub fn verdict(verdict: CheckVerdict) -> v1::CheckVerdict {
     match verdict {
         CheckVerdict::Pass => v1::CheckVerdict::Pass,
         CheckVerdict::Warn => v1::CheckVerdict::Warn,
@@ -86,7 +79,7 @@ pub fn group(group: Group) -> v1::CheckGroup {
 }
 
 /// A group from an API message; none if it is unset or unknown.
-pub(crate) fn group_of(group: v1::CheckGroup) -> Option<Group> {
+pub fn group_of(group: v1::CheckGroup) -> Option<Group> {
     Some(match group {
         v1::CheckGroup::Unspecified => return None,
         v1::CheckGroup::Gpu => Group::Gpu,
@@ -98,19 +91,11 @@ pub(crate) fn group_of(group: v1::CheckGroup) -> Option<Group> {
     })
 }
 
-/// A duration from an API message; a negative one is 0.
-pub(crate) fn span(duration: &prost_types::Duration) -> Span {
-    let nanoseconds = std::time::Duration::try_from(*duration).unwrap_or_default().as_nanos();
-    Span(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
-}
-
-/// A duration as an API message.
-pub fn wire_span(span: Span) -> prost_types::Duration {
-    duration(span)
-}
-
 #[cfg(test)]
 mod tests {
+    use mainstay_model::health::Evidence;
+    use mainstay_model::time::Span;
+
     use super::*;
 
     #[test]
@@ -127,12 +112,7 @@ mod tests {
                 before.action = RecommendedAction::ResetDevice;
                 before.took = Some(Span::millis(1500));
                 before.deadline = Some(Span::seconds(10));
-                before.evidence.push(Evidence {
-                    source: "NVML".into(),
-                    reading: "1".into(),
-                    limit: Some("0".into()),
-                    before: None,
-                });
+                before.evidence.push(Evidence::new("NVML", "1").limit("0"));
                 assert_eq!(check_of(check(&before)), before);
             }
         }

@@ -8,12 +8,15 @@ use mainstay_proto::v1::{
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
 
+use crate::convert::health::code_in;
+
 /// The last part of an enum's name: `HEALTH_STATE_DEGRADED` is `DEGRADED`.
-pub(super) fn plain(name: &str, prefix: &str) -> String {
+pub fn plain(name: &str, prefix: &str) -> String {
     name.strip_prefix(prefix).unwrap_or(name).trim_start_matches('_').to_owned()
 }
 
-pub(super) fn server(server: &Server) -> Value {
+/// The server.
+pub fn server(server: &Server) -> Value {
     present(json!({
         "mode": plain(server.mode().as_str_name(), "SERVER_MODE"),
         "version": server.version,
@@ -26,7 +29,8 @@ pub(super) fn server(server: &Server) -> Value {
     }))
 }
 
-pub(super) fn node(node: &Node) -> Value {
+/// The node.
+pub fn node(node: &Node) -> Value {
     json!({
         "state": plain(node.state().as_str_name(), "HEALTH_STATE"),
         "reason": node.reason,
@@ -40,9 +44,14 @@ fn component(component: &Component) -> Value {
         .evidence
         .iter()
         .map(|of| {
-            present(
-                json!({ "source": of.source, "reading": of.reading, "limit": of.limit, "before": of.before }),
-            )
+            present(json!({
+                "source": of.source,
+                "reading": of.reading,
+                "limit": of.limit,
+                "before": of.before,
+                "code": of.code.as_ref().and_then(code_in),
+                "meaning": of.meaning,
+            }))
         })
         .collect();
     present(json!({
@@ -67,7 +76,8 @@ fn component(component: &Component) -> Value {
     }))
 }
 
-pub(super) fn job(job: &Job) -> Value {
+/// A job.
+pub fn job(job: &Job) -> Value {
     present(json!({
         "id": job.id,
         "phase": plain(job.phase().as_str_name(), "JOB_PHASE"),
@@ -211,7 +221,8 @@ fn decision(decision: &Decision) -> Value {
     }))
 }
 
-pub(super) fn event(event: &Event) -> Value {
+/// An event.
+pub fn event(event: &Event) -> Value {
     present(json!({
         "cursor": event.cursor,
         "time": event.time.as_ref().map(time),
@@ -229,7 +240,8 @@ pub(super) fn event(event: &Event) -> Value {
     }))
 }
 
-pub(super) fn gap(gap: &Gap) -> Value {
+/// A gap.
+pub fn gap(gap: &Gap) -> Value {
     json!({ "gap": {
         "first_missing": gap.first_missing,
         "last_missing": gap.last_missing,
@@ -238,7 +250,7 @@ pub(super) fn gap(gap: &Gap) -> Value {
 }
 
 /// An object without the fields that are not set.
-pub(super) fn present(value: Value) -> Value {
+pub fn present(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             Value::Object(fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>())
@@ -252,10 +264,11 @@ fn time(time: &Timestamp) -> String {
 }
 
 /// None for a time outside the calendar.
-pub(super) fn point(time: &Timestamp) -> Option<jiff::Timestamp> {
+pub fn point(time: &Timestamp) -> Option<jiff::Timestamp> {
     jiff::Timestamp::new(time.seconds, time.nanos).ok()
 }
 
-pub(super) fn seconds(duration: &Duration) -> f64 {
+/// A duration in seconds.
+pub fn seconds(duration: &Duration) -> f64 {
     duration.seconds as f64 + f64::from(duration.nanos) / 1e9
 }
