@@ -3,6 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
+use tonic_prost_build::Builder;
+
 fn main() {
     println!("cargo::rerun-if-changed=v1");
     println!("cargo::rerun-if-changed=third_party");
@@ -24,7 +28,11 @@ fn main() {
     std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))
         .expect("OUT_DIR is writable");
 
-    tonic().compile_fds(descriptors).expect("what protox accepted can be generated");
+    let enums: String = ours(&descriptors).flat_map(|file| &file.enum_type).map(named).collect();
+    std::fs::write(out.join("enums.rs"), enums).expect("OUT_DIR is writable");
+    let messages = ours(&descriptors).flat_map(|file| &file.message_type);
+    let as_json = messages.fold(tonic().type_attribute(".mainstay", "#[derive(serde::Serialize)]"), as_json);
+    as_json.compile_fds(descriptors.clone()).expect("what protox accepted can be generated");
 
     // APIs that other programs serve are not part of ours: they are not in its reflection or its snapshot.
     let foreign = protox::compile(["third_party/libtpu/runtime_metrics.proto"], ["third_party"])
@@ -33,6 +41,60 @@ fn main() {
             std::process::exit(1);
         });
     tonic().compile_fds(foreign).expect("what protox accepted can be generated");
+}
+
+fn ours(all: &FileDescriptorSet) -> impl Iterator<Item = &FileDescriptorProto> {
+    all.file.iter().filter(|file| file.package() == "mainstay.v1")
+}
+
+/// The names of an enum without their prefix.
+fn named(of: &EnumDescriptorProto) -> String {
+    let zero = of.value[0].name();
+    let prefix = zero.strip_suffix("UNSPECIFIED").expect("a test wants it");
+    format!(
+        "impl ApiEnum for crate::v1::{} {{ fn name(self) -> &'static str {{
+            self.as_str_name().trim_start_matches({prefix:?}) }} }}\n",
+        of.name()
+    )
+}
+
+/// Texts that are absent as JSON if they are empty.
+const ABSENT: [&str; 3] = ["Job.policy_trouble", "Job.copies_behind", "Job.waits_as_spare"];
+
+/// How the fields of a message become JSON.
+fn as_json(mut builder: Builder, message: &DescriptorProto) -> Builder {
+    let path = |name: &str| format!(".mainstay.v1.{}.{name}", message.name());
+    for field in &message.field {
+        let is_one = field.label() != Label::Repeated;
+        let in_oneof = field.oneof_index.is_some() && !field.proto3_optional();
+        let mut how = match field.type_name() {
+            ".google.protobuf.Timestamp" => "serialize_with = \"crate::json::time\"".to_owned(),
+            ".google.protobuf.Duration" => "serialize_with = \"crate::json::span\"".to_owned(),
+            name if field.r#type() == Type::Enum && is_one => {
+                let name = name.trim_start_matches(".mainstay.v1.");
+                format!("serialize_with = \"crate::json::name::<crate::v1::{name}, _>\"")
+            }
+            _ => String::new(),
+        };
+        let optional = field.proto3_optional() || (field.r#type() == Type::Message && is_one);
+        let skip = match ABSENT.contains(&format!("{}.{}", message.name(), field.name()).as_str()) {
+            true => Some("String::is_empty"),
+            false => (optional && !in_oneof).then_some("Option::is_none"),
+        };
+        if let Some(skip) = skip {
+            how = format!("skip_serializing_if = {skip:?}, {how}");
+        }
+        if !how.is_empty() {
+            builder = builder.field_attribute(path(field.name()), format!("#[serde({how})]"));
+        }
+    }
+    // A message with alternatives has no other fields: as JSON it is the one that is set.
+    for of in message.oneof_decl.iter().filter(|of| !of.name().starts_with('_')) {
+        builder = builder
+            .message_attribute(format!(".mainstay.v1.{}", message.name()), "#[serde(transparent)]")
+            .type_attribute(path(of.name()), "#[serde(rename_all = \"snake_case\")]");
+    }
+    builder
 }
 
 /// The `.proto` files of a directory in a fixed order, so that builds are equal.

@@ -3,6 +3,8 @@
 //! Additive only: `tests/it/additive.rs` compares it with `v1.snapshot`.
 #![forbid(unsafe_code)]
 
+pub mod json;
+
 /// Package `mainstay.v1`: health, events, and the protocol between launcher and agent.
 #[allow(
     missing_docs,

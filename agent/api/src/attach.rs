@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_model::id::JobId;
+use mainstay_model::id::{Incident, JobId};
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_server::LauncherService;
@@ -21,6 +21,8 @@ use super::budget::{Budgets, Share};
 use super::roles::Roles;
 use mainstay_launcher::launcher_link::wire;
 use mainstay_node::{Attached, Hello, Input, Session, ToLauncher};
+use mainstay_sys::clock;
+use mainstay_view::convert::{evidence, failure};
 
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
@@ -99,7 +101,7 @@ impl LauncherService for Launchers {
         if let Some(problem) = JobId::problem(&hello.job) {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
-        let (orders, rulings) = mpsc::channel(QUEUE);
+        let (orders, ordered) = mpsc::channel(QUEUE);
         let refusals = orders.downgrade();
         // The pid that a launcher reports is not used: in another PID namespace it is a different process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;
@@ -114,11 +116,11 @@ impl LauncherService for Launchers {
         let here = left.clone().drop_guard();
         let listening = Listening { share, session: attached.session, left, refusals };
         tokio::spawn(listening.listen(incoming, self.inputs.clone(), self.peers.clone()));
-        let rulings = ReceiverStream::new(rulings).map(move |order| {
+        let ordered = ReceiverStream::new(ordered).map(move |order| {
             let _ = &here;
             to_wire(&order)
         });
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(rulings))))
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(ordered))))
     }
 }
 
@@ -184,7 +186,10 @@ impl Listening {
     }
 }
 
-fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, wire::WireError> {
+fn from_wire(
+    message: FromLauncher,
+    session: &Session,
+) -> Result<Option<Input>, Box<dyn std::error::Error + Send + Sync>> {
     Ok(match message.message {
         Some(LauncherMessage::Entry(entry)) => {
             Some(Input::Entry(session.clone(), Box::new(wire::entry_in(&entry)?)))
@@ -193,24 +198,21 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
             let (attempt, beats) = wire::beats_in(sample);
             Some(Input::Beats(session.clone(), attempt, beats))
         }
-        Some(LauncherMessage::Proposal(proposal)) => {
-            Some(Input::Proposal(session.clone(), Box::new(wire::verdict_in(&proposal)?)))
+        Some(LauncherMessage::Failure(verdict)) => {
+            Some(Input::Failure(session.clone(), Box::new(failure::verdict_in(verdict)?)))
         }
-        Some(LauncherMessage::Hello(_)) | None => None,
+        _ => None,
     })
 }
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
+    let evidence_out = |incident: &Incident, of| evidence::host_evidence(*incident, of, clock::now());
     let message = match order {
-        ToLauncher::AgentEvidence(incident, host_evidence) => {
-            wire::ruling_out(*incident, host_evidence).map(AgentMessage::Ruling)
-        }
-        ToLauncher::Late(incident, host_evidence) => {
-            wire::ruling_out(*incident, host_evidence).map(AgentMessage::Late)
-        }
-        ToLauncher::RankContext(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
-        ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),
+        ToLauncher::AgentEvidence(incident, of) => AgentMessage::Evidence(evidence_out(incident, of)),
+        ToLauncher::Late(incident, of) => AgentMessage::LateEvidence(evidence_out(incident, of)),
+        ToLauncher::RankContext(known) => AgentMessage::RankContext(evidence::rank_context(known)),
+        ToLauncher::Leave(leave) => AgentMessage::Leave(wire::leave_out(leave)),
         ToLauncher::Refused(reason) => return Err(Status::resource_exhausted(reason.clone())),
     };
-    Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })
+    Ok(FromAgent { message: Some(message) })
 }

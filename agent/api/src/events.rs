@@ -10,7 +10,7 @@ use mainstay_proto::v1::{
     Event, EventFilter, ExplainIncidentRequest, ExplainIncidentResponse, Gap, ListEventsRequest,
     ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
-use mainstay_view::convert::event as convert;
+use mainstay_view::convert::event::{self as convert, passes};
 use mainstay_view::incident_report::{self, Options};
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -304,11 +304,4 @@ fn gap(read: &Read) -> Option<Gap> {
         last_missing: gap.last,
         message: format!("events {} to {} are no longer kept: the journal is bounded", gap.first, gap.last),
     })
-}
-
-/// Whether an event matches the caller's filter.
-pub fn passes(event: &Event, filter: &EventFilter) -> bool {
-    let job = filter.job.as_ref().is_none_or(|job| event.job.as_ref() == Some(job));
-    let kind = filter.kinds.is_empty() || filter.kinds.contains(&event.kind);
-    job && kind && event.severity >= filter.min_severity
 }

@@ -51,7 +51,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use events::passes;
 pub use listen::{ListenError, UnixSocket, tcp};
 pub use preflight::DeepChecks;
 

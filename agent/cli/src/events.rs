@@ -6,17 +6,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use mainstay_proto::json::{ApiEnum, point};
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
+use serde_json::json;
 
 use super::client::{AskError, Client};
 use super::find::{Ask, Place, find};
 use super::output::{self, Paint, clean};
 use super::{exit, status};
-use mainstay_api as api;
 use mainstay_journal::store::journal::JournalReader;
-use mainstay_view::convert::event::event;
-use mainstay_view::json::{self, plain};
+use mainstay_view::convert::event::{event, passes};
 
 /// Pauses between attempts to reach a lost server.
 const FIRST_REST: Duration = Duration::from_millis(200);
@@ -129,8 +129,8 @@ struct Teller {
 impl Teller {
     fn report(self, item: &Item) -> anyhow::Result<()> {
         let line = match (item, self.json) {
-            (Item::Event(event), true) => json::event(event).to_string(),
-            (Item::Gap(gap), true) => json::gap(gap).to_string(),
+            (Item::Event(event), true) => json!(event).to_string(),
+            (Item::Gap(gap), true) => json!({ "gap": gap }).to_string(),
             (Item::Event(event), false) => self.line(event),
             (Item::Gap(gap), false) => self.paint.warning(&clean(&gap.message)),
         };
@@ -138,11 +138,11 @@ impl Teller {
     }
 
     fn line(self, event: &Event) -> String {
-        let point = event.time.as_ref().and_then(json::point).map(|point| {
+        let point = event.time.as_ref().and_then(point).map(|point| {
             let local = point.to_zoned(jiff::tz::TimeZone::system());
             local.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
         });
-        let kind = plain(event.kind().as_str_name(), "EVENT_KIND").to_lowercase();
+        let kind = event.kind().name().to_lowercase();
         let job = event.job.as_ref().map(|job| format!("{}: ", self.paint.bold(&clean(job))));
         format!(
             "{}  {}  {}  {}{}",
@@ -339,7 +339,7 @@ fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Telle
             let message = format!("events {} to {} are no longer kept", gap.first, gap.last);
             history.take(Item::Gap(Gap { first_missing: gap.first, last_missing: gap.last, message }))?;
         }
-        for event in read.entries.iter().map(event).filter(|event| api::passes(event, filter)) {
+        for event in read.entries.iter().map(event).filter(|event| passes(event, filter)) {
             history.take(Item::Event(event))?;
         }
         if read.entries.is_empty() {

@@ -130,12 +130,9 @@ async fn ask(args: &Args, what: &str) -> anyhow::Result<Option<Report>> {
 
 /// What is meant if it is no job.
 fn target(what: &str) -> Target {
-    let code = |kind: &str| what.to_lowercase().strip_prefix(kind)?.trim_start().parse::<u32>().ok();
-    if let Some(number) = code("xid") {
-        return Target::Code(FaultCode { code: Some(Code::Xid(number)) });
-    }
-    if let Some(number) = code("sxid") {
-        return Target::Code(FaultCode { code: Some(Code::Sxid(number)) });
+    let number = |kind: &str| what.to_lowercase().strip_prefix(kind)?.trim_start().parse().ok();
+    if let Some(code) = number("xid ").map(Code::Xid).or_else(|| number("sxid ").map(Code::Sxid)) {
+        return Target::Code(FaultCode { code: Some(code) });
     }
     what.parse().map_or_else(|_| Target::Component(what.to_owned()), Target::Cursor)
 }

@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use mainstay_proto::json::ApiEnum;
 use mainstay_proto::v1::{Device, HealthState, ListDevicesResponse, RecommendedAction, ServerMode};
 use serde_json::{Value, json};
 
 use super::client::{AskError, Client};
 use super::find::{Ask, find};
-use super::output::{self, Paint, clean};
+use super::output::{self, Paint, aligned, clean};
 use super::{exit, order, status};
-use mainstay_view::json::{plain, present, seconds};
 
 /// Show the host's GPUs, one line each.
 #[derive(Debug, clap::Args)]
@@ -116,33 +116,20 @@ const HEADER: [&str; 12] =
 fn render(devices: &[Device], paint: Paint) -> String {
     let header = HEADER.map(str::to_owned);
     let rows: Vec<[String; 12]> = std::iter::once(header).chain(devices.iter().map(cells)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+    let lines = aligned(&rows, |column| matches!(column, 1 | 2 | 10 | 11), None);
     let mut screen = String::new();
-    for (place, row) in rows.iter().enumerate().filter(|_| !devices.is_empty()) {
+    for (place, text) in lines.iter().enumerate().filter(|_| !devices.is_empty()) {
         let device = place.checked_sub(1).map(|place| &devices[place]);
-        let mut text = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
-            // Numbers are right-aligned, words left-aligned.
-            let cell = if matches!(column, 1 | 2 | 10 | 11) {
-                format!("{cell:<width$}")
-            } else {
-                format!("{cell:>width$}")
-            };
-            let cell = match device.filter(|_| column == 2) {
-                Some(device) => paint.state(device.state(), &cell),
-                None => cell,
-            };
-            let _ = write!(text, "{cell}  ");
-        }
-        let text = text.trim_end();
-        let _ = writeln!(screen, "{}", if device.is_none() { paint.dim(text) } else { text.to_owned() });
+        let text = match device.map(Device::state) {
+            None => paint.dim(text),
+            Some(state) => text.replacen(state.name(), &paint.state(state, state.name()), 1),
+        };
+        let _ = writeln!(screen, "{text}");
         if let Some(device) = device.filter(|device| device.state() != HealthState::Healthy) {
-            let action = plain(device.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
+            let action = device.recommended_action().name();
             let needed = match device.recommended_action() {
                 RecommendedAction::None | RecommendedAction::Unspecified => String::new(),
-                _ => format!("  {}", paint.warning(&action)),
+                _ => format!("  {}", paint.warning(action)),
             };
             let _ = writeln!(screen, "     {}{needed}", clean(&device.reason));
         }
@@ -166,7 +153,7 @@ fn cells(device: &Device) -> [String; 12] {
     [
         or_dash(device.index.map(|index| index.to_string())),
         clean(&device.pci_address),
-        plain(device.state().as_str_name(), "HEALTH_STATE"),
+        device.state().name().to_owned(),
         or_dash(device.temperature.map(|degrees| format!("{degrees} °C"))),
         or_dash(power),
         or_dash(device.utilization.map(|percent| format!("{percent} %"))),
@@ -180,43 +167,11 @@ fn cells(device: &Device) -> [String; 12] {
 }
 
 fn as_json(answer: &ListDevicesResponse) -> Value {
-    let devices: Vec<Value> = answer.devices.iter().map(device).collect();
     json!({
         "exit_status": weigh(&answer.devices),
-        "server": answer.server.as_ref().map(mainstay_view::json::server),
-        "devices": devices,
+        "server": answer.server,
+        "devices": answer.devices,
     })
-}
-
-fn device(device: &Device) -> Value {
-    let process =
-        |of: &mainstay_proto::v1::DeviceProcess| present(json!({ "pid": of.pid, "memory": of.memory }));
-    present(json!({
-        "component": device.component,
-        "index": device.index,
-        "pci_address": device.pci_address,
-        "model": device.model,
-        "uuid": device.uuid,
-        "serial": device.serial,
-        "state": plain(device.state().as_str_name(), "HEALTH_STATE"),
-        "reason": device.reason,
-        "recommended_action": plain(device.recommended_action().as_str_name(), "RECOMMENDED_ACTION"),
-        "temperature": device.temperature,
-        "memory_temperature": device.memory_temperature,
-        "power": device.power,
-        "power_limit": device.power_limit,
-        "utilization": device.utilization,
-        "memory_used": device.memory_used,
-        "memory_total": device.memory_total,
-        "ecc_uncorrected": device.ecc_uncorrected,
-        "ecc_corrected": device.ecc_corrected,
-        "links_up": device.links_up,
-        "links_expected": device.links_expected,
-        "processes": device.processes.iter().map(process).collect::<Vec<Value>>(),
-        "split": device.split,
-        "read_age": device.read_age.as_ref().map(seconds),
-        "notes": device.notes,
-    }))
 }
 
 #[cfg(test)]

@@ -99,6 +99,23 @@ impl Paint {
     }
 }
 
+/// The rows of a table as lines. Columns of words are left-aligned, numbers right-aligned; one column may be hidden.
+pub(super) fn aligned<const N: usize>(
+    rows: &[[String; N]],
+    is_words: impl Fn(usize) -> bool,
+    hidden: Option<usize>,
+) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let columns: Vec<(usize, usize)> =
+        (0..N).filter(|column| Some(*column) != hidden).map(|column| (column, width(column))).collect();
+    let cell = |row: &[String; N], (column, width): (usize, usize)| match is_words(column) {
+        true => format!("{:<width$}", row[column]),
+        false => format!("{:>width$}", row[column]),
+    };
+    let line = |row: &[String; N]| columns.iter().map(|of| cell(row, *of)).collect::<Vec<_>>().join("  ");
+    rows.iter().map(|row| line(row).trim_end().to_owned()).collect()
+}
+
 /// Foreign text, on one line and without control characters: an exception's message must not control the terminal.
 pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

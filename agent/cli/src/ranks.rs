@@ -5,16 +5,15 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use mainstay_proto::json::{ApiEnum, seconds};
 use mainstay_proto::v1::{Job, Rank, RankPhase};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::answer::is_over;
 use super::exit;
 use super::find::{Ask, find};
-use super::output::{self, Paint, clean, shortened, spoken};
+use super::output::{self, Paint, aligned, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
-use mainstay_view::json;
-use mainstay_view::json::seconds;
 
 /// How often the table is refreshed.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -61,7 +60,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             .filter(|job| args.job.as_ref().map_or(!is_over(job), |id| job.id == *id))
             .collect();
         if args.ask.json {
-            let jobs: Vec<Value> = jobs.iter().map(json::job).collect();
             output::print(&format!("{}\n", json!({ "jobs": jobs })))?;
         } else if jobs.is_empty() {
             output::note(&match &args.job {
@@ -97,15 +95,12 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
     } else {
         standing_out(job)
     };
-    let rows: Vec<[String; 11]> = shown.iter().map(|rank| cells(rank)).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([COLUMNS[column].len()]).max().unwrap_or(0)
-    };
+    let rows: Vec<[String; 11]> =
+        std::iter::once(COLUMNS.map(str::to_owned)).chain(shown.iter().map(|rank| cells(rank))).collect();
     let has_hosts = job.ranks.iter().any(|rank| rank.host.is_some());
-    let is_shown = |column: &usize| *column != HOST || has_hosts;
-    let widths: Vec<(usize, usize)> =
-        (0..COLUMNS.len()).filter(is_shown).map(|column| (column, width(column))).collect();
+    let mut lines =
+        aligned(&rows, |column| WORDS.contains(&column), (!has_hosts).then_some(HOST)).into_iter();
+    let header = lines.next().unwrap_or_default();
     let run = match job.restarts {
         0 => "not restarted".to_owned(),
         restarts => format!("restart {restarts} of {}", job.max_restarts),
@@ -117,11 +112,11 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
     for finding in &job.findings {
         let _ = writeln!(text, "{}", paint.warning(&clean(&finding.headline)));
     }
-    if !rows.is_empty() {
-        let _ = writeln!(text, "{}", paint.dim(&line(&COLUMNS.map(str::to_owned), &widths)));
+    if !shown.is_empty() {
+        let _ = writeln!(text, "{}", paint.dim(&format!(" {header}")));
     }
-    for (row, rank) in rows.iter().zip(&shown) {
-        let reported = line(row, &widths);
+    for (line, rank) in lines.zip(&shown) {
+        let reported = format!(" {line}");
         let reported = match remark(job, rank) {
             Some(remark) => format!("{reported}  {remark}"),
             None => reported,
@@ -234,19 +229,6 @@ fn ranges(ranks: &[u32]) -> String {
     if more > 0 { format!("{}, ...", shown.join(", ")) } else { shown.join(", ") }
 }
 
-fn line(cells: &[String; 11], widths: &[(usize, usize)]) -> String {
-    let mut text = String::new();
-    for (column, width) in widths {
-        let cell = &cells[*column];
-        let _ = if WORDS.contains(column) {
-            write!(text, " {cell:<width$} ")
-        } else {
-            write!(text, " {cell:>width$} ")
-        };
-    }
-    text.trim_end().to_owned()
-}
-
 fn is_suspect(job: &Job, rank: &Rank) -> bool {
     job.hang.as_ref().is_some_and(|hang| hang.culprits.contains(&rank.rank))
 }
@@ -266,7 +248,7 @@ fn remark(job: &Job, rank: &Rank) -> Option<String> {
 }
 
 fn phase(rank: &Rank) -> String {
-    json::plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase()
+    rank.phase().name().to_lowercase()
 }
 
 fn cells(rank: &Rank) -> [String; 11] {

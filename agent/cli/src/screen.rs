@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use mainstay_proto::json::{ApiEnum, seconds};
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
     Component, HealthState, Job, JobPhase, Node, Rank, RankPhase, RecommendedAction, Saving, Server,
@@ -11,8 +12,7 @@ use prost_types::Timestamp;
 
 use super::answer::{Answer, is_over};
 use super::client::{AskError, Snapshot};
-use super::output::{Paint, clean, shortened, spoken};
-use mainstay_view::json::{plain, seconds};
+use super::output::{Paint, aligned, clean, shortened, spoken};
 
 const COMMAND_WIDTH: usize = 90;
 
@@ -40,9 +40,9 @@ fn line(screen: &mut String, text: &str) {
 
 fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
     let Snapshot { server, node, jobs } = snapshot;
-    let (state, name) = (node.state(), plain(node.state().as_str_name(), "HEALTH_STATE"));
+    let (state, name) = (node.state(), node.state().name());
     let senses = !node.components.is_empty() || server.mode() == ServerMode::Agent;
-    let health = if senses { format!("  {}", paint.state(state, &name)) } else { String::new() };
+    let health = if senses { format!("  {}", paint.state(state, name)) } else { String::new() };
     line(
         screen,
         &format!("{}{health}  {}", paint.bold(&clean(&server.hostname)), paint.dim(&program(server))),
@@ -64,7 +64,7 @@ fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
 }
 
 fn program(server: &Server) -> String {
-    let mode = plain(server.mode().as_str_name(), "SERVER_MODE").to_lowercase();
+    let mode = server.mode().name().to_lowercase();
     let up = since(server.start_time.as_ref(), server.time.as_ref());
     let up = up.map(|up| format!(", up {up}")).unwrap_or_default();
     format!("{mode} {}, pid {}{up}", clean(&server.version), server.pid)
@@ -74,7 +74,7 @@ fn components(node: &Node, now: Option<&Timestamp>, paint: Paint, screen: &mut S
     let width = node.components.iter().map(|of| of.name.len()).max().unwrap_or(0);
     for component in &node.components {
         let state = component.state();
-        let name = plain(state.as_str_name(), "HEALTH_STATE");
+        let name = state.name();
         let state_cell = paint.state(state, &format!("{name:<9}"));
         let mut text =
             format!("  {:<width$}  {state_cell}  {}", clean(&component.name), clean(&component.reason));
@@ -123,8 +123,8 @@ fn evidence(component: &Component, width: usize, paint: Paint, screen: &mut Stri
         line(screen, &format!("{indent}{}", paint.dim(&text)));
     }
     if !matches!(component.recommended_action(), RecommendedAction::None | RecommendedAction::Unspecified) {
-        let action = plain(component.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
-        line(screen, &format!("{indent}recommended: {}", paint.bold(&action)));
+        let action = component.recommended_action().name();
+        line(screen, &format!("{indent}recommended: {}", paint.bold(action)));
     }
 }
 
@@ -197,7 +197,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     }
     if let Some(verdict) = &job.last_verdict {
         let sure = format!("{:.0} % sure", verdict.confidence * 100.0);
-        let domain = plain(verdict.domain().as_str_name(), "FAULT_DOMAIN");
+        let domain = verdict.domain().name();
         let class = verdict.fault_class.as_ref().map(|class| format!(", {class}")).unwrap_or_default();
         line(
             screen,
@@ -209,7 +209,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
         );
     }
     if let Some(decision) = &job.last_decision {
-        let action = plain(decision.action().as_str_name(), "DECIDED_ACTION");
+        let action = decision.action().name();
         line(screen, &format!("  decision:     {action}: {}", clean(&decision.why)));
     }
     for finding in job.findings.iter().filter(|_| !is_over(job)) {
@@ -225,14 +225,14 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
 }
 
 fn phase(job: &Job, paint: Paint) -> String {
-    let name = plain(job.phase().as_str_name(), "JOB_PHASE");
+    let name = job.phase().name();
     match (job.phase(), job.exit_status) {
         (JobPhase::Ended, Some(0)) => paint.good("ENDED (0)"),
         (JobPhase::Ended, Some(status)) => paint.bad(&format!("ENDED ({status})")),
-        (JobPhase::Running, _) => paint.good(&name),
-        (JobPhase::Recovering | JobPhase::Stopping, _) => paint.warning(&name),
-        (JobPhase::Lost, _) => paint.bad(&name),
-        (JobPhase::Starting | JobPhase::Ended | JobPhase::Unspecified, _) => name,
+        (JobPhase::Running, _) => paint.good(name),
+        (JobPhase::Recovering | JobPhase::Stopping, _) => paint.warning(name),
+        (JobPhase::Lost, _) => paint.bad(name),
+        (JobPhase::Starting | JobPhase::Ended | JobPhase::Unspecified, _) => name.to_owned(),
     }
 }
 
@@ -244,27 +244,16 @@ fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
     let header = header.map(str::to_owned);
     let rows: Vec<[String; 9]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
     let has_hosts = ranks.iter().any(|rank| rank.host.is_some());
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<(usize, usize)> =
-        (0..9).filter(|column| *column != HOST || has_hosts).map(|column| (column, width(column))).collect();
-    for (place, row) in rows.iter().enumerate() {
-        // Numbers are right-aligned, words left-aligned.
-        let mut text = String::from(" ");
-        for (column, width) in &widths {
-            let cell = &row[*column];
-            let _ = match *column {
-                HOST | 4 | 6 => write!(text, " {cell:<width$} "),
-                _ => write!(text, " {cell:>width$} "),
-            };
-        }
-        let text = text.trim_end();
+    let lines = aligned(&rows, |column| matches!(column, HOST | 4 | 6), (!has_hosts).then_some(HOST));
+    for (place, text) in lines.iter().enumerate() {
+        let text = &format!("  {text}");
         let rank = place.checked_sub(1).map(|place| &ranks[place]);
         line(
             screen,
             &match rank.map(Rank::phase) {
                 None => paint.dim(text),
                 Some(RankPhase::Raised) => paint.bad(text),
-                Some(_) => text.to_owned(),
+                Some(_) => text.clone(),
             },
         );
         if let Some(refusal) = rank.and_then(|rank| rank.refusal.as_ref()) {
@@ -293,7 +282,7 @@ fn cells(rank: &Rank) -> [String; 9] {
 }
 
 fn rank_phase(rank: &Rank) -> String {
-    let name = plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase();
+    let name = rank.phase().name().to_lowercase();
     match rank.exit.as_ref().and_then(|exit| exit.how.as_ref()) {
         Some(How::Code(code)) => format!("{name} ({code})"),
         Some(How::Signal(signal)) => match mainstay_model::entry::signal_name(*signal) {

@@ -11,7 +11,6 @@ use super::client::{AskError, Client};
 use super::find::{Ask, Found, Place, find};
 use super::output::{self, Paint};
 use super::{exit, screen};
-use mainstay_view::json;
 
 /// Show the node, its components, its jobs and their ranks on one screen.
 #[derive(Debug, clap::Args)]
@@ -163,9 +162,9 @@ fn answer_as_json(answer: &Answer) -> Value {
         Ok(snapshot) => json!({
             "socket": socket,
             "answers": true,
-            "server": json::server(&snapshot.server),
-            "node": json::node(&snapshot.node),
-            "jobs": snapshot.jobs.iter().map(json::job).collect::<Vec<Value>>(),
+            "server": snapshot.server,
+            "node": snapshot.node,
+            "jobs": snapshot.jobs,
         }),
         Err(error) => json!({ "socket": socket, "answers": false, "error": error.to_string() }),
     }

@@ -13,7 +13,6 @@ pub mod health;
 pub mod host_context;
 pub mod id;
 pub mod kernel;
-pub mod messages;
 pub mod observation;
 pub mod operator;
 pub mod pci;

@@ -20,7 +20,7 @@ use mainstay_view::node::{JobPhase, JobView};
 
 use super::owners;
 
-/// How long to wait for the driver; the launcher waits a quarter of a second for the ruling.
+/// How long to wait for the driver; the launcher waits a quarter of a second for the evidence.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(150);
 
 /// How the node requests a reading of the GPUs, and what counts as free.

@@ -51,7 +51,7 @@ impl Node {
     pub(super) fn devices(&mut self, began: Mono, report: DeviceReport) {
         let now = clock::now();
         self.gpus.read(began, &report, self.snapshots.view().jobs.values());
-        self.rule_on_what_waits();
+        self.answer_what_waits();
         for fact in self.hardware.devices_are(now.mono, report) {
             self.record(None, fact);
         }

@@ -35,10 +35,10 @@ pub enum Input {
     Entry(Session, Box<Entry>),
     /// A sample of a job's pages.
     Beats(Session, Attempt, Vec<(Rank, BeatView)>),
-    /// A verdict, for which the launcher proposes an action.
-    Proposal(Session, Box<Verdict>),
-    /// A proposal has waited for the reading of the GPUs as long as it may.
-    RulingDue(Session, Incident),
+    /// A failure, for which the launcher asks for the host's evidence.
+    Failure(Session, Box<Verdict>),
+    /// A failure has waited for the reading of the GPUs as long as it may.
+    EvidenceDue(Session, Incident),
     /// Late evidence changes the verdict of a failure whose job has ended.
     LateVerdict(JobId, Box<Verdict>),
     /// A launcher's connection ended.
@@ -146,9 +146,9 @@ pub struct Attached {
 /// A message of the node to a launcher.
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
-    /// The host's evidence about the failure in a proposal.
+    /// The host's evidence about a failure.
     AgentEvidence(Incident, HostEvidence),
-    /// All of the host's evidence about a failure so far, if there is more than in the ruling.
+    /// All of the host's evidence about a failure so far, if there is more than before.
     Late(Incident, HostEvidence),
     /// Observations of the host that may explain why ranks are slow.
     RankContext(SlowdownHints),

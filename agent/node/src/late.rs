@@ -9,7 +9,7 @@ use mainstay_model::verdict::Verdict;
 use mainstay_view::node::JobPhase;
 use mainstay_view::replay::replay;
 
-use super::rulings::AnsweredFailure;
+use super::evidence::AnsweredFailure;
 use super::{Input, Node, Session, ToLauncher};
 use mainstay_journal::state::StateReader;
 use mainstay_journal::store::journal::JournalError;
@@ -19,36 +19,36 @@ use mainstay_sys::{clock, memory};
 const AT_ONCE: usize = 1000;
 
 impl Node {
-    /// Sends late evidence about the failures that were ruled on recently.
+    /// Sends late evidence about the recent failures.
     pub(super) fn report_late_evidence(&mut self) {
         let now = clock::mono();
-        for mut ruled in std::mem::take(&mut self.ruled) {
-            let later = self.report_evidence(&ruled.session, &ruled.verdict, &ruled.of_then);
-            if let Some(host_evidence) = ruled.host_evidence.with(later) {
-                ruled.host_evidence = host_evidence.clone();
-                let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
+        for mut answered in std::mem::take(&mut self.answered) {
+            let later = self.report_evidence(&answered.session, &answered.verdict, &answered.of_then);
+            if let Some(host_evidence) = answered.host_evidence.with(later) {
+                answered.host_evidence = host_evidence.clone();
+                let (job, incident) = (answered.session.job.clone(), answered.verdict.incident);
                 // A launcher whose job has ended may still exist, but no longer receives anything.
                 if self.is_over(&job) {
                     self.judge_late(job, incident, host_evidence);
-                } else if self.is_current(&ruled.session) {
-                    self.send(&ruled.session, ToLauncher::Late(incident, host_evidence));
+                } else if self.is_current(&answered.session) {
+                    self.send(&answered.session, ToLauncher::Late(incident, host_evidence));
                 }
             }
-            if now <= ruled.verdict.fault_at.after(host_evidence::AFTER) {
-                self.ruled.push(ruled);
+            if now <= answered.verdict.fault_at.after(host_evidence::AFTER) {
+                self.answered.push(answered);
             }
         }
     }
 
-    /// Registers a reported failure without a ruling: it may have happened before the launcher found the agent.
+    /// Registers a reported failure without evidence: it may have happened before the launcher found the agent.
     pub(super) fn await_late_evidence(&mut self, session: &Session, verdict: &Verdict) {
         let is_it =
             |of: &AnsweredFailure| of.session.job == session.job && of.verdict.incident == verdict.incident;
-        if !self.ruled.iter().any(is_it) {
-            self.ruled.retain(|of| of.session.job != session.job);
+        if !self.answered.iter().any(is_it) {
+            self.answered.retain(|of| of.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             let of_then = self.of_then(&session, &verdict);
-            self.ruled.push(AnsweredFailure {
+            self.answered.push(AnsweredFailure {
                 session,
                 verdict,
                 host_evidence: HostEvidence::default(),

@@ -111,7 +111,7 @@ impl Node {
         }
         if !same {
             // A late verdict on an earlier job of this name is not recorded for this job.
-            self.ruled.retain(|ruled| ruled.session.job != hello.job);
+            self.answered.retain(|answered| answered.session.job != hello.job);
         }
         let now = clock::now().wall;
         if let Some((_, leave)) = self.leave.as_ref().filter(|(_, leave)| leave.by.is_none_or(|by| by > now))

@@ -1,8 +1,9 @@
 //! The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
-//! proposals and the host's reports; it publishes the snapshots.
+//! questions and the host's reports; it publishes the snapshots.
 
 mod calls;
 pub mod config;
+mod evidence;
 mod gpus;
 mod hardware;
 mod host;
@@ -11,7 +12,6 @@ mod late;
 mod launchers;
 mod owners;
 mod resets;
-mod rulings;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
 pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 
+use evidence::AnsweredFailure;
 use gpus::Gpus;
 use launchers::Launcher;
 use resets::Resets;
-use rulings::AnsweredFailure;
 
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::sync_thread::Forcing;
@@ -75,10 +75,10 @@ pub struct Node {
     /// The notice that the machine will be taken away, until it is over: launchers that attach later receive it
     /// too.
     leave: Option<(String, Leave)>,
-    /// Proposals that wait for a reading of the GPUs.
+    /// Failures that wait for a reading of the GPUs.
     waiting: Vec<(Session, Verdict)>,
-    /// Recent failures that were ruled on, and the evidence that was sent for each.
-    ruled: Vec<AnsweredFailure>,
+    /// Recent failures with the evidence that was sent for each.
+    answered: Vec<AnsweredFailure>,
     /// For work that runs next to the loop.
     own_inputs: mpsc::Sender<Input>,
     /// Stores the position in the kernel log once everything read is on the disk.
@@ -127,7 +127,7 @@ impl Node {
             peers,
             leave: None,
             waiting: Vec::new(),
-            ruled: Vec::new(),
+            answered: Vec::new(),
             own_inputs,
             forcing,
         }
@@ -232,7 +232,7 @@ impl Node {
                     self.snapshots.publish();
                 }
             }
-            Input::Proposal(session, proposal) => self.proposed(session, *proposal),
+            Input::Failure(session, verdict) => self.failed(session, *verdict),
             Input::Detached(session) => self.detached(&session),
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(report) => self.sensed(report),
@@ -245,7 +245,7 @@ impl Node {
             }
             Input::Devices { began, report } => self.devices(began, report),
             Input::LateVerdict(job, verdict) => self.late_verdict(&job, *verdict),
-            Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
+            Input::EvidenceDue(session, incident) => self.answer_in_any_case(&session, incident),
             Input::SecondOpinions(opinions) => {
                 self.hardware.second_opinions(opinions);
                 self.show(clock::now(), Vec::new());

@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod event;
+pub mod evidence;
 pub mod failure;
 pub mod health;
 pub mod preflight;

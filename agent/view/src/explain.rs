@@ -9,12 +9,12 @@ use mainstay_model::escape::clean;
 use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence};
 use mainstay_model::time::Stamp;
+use mainstay_proto::json::ApiEnum;
 use mainstay_proto::v1::explain_response::Report;
 use mainstay_proto::v1::{self, CodeBlame, CodeMeaning, RecommendedAction};
 use serde_json::{Value, json};
 
 use crate::convert::health as convert;
-use crate::json::plain;
 use crate::node::NodeView;
 
 /// Where checks are documented.
@@ -30,7 +30,7 @@ pub fn component(
     let known = known::of(&of.name);
     let (document, section) = known.map_or((DOCUMENT, ""), |known| known.documented);
     v1::ComponentReport {
-        component: Some(convert::component(view, of, now)),
+        component: Some(convert::component(&view.operator_state, of, now)),
         what: known.map(|known| known.what.to_owned()).unwrap_or_default(),
         meanings: of_evidence(&of.evidence, catalog),
         document: document.to_owned(),
@@ -130,11 +130,11 @@ pub fn json(report: &Report) -> Value {
             let of = report.component.clone().unwrap_or_default();
             json!({
                 "component": of.name,
-                "state": plain(of.state().as_str_name(), "HEALTH_STATE"),
+                "state": of.state().name(),
                 "what": Some(&report.what).filter(|what| !what.is_empty()),
                 "reason": of.reason,
                 "documented": report.document,
-                "recommended_action": plain(of.recommended_action().as_str_name(), "RECOMMENDED_ACTION"),
+                "recommended_action": of.recommended_action().name(),
                 "meanings": meanings(&report.meanings),
             })
         }
@@ -154,7 +154,7 @@ pub fn json(report: &Report) -> Value {
 
 fn component_lines(report: &v1::ComponentReport) -> Vec<String> {
     let of = report.component.clone().unwrap_or_default();
-    let state = plain(of.state().as_str_name(), "HEALTH_STATE");
+    let state = of.state().name();
     let mut lines = vec![format!("{} is {state}", of.name), String::new()];
     if !report.what.is_empty() {
         lines.push(format!("What it is: {}", report.what));

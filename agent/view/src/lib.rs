@@ -4,7 +4,6 @@
 pub mod convert;
 pub mod explain;
 pub mod incident_report;
-pub mod json;
 pub mod node;
 pub mod placement;
 pub mod replay;

@@ -10,7 +10,7 @@ use mainstay_proto::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::output::clean;
+use crate::output::{aligned, clean};
 
 /// The job name of steps that a trainer wrote in its own format.
 const OF_TRAINERS: &str = "files";
@@ -151,15 +151,7 @@ pub(super) fn copies(step: &CheckpointStep) -> String {
 }
 
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let line: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
-        let _ = writeln!(text, "{}", line.join("  ").trim_end());
-    }
-    text
+    aligned(rows, |_| true, None).iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// One line while shards arrive.
@@ -201,7 +193,6 @@ pub(super) fn result_json(result: &RestoreResult, directory: &Path) -> Value {
 }
 
 pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
-    let counts = answer.counts.unwrap_or_default();
     json!({
         "name": answer.name,
         "redundancy": answer.redundancy, "parity": answer.parity, "excluded": answer.excluded,
@@ -212,20 +203,9 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
             "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
             "excluded": peer.excluded, "failures": peer.failures,
         })).collect::<Vec<_>>(),
-        "unlike": answer.unlike.iter().map(|of| json!({
-            "run": of.run, "step": of.step, "attempt": of.attempt, "group": of.group, "headline": of.headline,
-            "members": of.members.iter().map(|member| json!({
-                "rank": member.rank, "holder": member.holder, "root": member.root, "apart": member.apart,
-            })).collect::<Vec<_>>(),
-        })).collect::<Vec<_>>(),
-        "advice": answer.advice.iter().map(|of| json!({
-            "job": of.job, "tier": of.tier, "every_s": of.every_s, "was_s": of.was_s,
-        })).collect::<Vec<_>>(),
-        "counts": {
-            "shards_sent": counts.shards_sent, "bytes_sent": counts.bytes_sent,
-            "shards_taken": counts.shards_taken, "bytes_taken": counts.bytes_taken,
-            "failures": counts.failures, "damaged": counts.damaged,
-        },
+        "unlike": answer.unlike,
+        "advice": answer.advice,
+        "counts": answer.counts.unwrap_or_default(),
     })
 }
 
@@ -234,10 +214,7 @@ fn step_json(step: &CheckpointStep) -> Value {
         "step": step.step, "run": step.run, "job": step.job, "attempt": step.attempt, "world_size": step.world_size,
         "created_unix_s": step.created.as_ref().map(|at| at.seconds), "bytes": step.bytes, "whole": step.whole,
         "missing_ranks": step.missing_ranks, "least_copies": step.least_copies,
-        "copies": step.copies.iter().map(|copy| json!({
-            "rank": copy.rank, "holder": copy.holder, "medium": copy.medium, "own": copy.own, "root": copy.root,
-            "bytes": copy.bytes, "piece": copy.piece,
-        })).collect::<Vec<_>>(),
+        "copies": step.copies,
     })
 }
 

@@ -17,6 +17,8 @@ use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
 use mainstay_recovery::protocol::AgentEvidence;
+use mainstay_sys::clock;
+use mainstay_view::convert::{evidence, failure};
 use mainstay_view::node::BeatView;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -174,7 +176,7 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
                 Some(order) => send(&to_agent, order).map_err(Broken::After)?,
             },
             message = incoming.message() => match message {
-                Ok(Some(message)) => receive(message, events).await.map_err(Broken::After)?,
+                Ok(Some(message)) => receive(message, events).await,
                 Ok(None) => return Err(Broken::After(anyhow::anyhow!("it closed the connection"))),
                 Err(status) if status.code() == Code::ResourceExhausted => {
                     return Err(Broken::After(anyhow::anyhow!("it refuses: {}", status.message())));
@@ -239,29 +241,26 @@ fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::
         LinkOrder::Beats { attempt, beats, steps } => {
             LauncherMessage::Beats(wire::beats_out(attempt, &beats, &steps))
         }
-        LinkOrder::Verdict(verdict) => LauncherMessage::Proposal(wire::verdict_out(&verdict)?),
+        LinkOrder::Verdict(verdict) => LauncherMessage::Failure(failure::verdict(&verdict, clock::now())),
     };
     to_agent
         .try_send(v1::FromLauncher { message: Some(message) })
         .map_err(|_| anyhow::anyhow!("it does not accept messages"))
 }
 
-async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {
-    match message.message {
-        Some(AgentMessage::Ruling(ruling)) => {
-            let _ = events.send(LinkEvent::AgentEvidence(wire::ruling_in(&ruling)?)).await;
-        }
-        Some(AgentMessage::Late(reported)) => {
-            let _ = events.send(LinkEvent::Late(wire::ruling_in(&reported)?)).await;
-        }
-        Some(AgentMessage::Surroundings(reported)) => {
-            let _ = events.send(LinkEvent::RankContext(wire::rank_context_in(&reported)?)).await;
-        }
-        Some(AgentMessage::Leave(leave)) => {
-            let _ = events.send(LinkEvent::Leave(wire::leave_in(leave))).await;
-        }
-        // A later agent may send messages that we do not know.
-        Some(AgentMessage::Welcome(_)) | None => {}
-    }
-    Ok(())
+async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) {
+    let event = match message.message {
+        Some(AgentMessage::Evidence(sent)) => LinkEvent::AgentEvidence(evidence_in(sent)),
+        Some(AgentMessage::LateEvidence(sent)) => LinkEvent::Late(evidence_in(sent)),
+        Some(AgentMessage::RankContext(known)) => LinkEvent::RankContext(evidence::rank_context_in(known)),
+        Some(AgentMessage::Leave(leave)) => LinkEvent::Leave(wire::leave_in(leave)),
+        // An agent of another version may send messages that we do not know.
+        _ => return,
+    };
+    let _ = events.send(event).await;
+}
+
+fn evidence_in(sent: v1::HostEvidence) -> AgentEvidence {
+    let (incident, host_evidence) = evidence::host_evidence_in(sent);
+    AgentEvidence { incident, instead: None, host_evidence }
 }

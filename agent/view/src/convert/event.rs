@@ -8,32 +8,34 @@ use mainstay_model::health::HealthState;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::observation::Weight;
 use mainstay_model::verdict::Action;
-use mainstay_proto::v1::{Event, EventKind, Severity};
-use serde_json::Value;
+use mainstay_proto::v1::{Event, EventFilter, EventKind, Severity};
+use serde_json::{Map, Value};
 
 use super::{sentence, timestamp};
 
 /// The entry as the API reports it.
 pub fn event(entry: &Entry) -> Event {
-    with(entry, attributes(&entry.body, &|_| true), sentence::of(&entry.body), false)
+    with(entry, &|_| true, sentence::of(&entry.body))
 }
 
 /// The same for a caller who may not read what the job's program wrote: numbers, and texts with a fixed set of
 /// values.
 pub fn without_texts(entry: &Entry) -> Event {
-    let attributes = attributes(&entry.body, &|name| WORDS.contains(&name));
-    with(entry, attributes, sentence::without_texts(&entry.body), true)
+    let message = sentence::without_texts(&entry.body);
+    Event { texts_withheld: true, ..with(entry, &|name| WORDS.contains(&name), message) }
 }
 
 /// Attributes with a fixed set of values, which Mainstay gives.
 const WORDS: [&str; 5] = ["action.type", "cause.type", "class", "domain", "hang.kind"];
 
-fn with(
-    entry: &Entry,
-    mut attributes: BTreeMap<String, String>,
-    message: String,
-    texts_withheld: bool,
-) -> Event {
+/// Texts are included only under names that `text` allows.
+fn with(entry: &Entry, text: &dyn Fn(&str) -> bool, message: String) -> Event {
+    let fields = match serde_json::to_value(&entry.body) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    };
+    let r#type = type_of(&entry.body, &fields).to_owned();
+    let mut attributes = attributes(fields, text);
     if let Some(origin) = entry.origin_seq {
         attributes.insert("origin_cursor".to_owned(), origin.to_string());
     }
@@ -43,7 +45,7 @@ fn with(
         monotonic_ns: entry.at.mono.0,
         boot_id: entry.boot.0.clone(),
         kind: kind(&entry.body).into(),
-        r#type: type_of(&entry.body).to_owned(),
+        r#type,
         severity: severity(&entry.body).into(),
         job: entry.job.as_ref().map(|job| job.0.clone()),
         attempt: attempt(&entry.body).map(|attempt| attempt.0),
@@ -51,8 +53,15 @@ fn with(
         incident: entry.body.incident().map(|incident| incident.0),
         message,
         attributes,
-        texts_withheld,
+        texts_withheld: false,
     }
+}
+
+/// Whether an event matches the caller's filter.
+pub fn passes(event: &Event, filter: &EventFilter) -> bool {
+    let job = filter.job.as_ref().is_none_or(|job| event.job.as_ref() == Some(job));
+    let kind = filter.kinds.is_empty() || filter.kinds.contains(&event.kind);
+    job && kind && event.severity >= filter.min_severity
 }
 
 fn kind(body: &Body) -> EventKind {
@@ -66,44 +75,10 @@ fn kind(body: &Body) -> EventKind {
     }
 }
 
-fn type_of(body: &Body) -> &'static str {
+/// That of a fact is its name in the journal.
+fn type_of<'a>(body: &Body, fields: &'a Map<String, Value>) -> &'a str {
     match body {
-        Body::Fact(fact) => match fact {
-            Fact::AgentStarted { .. } => "agent_started",
-            Fact::AgentStopped => "agent_stopped",
-            Fact::OutOfMemoryKills { .. } => "out_of_memory_kills",
-            Fact::Xid(_) => "xid",
-            Fact::Sxid(_) => "sxid",
-            Fact::KernelReport(_) => "kernel_report",
-            Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
-            Fact::KernelLogGap { .. } => "kernel_log_gap",
-            Fact::Observed(_) => "observed",
-            Fact::HostEvidenceReported { .. } => "host_testified",
-            Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
-            Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
-            Fact::JobStarted(_) => "job_started",
-            Fact::AttemptStarted { .. } => "attempt_started",
-            Fact::StartFailed { .. } => "start_failed",
-            Fact::RankConnected { .. } => "rank_connected",
-            Fact::RankRefused { .. } => "rank_refused",
-            Fact::PagesUnavailable { .. } => "pages_unavailable",
-            Fact::RanksStepping { .. } => "ranks_stepping",
-            Fact::Progress { .. } => "progress",
-            Fact::RankRaised { .. } => "rank_raised",
-            Fact::RankEnding { .. } => "rank_ending",
-            Fact::RankExited { .. } => "rank_exited",
-            Fact::RanksHung { .. } => "ranks_hung",
-            Fact::HangPassed { .. } => "hang_passed",
-            Fact::HostLost { .. } => "host_lost",
-            Fact::WorldChanged { .. } => "world_changed",
-            Fact::EvidenceTaken { .. } => "evidence_taken",
-            Fact::AttemptEnded { .. } => "attempt_ended",
-            Fact::StopRequested { .. } => "stop_requested",
-            Fact::LauncherLost { .. } => "launcher_lost",
-            Fact::AgentFound { .. } => "agent_found",
-            Fact::AgentLost { .. } => "agent_lost",
-            Fact::JobEnded { .. } => "job_ended",
-        },
+        Body::Fact(_) => fields.get("what").and_then(Value::as_str).unwrap_or_default(),
         Body::Health(_) => "health_changed",
         Body::Verdict(_) => "failure_judged",
         Body::Decision(decision) => decision.action.word(),
@@ -246,15 +221,12 @@ fn rank(body: &Body) -> Option<Rank> {
 }
 
 /// The fields of the journal's JSON form, flat: names joined by dots, lists of texts by line ends, lists of numbers
-/// by commas. Omits what the event has fields for. The journal's names never change, so neither do these. Texts are
-/// included only under names that `text` allows.
-fn attributes(body: &Body, text: &dyn Fn(&str) -> bool) -> BTreeMap<String, String> {
+/// by commas. Omits what the event has fields for. The journal's names never change, so neither do these.
+fn attributes(fields: Map<String, Value>, text: &dyn Fn(&str) -> bool) -> BTreeMap<String, String> {
     let mut flat = Flat { attributes: BTreeMap::new(), text };
-    if let Ok(Value::Object(fields)) = serde_json::to_value(body) {
-        for (name, value) in fields {
-            if !matches!(name.as_str(), "kind" | "what" | "attempt" | "rank" | "incident") {
-                flat.add(name, value);
-            }
+    for (name, value) in fields {
+        if !matches!(name.as_str(), "kind" | "what" | "attempt" | "rank" | "incident") {
+            flat.add(name, value);
         }
     }
     flat.attributes
@@ -408,25 +380,6 @@ mod tests {
         let event = without_texts(&self::entry(Body::Fact(Fact::JobStarted(spec))));
         assert_eq!(event.message, "job started with 0 ranks on this host");
         assert!(!event.attributes.contains_key("command") && event.attributes.contains_key("world_size"));
-    }
-
-    #[test]
-    fn the_type_is_the_name_in_the_journal() {
-        let facts = [
-            Fact::AgentStopped,
-            Fact::OutOfMemoryKills { count: 1 },
-            Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 },
-            Fact::KernelLogGap { records: None },
-            Fact::JobStarted(JobSpec::default()),
-            Fact::PagesUnavailable { reason: "full".into() },
-            Fact::RanksStepping { attempt: Attempt(0), step: 1 },
-            Fact::LauncherLost { pid: Pid(1) },
-        ];
-        for fact in facts {
-            let body = Body::Fact(fact);
-            let written = serde_json::to_value(&body).unwrap();
-            assert_eq!(written["what"], type_of(&body));
-        }
     }
 
     #[test]

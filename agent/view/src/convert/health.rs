@@ -8,7 +8,7 @@ use mainstay_model::entry::ExitStatus;
 use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::kernel::KernelClass;
-use mainstay_model::operator::{Acknowledgement, Silence};
+use mainstay_model::operator::{Acknowledgement, OperatorState, Silence};
 use mainstay_model::time::Stamp;
 use mainstay_proto::v1::{self, fault_code::Code};
 
@@ -22,7 +22,7 @@ pub fn node(view: &NodeView, now: Stamp) -> v1::Node {
         state: state(view.state()).into(),
         reason: reasons(view).join("; "),
         recommended_action: action(worst).into(),
-        components: view.components.values().map(|of| component(view, of, now)).collect(),
+        components: view.components.values().map(|of| component(&view.operator_state, of, now)).collect(),
     }
 }
 
@@ -73,7 +73,27 @@ pub fn action(action: RecommendedAction) -> v1::RecommendedAction {
     }
 }
 
-pub(crate) fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Component {
+pub(super) fn state_in(from: v1::HealthState) -> HealthState {
+    match from {
+        v1::HealthState::Healthy => HealthState::Healthy,
+        v1::HealthState::Unknown | v1::HealthState::Unspecified => HealthState::Unknown,
+        v1::HealthState::Degraded => HealthState::Degraded,
+        v1::HealthState::Unhealthy => HealthState::Unhealthy,
+    }
+}
+
+pub(super) fn action_in(from: v1::RecommendedAction) -> RecommendedAction {
+    match from {
+        v1::RecommendedAction::None | v1::RecommendedAction::Unspecified => RecommendedAction::None,
+        v1::RecommendedAction::RestartProcess => RecommendedAction::RestartProcess,
+        v1::RecommendedAction::ResetDevice => RecommendedAction::ResetDevice,
+        v1::RecommendedAction::RebootNode => RecommendedAction::RebootNode,
+        v1::RecommendedAction::ReplaceNode => RecommendedAction::ReplaceNode,
+        v1::RecommendedAction::ContactSupport => RecommendedAction::ContactSupport,
+    }
+}
+
+pub(crate) fn component(operators: &OperatorState, component: &Component, now: Stamp) -> v1::Component {
     v1::Component {
         name: component.name.clone(),
         state: state(component.state).into(),
@@ -84,8 +104,11 @@ pub(crate) fn component(view: &NodeView, component: &Component, now: Stamp) -> v
         read_at: component.read_at.and_then(|at| wall_time(at, now)),
         read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
         confidence: Some(component.confidence),
-        acknowledgement: view.operator_state.acknowledgement(&component.name).map(acknowledgement),
-        silence: view.operator_state.silence(&component.name).map(silence),
+        acknowledgement: operators.acknowledgement(&component.name).map(acknowledgement),
+        silence: operators.silence(&component.name).map(silence),
+        fault_monotonic_ns: component.fault_at.map(|at| at.0),
+        since_monotonic_ns: component.since.0,
+        read_monotonic_ns: component.read_at.map(|at| at.0),
     }
 }
 

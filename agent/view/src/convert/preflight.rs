@@ -1,10 +1,9 @@
 //! Converts checks before a start, in both directions: the command line shows the agent's checks next to its own.
 
 use mainstay_health::host::preflight::{Check, CheckVerdict, Group, Requirement};
-use mainstay_model::health::RecommendedAction;
 use mainstay_proto::v1;
 
-use super::health::{action, evidence, evidence_in};
+use super::health::{action, action_in, evidence, evidence_in};
 use super::{duration, span};
 
 /// A check as an API message.
@@ -30,18 +29,10 @@ pub fn check_of(check: v1::PreflightCheck) -> Check {
         v1::CheckVerdict::Skipped => CheckVerdict::Skipped,
         v1::CheckVerdict::Unknown | v1::CheckVerdict::Unspecified => CheckVerdict::Unknown,
     };
-    let action = match check.recommended_action() {
-        v1::RecommendedAction::None | v1::RecommendedAction::Unspecified => RecommendedAction::None,
-        v1::RecommendedAction::RestartProcess => RecommendedAction::RestartProcess,
-        v1::RecommendedAction::ResetDevice => RecommendedAction::ResetDevice,
-        v1::RecommendedAction::RebootNode => RecommendedAction::RebootNode,
-        v1::RecommendedAction::ReplaceNode => RecommendedAction::ReplaceNode,
-        v1::RecommendedAction::ContactSupport => RecommendedAction::ContactSupport,
-    };
     Check {
         group: group_of(check.group()).unwrap_or_else(|| Group::of(&check.name)),
         verdict,
-        action,
+        action: action_in(check.recommended_action()),
         took: check.took.map(|took| span(&took)),
         deadline: check.deadline.map(|deadline| span(&deadline)),
         evidence: check.evidence.into_iter().map(evidence_in).collect(),
@@ -93,7 +84,7 @@ pub fn group_of(group: v1::CheckGroup) -> Option<Group> {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_model::health::Evidence;
+    use mainstay_model::health::{Evidence, RecommendedAction};
     use mainstay_model::time::Span;
 
     use super::*;

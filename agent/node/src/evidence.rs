@@ -1,4 +1,4 @@
-//! The agent's answer to a launcher's proposal: after a reading of the job's GPUs, or without one if that takes too
+//! The host's evidence about a failure, for the launcher, which decides: after a reading of the job's GPUs, or without one if that takes too
 //! long.
 
 use std::collections::BTreeSet;
@@ -13,24 +13,23 @@ use mainstay_view::node::JobView;
 use super::{Input, Node, Session, ToLauncher, gpus};
 use mainstay_sys::clock;
 
-/// A failure that was ruled on.
+/// A failure with the evidence that was sent for it.
 #[derive(Debug)]
 pub(super) struct AnsweredFailure {
     pub(super) session: Session,
     pub(super) verdict: Verdict,
-    /// The evidence that was sent for it.
     pub(super) host_evidence: HostEvidence,
     /// The attempt's scope when it failed. Once another attempt has started this is no longer known.
     pub(super) of_then: AttemptScope,
 }
 
 impl Node {
-    /// Rules at once if the job's GPUs have been read since its ranks were gone, else after that reading.
-    pub(super) fn proposed(&mut self, session: Session, verdict: Verdict) {
+    /// Answers at once if the job's GPUs have been read since its ranks were gone, else after that reading.
+    pub(super) fn failed(&mut self, session: Session, verdict: Verdict) {
         if let Some(held) = self.gpus.held(&session.job) {
-            return self.rule(&session, &verdict, held);
+            return self.answer(&session, &verdict, held);
         }
-        let (inputs, due) = (self.own_inputs.clone(), Input::RulingDue(session.clone(), verdict.incident));
+        let (inputs, due) = (self.own_inputs.clone(), Input::EvidenceDue(session.clone(), verdict.incident));
         tokio::spawn(async move {
             tokio::time::sleep(gpus::ANSWER_WITHIN).await;
             let _ = inputs.send(due).await;
@@ -38,27 +37,26 @@ impl Node {
         self.waiting.push((session, verdict));
     }
 
-    pub(super) fn rule_on_what_waits(&mut self) {
+    pub(super) fn answer_what_waits(&mut self) {
         for (session, verdict) in std::mem::take(&mut self.waiting) {
             match self.gpus.held(&session.job) {
-                Some(held) => self.rule(&session, &verdict, held),
+                Some(held) => self.answer(&session, &verdict, held),
                 None => self.waiting.push((session, verdict)),
             }
         }
     }
 
-    pub(super) fn rule_in_any_case(&mut self, session: &Session, incident: Incident) {
+    pub(super) fn answer_in_any_case(&mut self, session: &Session, incident: Incident) {
         let is_it = |(of, verdict): &(Session, Verdict)| of == session && verdict.incident == incident;
         if let Some(place) = self.waiting.iter().position(is_it) {
             let (session, verdict) = self.waiting.swap_remove(place);
             let unread = "the driver has not reported yet whether the GPUs are free".to_owned();
-            self.rule(&session, &verdict, vec![unread]);
+            self.answer(&session, &verdict, vec![unread]);
         }
     }
 
-    /// The agent agrees with the launcher's proposal and sends the host's evidence: only the agent reads kernel
-    /// log, components and GPUs.
-    fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
+    /// Only the agent reads kernel log, components and GPUs.
+    fn answer(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
         let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
         let of_then = self.of_then(session, verdict);
@@ -68,9 +66,9 @@ impl Node {
             host_evidence.gpus.clone_from(&launcher.gpus_in_hang);
         }
         if self.send(session, ToLauncher::AgentEvidence(verdict.incident, host_evidence.clone())) {
-            self.ruled.retain(|ruled| ruled.session.job != session.job);
+            self.answered.retain(|answered| answered.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
-            self.ruled.push(AnsweredFailure { session, verdict, host_evidence, of_then });
+            self.answered.push(AnsweredFailure { session, verdict, host_evidence, of_then });
         }
     }
 

@@ -1,0 +1,36 @@
+//! The messages as JSON for scripts: names as in the API, times as RFC 3339 in UTC, durations in seconds, enums by
+//! their names without the prefix. Unset fields are absent. Documented in `docs/reference/cli.md`.
+
+use prost_types::{Duration, Timestamp};
+use serde::Serializer;
+
+/// An enum of the API.
+pub trait ApiEnum: TryFrom<i32> + Default {
+    /// Its name without the prefix: `HEALTH_STATE_DEGRADED` is `DEGRADED`.
+    fn name(self) -> &'static str;
+}
+
+include!(concat!(env!("OUT_DIR"), "/enums.rs"));
+
+/// None for a time outside the calendar.
+pub fn point(time: &Timestamp) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::new(time.seconds, time.nanos).ok()
+}
+
+/// A duration in seconds.
+pub fn seconds(duration: &Duration) -> f64 {
+    duration.seconds as f64 + f64::from(duration.nanos) / 1e9
+}
+
+pub(crate) fn name<E: ApiEnum, S: Serializer>(value: &i32, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(E::try_from(*value).unwrap_or_default().name())
+}
+
+pub(crate) fn time<S: Serializer>(time: &Option<Timestamp>, to: S) -> Result<S::Ok, S::Error> {
+    let point = time.as_ref().and_then(point);
+    to.serialize_str(&point.map(|point| format!("{point:.9}")).unwrap_or_default())
+}
+
+pub(crate) fn span<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(duration.as_ref().map_or(0.0, seconds))
+}
