@@ -1,29 +1,23 @@
 //! The user's own policy: a Python script in a process of its own. It is started before the first failure and kept, so that
 //! a restart only pays for the decision. Nothing that it does costs a restart more than [`WITHIN`].
 
+mod process;
+
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream as StdStream;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_model::id::{Incident, Pid};
 use mainstay_recovery::policy::Advice;
-use mainstay_sys::{pidfd, spawn};
-use rustix::io::{FdFlags, fcntl_setfd};
+use mainstay_sys::pidfd;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
-use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::child::kill_group;
+use process::{Process, Turn};
 
-/// The program of the process, and the classes that the script imports.
-const PROGRAM: &str = include_str!("child.py");
+/// The classes that the script imports.
 const CLASSES: &str = include_str!("../../../../../client/python/mainstay/policy.py");
 
 /// How long a decision may take.
@@ -36,13 +30,6 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The address space of the process.
 const MAX_MEMORY_BYTES: u64 = 2 << 30;
-
-const MAX_ANSWER_BYTES: usize = 1 << 20;
-
-/// What the script may print for one failure. Beyond it nothing more is read, and it waits in its `print` until it is late.
-const MAX_PRINTED_BYTES: usize = 64 << 10;
-
-const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// A user's own policy.
 #[derive(Debug)]
@@ -130,7 +117,7 @@ impl Policy {
             (Ok(_), Some(process)) => {
                 self.number += 1;
                 process.send(&json!({ "ask": self.number, "case": case, "trace": trace }));
-                process.room = MAX_PRINTED_BYTES;
+                process.may_print();
                 self.asked = Some((incident, Instant::now() + self.within));
             }
             (Err(words), _) => self.news.push_back(failed(incident, words.clone())),
@@ -149,7 +136,7 @@ impl Policy {
                 return news;
             }
             // After the answer that it did not give, which a restart waits for.
-            if std::mem::take(&mut self.renew) {
+            if self.renew {
                 self.run();
                 continue;
             }
@@ -162,12 +149,12 @@ impl Policy {
             };
             match turn {
                 Turn::Said(line) => self.said(&line),
-                Turn::Printed => self.show_printed(false),
+                Turn::Printed(lines) => self.news.extend(lines.into_iter().map(News::Printed)),
                 Turn::Ended => self.ended(),
                 Turn::Late => {
                     let loaded = self.process.as_ref().is_some_and(|process| process.ready);
                     let words = if loaded { "it took longer than" } else { "it was not loaded within" };
-                    self.give_up(format!("{words} {} ms", self.within.as_millis()));
+                    self.give_up(&format!("{words} {} ms", self.within.as_millis()));
                 }
                 Turn::Moved => {}
             }
@@ -188,6 +175,7 @@ impl Policy {
     }
 
     fn run(&mut self) {
+        self.renew = false;
         let Ok(source) = &self.source else { return };
         match Process::start(&self.interpreter, self.mark.as_deref()) {
             Ok(mut process) => {
@@ -208,7 +196,7 @@ impl Policy {
 
     fn said(&mut self, line: &[u8]) {
         let Ok(said) = serde_json::from_slice::<Said>(line) else {
-            return self.give_up("its answer is not understood".to_owned());
+            return self.give_up("its answer is not understood");
         };
         if let Some(words) = said.broken {
             self.source = Err(words.clone());
@@ -236,7 +224,7 @@ impl Policy {
             _ => "its process ended".to_owned(),
         };
         if self.asked.is_some() {
-            return self.give_up(how);
+            return self.give_up(&how);
         }
         self.kill();
         if !ready {
@@ -245,33 +233,17 @@ impl Policy {
     }
 
     /// Answers a question in its place, and has it started anew.
-    fn give_up(&mut self, why: String) {
-        self.kill();
-        self.renew = true;
+    fn give_up(&mut self, why: &str) {
         let words = format!("{}: {why}", self.name);
         self.news.extend(self.asked.take().map(|(incident, _)| failed(incident, words)));
+        self.kill();
+        self.renew = true;
     }
 
+    /// Kills its process, and reports what that has printed last.
     fn kill(&mut self) {
-        self.show_printed(true);
         if let Some(process) = self.process.take() {
-            process.kill();
-        }
-    }
-
-    /// Reports the lines that it has printed; `all`: also what is left in the pipe.
-    fn show_printed(&mut self, all: bool) {
-        let Some(process) = &mut self.process else { return };
-        if all {
-            while process.read_printed() {}
-            if !process.printed.is_empty() {
-                process.printed.push(b'\n');
-            }
-        }
-        while let Some(line) = line_of(&mut process.printed) {
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim_end().replace(char::is_control, " ");
-            self.news.push_back(News::Printed(text));
+            self.news.extend(process.kill().into_iter().map(News::Printed));
         }
     }
 }
@@ -318,150 +290,4 @@ struct Said {
     decision: Value,
     failed: Option<String>,
     lines: Vec<usize>,
-}
-
-enum Turn {
-    Said(Vec<u8>),
-    Printed,
-    Ended,
-    Late,
-    /// Bytes were moved, and no line is complete.
-    Moved,
-}
-
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    channel: UnixStream,
-    output: pipe::Receiver,
-    to_send: Vec<u8>,
-    received: Vec<u8>,
-    printed: Vec<u8>,
-    /// How many bytes it may still print.
-    room: usize,
-    ready: bool,
-}
-
-impl Process {
-    fn start(interpreter: &str, mark: Option<&str>) -> io::Result<Process> {
-        let (ours, theirs) = StdStream::pair()?;
-        let (output, print_to) = io::pipe()?;
-        // No other child is started between here and the spawn that inherits it.
-        fcntl_setfd(&theirs, FdFlags::empty())?;
-        let mut command = Command::new(interpreter);
-        command.args(["-u", "-", &theirs.as_raw_fd().to_string()]);
-        command.env_remove("MAINSTAY_PAGE").envs(mark.and_then(|mark| mark.split_once('=')));
-        command.stdin(Stdio::piped()).stdout(print_to.try_clone()?).stderr(print_to);
-        let mut child = spawn::spawn_bound(&mut command, None)?;
-        drop(theirs);
-        if let Some(mut program) = child.stdin.take() {
-            // It is shorter than what a pipe holds.
-            io::Write::write_all(&mut program, PROGRAM.as_bytes())?;
-        }
-        ours.set_nonblocking(true)?;
-        Ok(Process {
-            child,
-            channel: UnixStream::from_std(ours)?,
-            output: pipe::Receiver::from_owned_fd(output.into())?,
-            to_send: Vec::new(),
-            received: Vec::new(),
-            printed: Vec::new(),
-            room: MAX_PRINTED_BYTES,
-            ready: false,
-        })
-    }
-
-    fn pid(&self) -> Pid {
-        Pid(i32::try_from(self.child.id()).unwrap_or(0))
-    }
-
-    fn send(&mut self, message: &Value) {
-        self.to_send.extend_from_slice(format!("{message}\n").as_bytes());
-    }
-
-    async fn turn(&mut self) -> Turn {
-        if let Some(line) = line_of(&mut self.received) {
-            return Turn::Said(line);
-        }
-        let writes = if self.to_send.is_empty() { Interest::READABLE } else { Interest::WRITABLE };
-        tokio::select! {
-            biased;
-            ready = self.channel.ready(Interest::READABLE | writes) => {
-                if ready.is_ok_and(|ready| !ready.is_readable() || self.receive()) {
-                    self.write();
-                    return Turn::Moved;
-                }
-                Turn::Ended
-            }
-            _ = self.output.readable(), if self.room > 0 => {
-                self.read_printed();
-                Turn::Printed
-            }
-        }
-    }
-
-    /// Whether the process has not closed its end.
-    fn receive(&mut self) -> bool {
-        let mut buffer = [0; 8192];
-        match self.channel.try_read(&mut buffer) {
-            Ok(0) => return false,
-            Ok(length) => self.received.extend_from_slice(&buffer[..length]),
-            Err(error) => return error.kind() == ErrorKind::WouldBlock,
-        }
-        if self.received.len() > MAX_ANSWER_BYTES && !self.received.contains(&b'\n') {
-            // As a line it is not understood.
-            self.received.push(b'\n');
-        }
-        true
-    }
-
-    fn write(&mut self) {
-        // A process that has closed its end is noticed when it is read.
-        while let Ok(length @ 1..) = self.channel.try_write(&self.to_send) {
-            self.to_send.drain(..length);
-        }
-    }
-
-    /// Whether there may be more.
-    fn read_printed(&mut self) -> bool {
-        let mut buffer = [0; 8192];
-        let room = self.room.min(buffer.len());
-        match self.output.try_read(&mut buffer[..room]) {
-            Ok(length @ 1..) => {
-                self.printed.extend_from_slice(&buffer[..length]);
-                self.room -= length;
-                if self.room == 0 {
-                    self.printed.extend_from_slice(b"\n(what it prints beyond this is not shown)\n");
-                } else if self.printed.len() > MAX_LINE_BYTES && !self.printed.contains(&b'\n') {
-                    self.printed.push(b'\n');
-                }
-                self.room > 0
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
-            // Nothing can print any more.
-            Ok(_) | Err(_) => {
-                self.room = 0;
-                false
-            }
-        }
-    }
-
-    /// Tells the process that there are no more questions.
-    fn close(&self) {
-        let _ = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Write);
-    }
-
-    /// Kills it, and what it has started in its process group.
-    fn kill(self) {
-        // Once it is reaped, its number may be another's.
-        if pidfd::exit_status(self.pid()).is_ok() {
-            kill_group(&self.child);
-            pidfd::reap(self.pid());
-        }
-    }
-}
-
-fn line_of(received: &mut Vec<u8>) -> Option<Vec<u8>> {
-    let end = received.iter().position(|byte| *byte == b'\n')?;
-    Some(received.drain(..=end).collect())
 }
