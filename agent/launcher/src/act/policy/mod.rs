@@ -291,3 +291,20 @@ struct Said {
     failed: Option<String>,
     lines: Vec<usize>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mainstay_model::id::Attempt;
+    use mainstay_model::policy::{CauseKind, Rung};
+    use mainstay_model::verdict::Action;
+
+    #[test]
+    fn the_classes_name_all_actions_and_causes() {
+        let actions = Rung::ALL.map(|rung| Action::of(rung, Attempt(0), 0).word());
+        let causes = CauseKind::ALL.map(CauseKind::word);
+        for name in actions.into_iter().chain([Action::Wait.word()]).chain(causes) {
+            assert!(CLASSES.contains(&format!("\"{name}\"")), "{name}");
+        }
+    }
+}
