@@ -12,9 +12,10 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints a note for the user next to the output.
+/// Prints a note for the user next to the output. It may quote what somebody else wrote, also a file's name.
 pub(super) fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "mainstay: {text}");
+    let shown = text.chars().map(|letter| if letter.is_control() && letter != '\n' { ' ' } else { letter });
+    let _ = writeln!(io::stderr(), "mainstay: {}", shown.collect::<String>());
 }
 
 /// An error with its causes. A cause that an error already includes is not repeated.

@@ -150,11 +150,11 @@ impl Node {
         if self.launchers.get(&with_owner).is_some_and(is_it) {
             return with_owner;
         }
-        let other = self.launchers.get(&hello.job).filter(|other| other.uid != hello.uid);
-        let runs = |other: &Launcher| {
-            self.is_open(&hello.job) && (other.session.is_some() || processes::is_alive(other.pid))
-        };
-        if other.is_some_and(runs) { with_owner } else { hello.job.clone() }
+        let launcher = self.launchers.get(&hello.job).map(|launcher| launcher.uid);
+        let job = self.snapshots.view().jobs.get(&hello.job).map(|job| job.spec.uid);
+        // Also if it has ended: its outcome is not replaced by another user's.
+        let is_anothers = [launcher, job].into_iter().flatten().any(|uid| uid != hello.uid);
+        if is_anothers { with_owner } else { hello.job.clone() }
     }
 
     pub(super) fn entry(&mut self, session: &Session, entry: Entry) {

@@ -78,6 +78,19 @@ fn a_command_receives_only_the_entries_that_it_asks_for() {
 }
 
 #[test]
+fn what_leaves_the_host_has_no_secrets_of_the_programs_output() {
+    let (directory, token) = (testing::tempdir().unwrap(), format!("hf_{}", "Zz".repeat(17)));
+    let reported = fifo(directory.path());
+    let command = format!("cat > {}; exit 1", reported.display());
+    let hooks = Hooks::start(&HookPlan { commands: vec![command], ..plan(directory.path()) }).unwrap();
+    hooks.report(&entry(Fact::JobEnded { exit: 1, reason: format!("RuntimeError: 401 for {token}") }));
+    let received = fs::read_to_string(reported).unwrap();
+    assert!(received.contains("401 for") && !received.contains(&token), "{received}");
+    let letter = dead_letter(directory.path()).to_string();
+    assert!(letter.contains("401 for") && !letter.contains(&token), "{letter}");
+}
+
+#[test]
 fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
     for (command, deadline, why) in [
         ("exit 3", Duration::from_secs(20), "exit status: 3"),

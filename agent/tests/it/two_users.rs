@@ -184,6 +184,19 @@ fn jobs_of_two_users_with_one_name_are_two_jobs() {
 }
 
 #[test]
+fn the_outcome_of_an_ended_job_is_not_replaced_by_another_users_job_of_that_name() {
+    let Some(host) = host() else { return };
+    let run = |uid, script| {
+        let end = host.run_a_job(uid, &["--max-restarts", "0", "--rdzv-id", "train"], script);
+        end.status.code()
+    };
+    assert_eq!((run(A, "exit 3"), run(B, "exit 0")), (Some(3), Some(0)));
+    host.agent.wait_for("61002!train");
+    let shown = |uid| host.run_as(uid, &["status", "--job", "train"]).status.code();
+    assert_eq!((shown(A), shown(B)), (Some(3), Some(0)));
+}
+
+#[test]
 fn a_user_is_no_operator_and_refused_calls_are_recorded() {
     let Some(host) = host() else { return };
     assert_eq!(fs::metadata(host.socket()).unwrap().gid(), GROUP);

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use hyper::Method;
 use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::redact::mask_json;
+use serde_json::Value;
 use tokio::runtime::Builder;
 
 use super::child::{ended, kill_group};
@@ -150,7 +152,7 @@ impl Teller {
     }
 
     fn report(&self, entry: &Entry) -> Result<(), String> {
-        let text = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
+        let text = masked(entry).to_string().into_bytes();
         match &self.hook {
             Hook::Command(command) => self.command(command, &text, entry),
             Hook::Webhook(address) => {
@@ -212,10 +214,17 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
     }
 }
 
+/// The entry as JSON, without secrets: it quotes the output of programs, and leaves the host.
+fn masked(entry: &Entry) -> Value {
+    let mut json = serde_json::to_value(entry).unwrap_or_else(|error| error.to_string().into());
+    mask_json(&mut json);
+    json
+}
+
 /// Keeps an entry that could not be delivered.
 fn bury(dead: &Path, hook: &str, why: &str, entry: &Entry) {
     tracing::warn!(hook, why, "a hook could not be notified");
-    let letter = serde_json::json!({ "hook": hook, "why": why, "entry": entry });
+    let letter = serde_json::json!({ "hook": hook, "why": why, "entry": masked(entry) });
     let keep = || {
         let mut file = OpenOptions::new().create(true).append(true).open(dead)?;
         if file.metadata()?.len() < MOST_DEAD_LETTERS {
