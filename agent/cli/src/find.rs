@@ -8,7 +8,7 @@ use mainstay_app::default_paths;
 /// Options of commands that ask a server.
 #[derive(Debug, clap::Args)]
 pub(super) struct Ask {
-    /// Ask the server on this socket, and no other
+    /// Ask the server on this socket, or an agent over TCP (http://HOST:PORT), and no other
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     pub(super) socket: Option<PathBuf>,
     /// Print JSON

@@ -186,6 +186,9 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     let json = run(&mut ask(&["exp-9", "--json"])).await;
     let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
+    let over_tcp = format!("http://{}", server.grpc);
+    let over_tcp = run(mainstay(dir.path()).args(["explain", "exp-9", "--socket", &over_tcp])).await;
+    assert_eq!(stdout(&over_tcp), stdout(&reported), "{}", stderr(&over_tcp));
     // No server knows the second failure or the other job.
     assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
     let unknown = run(&mut ask(&["exp-1"])).await;
