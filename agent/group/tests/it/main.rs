@@ -9,6 +9,7 @@
     reason = "tests read files, and a panic in a test is its report"
 )]
 
+mod group_of_one;
 mod hosts_checkpoints;
 mod hosts_lost;
 mod hosts_resize;
