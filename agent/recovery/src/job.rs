@@ -99,7 +99,6 @@ struct RankState {
 
 /// An output of the job.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "outputs are few and soon taken; most are records")]
 pub enum Output {
     /// To be recorded in the journal.
     Record(Body),

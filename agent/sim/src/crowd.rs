@@ -396,7 +396,7 @@ impl Here for NothingToRead {
     }
 
     fn entries_after(&self, _have: u64, _most: usize) -> Option<Vec<Entry>> {
-        panic!("followers are further behind than the leader keeps its journal")
+        unreachable!("followers are further behind than the leader keeps its journal")
     }
 }
 

@@ -163,9 +163,8 @@ impl Waiting {
     fn acts(&mut self, at: Mono) -> Vec<Act> {
         let acts: Vec<Act> = std::iter::from_fn(|| self.lead.poll(at, &Nothing)).collect();
         for act in &acts {
-            match act {
-                Act::Store(number, _) => self.record = *number,
-                _ => {}
+            if let Act::Store(number, _) = act {
+                self.record = *number;
             }
         }
         acts
