@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use mainstay_heartbeat::PageSpec;
@@ -130,6 +131,11 @@ impl RankSpec {
     /// The number of a rank in the job.
     pub fn rank(&self, local_rank: u32) -> Rank {
         Rank(self.seat.first_rank + local_rank)
+    }
+
+    /// The ranks of this host.
+    pub fn own_ranks(&self) -> Range<u32> {
+        self.seat.first_rank..self.seat.first_rank + self.local_world_size
     }
 
     /// All ranks of the host, by index.

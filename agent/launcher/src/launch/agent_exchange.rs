@@ -1,10 +1,11 @@
 //! What the launcher and the agent send each other: entries and verdicts to the agent, the host's evidence to the launcher.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use mainstay_health::host::contention::slowdown_hints;
 use mainstay_health::host::preflight::Owners;
-use mainstay_model::entry::Fact;
+use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::health::Component;
 use mainstay_model::id::Pid;
 use mainstay_model::report::SensorReport;
@@ -13,7 +14,9 @@ use mainstay_model::verdict::Verdict;
 use crate::act::log_files;
 use crate::act::port::HeldPort;
 use crate::launch::event_loop::{EVIDENCE_TIMEOUT, Launcher};
+use crate::launch::parts::AgentLink;
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
+use mainstay_journal::state::StateWriter;
 use mainstay_recovery::protocol::{AgentEvidence, Event};
 use mainstay_sys::{clock, processes};
 
@@ -24,8 +27,8 @@ impl Launcher {
     pub(super) fn consult(&mut self, verdict: Box<Verdict>) {
         let held = self.held();
         self.step(clock::mono(), Event::Held(held));
-        if self.send(LinkOrder::Verdict(verdict)) {
-            self.ruling_until = Some(tokio::time::Instant::now() + EVIDENCE_TIMEOUT);
+        if self.agent.send(LinkOrder::Verdict(verdict)) {
+            self.agent.ruling_until = Some(tokio::time::Instant::now() + EVIDENCE_TIMEOUT);
         } else {
             self.rule(None);
         }
@@ -33,12 +36,12 @@ impl Launcher {
 
     /// Resources that the next ranks need and other processes hold, as far as visible without an agent.
     fn held(&mut self) -> Vec<String> {
-        self.undying.retain(|pid| processes::is_alive(*pid));
-        let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
-        held.extend(self.process_limits.too_few());
+        self.ranks.undying.retain(|pid| processes::is_alive(*pid));
+        let mut held: Vec<String> = self.ranks.undying.iter().map(|pid| undying(*pid)).collect();
+        held.extend(self.ranks.limits.too_few());
         if let Some(port) = self.settings.master_port {
             // Release our port of the previous attempt first; the next attempt takes it again.
-            self.port = None;
+            self.ranks.port = None;
             if let Err(error) = HeldPort::take(port) {
                 held.push(format!("port {port} for the ranks' store (MASTER_PORT) cannot be taken: {error}"));
             }
@@ -47,7 +50,7 @@ impl Launcher {
     }
 
     pub(super) fn rule(&mut self, ruling: Option<AgentEvidence>) {
-        self.ruling_until = None;
+        self.agent.ruling_until = None;
         if ruling.as_ref().is_some_and(|ruling| !ruling.host_evidence.held.is_empty()) {
             self.end_what_escaped();
         }
@@ -56,19 +59,19 @@ impl Launcher {
 
     pub(super) fn link(&mut self, event: LinkEvent) {
         match event {
-            LinkEvent::Absent { why } => self.terminal.print(format!("agent: none: {why}")),
+            LinkEvent::Absent { why } => self.output.terminal.print(format!("agent: none: {why}")),
             LinkEvent::Found { socket, version, have_seq, orders } => {
-                self.terminal.print(format!("agent: attached ({})", socket.display()));
-                self.agent = Some(orders);
-                self.agent_has = Some(have_seq);
-                self.catch_up();
+                self.output.terminal.print(format!("agent: attached ({})", socket.display()));
+                self.agent.orders = Some(orders);
+                self.agent.has = Some(have_seq);
+                self.agent.catch_up(&mut self.journal.snapshots, self.rank_spec.own_ranks());
                 self.fact(Fact::AgentFound { version });
             }
             LinkEvent::Lost { reason } => {
-                self.agent = None;
-                self.hangs.gpus_at_work(&BTreeMap::new(), clock::mono());
+                self.agent.orders = None;
+                self.hang.judge.gpus_at_work(&BTreeMap::new(), clock::mono());
                 self.fact(Fact::AgentLost { reason });
-                if self.ruling_until.is_some() {
+                if self.agent.ruling_until.is_some() {
                     self.rule(None);
                 }
             }
@@ -77,7 +80,7 @@ impl Launcher {
                 self.step(clock::mono(), Event::LateEvidence { incident, host_evidence });
             }
             LinkEvent::RankContext(known) => {
-                self.hangs.gpus_at_work(&known.at_work, clock::mono());
+                self.hang.judge.gpus_at_work(&known.at_work, clock::mono());
                 self.step(clock::mono(), Event::RankContext(known));
             }
             LinkEvent::Leave(leave) => self.asked_to_leave(leave),
@@ -92,43 +95,62 @@ impl Launcher {
                 fact => self.fact(fact),
             }
         }
-        self.snapshots.show_host(clock::now(), report.components);
-        if self.agent.is_none() {
+        self.journal.snapshots.show_host(clock::now(), report.components);
+        if self.agent.orders.is_none() {
             // The agent knows more than this: do not replace what it reports.
-            let components: Vec<Component> = self.snapshots.view().components.values().cloned().collect();
+            let components: Vec<Component> =
+                self.journal.snapshots.view().components.values().cloned().collect();
             let known = slowdown_hints(&[], &Owners::new(), &components, &[]);
-            if !known.is_as(&self.rank_context) {
-                self.rank_context = known.clone();
+            if !known.is_as(&self.agent.rank_context) {
+                self.agent.rank_context = known.clone();
                 self.step(clock::mono(), Event::RankContext(known));
             }
         }
     }
+}
 
-    /// Sends the agent the next entries that its journal lacks. A journal may be 64 MiB, so it is sent in parts and the
-    /// loop goes on between them. Entries recorded meanwhile are sent as part of it.
-    pub(super) fn catch_up(&mut self) {
-        let (Some(cursor), Some(agent)) = (self.agent_has, &self.agent) else { return self.agent_has = None };
+impl AgentLink {
+    /// Sends it an entry; it knows only the ranks of its host by their processes.
+    pub(super) fn send_entry(&mut self, entry: Entry, own: Range<u32>) {
+        // While older entries are being read for it, this one follows them.
+        if self.has.is_none() {
+            self.send_entry_now(entry, own);
+        }
+    }
+
+    fn send_entry_now(&mut self, mut entry: Entry, own: Range<u32>) {
+        if let Body::Fact(Fact::AttemptStarted { ranks, hosts, .. }) = &mut entry.body {
+            ranks.retain(|started| own.contains(&started.rank.0));
+            hosts.retain(|host| own.contains(&host.first_rank.0));
+        }
+        self.send(LinkOrder::Entry(Box::new(entry)));
+    }
+
+    /// Sends it the next entries that its journal lacks. A journal may be 64 MiB, so it is sent in parts and the loop goes on
+    /// between them. Entries recorded meanwhile are sent as part of it.
+    pub(super) fn catch_up(&mut self, snapshots: &mut StateWriter, own: Range<u32>) {
+        let (Some(cursor), Some(agent)) = (self.has, &self.orders) else { return self.has = None };
         if agent.capacity() < 2 * SENT_AT_ONCE {
             return;
         }
-        self.snapshots.show_due();
-        let reader = self.snapshots.reader();
+        snapshots.show_due();
+        let reader = snapshots.reader();
         let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
         let Some(Ok(read)) = read else {
             // The rest is read when the agent is connected again.
-            (self.agent, self.agent_has) = (None, None);
+            (self.orders, self.has) = (None, None);
             return;
         };
-        self.agent_has = (read.entries.len() >= SENT_AT_ONCE).then_some(read.cursor);
-        read.entries.into_iter().for_each(|entry| self.send_entry_now(entry));
+        self.has = (read.entries.len() >= SENT_AT_ONCE).then_some(read.cursor);
+        read.entries.into_iter().for_each(|entry| self.send_entry_now(entry, own.clone()));
     }
 
     /// Sends to the agent. Returns whether there is one that takes it. A full queue ends the link; what was missed is sent
     /// when the agent is connected again.
     pub(super) fn send(&mut self, order: LinkOrder) -> bool {
-        let sent = self.agent.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
+        let sent = self.orders.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
         if !sent {
-            self.agent = None;
+            self.orders = None;
         }
         sent
     }

@@ -20,10 +20,10 @@ impl Launcher {
     /// The leader asks which checkpoints are here, and names the other hosts.
     pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
         // What ranks have written completely counts. They are gone by now, or wait.
-        if let Some(pool_owner) = &self.pool_owner {
+        if let Some(pool_owner) = &self.checkpoints.pool_owner {
             pool_owner.begin_attempt(attempt.0.into());
         }
-        match &self.replicas {
+        match &self.checkpoints.replicas {
             Some(replicas) => replicas.gather(attempt, peers),
             None => self.step(clock::mono(), Event::Holding { attempt, copies: Vec::new() }),
         }
@@ -31,7 +31,7 @@ impl Launcher {
 
     /// The leader wants the shards of a step where the ranks of this host look for them.
     pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
-        match &self.replicas {
+        match &self.checkpoints.replicas {
             Some(replicas) => replicas.bring(attempt, step, self.rank_spec.seat.world_size),
             None => {
                 let error = Some("no memory is kept for checkpoints there".to_owned());
@@ -43,17 +43,17 @@ impl Launcher {
     pub(super) fn checkpoints_news(&mut self, update: FromReplicas) {
         let now = clock::mono();
         match update {
-            FromReplicas::Line(line) => self.terminal.print(line),
+            FromReplicas::Line(line) => self.output.terminal.print(line),
             // A spare reports itself what it has.
             FromReplicas::Copies(_) if self.waiting().is_some() => {}
             FromReplicas::Copies(CopyNews::First(step)) => {
                 let reported = format!("checkpoint: each shard of step {step} has a copy on another host");
-                self.terminal.print(reported);
+                self.output.terminal.print(reported);
             }
             FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
             FromReplicas::Copies(CopyNews::Behind(why)) => {
                 self.record_copies(now, copied_step::behind(&why));
-                self.terminal.print(why);
+                self.output.terminal.print(why);
             }
             FromReplicas::Holding(attempt, copies) => self.step(now, Event::Holding { attempt, copies }),
             FromReplicas::Brought(attempt, step, brought) => {
@@ -62,7 +62,7 @@ impl Launcher {
                         let here = roots.len().saturating_sub(fetched);
                         let kib = bytes.div_ceil(1024);
                         let StepKey { step: number, attempt: of, world, .. } = &step;
-                        self.terminal.print(match *world == self.rank_spec.seat.world_size {
+                        self.output.terminal.print(match *world == self.rank_spec.seat.world_size {
                             true => format!(
                                 "checkpoint: all ranks go on from step {number} of attempt {of}: of this host's shards {here} \
                                  were here, {fetched} came from other hosts ({kib} KiB)"
@@ -76,7 +76,7 @@ impl Launcher {
                     }
                     Err(error) => (Some(error), None),
                 };
-                if let Some(replicas) = &mut self.replicas {
+                if let Some(replicas) = &mut self.checkpoints.replicas {
                     replicas.brought = roots.map(|roots| (step.clone(), roots));
                 }
                 self.step(now, Event::Brought { attempt, step, error });
@@ -86,7 +86,7 @@ impl Launcher {
 
     /// All launchers see the same copies; the leader records them for all.
     fn record_copies(&mut self, now: Mono, fact: Fact) {
-        if self.group.is_leader() {
+        if self.group.lead().is_some() {
             self.step(now, Event::Fact(fact));
         }
     }
@@ -96,7 +96,8 @@ impl Launcher {
         self.rank_spec.resume = match step {
             None => BTreeMap::new(),
             Some(step) => {
-                let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
+                let brought =
+                    self.checkpoints.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
                 let (_, roots) = brought
                     .filter(|(of, _)| of == step)
                     .ok_or_else(|| format!("the shards of step {} are not on this host", step.step))?;

@@ -1,47 +1,33 @@
 //! The loop of the launcher.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use mainstay_checkpoint::replication_cost::StepTime;
-use mainstay_health::host::contention::SlowdownHints;
 use mainstay_model::entry::Fact;
-use mainstay_model::id::{Attempt, Incident, JobId, Pid, Rank};
+use mainstay_model::id::{JobId, Pid};
 use mainstay_model::report::SensorReport;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::FaultDomain;
-use mainstay_recovery::in_process::{Round, Word};
+use mainstay_recovery::in_process::Word;
 use mainstay_recovery::job::{Job, Summary};
 use mainstay_recovery::policy;
-use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
 use crate::act::output::Terminal;
 use crate::act::policy::Policy;
-use crate::act::port::HeldPort;
-use crate::act::rank_processes::RankProcess;
 use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
 use crate::act::stop::{Stop, sweep};
-use crate::launch::drill::Injected;
 use crate::launch::group::Group;
-use crate::launch::hang::{Evidence, Judge};
-use crate::launch::move_memory::{Moving, next_moved};
+use crate::launch::hang::Evidence;
+use crate::launch::move_memory::next_moved;
 use crate::launch::order::Ordered;
-use crate::launch::rank_output::RankOutput;
-use crate::launch::replicas::{Replicas, next_news};
-use crate::launch::sealing::{Sealing, Starting, next_stage};
-use crate::launch::{POLL_INTERVAL, Settings, Warm, user_policy};
-use crate::launcher_link::agent::{LinkEvent, LinkOrder};
-use mainstay_journal::state::StateWriter;
-use mainstay_journal::store::learned::Memory;
+use crate::launch::parts::{AgentLink, Checkpoints, Drill, Hang, Journal, Output, Ranks, Stopping};
+use crate::launch::replicas::next_news;
+use crate::launch::sealing::next_stage;
+use crate::launch::{POLL_INTERVAL, Settings, user_policy};
+use crate::launcher_link::agent::LinkEvent;
 use mainstay_recovery::protocol::{Command, Event};
-use mainstay_sensors::source::nvrx::Monitor;
-use mainstay_sensors::source::oom::OomKills;
-use mainstay_sensors::source::pages::PageReader;
-use mainstay_sensors::source::process_limit::ProcessLimits;
-use mainstay_sys::cgroup::Cgroup;
 use mainstay_sys::clock;
 use mainstay_sys::inotify::Watcher;
 
@@ -78,83 +64,22 @@ pub struct Launcher {
     pub(super) settings: Settings,
     pub(super) rank_spec: RankSpec,
     pub(super) group: Group,
-    pub(super) hangs: Judge,
-    /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
-    pub(super) memory: Option<(Memory, u32)>,
+    /// Commands to carry out, in order.
     pub(super) tasks: VecDeque<Command>,
-    pub(super) snapshots: StateWriter,
-    pub(super) terminal: Terminal,
-    /// The verdict that the terminal showed last: its incident, headline and domain.
-    pub(super) shown: Option<(Incident, String, FaultDomain)>,
-    /// The attempt whose start the terminal reported last.
-    pub(super) outcome_shown: Option<Attempt>,
-    pub(super) guardian: Option<Guardian>,
-    /// Keeps the checkpoints that ranks copy to memory.
-    pub(super) pool_owner: Option<PoolOwner>,
-    pub(super) cgroup: Option<Cgroup>,
-    pub(super) watcher: Option<Watcher>,
-    pub(super) warm: Warm,
-    pub(super) attempt: Attempt,
-    pub(super) ranks: Vec<RankProcess>,
-    /// The pages of ranks that have one.
-    pub(super) pages: BTreeMap<Rank, PageReader>,
-    /// The channel on which lifelines report that a rank's process is ending.
-    pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
-    /// The sockets of ranks that may connect to a rank monitor of NVRx.
-    pub(super) monitors: BTreeMap<Rank, Monitor>,
-    pub(super) stop: Option<Stop>,
-    /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
-    pub(super) round_server: Option<RoundServer>,
-    /// Where ranks receive faults to inject, in a job that opted in.
-    pub(super) drill: Option<RoundServer>,
-    /// Faults that wait for their step.
-    pub(super) drills: Vec<(Injected, Rank)>,
-    /// The round of the current attempt.
-    pub(super) round: Round,
-    /// The step after which ranks that are stopped are asked to save, if a leader chose it for all hosts.
-    pub(super) save_after: Option<u64>,
-    /// The signal that asked the launcher to stop, if one has, and when; the ranks get the same.
-    pub(super) asked_by: Option<(i32, Mono)>,
-    /// The signal that asked for a save, and the attempt for which this launcher has passed it on.
-    pub(super) save_by: Option<(i32, Option<Attempt>)>,
-    /// The attempt whose ranks were asked to save, and the step after which they do.
-    pub(super) asked_to_save: Option<(Attempt, Option<u64>)>,
-    /// How long the ranks have to leave a machine that is taken away, once they were asked to.
-    pub(super) leave_within: Option<Span>,
-    /// Held until the next attempt takes another port.
-    pub(super) port: Option<HeldPort>,
-    /// The channel to the agent, while there is one.
-    pub(super) agent: Option<mpsc::Sender<LinkOrder>>,
-    /// The last entry that the agent has, while it is being sent what it lacks.
-    pub(super) agent_has: Option<u64>,
-    pub(super) ruling_until: Option<tokio::time::Instant>,
+    pub(super) ranks: Ranks,
+    pub(super) stopping: Stopping,
+    pub(super) hang: Hang,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) journal: Journal,
+    pub(super) output: Output,
+    pub(super) agent: AgentLink,
+    pub(super) drill: Drill,
+    pub(super) looks: u32,
     /// When the job wants to look again.
     pub(super) wake_at: Option<tokio::time::Instant>,
-    /// Processes of the previous attempt that did not die of SIGKILL.
-    pub(super) undying: Vec<Pid>,
-    pub(super) evidence: Option<Evidence>,
-    pub(super) looks: u32,
-    /// How long steps of a rank took since the last sample.
-    pub(super) step_times: Vec<StepTime>,
-    pub(super) oom_kills: OomKills,
-    pub(super) process_limits: ProcessLimits,
-    /// The attempt in which a silent file system of the checkpoints was reported.
-    pub(super) silence_reported: Option<Attempt>,
-    /// What ranks write, and when.
-    pub(super) spoken: RankOutput,
-    /// What was last seen here without an agent and may explain slow ranks.
-    pub(super) rank_context: SlowdownHints,
     pub(super) exit: Option<i32>,
-    /// The trainer's own checkpoints; none where none are watched.
-    pub(super) sealing: Option<Sealing>,
-    /// The start that waits for a decision about them.
-    pub(super) starting: Option<Starting>,
-    /// Copies of checkpoints on the job's other hosts; none for a job of one host.
-    pub(super) replicas: Option<Replicas>,
     /// The user's own policy, where this launcher decides.
     pub(super) policy: Option<Policy>,
-    /// The memory for checkpoints, while this host gets other ranks.
-    pub(super) moving: Option<Moving>,
 }
 
 impl Launcher {
@@ -164,33 +89,33 @@ impl Launcher {
         let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Each publication copies the state of all ranks of the job, so entries that arrive together are published together.
-        self.snapshots.hold();
+        self.journal.snapshots.hold();
         loop {
             self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
                 return self.end(exit, outside).await;
             }
-            let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
-            let report_at = self.stop.as_ref().and_then(|stop| stop.report_at).map(from_now);
-            let spared_at = self.stop.as_ref().and_then(Stop::wake_at).map(from_now);
-            let (ruling_until, wake_at) = (self.ruling_until, self.wake_at);
+            let force_at = self.stopping.stop.as_ref().map(|stop| from_now(stop.force_at));
+            let report_at = self.stopping.stop.as_ref().and_then(|stop| stop.report_at).map(from_now);
+            let spared_at = self.stopping.stop.as_ref().and_then(Stop::wake_at).map(from_now);
+            let (ruling_until, wake_at) = (self.agent.ruling_until, self.wake_at);
             // In order of importance when several are ready.
             tokio::select! {
                 biased;
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
-                Some(pid) = self.endings.1.recv() => self.rank_ending(pid),
+                Some(pid) = self.ranks.endings.1.recv() => self.rank_ending(pid),
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
                 Some(signal) = outside.save_signals.recv() => self.save_requested_by(signal),
-                (pid, word) = next_word(self.round_server.as_mut()) => self.received(pid, word).await,
+                (pid, word) = next_word(self.ranks.round_server.as_mut()) => self.received(pid, word).await,
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(wake_at) => {
                     self.wake_at = None;
                     self.step(clock::mono(), Event::Wake);
                 }
-                stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
-                update = next_news(self.replicas.as_mut()) => self.checkpoints_news(update),
-                moved = next_moved(self.moving.as_mut()) => self.moved(moved),
+                stage = next_stage(&mut self.checkpoints.starting) => self.stage(stage, &ended_sender).await,
+                update = next_news(self.checkpoints.replicas.as_mut()) => self.checkpoints_news(update),
+                moved = next_moved(self.checkpoints.moving.as_mut()) => self.moved(moved),
                 () = until(report_at) => self.ask_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
@@ -198,20 +123,22 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 event = self.group.next() => self.others_sent(event),
-                taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
+                taken = next_evidence(&mut self.hang.evidence) => self.evidence_taken(taken),
                 Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
-                update = self.warm.update() => {
-                    if let Some(fact) = self.warm.received(update) {
+                update = self.ranks.warm.update() => {
+                    if let Some(fact) = self.ranks.warm.received(update) {
                         self.fact(fact);
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
                 news = user_policy::next_news(self.policy.as_mut()) => self.policy_news(news),
-                () = std::future::ready(()), if self.snapshots.is_due() => self.snapshots.show_due(),
-                () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
+                () = std::future::ready(()), if self.journal.snapshots.is_due() => self.journal.snapshots.show_due(),
+                () = between_parts(), if self.agent.has.is_some() => {
+                    self.agent.catch_up(&mut self.journal.snapshots, self.rank_spec.own_ranks());
+                }
                 // Last: ranks may ring without a pause.
-                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
+                Ok(_) = next_ring(self.ranks.watcher.as_ref()) => self.look(),
             }
         }
     }
@@ -226,7 +153,7 @@ impl Launcher {
     /// user's policy.
     pub(super) fn helpers(&self) -> Vec<Pid> {
         let mut helpers = self.policy_processes();
-        helpers.extend(self.guardian.as_ref().map(Guardian::pid));
+        helpers.extend(self.ranks.guardian.as_ref().map(Guardian::pid));
         helpers.extend(self.group.store_process());
         helpers
     }
@@ -238,17 +165,17 @@ impl Launcher {
 
     /// Passes to a job what earlier runs learned of it.
     pub(super) fn recall(&self, job: &mut Job) {
-        if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
+        if let Some(learned) = self.journal.memory.as_ref().and_then(|(memory, _)| memory.read()) {
             job.recall(&learned);
         }
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
-        self.snapshots.release();
+        self.journal.snapshots.release();
         self.finish_moving().await;
         // What it keeps for others is in the pool, which is removed.
-        self.replicas = None;
-        if outside.agent_expected && self.agent.is_none() {
+        self.checkpoints.replicas = None;
+        if outside.agent_expected && self.agent.orders.is_none() {
             // A job that ended at once must reach the agent all the same.
             let found = tokio::time::timeout(EVIDENCE_TIMEOUT, outside.link_events.recv()).await;
             if let Ok(Some(event)) = found {
@@ -260,11 +187,11 @@ impl Launcher {
         }
         self.sample();
         self.record_end(exit);
-        self.snapshots.sync();
-        if self.snapshots.unwritten() > 0 {
-            self.terminal.print(format!(
+        self.journal.snapshots.sync();
+        if self.journal.snapshots.unwritten() > 0 {
+            self.output.terminal.print(format!(
                 "{} entries are not in the journal: its file system in {} does not answer",
-                self.snapshots.unwritten(),
+                self.journal.snapshots.unwritten(),
                 self.rank_spec.run_dir.display()
             ));
         }
@@ -272,21 +199,21 @@ impl Launcher {
         self.announce_end().await;
         let summary = self.group.summary(clock::mono(), exit).unwrap_or_else(|| self.recount(exit));
         self.end_policy().await;
-        self.warm.end();
+        self.ranks.warm.end();
         // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();
         sweep(None, || helpers.clone(), Span::default()).await;
-        if let Some(pool_owner) = self.pool_owner.take() {
+        if let Some(pool_owner) = self.checkpoints.pool_owner.take() {
             // The guardian stays until this is done: if this launcher is killed meanwhile, the guardian completes it.
             let messages = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
-            messages.into_iter().for_each(|line| self.terminal.print(line));
+            messages.into_iter().for_each(|line| self.output.terminal.print(line));
         }
         // Last: until then messages to the leader are delivered.
-        self.group.leave(exit, &summary.reason, self.asked_by.is_some()).await;
-        if let Some(guardian) = self.guardian.take() {
+        self.group.leave(exit, &summary.reason, self.stopping.asked_by.is_some()).await;
+        if let Some(guardian) = self.ranks.guardian.take() {
             guardian.dismiss();
         }
-        (exit, summary, self.terminal)
+        (exit, summary, self.output.terminal)
     }
 }
 

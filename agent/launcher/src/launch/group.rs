@@ -7,14 +7,14 @@ mod leading;
 
 use std::collections::VecDeque;
 
-use mainstay_group::lead::Here;
+use mainstay_group::lead::{Here, Lead};
 use mainstay_hang::RankSeen;
-use mainstay_model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_model::entry::{Body, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::time::{Mono, Stamp};
 use mainstay_progress::monitor::Pace;
-use mainstay_recovery::job::{Job, Output, Summary};
-use mainstay_recovery::protocol::{Command, Event, ProbeResult, Seat};
+use mainstay_recovery::job::{Job, Summary};
+use mainstay_recovery::protocol::{Command, Event, ProbeResult};
 use tokio::sync::mpsc;
 
 use crate::act::rank_spec::RankSpec;
@@ -134,10 +134,18 @@ impl Group {
         Group { role, remote, acts: VecDeque::new(), probes: mpsc::unbounded_channel() }
     }
 
-    /// Takes in the job's first output.
-    pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
-        if let Role::Leads(leading) = &mut self.role {
-            leading.lead.begin_with(at, out);
+    /// The leader, if the job is decided here.
+    pub(super) fn lead(&self) -> Option<&Lead> {
+        match &self.role {
+            Role::Leads(leading) => Some(&leading.lead),
+            Role::Follows(_) | Role::Gone => None,
+        }
+    }
+
+    pub(super) fn lead_mut(&mut self) -> Option<&mut Lead> {
+        match &mut self.role {
+            Role::Leads(leading) => Some(&mut leading.lead),
+            Role::Follows(_) | Role::Gone => None,
         }
     }
 
@@ -255,46 +263,13 @@ impl Group {
         });
     }
 
-    /// Keeps an entry that was just written for the followers.
-    pub(super) fn keep_recent(&mut self, entry: &Entry) {
-        if let Role::Leads(leading) = &mut self.role {
-            leading.lead.keep_recent(entry);
-        }
-    }
-
-    /// A save is due on all ranks, after this step.
-    pub(super) fn save_is_due(&mut self, attempt: Attempt, step: u64) {
-        if let Role::Leads(leading) = &mut self.role {
-            leading.lead.save_is_due(attempt, step);
-        }
-    }
-
-    /// The job, if it is decided here.
-    pub(super) fn job(&self) -> Option<&Job> {
-        match &self.role {
-            Role::Leads(leading) => Some(leading.lead.job()),
-            Role::Follows(_) | Role::Gone => None,
-        }
-    }
-
-    pub(super) fn job_mut(&mut self) -> Option<&mut Job> {
-        match &mut self.role {
-            Role::Leads(leading) => Some(leading.lead.job_mut()),
-            Role::Follows(_) | Role::Gone => None,
-        }
-    }
-
     pub(super) fn pace(&self, rank: Rank) -> Pace {
-        self.job().map(|job| job.pace(rank)).unwrap_or_default()
+        self.lead().map(|lead| lead.job().pace(rank)).unwrap_or_default()
     }
 
     /// Whether launchers of other hosts take part, or may.
     pub(super) fn has_other_hosts(&self) -> bool {
         self.remote.is_some()
-    }
-
-    pub(super) fn is_leader(&self) -> bool {
-        matches!(self.role, Role::Leads(_))
     }
 
     /// This launcher as a follower, if it is one.
@@ -347,14 +322,8 @@ impl Group {
                 Some(Summary { exit, reason: self.reason(), ..leading.lead.job().summary(at) })
             }
             Role::Follows(following) => following.summary.clone(),
-            Role::Leads(_) | Role::Gone => self.job().map(|job| job.summary(at)),
-        }
-    }
-
-    /// The job is over, with this summary.
-    pub(super) fn finished(&mut self, summary: Option<Box<Summary>>) {
-        if let Role::Follows(following) = &mut self.role {
-            following.summary = summary.map(|summary| *summary);
+            Role::Leads(leading) => Some(leading.lead.job().summary(at)),
+            Role::Gone => None,
         }
     }
 
@@ -389,12 +358,5 @@ impl Group {
 
     fn print(&mut self, line: String) {
         self.acts.push_back(Act::Print(line));
-    }
-
-    /// The host has other ranks from now on.
-    pub(super) fn sit(&mut self, seat: &Seat) {
-        if let Role::Follows(following) = &mut self.role {
-            following.sit(seat);
-        }
     }
 }

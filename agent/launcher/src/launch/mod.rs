@@ -14,6 +14,7 @@ mod move_memory;
 mod notice;
 mod obey;
 pub mod order;
+mod parts;
 pub mod paths;
 mod poll_pages;
 mod prefix;

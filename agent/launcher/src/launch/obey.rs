@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::event_loop::{Ended, Launcher, from_now};
 use super::group::{Act, FromOthers, Group};
+use super::parts::Ranks;
 use super::store_session::Elected;
 use super::{save, user_policy};
 use crate::act::rank_processes::RankProcess;
@@ -74,28 +75,30 @@ impl Launcher {
         match act {
             Act::Record(at, body) => self.publish_body(at, body),
             Act::Entry { seq, at, body, is_past } => {
-                let line = self.line(&body).filter(|_| !is_past);
-                line.into_iter().for_each(|line| self.terminal.print(line));
+                let line = self.journal.line(&body).filter(|_| !is_past);
+                line.into_iter().for_each(|line| self.output.terminal.print(line));
                 let entry = self.record(at, Some(seq), body);
-                self.send_entry(entry);
+                self.agent.send_entry(entry, self.rank_spec.own_ranks());
             }
             Act::Obey(command) => self.tasks.push_back(command),
-            Act::Print(line) => self.terminal.print(line),
-            Act::Finished(attempt, rank) if attempt == self.attempt => {
-                self.hangs.finished_elsewhere(rank, now);
+            Act::Print(line) => self.output.terminal.print(line),
+            Act::Finished(attempt, rank) if attempt == self.ranks.attempt => {
+                self.hang.judge.finished_elsewhere(rank, now);
             }
-            Act::Seen(attempt, ranks) if attempt == self.attempt => self.hangs.seen_elsewhere(&ranks, now),
+            Act::Seen(attempt, ranks) if attempt == self.ranks.attempt => {
+                self.hang.judge.seen_elsewhere(&ranks, now)
+            }
             Act::Finished(..) | Act::Seen(..) => {}
             Act::Meet { hosts, spares } => self.meet(&hosts, spares),
             Act::TookSeat => self.has_a_seat(),
             // Ranks would wait in their processes forever.
-            Act::LeftSeat if self.have_ranks() => {
-                self.tasks.push_back(Command::stop(self.attempt, StopWhy::Dismissed));
+            Act::LeftSeat if self.ranks.are_running() => {
+                self.tasks.push_back(Command::stop(self.ranks.attempt, StopWhy::Dismissed));
             }
             Act::LeftSeat => {}
             Act::Orphaned(reason) => self.leader_is_lost(&reason),
-            Act::StopRanks if self.have_ranks() => {
-                self.tasks.push_back(Command::stop(self.attempt, StopWhy::Requested));
+            Act::StopRanks if self.ranks.are_running() => {
+                self.tasks.push_back(Command::stop(self.ranks.attempt, StopWhy::Requested));
             }
             Act::StopRanks | Act::HandBack => self.exit = Some(self.settings.policy.hand_back_exit),
             Act::End(exit) => self.exit = Some(exit),
@@ -103,13 +106,9 @@ impl Launcher {
     }
 
     pub(super) fn group_and_host(&mut self) -> (&mut Group, OwnHost<'_>) {
-        let Launcher { group, ranks, pages, snapshots, .. } = self;
+        let Launcher { group, ranks: Ranks { processes, pages, .. }, journal, .. } = self;
         let has_others = group.has_other_hosts();
-        (group, OwnHost { ranks, pages, snapshots, has_others })
-    }
-
-    fn have_ranks(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.exit.is_none())
+        (group, OwnHost { ranks: processes, pages, snapshots: &journal.snapshots, has_others })
     }
 
     /// Carries out a command.
@@ -123,13 +122,19 @@ impl Launcher {
             Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
             Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
             Command::Start { attempt, in_process, master_addr, master_port, resume, before } => {
-                match on_start(attempt, self.attempt, !self.ranks.is_empty(), self.have_ranks(), in_process) {
+                match on_start(
+                    attempt,
+                    self.ranks.attempt,
+                    !self.ranks.processes.is_empty(),
+                    self.ranks.are_running(),
+                    in_process,
+                ) {
                     OnStart::Ignore => {
                         tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
                         return;
                     }
                     OnStart::Refuse => {
-                        self.attempt = attempt;
+                        self.ranks.attempt = attempt;
                         let error = "ranks of an earlier attempt still run on this host".to_owned();
                         return self.fact(Fact::start_failed(attempt, error));
                     }
@@ -140,10 +145,10 @@ impl Launcher {
                 let port = self.resume_from(resume.as_ref()).map(|()| master_port);
                 self.start(attempt, port, in_process, ended).await;
             }
-            Command::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
+            Command::EndRank { attempt, rank } if attempt == self.ranks.attempt => self.end_rank(rank).await,
             Command::EndRank { .. } => {}
-            Command::Stop { attempt, why, save_after } if on_stop(attempt, self.attempt) => {
-                (self.attempt, self.save_after) = (attempt, save_after);
+            Command::Stop { attempt, why, save_after } if on_stop(attempt, self.ranks.attempt) => {
+                (self.ranks.attempt, self.stopping.save_after) = (attempt, save_after);
                 self.stop_ranks(why).await;
             }
             // It is over on this host.
@@ -151,14 +156,16 @@ impl Launcher {
                 self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
             }
             Command::AskToSave { attempt, save_after } => {
-                self.save_after = save_after;
-                if attempt == self.attempt && self.stop.is_none() {
+                self.stopping.save_after = save_after;
+                if attempt == self.ranks.attempt && self.stopping.stop.is_none() {
                     self.ask_to_save();
                 }
             }
             Command::TakeEvidence { attempt } => self.take_evidence(attempt),
-            Command::SaveDue { attempt, step } if attempt == self.attempt && self.stop.is_none() => {
-                save::request_save_after(&self.ranks, step);
+            Command::SaveDue { attempt, step }
+                if attempt == self.ranks.attempt && self.stopping.stop.is_none() =>
+            {
+                save::request_save_after(&self.ranks.processes, step);
             }
             Command::SaveDue { .. } => {}
             Command::Look { launcher, address } => self.group.probe(launcher, address),
@@ -166,7 +173,9 @@ impl Launcher {
             Command::AskPolicy { incident, case } => self.ask_policy(incident, &case),
             Command::Wake { at } => self.wake_at = Some(from_now(at)),
             Command::Finish { exit, summary } => {
-                self.group.finished(summary);
+                if let Some(following) = self.group.follower_mut() {
+                    following.summary = summary.map(|summary| *summary);
+                }
                 self.exit = Some(exit);
             }
         }
@@ -174,7 +183,7 @@ impl Launcher {
 
     /// Processes a message of another launcher or of the store.
     pub(super) fn others_sent(&mut self, event: FromOthers) {
-        let (now, newest) = (clock::mono(), self.snapshots.newest());
+        let (now, newest) = (clock::mono(), self.journal.snapshots.newest());
         if let Some(elected) = self.group.receive(now, newest, event) {
             self.take_over(elected);
         }
@@ -187,18 +196,18 @@ impl Launcher {
         let Elected { record_writer, record: Some(record), .. } = elected else { return };
         let now = clock::now();
         let seat = self.rank_spec.seat.group_rank;
-        let Some((adopted, spec, patience)) = self.group.adopt(&record, seat, self.attempt, now) else {
+        let Some((adopted, spec, patience)) = self.group.adopt(&record, seat, self.ranks.attempt, now) else {
             return;
         };
         let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
         self.policy = user_policy::start(&self.settings, &self.rank_spec);
         self.policy.iter().for_each(|policy| job.advised_by(policy.name()));
         self.recall(&mut job);
-        self.snapshots.show_due();
-        let reader = self.snapshots.reader();
+        self.journal.snapshots.show_due();
+        let reader = self.journal.snapshots.reader();
         self.group.take_over(now.mono, &adopted, (job, merge), (&record, record_writer), &reader);
         self.exit = record.ended.or(self.exit);
-        self.group.judge_hangs_with(&mut self.hangs, now.mono);
+        self.group.judge_hangs_with(&mut self.hang.judge, now.mono);
     }
 
     /// Records the end of the job for this host: no launcher can lead it.
@@ -206,8 +215,8 @@ impl Launcher {
         let Some(following) = self.group.follower() else { return };
         let (at, host) = (clock::mono(), following.follow.leader().host.clone());
         let headline = format!("host {host}, which leads the job, is lost");
-        self.snapshots.show_due();
-        let view = self.snapshots.reader().view();
+        self.journal.snapshots.show_due();
+        let view = self.journal.snapshots.reader().view();
         let last = view.jobs.get(&self.id).and_then(|job| job.last_verdict.as_ref());
         let incident = Incident(last.map_or(0, |verdict| verdict.incident.0) + 1);
         let exit = self.settings.policy.hand_back_exit;
@@ -219,7 +228,7 @@ impl Launcher {
             by: DecidedBy::Launcher,
             agent_evidence: false,
         };
-        let verdict = host_missing(incident, self.attempt, host, &headline, at);
+        let verdict = host_missing(incident, self.ranks.attempt, host, &headline, at);
         let verdict = Verdict { evidence: vec![reason.to_owned()], ..verdict };
         self.publish_body(at, Body::Verdict(verdict));
         self.publish_body(at, Body::Decision(decision));
@@ -254,32 +263,18 @@ impl Launcher {
             }
         }
         // Followers wait for that.
-        self.group.close_all();
+        if let Some(lead) = self.group.lead_mut() {
+            lead.close_all();
+        }
         self.poll_group(clock::mono());
     }
 
     fn others_lack_commands(&mut self) -> bool {
         let (group, here) = self.group_and_host();
-        let lack = group.awaits_followers(&here);
+        let Some(lead) = group.lead_mut() else { return false };
+        lead.feed_all(&here);
+        let lack = lead.awaits_followers();
         self.poll_group(clock::mono());
         lack
-    }
-
-    /// Sends an entry to the agent of this host, which knows only the ranks of this host by their processes.
-    pub(super) fn send_entry(&mut self, entry: Entry) {
-        // While older entries are being read for it, this one follows them.
-        if self.agent_has.is_none() {
-            self.send_entry_now(entry);
-        }
-    }
-
-    pub(super) fn send_entry_now(&mut self, mut entry: Entry) {
-        if let Body::Fact(Fact::AttemptStarted { ranks, hosts, .. }) = &mut entry.body {
-            let seat = &self.rank_spec.seat;
-            let here = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
-            ranks.retain(|started| here.contains(&started.rank.0));
-            hosts.retain(|host| here.contains(&host.first_rank.0));
-        }
-        self.send(crate::launcher_link::agent::LinkOrder::Entry(Box::new(entry)));
     }
 }

@@ -7,7 +7,7 @@ use mainstay_model::entry::{Fact, StepDone};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::Span;
-use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT, Job};
+use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 use mainstay_tier::pool::{PoolOwner, Whole, world};
 use mainstay_view::node::BeatView;
 
@@ -47,24 +47,24 @@ impl Launcher {
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
             // At the latest here: events may arrive without a pause.
-            self.snapshots.show_due();
-            let messages = self.pool_owner.as_ref().map(PoolOwner::messages).unwrap_or_default();
-            messages.into_iter().for_each(|line| self.terminal.print(line));
+            self.journal.snapshots.show_due();
+            let messages = self.checkpoints.pool_owner.as_ref().map(PoolOwner::messages).unwrap_or_default();
+            messages.into_iter().for_each(|line| self.output.terminal.print(line));
             self.compare_what_was_saved();
             self.report_a_silent_directory();
             self.look_what_is_ready();
-            let ranks = self.ranks.iter().map(|rank| rank.pid);
+            let ranks = self.ranks.processes.iter().map(|rank| rank.pid);
             let store = self.group.store_process();
-            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
+            let ranks: Vec<Pid> = ranks.chain(self.ranks.warm.templates()).chain(store).collect();
             // Includes the guardian if another process killed it: it would be ahead of all others in the queue.
             reap_orphans(|pid| !ranks.contains(&pid));
-            if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
-                self.process_limits.sample();
+            if self.stopping.stop.is_none() && self.ranks.are_running() {
+                self.ranks.limits.sample();
                 signatures::let_go();
             }
             let waits = self.waiting().is_some();
-            if self.stop.is_none()
-                && let Some(fact) = self.warm.look_after(&self.rank_spec, waits)
+            if self.stopping.stop.is_none()
+                && let Some(fact) = self.ranks.warm.look_after(&self.rank_spec, waits)
             {
                 self.fact(fact);
             }
@@ -74,13 +74,15 @@ impl Launcher {
     /// Has the ranks of all hosts save, after the same step, when a save is due.
     fn save_if_due(&mut self) {
         let now = clock::mono();
-        if self.stop.is_some() || !self.group.job_mut().is_some_and(|job| job.save_is_due(now)) {
+        if self.stopping.stop.is_some()
+            || !self.group.lead_mut().is_some_and(|lead| lead.job_mut().save_is_due(now))
+        {
             return;
         }
-        let attempt = self.attempt;
+        let attempt = self.ranks.attempt;
         let (group, here) = self.group_and_host();
-        if let Some(step) = here.save_after() {
-            group.save_is_due(attempt, step);
+        if let (Some(step), Some(lead)) = (here.save_after(), group.lead_mut()) {
+            lead.save_is_due(attempt, step);
             self.poll_group(now);
         }
     }
@@ -89,21 +91,21 @@ impl Launcher {
     fn report_sights(&mut self) {
         if self.group.reports_sights() {
             let now = clock::mono();
-            self.group.seen(self.attempt, self.hangs.due_to_report(now));
+            self.group.seen(self.ranks.attempt, self.hang.judge.due_to_report(now));
             self.poll_group(now);
         }
     }
 
     /// Reads all pages and reports what is new to the job.
     pub(super) fn look(&mut self) {
-        let attempt = self.attempt;
+        let attempt = self.ranks.attempt;
         let mut stepped = Vec::new();
-        for index in 0..self.ranks.len() {
-            let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
-            let Some(update) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
+        for index in 0..self.ranks.processes.len() {
+            let (rank, pid) = (self.ranks.processes[index].rank, self.ranks.processes[index].pid);
+            let Some(update) = self.ranks.pages.get_mut(&rank).map(PageReader::look) else { continue };
             let now = clock::mono();
-            if let Some(page) = self.pages.get_mut(&rank) {
-                self.hangs.see(self.ranks[index].local_rank, page, now);
+            if let Some(page) = self.ranks.pages.get_mut(&rank) {
+                self.hang.judge.see(self.ranks.processes[index].local_rank, page, now);
             }
             if let Some((client, _)) = update.connected {
                 self.watch_lifeline(index);
@@ -116,7 +118,7 @@ impl Launcher {
                 self.step(now, Event::Role { attempt, rank, role, stage });
             }
             if !update.steps.is_empty() {
-                self.spoken.stepped(rank, &update.steps);
+                self.output.spoken.stepped(rank, &update.steps);
                 if index == 0 {
                     self.time_steps(&update.steps);
                 }
@@ -124,16 +126,16 @@ impl Launcher {
             }
             if let Some(note) = update.raised {
                 self.report_steps(std::mem::take(&mut stepped));
-                self.ranks[index].raised = true;
-                self.spoken.note(rank, &note);
+                self.ranks.processes[index].raised = true;
+                self.output.spoken.note(rank, &note);
                 self.note_end(Some(&note), None, &StreamTails::default());
-                let data = self.pages.get(&rank).and_then(PageReader::data);
+                let data = self.ranks.pages.get(&rank).and_then(PageReader::data);
                 self.count_oom_kills();
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }
         }
         self.report_steps(stepped);
-        if !self.drills.is_empty() {
+        if !self.drill.due.is_empty() {
             self.inject_what_is_due();
         }
     }
@@ -141,7 +143,7 @@ impl Launcher {
     /// Reports to the job which steps ranks completed.
     fn report_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
         if !ranks.is_empty() {
-            self.step(clock::mono(), Event::Steps { attempt: self.attempt, ranks });
+            self.step(clock::mono(), Event::Steps { attempt: self.ranks.attempt, ranks });
             self.vouch();
         }
     }
@@ -152,27 +154,27 @@ impl Launcher {
         let times =
             whole.map(|step| StepTime { start: step.start, end: step.end, saving: Span(step.checkpoint_ns) });
         let times: Vec<StepTime> = times.collect();
-        if let Some(replicas) = &self.replicas {
+        if let Some(replicas) = &self.checkpoints.replicas {
             replicas.stepped(&times);
         }
-        self.step_times.extend(times);
-        let surplus = self.step_times.len().saturating_sub(MOST_STEP_TIMES);
-        self.step_times.drain(..surplus);
+        self.agent.step_times.extend(times);
+        let surplus = self.agent.step_times.len().saturating_sub(MOST_STEP_TIMES);
+        self.agent.step_times.drain(..surplus);
     }
 
     /// Reports that the file system of the checkpoints does not answer, in each attempt, and that it answers again.
     fn report_a_silent_directory(&mut self) {
-        let silent = self.pool_owner.as_ref().is_some_and(PoolOwner::is_directory_silent);
-        let reported = self.silence_reported;
-        let running = self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none());
+        let silent = self.checkpoints.pool_owner.as_ref().is_some_and(PoolOwner::is_directory_silent);
+        let reported = self.checkpoints.silence_reported;
+        let running = self.stopping.stop.is_none() && self.ranks.are_running();
         let (event, words) = match (silent, reported) {
-            (true, reported) if running && reported != Some(self.attempt) => {
+            (true, reported) if running && reported != Some(self.ranks.attempt) => {
                 (FILE_SYSTEM_SILENT, "does not answer: steps stay in memory, and training goes on")
             }
             (false, Some(_)) => (FILE_SYSTEM_ANSWERS, "answers again"),
             _ => return,
         };
-        self.silence_reported = silent.then_some(self.attempt);
+        self.checkpoints.silence_reported = silent.then_some(self.ranks.attempt);
         let directory = &self.rank_spec.checkpoint_dir;
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mounts = parse_mounts(&table);
@@ -191,7 +193,7 @@ impl Launcher {
 
     /// Compares what ranks saved of a step, once all have saved.
     pub(super) fn compare_what_was_saved(&mut self) {
-        let whole = self.pool_owner.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
+        let whole = self.checkpoints.pool_owner.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
             let shards = (self.rank_spec.seat.first_rank..).map(Rank).zip(chunks).collect();
@@ -202,18 +204,18 @@ impl Launcher {
 
     /// Has the pool owner preserve the step that can be resumed from.
     fn vouch(&self) {
-        let vouched = self.group.job().and_then(Job::vouched);
-        if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {
-            pool_owner.vouch(self.attempt.0.into(), step);
+        let vouched = self.group.lead().and_then(|lead| lead.job().vouched());
+        if let (Some(pool_owner), Some(step)) = (&self.checkpoints.pool_owner, vouched) {
+            pool_owner.vouch(self.ranks.attempt.0.into(), step);
         }
     }
 
     /// Has the rank's lifeline report when its process starts to end. Without one its pidfd reports the end, later.
     fn watch_lifeline(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let word_at = self.pages.get(&rank.rank).and_then(PageReader::lifeline);
+        let rank = &mut self.ranks.processes[index];
+        let word_at = self.ranks.pages.get(&rank.rank).and_then(PageReader::lifeline);
         let (Some(word_at), Some((_, page)), false) = (word_at, &rank.page, rank.watched) else { return };
-        let (pid, endings) = (rank.pid, self.endings.0.clone());
+        let (pid, endings) = (rank.pid, self.ranks.endings.0.clone());
         let watched = lifeline::watch(page, word_at, move || {
             // The receiver goes only when the launcher does.
             let _ = endings.send(pid);
@@ -229,10 +231,10 @@ impl Launcher {
         let failed = |rank: &RankProcess| {
             rank.raised || rank.ending.is_some() || rank.exit.is_some_and(|exit| !exit.is_success())
         };
-        if self.stop.is_some() || self.ranks.iter().any(failed) {
+        if self.stopping.stop.is_some() || self.ranks.processes.iter().any(failed) {
             return;
         }
-        if let Some(fact) = self.hangs.judge(&self.ranks, clock::mono()) {
+        if let Some(fact) = self.hang.judge.judge(&self.ranks.processes, clock::mono()) {
             self.fact(fact);
         }
     }
@@ -241,15 +243,15 @@ impl Launcher {
     pub(super) fn take_evidence(&mut self, attempt: Attempt) {
         let file = self.rank_spec.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
         // Native frames pause a rank for a moment, so they are only for ranks that will be stopped.
-        let frames = if self.hangs.acts() { Frames::Native } else { Frames::Python };
-        self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), frames));
+        let frames = if self.hang.judge.acts() { Frames::Native } else { Frames::Python };
+        self.hang.evidence = Some(Evidence::begin(attempt, file, self.subjects(), frames));
     }
 
     fn subjects(&self) -> Vec<Subject> {
-        let living = self.ranks.iter().filter(|rank| rank.exit.is_none());
+        let living = self.ranks.living();
         living
             .map(|rank| {
-                let beat = self.pages.get(&rank.rank).and_then(PageReader::beat).unwrap_or_default();
+                let beat = self.ranks.pages.get(&rank.rank).and_then(PageReader::beat).unwrap_or_default();
                 Subject {
                     rank: rank.rank,
                     pid: rank.pid,
@@ -257,6 +259,7 @@ impl Launcher {
                     step: beat.step,
                     sections: beat.sections,
                     last_steps: self
+                        .ranks
                         .pages
                         .get(&rank.rank)
                         .map_or_else(Vec::new, |page| page.last_steps(LAST_STEPS)),
@@ -266,10 +269,10 @@ impl Launcher {
     }
 
     pub(super) fn evidence_taken(&mut self, taken: Fact) {
-        self.evidence = None;
+        self.hang.evidence = None;
         // Look once more: a rank that made progress meanwhile did not hang.
         self.look();
-        if let Some(passed) = self.hangs.passed(clock::mono()) {
+        if let Some(passed) = self.hang.judge.passed(clock::mono()) {
             return self.fact(passed);
         }
         self.fact(taken);
@@ -277,6 +280,7 @@ impl Launcher {
 
     pub(super) fn sample(&mut self) {
         let beats: Vec<(Rank, BeatView)> = self
+            .ranks
             .pages
             .iter()
             .filter_map(|(rank, page)| {
@@ -284,12 +288,12 @@ impl Launcher {
             })
             .collect();
         for (rank, beat) in &beats {
-            self.snapshots.sample(&self.id, self.attempt, *rank, beat.clone());
+            self.journal.snapshots.sample(&self.id, self.ranks.attempt, *rank, beat.clone());
         }
         if !beats.is_empty() {
-            self.snapshots.publish();
+            self.journal.snapshots.publish();
         }
-        let steps = std::mem::take(&mut self.step_times);
-        self.send(LinkOrder::Beats { attempt: self.attempt, beats, steps });
+        let steps = std::mem::take(&mut self.agent.step_times);
+        self.agent.send(LinkOrder::Beats { attempt: self.ranks.attempt, beats, steps });
     }
 }

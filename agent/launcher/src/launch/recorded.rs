@@ -15,6 +15,7 @@ use mainstay_view::summary::Recounted;
 
 use super::event_loop::Launcher;
 use super::notice;
+use super::parts::Journal;
 use crate::act::doubtful_checkpoints;
 use crate::act::log_files;
 use mainstay_sys::clock;
@@ -29,32 +30,10 @@ const MARK_WITHIN: Duration = Duration::from_millis(200);
 /// The most entries of the journal that are in memory when they are counted.
 const ENTRIES_AT_ONCE: usize = 512;
 
-impl Launcher {
+impl Journal {
     /// The line for an entry on the terminal, if people should see it and have not seen it yet.
     pub(super) fn line(&mut self, body: &Body) -> Option<String> {
         notice::line(body).filter(|_| !self.was_shown(body))
-    }
-
-    /// Writes an entry to the journal.
-    pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
-        if let Body::Finding(finding) = &body {
-            self.mark_checkpoints(finding);
-        }
-        // The leader's orders are in its journal too, and come in bursts.
-        let entry = match origin {
-            Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
-            None => self.snapshots.record(stamp, Some(&self.id), None, body),
-        };
-        self.group.keep_recent(&entry);
-        entry
-    }
-
-    /// Shows and records an entry of this host's journal.
-    pub(super) fn publish_body(&mut self, at: Mono, body: Body) {
-        let line = self.line(&body);
-        line.into_iter().for_each(|line| self.terminal.print(line));
-        let entry = self.record(clock::stamp_of(at), None, body);
-        self.send_entry(entry);
     }
 
     /// Whether the terminal has already shown this: a verdict that is renewed with more evidence is often the same, with a
@@ -68,6 +47,32 @@ impl Launcher {
             Body::Outcome(Outcome { attempt, .. }) => self.outcome_shown.replace(*attempt) == Some(*attempt),
             _ => false,
         }
+    }
+}
+
+impl Launcher {
+    /// Writes an entry to the journal.
+    pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
+        if let Body::Finding(finding) = &body {
+            self.mark_checkpoints(finding);
+        }
+        // The leader's orders are in its journal too, and come in bursts.
+        let entry = match origin {
+            Some(_) => self.journal.snapshots.gather(stamp, Some(&self.id), origin, body),
+            None => self.journal.snapshots.record(stamp, Some(&self.id), None, body),
+        };
+        if let Some(lead) = self.group.lead_mut() {
+            lead.keep_recent(&entry);
+        }
+        entry
+    }
+
+    /// Shows and records an entry of this host's journal.
+    pub(super) fn publish_body(&mut self, at: Mono, body: Body) {
+        let line = self.journal.line(&body);
+        line.into_iter().for_each(|line| self.output.terminal.print(line));
+        let entry = self.record(clock::stamp_of(at), None, body);
+        self.agent.send_entry(entry, self.rank_spec.own_ranks());
     }
 
     /// Marks doubtful checkpoints in their directory.
@@ -86,7 +91,7 @@ impl Launcher {
 
     /// Records the end of the job, unless it is recorded.
     pub(super) fn record_end(&mut self, exit: i32) {
-        let view = self.snapshots.reader().view();
+        let view = self.journal.snapshots.reader().view();
         let has_ended = |job: &JobView| matches!(job.phase, JobPhase::Ended(_));
         if !view.jobs.get(&self.id).is_some_and(has_ended) {
             let reason = self.group.reason();
@@ -96,7 +101,7 @@ impl Launcher {
 
     /// The summary from this host's journal: the leader, which accounts every step, is gone.
     pub(super) fn recount(&self, exit: i32) -> Summary {
-        let (at, reason, reader) = (clock::mono(), self.group.reason(), self.snapshots.reader());
+        let (at, reason, reader) = (clock::mono(), self.group.reason(), self.journal.snapshots.reader());
         let recounted = log_files::ask(move || {
             let (mut recounted, mut cursor) = (Recounted::default(), 0);
             while let Ok(read) = reader.entries_after(cursor, ENTRIES_AT_ONCE)
@@ -121,11 +126,11 @@ impl Launcher {
 
     /// Keeps what was learned of the job for its next run.
     pub(super) fn remember(&mut self) {
-        let Some((memory, runs)) = &self.memory else { return };
+        let Some((memory, runs)) = &self.journal.memory else { return };
         let mut learned = Learned { runs: *runs, ..Learned::default() };
-        let Some(job) = self.group.job() else { return };
-        job.remember(&mut learned);
-        self.hangs.remember(&mut learned);
+        let Some(lead) = self.group.lead() else { return };
+        lead.job().remember(&mut learned);
+        self.hang.judge.remember(&mut learned);
         let memory = memory.clone();
         if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
             tracing::debug!(%error, "cannot store what was learned about the job");

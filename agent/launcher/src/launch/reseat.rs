@@ -7,7 +7,6 @@
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_progress::memory::Learned;
 
-use crate::act::rank_processes::RankProcess;
 use crate::launch::event_loop::Launcher;
 use crate::launch::hang::Judge;
 use crate::launch::move_memory::{Moved, Moving};
@@ -20,47 +19,50 @@ impl Launcher {
         self.finish_moving().await;
         self.end_those_that_wait().await;
         if seat == self.rank_spec.seat {
-            if let (Some(replicas), Some(pool_owner)) = (&mut self.replicas, &self.pool_owner)
+            if let (Some(replicas), Some(pool_owner)) =
+                (&mut self.checkpoints.replicas, &self.checkpoints.pool_owner)
                 && replicas.waits()
             {
                 replicas.take_over(pool_owner, &self.rank_spec);
             }
             return self.step(clock::mono(), Event::Seated { attempt, seat });
         }
-        self.pages.clear();
-        self.monitors.clear();
+        self.ranks.pages.clear();
+        self.ranks.monitors.clear();
         self.rank_spec.seat = seat.clone();
-        self.group.sit(&seat);
+        if let Some(following) = self.group.follower_mut() {
+            following.sit(&seat);
+        }
         self.judge_other_ranks();
         let ranks = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
-        if let Some(replicas) = &mut self.replicas {
+        if let Some(replicas) = &mut self.checkpoints.replicas {
             replicas.leave();
         }
-        match self.pool_owner.take() {
+        match self.checkpoints.pool_owner.take() {
             None => self.step(clock::mono(), Event::Seated { attempt, seat }),
             Some(pool_owner) => {
-                self.moving = Some(Moving::begin(attempt, seat, pool_owner, ranks));
+                self.checkpoints.moving = Some(Moving::begin(attempt, seat, pool_owner, ranks));
             }
         }
     }
 
     /// The memory for checkpoints belongs to the new ranks.
     pub(super) fn moved(&mut self, moved: Moved) {
-        self.moving = None;
+        self.checkpoints.moving = None;
         let Moved { attempt, seat, pool_owner, messages } = moved;
-        messages.into_iter().for_each(|line| self.terminal.print(line));
+        messages.into_iter().for_each(|line| self.output.terminal.print(line));
         match pool_owner {
             Ok(pool_owner) => {
-                if let Some(replicas) = &mut self.replicas {
+                if let Some(replicas) = &mut self.checkpoints.replicas {
                     replicas.take_over(&pool_owner, &self.rank_spec);
                 }
-                self.pool_owner = Some(pool_owner);
+                self.checkpoints.pool_owner = Some(pool_owner);
             }
             Err(error) => {
-                self.terminal.print(format!(
+                self.output.terminal.print(format!(
                     "memory for checkpoints is no longer available: {error}; ranks write them to the disk themselves"
                 ));
-                (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
+                (self.checkpoints.replicas, self.rank_spec.checkpoint_pool) = (None, None);
             }
         }
         self.step(clock::mono(), Event::Seated { attempt, seat });
@@ -68,7 +70,7 @@ impl Launcher {
 
     /// Waits until nothing moves.
     pub(super) async fn finish_moving(&mut self) {
-        if let Some(mut moving) = self.moving.take() {
+        if let Some(mut moving) = self.checkpoints.moving.take() {
             let moved = moving.done().await;
             self.moved(moved);
         }
@@ -76,12 +78,12 @@ impl Launcher {
 
     /// Ends ranks that wait in their processes: they have the numbers and memory of the former world, and get new processes.
     async fn end_those_that_wait(&mut self) {
-        let living = |rank: &&RankProcess| rank.exit.is_none();
-        let waiting: Vec<Rank> = self.ranks.iter().filter(living).map(|rank| rank.rank).collect();
+        let waiting: Vec<Rank> = self.ranks.living().map(|rank| rank.rank).collect();
         if waiting.is_empty() {
             return;
         }
-        self.terminal
+        self.output
+            .terminal
             .print("ranks that wait in their processes get new ones: their numbers may change".to_owned());
         for rank in waiting {
             self.end_rank(rank).await;
@@ -92,10 +94,11 @@ impl Launcher {
     fn judge_other_ranks(&mut self) {
         let now = clock::mono();
         let mut learned = Learned::default();
-        self.hangs.remember(&mut learned);
+        self.hang.judge.remember(&mut learned);
         let first = Rank(self.rank_spec.seat.first_rank);
-        self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
-        self.hangs.recall(&learned);
-        self.group.judge_hangs_with(&mut self.hangs, now);
+        self.hang.judge =
+            Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
+        self.hang.judge.recall(&learned);
+        self.group.judge_hangs_with(&mut self.hang.judge, now);
     }
 }

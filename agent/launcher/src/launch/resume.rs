@@ -17,7 +17,7 @@ impl Launcher {
     ) {
         // A spare has not checked yet what it resumes from.
         let again = attempt.0 > 0 || self.was_spare();
-        let Some(sealing) = self.sealing.clone().filter(|_| again && port.is_ok()) else {
+        let Some(sealing) = self.checkpoints.sealing.clone().filter(|_| again && port.is_ok()) else {
             return self.start_at_once(attempt, port, in_process, ended).await;
         };
         let (reported, lines) = mpsc::unbounded_channel();
@@ -27,16 +27,16 @@ impl Launcher {
             };
             sealing.go_back(true, &print).await.map(drop).map_err(NotToStart::words)
         });
-        self.starting = Some(Starting { attempt, in_process, port, task, lines });
+        self.checkpoints.starting = Some(Starting { attempt, in_process, port, task, lines });
     }
 
     pub(super) async fn stage(&mut self, stage: Stage, ended: &mpsc::UnboundedSender<Ended>) {
         match stage {
-            Stage::Line(line) => self.terminal.print(line),
+            Stage::Line(line) => self.output.terminal.print(line),
             Stage::Done(done) => {
-                let Some(mut starting) = self.starting.take() else { return };
+                let Some(mut starting) = self.checkpoints.starting.take() else { return };
                 while let Ok(line) = starting.lines.try_recv() {
-                    self.terminal.print(line);
+                    self.output.terminal.print(line);
                 }
                 let port = done.and_then(|()| starting.port.clone());
                 self.start_at_once(starting.attempt, port, starting.in_process, ended).await;
@@ -59,6 +59,6 @@ impl Launcher {
 
     /// Cancels a start that still waits, because the job is about to end.
     pub(super) fn give_up_start(&mut self) -> Option<Attempt> {
-        self.starting.take().map(|starting| starting.attempt)
+        self.checkpoints.starting.take().map(|starting| starting.attempt)
     }
 }

@@ -22,14 +22,14 @@ const MEANWHILE: Span = Span::millis(200);
 impl Launcher {
     /// A signal asks for a save: ranks that check for requests save and end by themselves. It stops none.
     pub(super) fn save_requested_by(&mut self, signal: i32) {
-        if self.save_by.is_some() {
+        if self.stopping.save_by.is_some() {
             return;
         }
-        self.save_by = Some((signal, None));
+        self.stopping.save_by = Some((signal, None));
         self.pass_on_save_request();
-        if self.save_by == Some((signal, None)) {
+        if self.stopping.save_by == Some((signal, None)) {
             let by = ExitStatus::Signal(signal);
-            self.terminal.print(format!(
+            self.output.terminal.print(format!(
                 "{by}: no rank checks for save requests (mainstay.save_requested()); it is asked to save when it does"
             ));
         }
@@ -37,15 +37,16 @@ impl Launcher {
 
     /// Passes on a signal's request, once for each attempt, as soon as a rank checks for requests.
     pub(super) fn pass_on_save_request(&mut self) {
-        let attempt = self.attempt;
-        let Some((signal, _)) = self.save_by.filter(|(_, passed_on)| *passed_on != Some(attempt)) else {
+        let attempt = self.ranks.attempt;
+        let Some((signal, _)) = self.stopping.save_by.filter(|(_, passed_on)| *passed_on != Some(attempt))
+        else {
             return;
         };
-        if self.stop.is_some() || !is_listened_for(&self.ranks, &self.pages) {
+        if self.stopping.stop.is_some() || !is_listened_for(&self.ranks.processes, &self.ranks.pages) {
             return;
         }
-        self.save_by = Some((signal, Some(attempt)));
-        if self.asked_to_save.is_some_and(|(asked, _)| asked == attempt) {
+        self.stopping.save_by = Some((signal, Some(attempt)));
+        if self.stopping.asked_to_save.is_some_and(|(asked, _)| asked == attempt) {
             // Another host got the same signal.
             return;
         }
@@ -61,31 +62,31 @@ impl Launcher {
 
     /// Carries out an order to save. A repeated one changes nothing.
     pub(super) fn ask_to_save(&mut self) {
-        if self.asked_to_save.is_some_and(|(attempt, _)| attempt == self.attempt) {
+        if self.stopping.asked_to_save.is_some_and(|(attempt, _)| attempt == self.ranks.attempt) {
             return;
         }
-        let by = self.save_by.map_or_else(
+        let by = self.stopping.save_by.map_or_else(
             || "another host got a request to save".to_owned(),
             |(signal, _)| ExitStatus::Signal(signal).to_string(),
         );
         let at = self.request_save().map_or(String::new(), |step| format!(" after step {step}"));
-        self.terminal.print(format!("{by}: the ranks are asked to save{at} and to end"));
+        self.output.terminal.print(format!("{by}: the ranks are asked to save{at} and to end"));
     }
 
     /// Asks all living ranks to save after the same step, which is returned: the one that was named first in this
     /// attempt, as a rank may have saved it already; else the leader's, else one that none of them has completed.
     pub(super) fn request_save(&mut self) -> Option<u64> {
-        let named = self.asked_to_save.filter(|(attempt, _)| *attempt == self.attempt);
-        let leaders = self.save_after.take();
+        let named = self.stopping.asked_to_save.filter(|(attempt, _)| *attempt == self.ranks.attempt);
+        let leaders = self.stopping.save_after.take();
         let at_step = match named {
             Some((_, step)) => step,
-            None => leaders.or_else(|| after_step(&self.ranks, &self.pages)),
+            None => leaders.or_else(|| after_step(&self.ranks.processes, &self.ranks.pages)),
         };
-        self.asked_to_save = Some((self.attempt, at_step));
+        self.stopping.asked_to_save = Some((self.ranks.attempt, at_step));
         let now = clock::mono();
-        ask(&self.ranks, at_step, now, now.after(Grace::to_save(self.grace().requested)));
+        ask(&self.ranks.processes, at_step, now, now.after(Grace::to_save(self.grace().requested)));
         if let Some(signal) = self.settings.save_signal {
-            self.ranks.iter().for_each(|rank| self::signal(rank, signal));
+            self.ranks.processes.iter().for_each(|rank| self::signal(rank, signal));
         }
         at_step
     }

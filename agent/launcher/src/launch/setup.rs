@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use mainstay_health::host::contention::SlowdownHints;
 use mainstay_model::id::{Attempt, JobId, Rank};
 use mainstay_recovery::in_process::Round;
 use mainstay_recovery::job::Job;
@@ -17,6 +16,7 @@ use crate::act::round_server::RoundServer;
 use crate::launch::event_loop::Launcher;
 use crate::launch::group::Group;
 use crate::launch::hang::Judge;
+use crate::launch::parts::{AgentLink, Checkpoints, Drill, Hang, Journal, Output, Ranks, Stopping};
 use crate::launch::rank_output::RankOutput;
 use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::Replicas;
@@ -116,60 +116,54 @@ impl Launcher {
             }
         };
         group.judge_hangs_with(&mut hangs, began);
+        let roots = Roots::default();
+        let ranks = Ranks {
+            attempt: Attempt(0),
+            processes: Vec::new(),
+            pages: BTreeMap::new(),
+            watcher,
+            endings: mpsc::unbounded_channel(),
+            monitors: BTreeMap::new(),
+            guardian,
+            cgroup,
+            warm,
+            round_server,
+            round: Round::default(),
+            port: None,
+            undying: Vec::new(),
+            oom_kills: OomKills::of(roots.proc.clone(), &roots.sys),
+            limits: ProcessLimits::of(&roots.proc, &roots.sys),
+        };
+        let memory = memory.map(|memory| (memory, learned.runs));
         let mut launcher = Launcher {
             id: JobId(rank_spec.job.clone()),
             settings,
             rank_spec,
             group,
-            hangs,
-            memory: memory.map(|memory| (memory, learned.runs)),
             tasks: VecDeque::new(),
-            snapshots,
-            terminal,
-            shown: None,
-            outcome_shown: None,
-            guardian,
-            pool_owner,
-            cgroup,
-            watcher,
-            warm,
-            attempt: Attempt(0),
-            ranks: Vec::new(),
-            pages: BTreeMap::new(),
-            endings: mpsc::unbounded_channel(),
-            monitors: BTreeMap::new(),
-            stop: None,
-            round_server,
-            drill,
-            drills: Vec::new(),
-            round: Round::default(),
-            save_after: None,
-            asked_by: None,
-            save_by: None,
-            asked_to_save: None,
-            leave_within: None,
-            port: None,
-            agent: None,
-            agent_has: None,
-            ruling_until: None,
-            wake_at: None,
-            undying: Vec::new(),
-            evidence: None,
+            ranks,
+            stopping: Stopping::default(),
+            hang: Hang { judge: hangs, evidence: None },
+            checkpoints: Checkpoints {
+                pool_owner,
+                replicas,
+                sealing,
+                starting: None,
+                moving: None,
+                silence_reported: None,
+            },
+            journal: Journal { snapshots, memory, shown: None, outcome_shown: None },
+            output: Output { terminal, spoken: RankOutput::start() },
+            agent: AgentLink::default(),
+            drill: Drill { server: drill, due: Vec::new() },
             looks: 0,
-            step_times: Vec::new(),
-            oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
-            silence_reported: None,
-            process_limits: ProcessLimits::of(&Roots::default().proc, &Roots::default().sys),
-            spoken: RankOutput::start(),
-            rank_context: SlowdownHints::default(),
+            wake_at: None,
             exit: None,
-            sealing,
-            starting: None,
-            replicas,
             policy: user_policy,
-            moving: None,
         };
-        launcher.group.begin_with(began, out);
+        if let Some(lead) = launcher.group.lead_mut() {
+            lead.begin_with(began, out);
+        }
         launcher.poll_group(began);
         launcher.begin_to_wait();
         launcher

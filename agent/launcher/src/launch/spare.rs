@@ -34,8 +34,8 @@ impl Launcher {
         if why != StopWhy::Fault {
             return Spared::default();
         }
-        if self.spoken.may_not_run() && !self.spoken.has_steps() {
-            let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid).collect();
+        if self.output.spoken.may_not_run() && !self.output.spoken.has_steps() {
+            let ranks = self.ranks.living().map(|rank| rank.pid).collect();
             return Spared { ranks, until: now.after(TO_END_ALIKE), wake_at: now.after(TO_END_ALIKE) };
         }
         Spared { ranks: self.silent(), until: now.after(TO_PRINT), wake_at }
@@ -45,8 +45,8 @@ impl Launcher {
     pub(super) fn look_at_spared(&mut self) {
         let silent = self.silent();
         let now = clock::mono();
-        if let Some(stop) = &mut self.stop {
-            stop.spare_only(&silent, now.after(POLL_INTERVAL), now, &self.ranks);
+        if let Some(stop) = &mut self.stopping.stop {
+            stop.spare_only(&silent, now.after(POLL_INTERVAL), now, &self.ranks.processes);
         }
     }
 
@@ -56,15 +56,15 @@ impl Launcher {
             rank.raised
                 && rank.exit.is_none()
                 && rank.ending.is_none()
-                && !self.spoken.has_printed(rank.rank, &rank.files)
+                && !self.output.spoken.has_printed(rank.rank, &rank.files)
         };
-        self.ranks.iter().filter(silent).map(|rank| rank.pid).collect()
+        self.ranks.processes.iter().filter(silent).map(|rank| rank.pid).collect()
     }
 
     /// Notes whether a rank's end shows that the program cannot run, before the job acts on it.
     pub(super) fn note_end(&mut self, note: Option<&Note>, status: Option<ExitStatus>, words: &StreamTails) {
-        if self.attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
-            self.spoken.note_that_it_may_not_run();
+        if self.ranks.attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
+            self.output.spoken.note_that_it_may_not_run();
         }
     }
 }

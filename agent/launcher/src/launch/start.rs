@@ -31,10 +31,10 @@ impl Launcher {
         port: Result<u16, String>,
         ended: &mpsc::UnboundedSender<Ended>,
     ) {
-        self.attempt = attempt;
-        self.stop = None;
-        for rank in self.ranks.drain(..) {
-            for round_server in self.round_server.iter().chain(&self.drill) {
+        self.ranks.attempt = attempt;
+        self.stopping.stop = None;
+        for rank in self.ranks.processes.drain(..) {
+            for round_server in self.ranks.round_server.iter().chain(&self.drill.server) {
                 round_server.forget(rank.pid);
             }
         }
@@ -45,24 +45,24 @@ impl Launcher {
             Ok(number) => number,
             Err(error) => return self.fact(Fact::start_failed(attempt, error)),
         };
-        self.monitors.clear();
-        self.pages.clear();
-        self.spoken.forget_files();
+        self.ranks.monitors.clear();
+        self.ranks.pages.clear();
+        self.output.spoken.forget_files();
         if let Some((aside, why)) = self.rank_spec.choose_logs(attempt) {
-            self.terminal.print(format!(
+            self.output.terminal.print(format!(
                 "the log directory {} {why}: the ranks of attempt {} write to {}",
                 self.rank_spec.run_dir.display(),
                 attempt.0,
                 aside.display()
             ));
         }
-        if let Some(pool_owner) = &self.pool_owner {
+        if let Some(pool_owner) = &self.checkpoints.pool_owner {
             pool_owner.begin_attempt(attempt.0.into());
         }
         match self.make_ranks(attempt, number, &self.rank_spec.all_ranks(), ended) {
             Err(error) => self.fact(Fact::start_failed(attempt, error)),
             Ok((ranks, page_trouble)) => {
-                self.ranks = ranks;
+                self.ranks.processes = ranks;
                 self.attempt_started(number, page_trouble);
             }
         }
@@ -70,7 +70,7 @@ impl Launcher {
 
     /// Takes the port of the next attempt. It releases the old one first, since a fixed port is taken again.
     pub(super) fn take_port(&mut self) -> Result<u16, String> {
-        self.port = None;
+        self.ranks.port = None;
         let taken = HeldPort::take(self.settings.master_port.unwrap_or(0));
         if let Err(error) = &taken
             && limits::is_exhaustion(error)
@@ -86,7 +86,7 @@ impl Launcher {
             )
         })?;
         let number = port.number();
-        self.port = Some(port);
+        self.ranks.port = Some(port);
         Ok(number)
     }
 
@@ -100,16 +100,15 @@ impl Launcher {
     ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
         self.listen_to_nvrx(attempt, which);
         let spare = self.not_of_a_lost_rank();
-        let warm =
-            self.warm.start(&self.rank_spec, attempt, port, which, &spare).and_then(
-                |started| match started {
-                    Ok(started) => Some(started),
-                    Err(fact) => {
-                        self.fact(fact);
-                        None
-                    }
-                },
-            );
+        let warm = self.ranks.warm.start(&self.rank_spec, attempt, port, which, &spare).and_then(|started| {
+            match started {
+                Ok(started) => Some(started),
+                Err(fact) => {
+                    self.fact(fact);
+                    None
+                }
+            }
+        });
         let (ranks, trouble) =
             warm.map_or_else(|| self.rank_spec.start(attempt, port, which), Ok).map_err(|error| {
                 if error.of_kernel().is_some_and(limits::is_exhaustion) {
@@ -119,13 +118,13 @@ impl Launcher {
             })?;
         for rank in &ranks {
             if let Some(page) = self.page_reader(rank) {
-                self.pages.insert(rank.rank, page);
+                self.ranks.pages.insert(rank.rank, page);
             }
             watch(rank, ended.clone());
-            if let Some(guardian) = &mut self.guardian {
+            if let Some(guardian) = &mut self.ranks.guardian {
                 guardian.guard(rank.pid);
             }
-            self.spoken.watch(&rank.files);
+            self.output.spoken.watch(&rank.files);
             self.show_output(rank);
         }
         Ok((ranks, trouble))
@@ -133,17 +132,17 @@ impl Launcher {
 
     /// The helpers, and ranks that live.
     pub(super) fn not_of_a_lost_rank(&self) -> Vec<Pid> {
-        let living = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid);
+        let living = self.ranks.living().map(|rank| rank.pid);
         living.chain(self.helpers()).collect()
     }
 
     /// Reports that all ranks of an attempt are started.
     pub(super) fn attempt_started(&mut self, port: u16, page_trouble: PageTrouble) {
-        let attempt = self.attempt;
-        self.round = Round::begin(attempt, self.ranks.iter().map(|rank| rank.rank));
-        self.hangs.begin_attempt(attempt, clock::mono());
-        self.spoken.begin_attempt();
-        let ranks = self.ranks.iter().map(started_rank).collect();
+        let attempt = self.ranks.attempt;
+        self.ranks.round = Round::begin(attempt, self.ranks.processes.iter().map(|rank| rank.rank));
+        self.hang.judge.begin_attempt(attempt, clock::mono());
+        self.output.spoken.begin_attempt();
+        let ranks = self.ranks.processes.iter().map(started_rank).collect();
         // The leader adds the hosts of a job of several.
         self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks, hosts: Vec::new() });
         if let Some(reason) = page_trouble {
@@ -157,10 +156,10 @@ impl Launcher {
         for &local_rank in which {
             // Dropping the old one removes its socket, so it must precede the new one.
             let rank = self.rank_spec.rank(local_rank);
-            self.monitors.remove(&rank);
+            self.ranks.monitors.remove(&rank);
             match Monitor::listen(directory, &self.rank_spec.page_spec(attempt, local_rank)) {
                 Ok(monitor) => {
-                    self.monitors.insert(rank, monitor);
+                    self.ranks.monitors.insert(rank, monitor);
                 }
                 Err(error) => {
                     tracing::debug!(local_rank, %error, "no socket for NVRx's client");
@@ -171,7 +170,7 @@ impl Launcher {
 
     fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
         let (path, file) = process.page.as_ref()?;
-        let substitute = self.monitors.get(&process.rank).map(Monitor::page);
+        let substitute = self.ranks.monitors.get(&process.rank).map(Monitor::page);
         PageReader::of(file)
             .inspect_err(
                 |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
@@ -195,7 +194,13 @@ impl Launcher {
                 attempt.map(|attempt| Duplicate { path: attempt.join(name), filters: filters.clone() });
             if on_terminal || duplicate.is_some() {
                 let (path, prefix) = (path.clone(), prefix.clone());
-                self.terminal.follow(output::FollowedFile { path, prefix, stream, on_terminal, duplicate });
+                self.output.terminal.follow(output::FollowedFile {
+                    path,
+                    prefix,
+                    stream,
+                    on_terminal,
+                    duplicate,
+                });
             }
         }
     }

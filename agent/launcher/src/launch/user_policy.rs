@@ -43,10 +43,12 @@ impl Launcher {
             News::Broken(words) => {
                 let fact = policy_trouble(&Trouble::Failed(words));
                 let now = clock::mono();
-                self.group.begin_with(now, vec![Output::Record(Body::Fact(fact))]);
+                if let Some(lead) = self.group.lead_mut() {
+                    lead.begin_with(now, vec![Output::Record(Body::Fact(fact))]);
+                }
                 self.poll_group(now);
             }
-            News::Printed(line) => self.terminal.print(format!("policy: {line}")),
+            News::Printed(line) => self.output.terminal.print(format!("policy: {line}")),
             News::Answered(incident, reply) => {
                 self.step(clock::mono(), Event::PolicyAnswer { incident, advice: reply.advice });
             }
@@ -63,6 +65,6 @@ impl Launcher {
     pub(super) async fn end_policy(&mut self) {
         let Some(policy) = self.policy.take() else { return };
         let printed = policy.end().await;
-        printed.into_iter().for_each(|line| self.terminal.print(format!("policy: {line}")));
+        printed.into_iter().for_each(|line| self.output.terminal.print(format!("policy: {line}")));
     }
 }

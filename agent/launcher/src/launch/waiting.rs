@@ -21,19 +21,19 @@ impl Launcher {
         if self.waiting().is_none() {
             return;
         }
-        let kept = self.replicas.as_ref().and_then(|replicas| replicas.kept());
+        let kept = self.checkpoints.replicas.as_ref().and_then(|replicas| replicas.kept());
         let copy = kept.map(|(of, shards)| SpareCopy {
             attempt: of.attempt,
             step: of.step,
             shards,
             ranks: of.world,
         });
-        let now = SpareReady { imports: self.warm.are_imports_done(), copy };
+        let now = SpareReady { imports: self.ranks.warm.are_imports_done(), copy };
         let Some(following) = self.group.follower_mut() else { return };
         let ready = following.ready.get_or_insert_default();
         let Some(is_news) = ready.take(&now) else { return };
         if is_news {
-            self.terminal.print(now.reported());
+            self.output.terminal.print(now.reported());
         }
         self.publish_body(clock::mono(), Body::Fact(now.fact()));
     }
@@ -43,7 +43,7 @@ impl Launcher {
         let Some(following) = self.group.follower_mut() else { return };
         let seat = following.follow.seat();
         let last = seat.first_rank + self.settings.local_world_size.saturating_sub(1);
-        self.terminal.print(format!(
+        self.output.terminal.print(format!(
             "this host joined the job: it is node rank {} of {}, with ranks {} to {last} of {}",
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
@@ -56,7 +56,8 @@ impl Launcher {
     pub(super) fn leaves_as_spare(&mut self, signal: i32) -> bool {
         let waits = self.waiting().is_some();
         if waits {
-            self.terminal
+            self.output
+                .terminal
                 .print(format!("signal {signal} while this host waited as a spare: it leaves the job"));
             if let Some(following) = self.group.follower_mut() {
                 following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
@@ -73,7 +74,7 @@ impl Launcher {
 
     /// Sets where copies of checkpoints are kept from now on.
     pub(super) fn meet(&mut self, hosts: &[String], spares: Vec<String>) {
-        if let Some(replicas) = &self.replicas {
+        if let Some(replicas) = &self.checkpoints.replicas {
             replicas.meet(hosts, spares);
         }
     }

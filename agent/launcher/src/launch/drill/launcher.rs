@@ -16,9 +16,9 @@ use mainstay_sys::limits;
 impl Launcher {
     /// Checks whether the fault can be injected into the rank.
     pub(in crate::launch) fn can_inject(&self, injected: Injected, rank: Rank) -> Result<(), Refused> {
-        let process = self.ranks.iter().find(|process| process.rank == rank);
+        let process = self.ranks.processes.iter().find(|process| process.rank == rank);
         let listens = process.is_some_and(|process| {
-            self.drill.as_ref().is_some_and(|round_server| round_server.is_connected(process.pid))
+            self.drill.server.as_ref().is_some_and(|round_server| round_server.is_connected(process.pid))
         });
         if injected.call().is_some() && !listens {
             return Err(Refused::NotHere(format!(
@@ -28,7 +28,7 @@ impl Launcher {
         if injected.fault == Fault::Ecc {
             self.played_gpus().map_err(Refused::NotHere)?;
         }
-        let steps = self.pages.get(&rank).and_then(PageReader::beat).is_some();
+        let steps = self.ranks.pages.get(&rank).and_then(PageReader::beat).is_some();
         if injected.at_step.is_some() && !steps {
             return Err(Refused::NotHere(format!("{rank} reports no steps")));
         }
@@ -38,11 +38,11 @@ impl Launcher {
     /// Injects the fault now, or after its step.
     pub(in crate::launch) fn inject(&mut self, injected: Injected, rank: Rank) {
         if injected.at_step.is_some() {
-            self.drills.push((injected, rank));
+            self.drill.due.push((injected, rank));
             return self.inject_what_is_due();
         }
-        let Some(process) = self.ranks.iter().find(|process| process.rank == rank) else { return };
-        match (injected.fault, injected.call(), &self.drill) {
+        let Some(process) = self.ranks.processes.iter().find(|process| process.rank == rank) else { return };
+        match (injected.fault, injected.call(), &self.drill.server) {
             (Fault::Signal { signal, .. }, ..) => save::signal(process, signal),
             (Fault::DiskFull, ..) => fill_disk(process),
             (Fault::Ecc, ..) => self.damage_memory_of_gpu(process),
@@ -75,10 +75,10 @@ impl Launcher {
 
     /// Injects the faults whose step is completed.
     pub(in crate::launch) fn inject_what_is_due(&mut self) {
-        let reached = |rank: Rank| self.pages.get(&rank).and_then(|page| page.beat()?.step);
+        let reached = |rank: Rank| self.ranks.pages.get(&rank).and_then(|page| page.beat()?.step);
         let is_due = |(injected, rank): &(Injected, Rank)| injected.at_step <= reached(*rank);
-        let (due, later): (Vec<_>, Vec<_>) = self.drills.iter().copied().partition(is_due);
-        self.drills = later;
+        let (due, later): (Vec<_>, Vec<_>) = self.drill.due.iter().copied().partition(is_due);
+        self.drill.due = later;
         for (injected, rank) in due {
             self.inject(Injected { at_step: None, ..injected }, rank);
         }

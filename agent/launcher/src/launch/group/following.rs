@@ -106,7 +106,7 @@ impl Following {
     }
 
     /// The host has other ranks from now on.
-    pub(super) fn sit(&mut self, seat: &Seat) {
+    pub(in crate::launch) fn sit(&mut self, seat: &Seat) {
         self.follow.sit(seat);
         (self.spec.world_size, self.spec.first_rank) = (seat.world_size, Rank(seat.first_rank));
     }

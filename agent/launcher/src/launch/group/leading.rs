@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_group::lead::{self, Expected, Here, Lead, LeaderSettings, SteppedDown};
+use mainstay_group::lead::{self, Expected, Lead, LeaderSettings, SteppedDown};
 use mainstay_group::link::Connection;
 use mainstay_group::merge::Merge;
 use mainstay_group::predecessor::Predecessor;
@@ -239,20 +239,6 @@ impl Group {
         leading.lead.continue_from(now, adopted, record.ended, follow.into_log());
         self.role = Role::Leads(Box::new(leading));
         self.print(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
-    }
-
-    /// Whether followers that may return lack commands at the end of the job. Each call sends what they lack.
-    pub(in crate::launch) fn awaits_followers(&mut self, here: &dyn Here) -> bool {
-        let Role::Leads(leading) = &mut self.role else { return false };
-        leading.lead.feed_all(here);
-        leading.lead.awaits_followers()
-    }
-
-    /// Ends all connections to followers, which wait for that at the end.
-    pub(in crate::launch) fn close_all(&mut self) {
-        if let Role::Leads(leading) = &mut self.role {
-            leading.lead.close_all();
-        }
     }
 }
 

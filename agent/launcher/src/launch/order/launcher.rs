@@ -4,7 +4,6 @@ use mainstay_model::entry::Fact;
 use mainstay_model::id::Rank;
 
 use super::{JobOrder, Ordered, Refused, observed};
-use crate::act::rank_processes::RankProcess;
 use crate::launch::event_loop::Launcher;
 use mainstay_sys::{clock, users};
 
@@ -19,14 +18,13 @@ impl Launcher {
     fn carry_out_order(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
         let user = users::name(uid).unwrap_or_else(|| uid.to_string());
         let who = format!("user {user}{}", self.on_host());
-        let runs = |rank: &RankProcess| rank.exit.is_none();
-        let of = |wanted: Rank| self.ranks.iter().find(|rank| rank.rank == wanted && runs(rank));
-        let being_stopped = self.stop.is_some() || !self.ranks.iter().any(runs);
+        let of = |wanted: Rank| self.ranks.living().find(|rank| rank.rank == wanted);
+        let being_stopped = self.stopping.stop.is_some() || !self.ranks.are_running();
         match order {
             JobOrder::Restart | JobOrder::Exclude(_) if being_stopped => {
                 Err(Refused::NotNow("no ranks run, or they are being stopped already"))
             }
-            JobOrder::Stop if self.asked_by.is_some() || self.leave_within.is_some() => {
+            JobOrder::Stop if self.stopping.asked_by.is_some() || self.stopping.leave_within.is_some() => {
                 Err(Refused::NotNow("the job is being stopped already"))
             }
             JobOrder::Inject(..) if !self.settings.allow_inject => Err(Refused::NotAllowed),
@@ -39,7 +37,7 @@ impl Launcher {
             }
             JobOrder::Stop => {
                 self.fact(observed(&who, uid, reason, order));
-                self.asked_by = Some((nix::libc::SIGTERM, clock::mono()));
+                self.stopping.asked_by = Some((nix::libc::SIGTERM, clock::mono()));
                 let (by, exit) = (format!("{who} ({reason})"), 128 + nix::libc::SIGTERM);
                 self.fact(Fact::StopRequested { by, exit });
                 Ok(())
