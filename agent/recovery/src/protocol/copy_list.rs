@@ -66,7 +66,7 @@ mod tests {
         let copies = vec![copy(1, 0, None), copy(2, 0, None), copy(1, 1, Some(piece)), copy(2, 1, None)];
         let report = Event::Holding { attempt: Attempt(3), copies };
         let bytes = postcard::to_allocvec(&report).unwrap();
-        let named = bytes.windows(5).filter(|bytes| bytes == b"llm@5").count();
+        let named = bytes.windows(10).filter(|bytes| bytes == b"\x03job\x05llm@5").count();
         assert_eq!(named, 2, "{bytes:?}");
         assert_eq!(postcard::from_bytes::<Event>(&bytes).unwrap(), report);
     }
