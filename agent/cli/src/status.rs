@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use mainstay_checkpoint::owner;
 use mainstay_proto::v1::{HealthState, Job, JobPhase, ServerMode};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -79,9 +80,12 @@ pub(super) fn reported_once(answers: &mut [Answer]) {
     }
 }
 
+/// If another user's job has the name, the agent keeps a job of this user under the name with its owner.
 fn only_job(answers: &mut [Answer], id: &str) {
+    let own = owner::owned(nix::unistd::getuid().as_raw(), id);
     for snapshot in answers.iter_mut().filter_map(|answer| answer.result.as_mut().ok()) {
-        snapshot.jobs.retain(|job| job.id == id);
+        let has_own = snapshot.jobs.iter().any(|job| job.id == own);
+        snapshot.jobs.retain(|job| job.id == if has_own { own.as_str() } else { id });
     }
 }
 

@@ -193,7 +193,8 @@ fn the_outcome_of_an_ended_job_is_not_replaced_by_another_users_job_of_that_name
     assert_eq!((run(A, "exit 3"), run(B, "exit 0")), (Some(3), Some(0)));
     host.agent.wait_for("61002!train");
     let shown = |uid| host.run_as(uid, &["status", "--job", "train"]).status.code();
-    assert_eq!((shown(A), shown(B)), (Some(3), Some(0)));
+    // 2: the job failed.
+    assert_eq!((shown(A), shown(B)), (Some(2), Some(0)));
 }
 
 #[test]
