@@ -9,7 +9,7 @@ use std::process::Command;
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::verdict::{Action, Cause, FaultDomain};
 use mainstay_recovery::job::EXHAUSTED;
-use mainstay_tests::{Job, Stage, has_client, is_root, journal, skipped};
+use mainstay_tests::{Job, Stage, has_client, is_root, journal, processes, skipped};
 
 /// Two ranks that work forever in the first attempt and end at once in the next.
 const WORKS: &str = r#"
@@ -186,6 +186,10 @@ fn a_launcher_without_descriptors_tries_again() {
     job.mark("pid.0.0");
     // Fewer than the socket's queue holds: a connection beyond it would wait.
     let taken: Vec<UnixStream> = (0..100).map_while(|_| UnixStream::connect(job.socket()).ok()).collect();
+    let open = format!("/proc/{}/fd", job.launcher());
+    processes::wait_until("the launcher's descriptors are taken", || {
+        fs::read_dir(&open).is_ok_and(|open| open.count() >= 62)
+    });
     job.kill_rank(0, 0);
     job.wait_for("the exhaustion", |entry| match &entry.body {
         Body::Fact(Fact::Observed(seen)) if seen.event == EXHAUSTED => Some(()),
