@@ -41,6 +41,7 @@ pub struct StateWriter {
     journal: JournalQueue,
     reads: JournalReader,
     boot: BootId,
+    journal_bytes: u64,
     view: NodeView,
     newest: u64,
     /// Ended jobs in the view, in the order in which they ended.
@@ -49,6 +50,8 @@ pub struct StateWriter {
     publisher: watch::Sender<Published>,
     roster: Roster,
     standing: StateSince,
+    /// The entries from this number on restore what operators acknowledged and silenced.
+    operators_from: u64,
     /// Whether publishing is held, and whether there is something to publish.
     is_held: bool,
     is_due: bool,
@@ -73,12 +76,14 @@ impl StateWriter {
             newest: journal.next_seq() - 1,
             reads: journal.reader(),
             boot: journal.boot().clone(),
+            journal_bytes: journal.most_bytes(),
             view: NodeView::default(),
             finished: VecDeque::new(),
             replayed: Replayed::default(),
             publisher: watch::Sender::new(Published::default()),
             roster: Roster::default(),
             standing: StateSince::default(),
+            operators_from: 0,
             is_held: false,
             is_due: false,
             journal: JournalQueue::new(journal),
@@ -122,6 +127,16 @@ impl StateWriter {
     pub fn gather(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         let entry = self.take_in(at, job, origin_seq, body);
         self.journal.gather(entry.clone());
+        self.publish();
+        entry
+    }
+
+    /// Applies an entry to the view and publishes it, without the journal: it is not there after a restart. It has
+    /// the number of the entry before it.
+    pub fn show(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
+        let boot = self.boot.clone();
+        let entry = Entry { seq: self.newest, at, boot, job: job.cloned(), origin_seq, body };
+        self.apply(&entry);
         self.publish();
         entry
     }
@@ -225,6 +240,7 @@ impl StateWriter {
             return;
         }
         self.journal.write_gathered();
+        self.carry_over();
         self.publisher.send_replace(Published {
             view: Arc::new(self.view.clone()),
             oldest: self.journal.oldest(),
@@ -249,6 +265,11 @@ impl StateWriter {
     /// Records whether what was returned is on the disk.
     pub fn forced(&mut self, forced: Forced) {
         self.journal.forced(forced);
+    }
+
+    /// How large the journal may become, in bytes.
+    pub fn journal_bytes(&self) -> u64 {
+        self.journal_bytes
     }
 
     /// Entries that are queued for the journal.
@@ -285,7 +306,24 @@ impl StateWriter {
         self.replayed
     }
 
+    /// Records what operators said once more before the journal deletes it: it applies for as long as they said,
+    /// however much is recorded in the meantime.
+    fn carry_over(&mut self) {
+        let operators = &self.view.operator_state;
+        if operators.is_empty() || self.operators_from >= self.journal.oldest_after_deletion() {
+            return;
+        }
+        let observations = operators.observations();
+        self.operators_from = self.newest.saturating_add(1);
+        for (at, observation) in observations {
+            self.note(at, None, None, Body::Fact(Fact::Observed(observation)));
+        }
+    }
+
     fn apply(&mut self, entry: &Entry) {
+        if self.view.operator_state.is_empty() {
+            self.operators_from = entry.seq;
+        }
         self.view.apply(entry);
         if let Some(job) = &entry.job {
             self.note_phase(job);

@@ -165,6 +165,27 @@ impl OperatorState {
         reported.collect()
     }
 
+    /// Whether no statement is in effect.
+    pub fn is_empty(&self) -> bool {
+        self.acknowledged.is_empty() && self.silenced.is_empty()
+    }
+
+    /// The journal observations that restore this state, each with its original time.
+    pub fn observations(&self) -> Vec<(Stamp, Observation)> {
+        let acknowledged = self.acknowledged.iter().map(|(name, known)| {
+            let Acknowledgement { state, action, .. } = *known;
+            let component = Component { name: name.clone(), state, action, ..Component::default() };
+            let word = OperatorAction::Acknowledge { reason: known.reason.clone() };
+            (known.at, word.observation(known.uid, &component))
+        });
+        let silenced = self.silenced.iter().map(|(name, silence)| {
+            let component = Component { name: name.clone(), ..Component::default() };
+            let word = OperatorAction::Silence { reason: silence.reason.clone(), until: silence.until };
+            (silence.since, word.observation(silence.uid, &component))
+        });
+        acknowledged.chain(silenced).collect()
+    }
+
     /// The acknowledgement of a component.
     pub fn acknowledgement(&self, component: &str) -> Option<&Acknowledgement> {
         self.acknowledged.get(component)
@@ -279,6 +300,20 @@ mod tests {
         act(&mut acknowledgements, 120, &silence, &component);
         act(&mut acknowledgements, 121, &OperatorAction::Unsilence, &component);
         assert!(acknowledgements.counts(NAME) && acknowledgements.silence(NAME).is_none());
+    }
+
+    #[test]
+    fn the_observations_of_a_state_restore_it() {
+        let mut before = OperatorState::default();
+        act(&mut before, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
+        let silence = OperatorAction::Silence { reason: "bench".into(), until: stamp(100).wall };
+        act(&mut before, 30, &silence, &ill(HealthState::Unhealthy, 10));
+        let mut after = OperatorState::default();
+        assert!(after.is_empty() && !before.is_empty());
+        for (at, observation) in before.observations() {
+            after.take_in(at, &boot(), &observation);
+        }
+        assert_eq!(after, before);
     }
 
     #[test]

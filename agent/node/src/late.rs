@@ -85,7 +85,7 @@ impl Node {
         if !self.is_over(job) {
             return;
         }
-        let recorded = self.snapshots.record(clock::now(), Some(job), None, Body::Verdict(verdict));
+        let recorded = self.record_of_job(clock::now(), job, None, Body::Verdict(verdict));
         self.repeats.take_in(&recorded);
         self.report_failures_to_peers();
         self.hooks.report(&recorded);

@@ -20,7 +20,7 @@ use mainstay_sys::{clock, processes};
 #[derive(Debug)]
 pub(super) struct Launcher {
     pid: Pid,
-    uid: u32,
+    pub(super) uid: u32,
     have_seq: u64,
     /// The control group that counts its memory, and that of its ranks unless they leave it.
     pub(super) control_group: Option<String>,
@@ -209,7 +209,7 @@ impl Node {
             }
             _ => {}
         }
-        let recorded = self.snapshots.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        let recorded = self.record_of_job(entry.at, &session.job, Some(entry.seq), body);
         self.repeats.take_in(&recorded);
         if let Body::Verdict(verdict) = &recorded.body {
             self.report_failures_to_peers();

@@ -1,6 +1,7 @@
 //! The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
 //! questions and the host's reports; it publishes the snapshots.
 
+mod allowance;
 mod calls;
 pub mod config;
 mod evidence;
@@ -8,6 +9,7 @@ mod gpus;
 mod hardware;
 mod host;
 mod inputs;
+mod job_entries;
 mod late;
 mod launchers;
 mod owners;
@@ -33,6 +35,7 @@ pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
 pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 
+use allowance::Allowance;
 use evidence::AnsweredFailure;
 use gpus::Gpus;
 use launchers::Launcher;
@@ -69,7 +72,9 @@ pub struct Node {
     resets: Resets,
     hooks: Hooks,
     repeats: Repeats,
-    calls: calls::Calls,
+    calls: Allowance,
+    /// What the launchers of each user may put into the journal, in bytes.
+    job_entries: Allowance,
     /// Agents of other hosts, with which failures are exchanged.
     peers: Option<Arc<Service>>,
     /// The notice that the machine will be taken away, until it is over: launchers that attach later receive it
@@ -110,6 +115,7 @@ impl Node {
         forcing: Forcing<Option<LogCursor>>,
     ) -> Node {
         let Before { origins, repeats, resets, peers } = before;
+        let journal_bytes = snapshots.journal_bytes();
         let launchers = snapshots.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher::of_journal(view, have_seq))
@@ -123,7 +129,8 @@ impl Node {
             resets: Resets::new(resets),
             hooks,
             repeats,
-            calls: calls::Calls::default(),
+            calls: calls::allowance(),
+            job_entries: job_entries::allowance(journal_bytes),
             peers,
             leave: None,
             waiting: Vec::new(),
@@ -264,7 +271,10 @@ impl Node {
     }
 
     fn record(&mut self, job: Option<&JobId>, fact: Fact) {
-        self.snapshots.record(clock::now(), job, None, Body::Fact(fact));
+        match job {
+            Some(job) => _ = self.record_of_job(clock::now(), job, None, Body::Fact(fact)),
+            None => _ = self.snapshots.record(clock::now(), None, None, Body::Fact(fact)),
+        }
     }
 
     /// Sends the failures of this host's jobs to other hosts.

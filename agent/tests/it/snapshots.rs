@@ -8,7 +8,8 @@ use mainstay_journal::store::journal::{Journal, Limits};
 use mainstay_model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
 use mainstay_model::health::{Component, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
-use mainstay_model::time::{Mono, Stamp};
+use mainstay_model::operator::OperatorAction;
+use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_view::node::{BeatView, JobPhase, NodeView};
 
 fn open(dir: &Path) -> StateWriter {
@@ -318,4 +319,26 @@ fn a_burst_of_gathered_entries_loses_none() {
 
 fn end_quietly(snapshots: &mut StateWriter) -> Entry {
     snapshots.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
+}
+
+#[test]
+fn what_operators_said_outlives_the_segment_that_has_it() {
+    let dir = testing::tempdir().unwrap();
+    let limits = Limits { segment_bytes: 4096, total_bytes: 3 * 4096 };
+    let open =
+        || StateWriter::open(Journal::open(dir.path(), limits, BootId("boot".into())).unwrap()).unwrap();
+    let mut snapshots = open();
+    snapshots.show_host(Stamp::default(), vec![component(HealthState::Degraded, 1)]);
+    for word in [
+        OperatorAction::Acknowledge { reason: "ticket 7".into() },
+        OperatorAction::Silence { reason: "bench".into(), until: Wall(1) },
+    ] {
+        snapshots.attend(Stamp::default(), 1000, "host.cpu", &word).unwrap();
+    }
+    let said = (snapshots.view().operator_state.clone(), snapshots.newest());
+    while snapshots.reader().oldest() <= 2 * said.1 {
+        end_quietly(&mut snapshots);
+    }
+    drop(snapshots);
+    assert_eq!(open().view().operator_state, said.0);
 }

@@ -2,6 +2,7 @@
 //! is bounded, and another user is answered meanwhile. The callers are real users with real connections.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Waker};
 
@@ -12,8 +13,10 @@ use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::from_launcher::Message;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
+use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::{
-    FromAgent, FromLauncher, ListEventsRequest, ListJobsRequest, WatchEventsRequest, WatchNodeRequest,
+    FromAgent, FromLauncher, ListEventsRequest, ListJobsRequest, SilenceComponentRequest, WatchEventsRequest,
+    WatchNodeRequest,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -64,12 +67,26 @@ fn a_job_with_too_many_ranks_is_refused_once_and_stays_attached() {
     assert_eq!(launcher.printed, "ResourceExhausted, then have 2");
 }
 
+#[test]
+fn a_user_with_very_many_entries_pushes_no_others_out_of_the_journal() {
+    let small = [("JOURNAL_MAX_SIZE", "2MiB"), ("JOURNAL_SEGMENT_SIZE", "512KiB")];
+    let Some(host) = host_with(&small.map(|(key, size)| (key, Path::new(size)))) else { return };
+    let refused = host.client(A, "refused");
+    assert_eq!(refused.printed, "PermissionDenied");
+    host.agent.wait_for("agent.calls");
+    assert_eq!(host.client(A, "fill").printed, "filled");
+    host.agent.wait_for("agent.journal");
+    assert!(host.agent.events().contains("agent.calls"), "{}", host.agent.events());
+    assert!(host.agent.status().contains("full"), "its job is shown");
+}
+
 /// What this program does as another user: `two_users::as_another_user` calls it.
 pub(crate) async fn play(role: &str, about: &str, socket: String) {
     match role {
         "fill" => fill(socket).await,
         "unread" => unread(socket, about).await,
         "large" => large(socket).await,
+        "refused" => refused(socket).await,
         _ => ranks(socket).await,
     }
     std::future::pending::<()>().await;
@@ -188,6 +205,13 @@ async fn large(socket: String) {
     }
     println!("\nclient: refused {refused}");
     std::future::pending::<()>().await;
+}
+
+/// A call that only operators may make.
+async fn refused(socket: String) {
+    let mut client = OperatorServiceClient::new(connect(socket).await);
+    let refused = client.silence_component(SilenceComponentRequest::default()).await.unwrap_err();
+    println!("\nclient: {:?}", refused.code());
 }
 
 /// A job that starts with too many ranks, and attaches again.

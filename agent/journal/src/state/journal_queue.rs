@@ -34,6 +34,8 @@ pub(super) struct JournalQueue {
     dir: PathBuf,
     /// The number of the oldest entry in the journal.
     oldest: u64,
+    /// The same after the next deletion of a segment; 0 while there is only one.
+    oldest_after_deletion: u64,
     /// What did not reach the disk and could not be returned to the journal so far.
     not_forced: Vec<Unforced>,
     /// Entries that are queued for the disk, oldest first.
@@ -53,6 +55,7 @@ impl JournalQueue {
             writing: Patient::new("journal"),
             dir: journal.dir().to_owned(),
             oldest: journal.oldest().unwrap_or(0),
+            oldest_after_deletion: journal.oldest_after_deletion().unwrap_or(0),
             not_forced: Vec::new(),
             unwritten: VecDeque::new(),
             has_gathered: false,
@@ -66,6 +69,11 @@ impl JournalQueue {
     /// The number of the oldest entry in the journal; 0 while it is empty.
     pub(super) fn oldest(&self) -> u64 {
         self.oldest
+    }
+
+    /// The first number that stays in the journal when its oldest segment is deleted.
+    pub(super) fn oldest_after_deletion(&self) -> u64 {
+        self.oldest_after_deletion
     }
 
     /// Entries that are queued for the disk, oldest first.
@@ -163,7 +171,7 @@ impl JournalQueue {
         }
         let waiting: Vec<Arc<Entry>> = self.unwritten.iter().cloned().collect();
         let wrote = self.ask(PATIENCE, move |journal| append(journal, &waiting))?;
-        self.oldest = wrote.oldest;
+        (self.oldest, self.oldest_after_deletion) = (wrote.oldest, wrote.oldest_after_deletion);
         while self.unwritten.front().is_some_and(|entry| entry.seq <= wrote.through) {
             self.unwritten.pop_front();
         }
@@ -212,6 +220,7 @@ struct Wrote {
     /// All entries up to this number were written, or cannot be.
     through: u64,
     oldest: u64,
+    oldest_after_deletion: u64,
     result: Result<(), JournalError>,
 }
 
@@ -236,7 +245,9 @@ fn append(journal: &mut Journal, entries: &[Arc<Entry>]) -> Wrote {
         }
         through = entry.seq;
     }
-    Wrote { through, oldest: journal.oldest().unwrap_or(0), result }
+    let (oldest, oldest_after_deletion) = (journal.oldest(), journal.oldest_after_deletion());
+    let [oldest, oldest_after_deletion] = [oldest, oldest_after_deletion].map(Option::unwrap_or_default);
+    Wrote { through, oldest, oldest_after_deletion, result }
 }
 
 /// After a panic of another holder the journal is in a state that the next append handles, as after a crash.

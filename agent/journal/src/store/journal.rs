@@ -233,6 +233,16 @@ impl Journal {
         self.segments.front().map(|segment| segment.first_seq).filter(|first| *first < self.next_seq)
     }
 
+    /// The first number that stays in the journal when its oldest segment is deleted; none while it has only one.
+    pub fn oldest_after_deletion(&self) -> Option<u64> {
+        self.segments.get(1).map(|segment| segment.first_seq)
+    }
+
+    /// How large it may become, in bytes.
+    pub fn most_bytes(&self) -> u64 {
+        self.limits.total_bytes
+    }
+
     /// The boot whose monotonic clock the entries of this writer use.
     pub fn boot(&self) -> &BootId {
         &self.boot
