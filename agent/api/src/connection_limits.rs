@@ -57,7 +57,7 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
 
 /// One connection's place.
 #[derive(Debug)]
-pub(super) struct Place<S: Ord> {
+pub struct Place<S: Ord> {
     taken: Arc<Mutex<BTreeMap<S, usize>>>,
     source: S,
 }
@@ -74,20 +74,28 @@ impl<S: Ord> Drop for Place<S> {
     }
 }
 
-/// A connection that holds its place.
-#[derive(Debug)]
-pub struct Placed<IO, S: Ord> {
-    inner: IO,
-    _place: Place<S>,
+/// The place of a connection, which is told when something was received.
+pub trait OnReceive {
+    /// Something was received.
+    fn received(&self) {}
 }
 
-impl<IO, S: Ord> Placed<IO, S> {
-    pub(super) fn new(inner: IO, place: Place<S>) -> Placed<IO, S> {
-        Placed { inner, _place: place }
+impl<S: Ord> OnReceive for Place<S> {}
+
+/// A connection that holds its place. The place is given back first.
+#[derive(Debug)]
+pub struct Placed<IO, P> {
+    place: P,
+    inner: IO,
+}
+
+impl<IO, P> Placed<IO, P> {
+    pub(super) fn new(inner: IO, place: P) -> Placed<IO, P> {
+        Placed { place, inner }
     }
 }
 
-impl<IO: Connected, S: Ord> Connected for Placed<IO, S> {
+impl<IO: Connected, P> Connected for Placed<IO, P> {
     type ConnectInfo = IO::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -95,17 +103,22 @@ impl<IO: Connected, S: Ord> Connected for Placed<IO, S> {
     }
 }
 
-impl<IO: AsyncRead + Unpin, S: Ord + Unpin> AsyncRead for Placed<IO, S> {
+impl<IO: AsyncRead + Unpin, P: OnReceive + Unpin> AsyncRead for Placed<IO, P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.place.received();
+        }
+        polled
     }
 }
 
-impl<IO: AsyncWrite + Unpin, S: Ord + Unpin> AsyncWrite for Placed<IO, S> {
+impl<IO: AsyncWrite + Unpin, P: Unpin> AsyncWrite for Placed<IO, P> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, bytes)
     }

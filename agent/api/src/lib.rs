@@ -32,6 +32,7 @@ mod run_directories;
 mod saving;
 mod shares;
 mod stream;
+mod tcp_connections;
 mod watching;
 
 use std::sync::Arc;

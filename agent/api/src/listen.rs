@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -18,7 +18,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
-use super::connection_limits::{ALL, ConnectionLimits, EACH, Placed};
+use super::connection_limits::{ALL, ConnectionLimits, EACH, Place, Placed};
+use super::tcp_connections::{TcpConnection, TcpConnections};
 use mainstay_sys::peer_groups::peer_groups;
 
 /// How long accepting pauses after a failure that would repeat at once, such as too many open files.
@@ -133,7 +134,7 @@ impl UnixSocket {
     pub(super) fn incoming(
         &self,
         stop: CancellationToken,
-    ) -> ReceiverStream<io::Result<Placed<PlainAuthority<UnixStream>, u32>>> {
+    ) -> ReceiverStream<io::Result<Placed<PlainAuthority<UnixStream>, Place<u32>>>> {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
@@ -176,7 +177,7 @@ impl Drop for UnixSocket {
 pub(super) fn incoming(
     listener: TcpListener,
     stop: CancellationToken,
-) -> ReceiverStream<io::Result<Placed<TcpStream, IpAddr>>> {
+) -> ReceiverStream<io::Result<Placed<TcpStream, TcpConnection>>> {
     let (sender, receiver) = mpsc::channel(1);
     let capped = Capped::new(listener);
     tokio::spawn(accept(stop, sender, async move || Ok(capped.next().await?.0)));
@@ -186,27 +187,24 @@ pub(super) fn incoming(
 /// A TCP listener that limits the number of connections of each address.
 pub(super) struct Capped {
     listener: TcpListener,
-    places: Mutex<ConnectionLimits<IpAddr>>,
+    connections: TcpConnections,
 }
 
 impl Capped {
     pub(super) fn new(listener: TcpListener) -> Capped {
-        Capped { listener, places: Mutex::new(ConnectionLimits::new(EACH, ALL)) }
+        Capped { listener, connections: TcpConnections::default() }
     }
 
-    async fn next(&self) -> io::Result<(Placed<TcpStream, IpAddr>, SocketAddr)> {
-        loop {
-            let (stream, address) = self.listener.accept().await?;
-            let place = self.places.lock().unwrap_or_else(PoisonError::into_inner).take(address.ip(), false);
-            let Some(place) = place else { continue };
-            stream.set_nodelay(true)?;
-            return Ok((Placed::new(stream, place), address));
-        }
+    async fn next(&self) -> io::Result<(Placed<TcpStream, TcpConnection>, SocketAddr)> {
+        let (stream, address) = self.listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let place = self.connections.add(address.ip(), &stream);
+        Ok((Placed::new(stream, place), address))
     }
 }
 
 impl axum::serve::Listener for Capped {
-    type Io = Placed<TcpStream, IpAddr>;
+    type Io = Placed<TcpStream, TcpConnection>;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {

@@ -64,6 +64,21 @@ async fn the_http_port_offers_http_alone() {
 }
 
 #[tokio::test]
+async fn half_requests_keep_no_probe_out() {
+    let dir = testing::tempdir().unwrap();
+    let server = Server::start(dir.path()).await;
+    let mut held = Vec::new();
+    for _ in 0..140 {
+        let mut stream = TcpStream::connect(server.http).await.unwrap();
+        stream.write_all(b"GET /healthz HTT").await.unwrap();
+        held.push(stream);
+    }
+    assert_eq!(get(&server, "/healthz").await.0, 200);
+    drop(held);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn garbage_is_refused_and_does_no_harm() {
     let dir = testing::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
