@@ -23,7 +23,7 @@ __all__ = [
     "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 
-_MODULES = ("checkpoint", "dcp", "jax", "lightning", "torch", "transformers")
+_MODULES = ("checkpoint", "dcp", "jax", "lightning", "policy", "torch", "transformers")
 
 _hooks.start()
 

@@ -1,7 +1,7 @@
 from typing import Any, Callable, Iterable, Iterator, Optional, SupportsIndex, TypedDict, TypeVar, Union, overload
 
 from . import checkpoint as checkpoint
-from . import dcp as dcp, jax as jax, lightning as lightning, torch as torch, transformers as transformers
+from . import dcp as dcp, jax as jax, lightning as lightning, policy as policy, torch as torch, transformers as transformers
 from ._native import active as active, beat as beat, data_at as data_at, pause as pause, resume as resume
 from ._native import on_save_request as on_save_request
 from ._native import save_requested as save_requested, save_within as save_within
