@@ -149,7 +149,7 @@ fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow
     let mut source: Box<dyn Read> = if file.as_os_str() == "-" {
         Box::new(std::io::stdin().lock())
     } else {
-        Box::new(File::open(file).with_context(reading)?)
+        Box::new(output::open_input(file).with_context(reading)?)
     };
     let mut scan = Scan::new(catalog, &name, rank.or_else(|| lines::rank_of_path(&name)), kind);
     let (mut piece, mut starts) = (vec![0; PIECE], true);

@@ -1,6 +1,9 @@
 //! Terminal output: colors if enabled, and no control characters from foreign text.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use mainstay_proto::v1::{HealthState, Severity};
 
@@ -10,6 +13,16 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
+}
+
+/// Opens a file that the user names. A FIFO that nobody writes into would be waited for without a word; the pipe of a
+/// shell's `<(command)` has a writer.
+pub(super) fn open_input(path: &Path) -> io::Result<File> {
+    let is_fifo = std::fs::metadata(path)?.file_type().is_fifo();
+    if is_fifo && !path.starts_with("/dev/fd") && !path.starts_with("/proc") {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "a FIFO is read from standard input only"));
+    }
+    File::open(path)
 }
 
 /// Prints a note for the user next to the output. It may quote what somebody else wrote, also a file's name.

@@ -1,6 +1,6 @@
 //! `mainstay replay`: judges a bundle or a run again with this version, and shows what differs.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,20 +59,30 @@ fn user_policy(file: &Path) -> anyhow::Result<Script> {
     Script::load(file)?.map_err(|words| anyhow!(words))
 }
 
+/// The longest line of a bundle. Entries have the last lines of a rank's output, not all of it.
+const MAX_LINE_BYTES: u64 = 64 << 20;
+
 pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
-    let bytes = if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
+    let reading = || format!("reading {}", path.display());
+    let input: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(std::io::stdin().lock()),
+        false => Box::new(output::open_input(path).with_context(reading)?),
     };
-    let bytes = bytes.with_context(|| format!("reading {}", path.display()))?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
+    let mut lines = BufReader::new(input);
+    let mut next = |line: &mut Vec<u8>| {
+        line.clear();
+        let read = lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line).with_context(reading)?;
+        if read as u64 == MAX_LINE_BYTES {
+            bail!("{}: not a bundle: a line of more than {MAX_LINE_BYTES} bytes", path.display());
+        }
+        Ok(read > 0)
+    };
+    let mut line = Vec::new();
+    next(&mut line)?;
+    if line.starts_with(&[0x1f, 0x8b]) {
         bail!("{0}: compressed; zcat {0} | mainstay replay -", path.display());
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let mut lines = text.lines();
-    let head: Option<Value> = lines.next().and_then(|line| serde_json::from_str(line).ok());
+    let head: Option<Value> = serde_json::from_slice(&line).ok();
     match head.as_ref().and_then(|head| head["mainstay_bundle"].as_u64()) {
         Some(bundle::FORM) => {}
         Some(later) => {
@@ -80,8 +90,12 @@ pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
         }
         None => bail!("{}: not a bundle, by its first line; `mainstay bundle` makes one", path.display()),
     }
-    // Entries of kinds that only a later version knows are skipped, as in a journal.
-    Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+    let mut entries = Vec::new();
+    while next(&mut line)? {
+        // Entries of kinds that only a later version knows are skipped, as in a journal.
+        entries.extend(serde_json::from_str::<Entry>(&String::from_utf8_lossy(&line)).ok());
+    }
+    Ok(entries)
 }
 
 fn as_json(replayed: &Replayed) -> Value {
@@ -114,4 +128,23 @@ fn render(replayed: &[Replayed]) -> String {
         text.push_str("no failure is recorded there\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_that_nobody_writes_into_is_not_waited_for() {
+        let directory = testing::tempdir().expect("a directory");
+        let fifo = directory.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+        read_bundle(&fifo).expect_err("it is refused");
+    }
+
+    #[test]
+    fn a_line_without_end_is_no_bundle_and_is_not_read_to_its_end() {
+        let error = read_bundle(Path::new("/dev/zero")).expect_err("it has no line");
+        assert!(error.to_string().contains("not a bundle"), "{error:#}");
+    }
 }

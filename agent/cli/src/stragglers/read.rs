@@ -1,12 +1,13 @@
 //! A trace from a file: CSV, JSON lines, a JSON array of the same objects, or events as Chrome's trace viewer has them.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, stdin};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use mainstay_progress::straggler::{Columns, Trace};
 use serde_json::{Map, Value};
+
+use crate::output::open_input;
 
 /// A longer line is not part of a trace.
 const LONGEST_LINE: usize = 1 << 20;
@@ -26,7 +27,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Trace> {
     let trace = if path.as_os_str() == "-" {
         all_of(BufReader::new(stdin()))
     } else {
-        all_of(BufReader::new(File::open(path).with_context(|| format!("opening {name}"))?))
+        all_of(BufReader::new(open_input(path).with_context(|| format!("opening {name}"))?))
     };
     let trace = trace.with_context(|| format!("reading {name}"))?;
     if trace.is_empty() {
