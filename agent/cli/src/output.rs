@@ -19,7 +19,7 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 /// shell's `<(command)` has a writer.
 pub(super) fn open_input(path: &Path) -> io::Result<File> {
     let is_fifo = std::fs::metadata(path)?.file_type().is_fifo();
-    if is_fifo && !path.starts_with("/dev/fd") && !path.starts_with("/proc") {
+    if is_fifo && !["/dev/fd", "/dev/stdin", "/proc"].iter().any(|of| path.starts_with(of)) {
         return Err(io::Error::new(ErrorKind::InvalidInput, "a FIFO is read from standard input only"));
     }
     File::open(path)

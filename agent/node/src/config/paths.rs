@@ -2,7 +2,9 @@
 //! own.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::document::FILE_VARIABLE;
@@ -60,7 +62,7 @@ impl Environment {
             None => of_the_unit().into_iter().chain([self.default_file.clone()]).collect(),
         };
         for path in places {
-            match std::fs::read_to_string(&path) {
+            match read(&path) {
                 Ok(text) => return Ok(Some((path, text))),
                 Err(error) if error.kind() == ErrorKind::NotFound && !is_named => {}
                 Err(error) => {
@@ -116,4 +118,20 @@ impl Environment {
     fn temporary(&self) -> PathBuf {
         format!("/tmp/mainstay-{}", self.uid).into()
     }
+}
+
+/// A configuration has at most this many bytes.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A FIFO would be waited for, and a device may have no end.
+fn read(path: &Path) -> io::Result<String> {
+    if std::fs::metadata(path)?.file_type().is_fifo() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is a FIFO"));
+    }
+    let mut text = String::new();
+    let length = File::open(path)?.take(MAX_BYTES).read_to_string(&mut text)?;
+    if length as u64 == MAX_BYTES {
+        return Err(io::Error::new(ErrorKind::InvalidData, format!("it has more than {MAX_BYTES} bytes")));
+    }
+    Ok(text)
 }
