@@ -132,8 +132,6 @@ fn render(replayed: &[Replayed]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
 
     #[test]
@@ -146,10 +144,7 @@ mod tests {
 
     #[test]
     fn a_very_long_line_is_no_bundle_and_is_not_read_to_its_end() {
-        let directory = testing::tempdir().expect("a directory");
-        let path = directory.path().join("zeros");
-        File::create(&path).and_then(|file| file.set_len(10 * MAX_LINE_BYTES)).expect("a sparse file");
-        let error = read_bundle(&path).expect_err("it has no line");
-        assert!(error.to_string().contains("not a bundle"), "{error:#}");
+        // Reading on would never end.
+        read_bundle(Path::new("/dev/zero")).expect_err("it has no line");
     }
 }

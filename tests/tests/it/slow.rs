@@ -52,7 +52,8 @@ fn a_rank_with_more_work_than_its_peers_is_named() {
     end.assert_printed("rank 5 is ");
 }
 
-/// As with PyTorch's hooks and no accelerator: gradients are exchanged in the backward pass, and no section waits.
+/// As with PyTorch's hooks: gradients are exchanged in the backward pass, and no section waits. Rank 5 needs longer
+/// between its sections.
 const OUTSIDE: &str = r#"
 import mainstay
 PERIOD = 0.16
@@ -61,10 +62,12 @@ if RANK == 0:
 wait_for("began")
 began = float(open(MARKS + "/began").read())
 step = 0
-while not os.path.exists(MARKS + "/end"):
+while not os.path.exists(MARKS + "/end") and step < STEPS:
     step += 1
     with mainstay.section("forward"):
         time.sleep(0.005)
+    with mainstay.section("backward" + DEVICE):
+        time.sleep(0.001)
     with mainstay.section("backward"):
         time.sleep(max(0.0, began + step * PERIOD - time.monotonic()))
     mainstay.step(step)
@@ -77,7 +80,7 @@ fn a_rank_that_is_slow_between_its_sections_is_named() {
         return;
     }
     let stage = Stage::new();
-    let job = stage.python(OUTSIDE).ranks(8).start();
+    let job = stage.python(&format!("STEPS, DEVICE = 2000, ''\n{OUTSIDE}")).ranks(8).start();
     let found = job.wait_for("the slow rank", |entry| match &entry.body {
         Body::Finding(finding) if finding.what == FindingKind::SlowRank => Some(finding.clone()),
         _ => None,
@@ -85,6 +88,19 @@ fn a_rank_that_is_slow_between_its_sections_is_named() {
     stage.mark("end");
     assert_eq!(found.ranks, [Rank(5)], "{found:?}");
     job.end().assert_status(0);
+}
+
+/// With a device the host may wait for it, and so for other ranks, between its sections.
+#[test]
+fn with_a_device_the_time_between_sections_is_no_ranks_own() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let end = stage.python(&format!("STEPS, DEVICE = 60, '@device'\n{OUTSIDE}")).ranks(8).start().end();
+    end.assert_status(0);
+    let slow = findings(&end.journal).into_iter().any(|found| found.ranks == [Rank(5)]);
+    assert!(!slow, "{end}");
 }
 
 #[test]

@@ -85,6 +85,17 @@ fn a_process_stopped_before_anything_was_learned_is_reported_in_seconds_and_hung
 }
 
 #[test]
+fn a_stopped_process_that_is_resumed_in_time_is_no_hang() {
+    let mut job = Job::started(Limits::default());
+    job.all_still();
+    job.probes[6].as_mut().expect("set").state = ProcessState::Stopped;
+    job.is_calm_for(Span::seconds(25));
+    job.probes[6].as_mut().expect("set").state = ProcessState::Normal;
+    job.beat(6);
+    job.is_calm_for(Span::seconds(60));
+}
+
+#[test]
 fn if_all_ranks_are_still_the_hang_has_no_culprit() {
     let mut job = Job::trained(100);
     job.all_still();

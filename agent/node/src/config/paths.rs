@@ -135,3 +135,19 @@ fn read(path: &Path) -> io::Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_neither_waited_for_nor_endless() {
+        let (pipe, _writer) = io::pipe().expect("a pipe");
+        let fifo = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+        assert_eq!(read(Path::new(&fifo)).expect_err("a FIFO").kind(), ErrorKind::InvalidInput);
+        assert_eq!(read(Path::new("/dev/zero")).expect_err("no end").kind(), ErrorKind::InvalidData);
+        assert_eq!(read(Path::new("/dev/null")).expect("an empty configuration"), "");
+    }
+}

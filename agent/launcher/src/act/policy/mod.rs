@@ -253,8 +253,13 @@ fn read(file: &Path) -> Result<String, String> {
     if is_starlark(file) {
         return Err(format!("{}: {STARLARK}", file.display()));
     }
-    let size = std::fs::metadata(file).map_err(unread)?.len();
-    if size > MAX_FILE_BYTES {
+    let metadata = std::fs::metadata(file).map_err(unread)?;
+    // A FIFO would be waited for, and a device may have no end.
+    if !metadata.is_file() {
+        return Err(format!("{}: it is not a regular file", file.display()));
+    }
+    if metadata.len() > MAX_FILE_BYTES {
+        let size = metadata.len();
         return Err(format!("{}: it is {size} bytes long; that is not a policy", file.display()));
     }
     std::fs::read_to_string(file).map_err(unread)
@@ -298,6 +303,11 @@ mod tests {
     use mainstay_model::id::Attempt;
     use mainstay_model::policy::{CauseKind, Rung};
     use mainstay_model::verdict::Action;
+
+    #[test]
+    fn what_is_no_regular_file_is_not_read() {
+        read(Path::new("/dev/zero")).expect_err("it has no end");
+    }
 
     #[test]
     fn the_classes_name_all_actions_and_causes() {
