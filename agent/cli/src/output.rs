@@ -15,12 +15,19 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file that the user names. A FIFO that nobody writes into would be waited for without a word; the pipe of a
-/// shell's `<(command)` has a writer.
+/// Opens a file that the user names. A FIFO that nobody writes into would be waited for without a word, and a device
+/// such as `/dev/zero` has no end; the pipe of a shell's `<(command)` has a writer.
 pub(super) fn open_input(path: &Path) -> io::Result<File> {
-    let is_fifo = std::fs::metadata(path)?.file_type().is_fifo();
-    if is_fifo && !["/dev/fd", "/dev/stdin", "/proc"].iter().any(|of| path.starts_with(of)) {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "a FIFO is read from standard input only"));
+    let kind = std::fs::metadata(path)?.file_type();
+    let what = match kind {
+        _ if ["/dev/fd", "/dev/stdin", "/dev/null", "/proc"].iter().any(|of| path.starts_with(of)) => "",
+        _ if kind.is_fifo() => "a FIFO",
+        _ if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "",
+    };
+    if !what.is_empty() {
+        let text = format!("{what} is read from standard input only");
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
     }
     File::open(path)
 }

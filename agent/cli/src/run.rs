@@ -285,7 +285,7 @@ pub struct Args {
         hide_short_help = true
     )]
     event_log_handler: Option<String>,
-    /// How long ranks may take to exit when the launcher is asked to stop [default: 30s]
+    /// How long ranks may take to exit when the launcher is asked to stop [default: 20s]
     ///
     /// TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.
     #[arg(

@@ -63,6 +63,23 @@ fn a_link_or_a_pipe_in_the_place_of_a_segment_is_refused_without_waiting() {
 }
 
 #[test]
+fn a_writer_sets_aside_what_stands_in_the_place_of_a_segment() {
+    for is_link in [false, true] {
+        let dir = testing::tempdir().unwrap();
+        append(&mut open(dir.path(), Limits::default()), 1);
+        let next = dir.path().join(format!("{:020}.jsonl", 2));
+        match is_link {
+            true => std::os::unix::fs::symlink("/dev/zero", &next).unwrap(),
+            false => std::fs::create_dir(&next).unwrap(),
+        }
+        let mut journal = open(dir.path(), Limits::default());
+        append(&mut journal, 2);
+        assert_eq!(numbers(&all(&journal.reader())), [1, 2]);
+        assert!(next.with_extension("set-aside").symlink_metadata().is_ok(), "it is kept");
+    }
+}
+
+#[test]
 fn what_is_read_at_once_is_bounded_in_bytes_and_has_at_least_one_entry() {
     let dir = testing::tempdir().unwrap();
     let mut journal = open(dir.path(), SMALL);

@@ -236,7 +236,7 @@ class _Shards:
 
 def _newest(place, together: bool) -> _Shards:
     memory = _memory(place)
-    on_disk = _seal.steps(place.directory)
+    on_disk = checkpoint._steps_on_disk(place, "load", memory is not None and memory.has_any())
     steps = memory.with_those_of(on_disk) if memory else on_disk
     limit = None
     while True:
@@ -297,7 +297,8 @@ def _place(directory: Optional[str]):
 
 
 def _save(place, step: int, shard: dict) -> None:
-    """As `mainstay.checkpoint.save`, but raises errors: DCP reports them to all ranks."""
+    """As `mainstay.checkpoint.save`, but raises errors: DCP reports them to all ranks. It waits for a file system that
+    does not answer, as PyTorch's own writer does: an error would end the job."""
     with checkpoint._saving:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)

@@ -173,6 +173,30 @@ def test_what_cannot_be_written_is_raised(ranks):
     assert 0 not in codes and "checkpoints" in said, said
 
 
+def test_a_step_in_memory_is_loaded_while_the_file_system_does_not_answer(run_job, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    code = PRELUDE + f"""
+import mainstay._disk
+dcp.save(state(3), storage_writer=mainstay.dcp.Writer(3))
+mainstay._disk._PATIENCE_S = 0.05
+try:
+    # Opening it waits for a writer, as opening a file of a silent file system waits for its server.
+    mainstay._disk.ask(lambda: open({str(tmp_path / "fifo")!r}, "rb").close())
+except mainstay._disk.Silent:
+    pass
+loaded = state(0)
+reader = mainstay.dcp.Reader()
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    dcp.load(loaded, storage_reader=reader)
+assert any("does not answer" in str(each.message) for each in warned), warned
+assert reader.step == 3, reader.step
+assert_is(loaded, 3)
+dist.destroy_process_group()
+"""
+    run_job(code, ranks=2, MAINSTAY_CHECKPOINT_DIR=tmp_path / "checkpoints")
+
+
 def test_a_load_without_any_step_is_reported(ranks):
     codes, said = ranks("dcp.load(state(0), storage_reader=mainstay.dcp.Reader())", 2, check=False)
     assert 0 not in codes and "no whole step" in said

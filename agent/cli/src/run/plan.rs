@@ -125,13 +125,17 @@ fn ranks(text: &str, visible: Option<&str>) -> Result<u32, String> {
     torchrun::ranks_per_node(&number, dev, visible)
 }
 
+/// Slurm and Kubernetes kill the launcher 30 s after SIGTERM by default. Within these it also has to kill ranks that do
+/// not exit, write the last step to the disk, and report.
+const SHUTDOWN_TIMEOUT: Span = Span::seconds(20);
+
 /// How long ranks may take to exit: the given time, else the value of PyTorch's own variable.
 fn shutdown_timeout(given: Option<Span>) -> anyhow::Result<Span> {
     const VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
     match (given, std::env::var(VARIABLE)) {
         (Some(given), _) => Ok(given),
         (None, Ok(text)) => duration(&text).map_err(|error| anyhow::anyhow!("{VARIABLE}: {error}")),
-        (None, Err(_)) => Ok(Span::seconds(30)),
+        (None, Err(_)) => Ok(SHUTDOWN_TIMEOUT),
     }
 }
 

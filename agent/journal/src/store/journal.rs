@@ -29,7 +29,7 @@ use mainstay_model::time::Stamp;
 pub use error::JournalError;
 pub use line::{Line, decode, encode};
 pub use reader::{Gap, JournalReader, Most, Read};
-use segment::{Segment, list_segments, segment_path};
+use segment::{Segment, list_segments, segment_path, set_others_aside};
 
 /// The smallest useful segment: below this, a segment would hold a handful of lines only.
 const SMALLEST_SEGMENT: u64 = 4096;
@@ -134,6 +134,7 @@ impl Journal {
         let making = |source| JournalError::io("creating the directory", dir, source);
         DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(making)?;
         let lock = take_lock(dir)?;
+        set_others_aside(dir)?;
         let mut journal = Journal {
             dir: dir.to_owned(),
             limits: limits.effective(),

@@ -53,6 +53,10 @@ impl Grace {
 /// A process that survives SIGKILL for this time is inside a driver or a file system that hangs.
 const DEATH_WITHIN: Span = Span::seconds(10);
 
+/// The same if the launcher was asked to stop: with the usual time for the ranks it must end within 30 s, after which
+/// Slurm (`KillWait`) and Kubernetes kill the launcher too, and nobody would write the summary.
+const DEATH_WITHIN_REQUESTED: Span = Span::seconds(5);
+
 /// Processes that ranks left must die of SIGKILL within this time. Otherwise they count as undying.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -173,10 +177,14 @@ impl Stop {
 
     /// Sends SIGKILL to these ranks. Returns whether that was done long ago without effect: then nothing more can be done.
     pub fn force<'a>(&mut self, now: Mono, ranks: impl IntoIterator<Item = &'a RankProcess>) -> bool {
-        let hopeless = self.forced_at.is_some_and(|forced| now >= forced.after(DEATH_WITHIN));
+        let patience = match self.why {
+            StopWhy::Requested => DEATH_WITHIN_REQUESTED,
+            _ => DEATH_WITHIN,
+        };
+        let hopeless = self.forced_at.is_some_and(|forced| now >= forced.after(patience));
         self.spared.ranks.clear();
         self.forced_at.get_or_insert(now);
-        self.force_at = now.after(DEATH_WITHIN);
+        self.force_at = now.after(patience);
         self.send(SIGKILL, ranks);
         hopeless
     }

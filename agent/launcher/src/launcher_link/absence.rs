@@ -111,4 +111,25 @@ mod tests {
         assert!(reported(&all).starts_with(&dead.display().to_string()), "{}", reported(&all));
         assert!(reported(&all[..1]).contains("no socket"), "{}", reported(&all[..1]));
     }
+
+    #[test]
+    fn a_socket_of_a_group_names_the_group_that_may_use_it() {
+        let home = testing::tempdir().unwrap();
+        let socket = home.path().join("agent.sock");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let ours = Group::from_gid(nix::unistd::getegid()).unwrap().map(|group| group.name);
+        let denied =
+            || anyhow::Error::new(io::Error::from_raw_os_error(nix::libc::EACCES)).context("connecting");
+        for (mode, group) in [(0o660, ours), (0o600, None)] {
+            std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(Absence::of(&socket, &denied()), Absence::NotPermitted { group }, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn an_agent_that_is_not_trusted_is_no_error_of_the_system() {
+        let error = anyhow::Error::new(io::Error::new(ErrorKind::PermissionDenied, "user 7 serves it"));
+        let absence = Absence::of(Path::new("/run/agent.sock"), &error.context("connecting"));
+        assert_eq!(absence, Absence::Other("user 7 serves it".to_owned()));
+    }
 }

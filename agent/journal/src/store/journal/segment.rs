@@ -1,6 +1,6 @@
 //! The files of the journal: `<number of the first entry, 20 digits>.jsonl`, so that names sort as numbers do.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -33,20 +33,48 @@ pub(super) fn segment_path(dir: &Path, first_seq: u64) -> PathBuf {
 
 /// The segments in `dir`, oldest first. Files with other names are ignored.
 pub(super) fn list_segments(dir: &Path) -> Result<Vec<Segment>, JournalError> {
+    let named = of_segments(dir)?.into_iter();
+    let mut segments: Vec<Segment> =
+        named.map(|(first_seq, metadata)| Segment { first_seq, bytes: metadata.len() }).collect();
+    segments.sort_by_key(|segment| segment.first_seq);
+    Ok(segments)
+}
+
+/// Renames what has the name of a segment and is no regular file, such as a directory or a link: it would be in the way
+/// of the segment with its number.
+pub(super) fn set_others_aside(dir: &Path) -> Result<(), JournalError> {
+    for (first_seq, metadata) in of_segments(dir)? {
+        let path = segment_path(dir, first_seq);
+        if metadata.is_file() {
+            continue;
+        }
+        let aside = path.with_extension("set-aside");
+        let error = std::fs::rename(&path, &aside).err().map(|error| error.to_string());
+        tracing::warn!(
+            path = %path.display(),
+            aside = %aside.display(),
+            error,
+            "a segment of the journal is no regular file: it is set aside, and its entries are lost"
+        );
+    }
+    Ok(())
+}
+
+/// Everything in `dir` with the name of a segment. Links are not followed.
+fn of_segments(dir: &Path) -> Result<Vec<(u64, Metadata)>, JournalError> {
     let listing = |source| JournalError::io("listing", dir, source);
-    let mut segments = Vec::new();
+    let mut found = Vec::new();
     for file in std::fs::read_dir(dir).map_err(listing)? {
         let file = file.map_err(listing)?;
         let Some(first_seq) = file.file_name().to_str().and_then(first_seq_of) else { continue };
         match file.metadata() {
-            Ok(metadata) => segments.push(Segment { first_seq, bytes: metadata.len() }),
+            Ok(metadata) => found.push((first_seq, metadata)),
             // The writer deleted it between the listing and this call.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(JournalError::io("reading the size of", &file.path(), source)),
         }
     }
-    segments.sort_by_key(|segment| segment.first_seq);
-    Ok(segments)
+    Ok(found)
 }
 
 fn first_seq_of(name: &str) -> Option<u64> {
