@@ -22,8 +22,10 @@ pub enum Verdict {
         failed: usize,
         /// Tests that cannot run here; they did not pass.
         skips: Skips,
-        /// What failed, a line each: the summary repeats it, because a log may keep only its end.
+        /// What failed, in lines: the summary repeats it, because a log may keep only its end.
         failures: Vec<String>,
+        /// Tests that failed beside others and passed alone, in lines.
+        unsteady: Vec<String>,
     },
     /// It cannot run here.
     Skipped {
@@ -60,7 +62,7 @@ impl Verdict {
     /// compile, is a failure too.
     pub fn counted(success: bool, passed: usize, failed: usize) -> Self {
         let failed = if success { failed } else { failed.max(1) };
-        Self::Counted { passed, failed, skips: Skips::default(), failures: Vec::new() }
+        Self::Counted { passed, failed, skips: Skips::default(), failures: Vec::new(), unsteady: Vec::new() }
     }
 
     /// The result of `cargo test`, which reports skipped tests as passed.
@@ -68,8 +70,27 @@ impl Verdict {
         let (passed, failed) = cargo_counts(printed);
         let skips = Skips::of(printed);
         match Self::counted(success, passed.saturating_sub(skips.count()), failed) {
+            Self::Counted { passed, failed, unsteady, .. } => {
+                let names = cargo_failures(printed);
+                let failures = names.iter().flat_map(|name| with_panic(name, printed)).collect();
+                Self::Counted { passed, failed, skips, failures, unsteady }
+            }
+            other => other,
+        }
+    }
+
+    /// The same verdict after the failed tests ran once more, alone: what passes then is listed, and does not fail the
+    /// check.
+    pub fn after_another_run(self, printed: &str, success: bool, again: &str) -> Self {
+        let Self::Counted { passed, skips, mut unsteady, .. } = self else { return self };
+        let still = cargo_failures(again);
+        let steady = |name: &String| !still.contains(name);
+        let passed_alone: Vec<String> = cargo_failures(printed).into_iter().filter(steady).collect();
+        unsteady.extend(passed_alone.iter().flat_map(|name| with_panic(name, printed)));
+        match Self::counted(success, passed + passed_alone.len(), still.len()) {
             Self::Counted { passed, failed, .. } => {
-                Self::Counted { passed, failed, skips, failures: cargo_failures(printed) }
+                let failures = still.iter().flat_map(|name| with_panic(name, again)).collect();
+                Self::Counted { passed, failed, skips, failures, unsteady }
             }
             other => other,
         }
@@ -171,6 +192,13 @@ impl Checks {
         if !failures.is_empty() {
             println!("\n=== what failed\n{}", failures.join("\n"));
         }
+        let unsteady = self.lines_of(|verdict| match verdict {
+            Verdict::Counted { unsteady, .. } => unsteady,
+            Verdict::Skipped { .. } => &[],
+        });
+        if !unsteady.is_empty() {
+            println!("\n=== what failed beside other tests, and passed alone\n{}", unsteady.join("\n"));
+        }
         let (passed, failed, skips) = self.sum();
         if !skips.lines().is_empty() {
             println!("\n=== tests that cannot run here\n{}", skips.lines().join("\n"));
@@ -181,12 +209,19 @@ impl Checks {
 
     /// The failures of all checks, each below the name of its check.
     fn failures(&self) -> Vec<String> {
+        self.lines_of(|verdict| match verdict {
+            Verdict::Counted { failures, .. } => failures,
+            Verdict::Skipped { .. } => &[],
+        })
+    }
+
+    fn lines_of(&self, of: impl Fn(&Verdict) -> &[String]) -> Vec<String> {
         let mut lines = Vec::new();
         for done in &self.done {
-            let Verdict::Counted { failures, .. } = &done.verdict else { continue };
-            if !failures.is_empty() {
+            let found = of(&done.verdict);
+            if !found.is_empty() {
                 lines.push(format!("  {}", done.name));
-                lines.extend(failures.iter().map(|failure| format!("      {failure}")));
+                lines.extend(found.iter().map(|line| format!("      {line}")));
             }
         }
         lines
@@ -213,8 +248,12 @@ pub fn cargo_counts(printed: &str) -> (usize, usize) {
         .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
 }
 
+/// How much of a panic's message the summary repeats.
+const PANIC_LINES: usize = 5;
+const PANIC_COLUMNS: usize = 300;
+
 /// The names that each test program lists in front of its result, below a line `failures:`.
-fn cargo_failures(printed: &str) -> Vec<String> {
+pub fn cargo_failures(printed: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_list = false;
     for line in printed.lines() {
@@ -223,6 +262,15 @@ fn cargo_failures(printed: &str) -> Vec<String> {
         names.extend(name.map(str::to_owned));
     }
     names
+}
+
+/// The name of a failed test, and the start of its panic's message.
+fn with_panic(name: &str, printed: &str) -> Vec<String> {
+    let begin = format!("thread '{name}' ");
+    let panic = printed.lines().skip_while(|line| !line.starts_with(&begin));
+    let panic = panic.take_while(|line| !line.is_empty()).take(PANIC_LINES);
+    let cut = |line: &str| format!("  {}", line.chars().take(PANIC_COLUMNS).collect::<String>());
+    std::iter::once(name.to_owned()).chain(panic.map(cut)).collect()
 }
 
 /// The names in pytest's short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
@@ -276,6 +324,7 @@ mod tests {
             failed,
             skips: Skips::default(),
             failures: Vec::new(),
+            unsteady: Vec::new(),
         };
         assert_eq!(Verdict::counted(false, 3, 0), counted(3, 1));
         assert_eq!(Verdict::counted(true, 3, 0), counted(3, 0));
@@ -285,10 +334,8 @@ mod tests {
     fn a_test_that_was_skipped_did_not_pass() {
         let printed = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
         let verdict = Verdict::cargo(true, printed);
-        assert_eq!(
-            verdict,
-            Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(printed), failures: Vec::new() }
-        );
+        let Verdict::Counted { passed, failed, skips, .. } = verdict else { panic!("it is counted") };
+        assert_eq!((passed, failed, skips), (2, 0, Skips::of(printed)));
     }
 
     #[test]
@@ -304,6 +351,22 @@ mod tests {
         assert_eq!(checks.sum(), (4, 3, Skips::default()));
         let printed = "=== short test summary info ===\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n";
         assert_eq!(pytest_failures(printed), ["FAILED a.py::b - assert 0"]);
+    }
+
+    #[test]
+    fn what_passes_alone_is_listed_and_does_not_fail_the_check() {
+        let printed = "thread 'a' (7) panicked at x.rs:1:2:\ntoo late\n\nfailures:\n    a\n    b\n\ntest result: FAILED. 3 \
+                       passed; 2 failed; 0 ignored\n";
+        let again = "\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n";
+        let of = |success, again| Verdict::cargo(false, printed).after_another_run(printed, success, again);
+        let Verdict::Counted { passed, failed, failures, unsteady, .. } = of(false, again) else { panic!() };
+        assert_eq!((passed, failed, failures), (4, 1, vec!["b".to_owned()]));
+        assert_eq!(unsteady, ["a", "  thread 'a' (7) panicked at x.rs:1:2:", "  too late"]);
+        let Verdict::Counted { passed, failed, .. } = of(true, "test result: ok. 2 passed") else { panic!() };
+        assert_eq!((passed, failed), (5, 0));
+        // A program that ends without a list of failures has failed.
+        let Verdict::Counted { failed, .. } = of(false, "") else { panic!() };
+        assert_eq!(failed, 1);
     }
 
     #[test]

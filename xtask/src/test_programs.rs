@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::check::Verdict;
+use crate::check::{self, Verdict};
 use crate::command;
 use crate::leftovers::Snapshot;
 use crate::lint::cargo;
@@ -17,6 +17,10 @@ use crate::paths;
 
 /// The number of tests that a test program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
+
+/// At most this many failed tests are run again, alone: tests with deadlines may fail beside others on a loaded machine,
+/// and the summary lists them.
+const MAX_AGAIN: usize = 5;
 
 /// A line of cargo's output.
 #[derive(Deserialize)]
@@ -54,6 +58,21 @@ impl TestProgram {
         Some(TestProgram { folder: manifest_path.parent()?.to_owned(), target: target?.name, file })
     }
 
+    /// Runs it with these arguments: whether it succeeded, and what it printed.
+    fn run<'a>(
+        &self,
+        own: &Snapshot,
+        arguments: impl IntoIterator<Item = &'a str>,
+        prepare: &impl Fn(&mut Command),
+    ) -> Result<(bool, String)> {
+        let mut test = Command::new(&self.file);
+        test.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        prepare(&mut test);
+        own.give(&mut test);
+        let (status, printed) = command::run_watched(&mut test)?;
+        Ok((status.success(), printed))
+    }
+
     /// Whether it belongs to the package in this folder of the project.
     pub fn is_of(&self, folder: &str) -> bool {
         self.folder == paths::root().join(folder)
@@ -84,7 +103,7 @@ impl TestPrograms {
         Ok(TestPrograms(programs))
     }
 
-    /// Runs the selected ones in sequence. `filter`: only tests whose names contain it. `prepare` sets variables.
+    /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names contain it. `prepare` sets variables.
     ///
     /// # Errors
     /// None is selected, or one cannot be started.
@@ -96,20 +115,35 @@ impl TestPrograms {
         prepare: impl Fn(&mut Command),
     ) -> Result<Verdict> {
         let (mut all_passed, mut printed) = (true, String::new());
-        let mut count = 0;
+        let (mut count, mut failed) = (0, Vec::new());
         for program in self.0.iter().filter(|program| is_wanted(program)) {
             count += 1;
             output::line(&format!("\n     Running {} ({})", program.target, program.folder.display()));
-            let mut test = Command::new(&program.file);
-            test.args(filter).current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
-            prepare(&mut test);
-            own.give(&mut test);
-            let (status, reported) = command::run_watched(&mut test)?;
-            all_passed &= status.success();
+            let (success, reported) = program.run(own, filter, &prepare)?;
+            all_passed &= success;
             printed.push_str(&reported);
+            let names = check::cargo_failures(&reported);
+            if !success && (1..=MAX_AGAIN).contains(&names.len()) {
+                failed.push((program, names));
+            }
         }
         ensure!(count > 0, "there is no such test program");
-        Ok(Verdict::cargo(all_passed, &printed))
+        let verdict = Verdict::cargo(all_passed, &printed);
+        let names: usize = failed.iter().map(|(_, names)| names.len()).sum();
+        // A failure without a name, or many: running them again would only hide the reason for longer.
+        if all_passed || names != check::cargo_failures(&printed).len() || names > MAX_AGAIN {
+            return Ok(verdict);
+        }
+        let (mut all_passed, mut again) = (true, String::new());
+        for (program, names) in failed {
+            output::line(&format!("\n     Running {} again, alone: {}", program.target, names.join(" ")));
+            let exact: Vec<&str> =
+                names.iter().map(String::as_str).chain(["--exact", "--test-threads=1"]).collect();
+            let (success, reported) = program.run(own, exact, &prepare)?;
+            all_passed &= success;
+            again.push_str(&reported);
+        }
+        Ok(verdict.after_another_run(&printed, all_passed, &again))
     }
 }
 
