@@ -4,7 +4,11 @@ mod closing;
 mod prepare;
 mod signals;
 
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +41,7 @@ use mainstay_launcher::launch::paths::{self, LaunchPaths};
 use mainstay_launcher::launch::rendezvous::JoinOutcome;
 use mainstay_launcher::launch::replicas::{Known, Listening, Replicas};
 use mainstay_launcher::launch::sealing::{NotToStart, Sealing};
-use mainstay_launcher::launch::{JobResources, Launcher, Outside, Settings, Warm};
+use mainstay_launcher::launch::{JobEnd, JobResources, Launcher, Outside, Settings, Warm};
 use mainstay_launcher::launcher_link;
 use mainstay_sensors::source::host::{HostSource, Roots, standard_paths};
 use mainstay_sys::cgroup::Cgroup;
@@ -79,10 +83,25 @@ pub struct JobPlan {
 /// # Errors
 /// The job could not be started; none of it runs then.
 pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
-    tokio::task::LocalSet::new().run_until(run(plan)).await
+    match tokio::task::LocalSet::new().run_until(run(plan)).await? {
+        Ended::With(exit) => Ok(exit),
+        Ended::Again(exit) => {
+            let error = start_again();
+            eprintln!("mainstay: this launcher could not be started again: {error}");
+            Ok(exit)
+        }
+    }
 }
 
-async fn run(plan: JobPlan) -> anyhow::Result<i32> {
+/// How this launcher ends.
+enum Ended {
+    /// With this exit status.
+    With(i32),
+    /// A new launcher takes its place, or, if that fails, with this exit status.
+    Again(i32),
+}
+
+async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     let mut signals = caught(&plan.signals).context("catching signals")?;
     // A user may have named them among the signals that end the job.
     let to_save = [nix::libc::SIGUSR1, nix::libc::SIGUSR2].into_iter();
@@ -100,7 +119,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         biased;
         Some(signal) = signals.recv() => {
             eprintln!("mainstay: ended by signal {signal} before the log directory answered");
-            return Ok(128 + signal);
+            return Ok(Ended::With(128 + signal));
         }
         opened = opening => opened.context("opening the log directory")??,
     };
@@ -126,7 +145,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
     let bound = tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
         bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &print) => bound?,
     };
     let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
@@ -138,19 +157,26 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         None => (rank_spec, None),
         Some(hosts) => {
             warn_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &print);
-            match come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal)
-                .await?
-            {
+            let returns = hosts.returning;
+            let joining =
+                come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal);
+            let joined = joining.await;
+            if returns && let Err(error) = &joined {
+                terminal.print(format!("this launcher does not find its job again: {error:#}"));
+                terminal.flush(Duration::from_millis(500));
+                return Ok(Ended::With(plan.settings.policy.hand_back_exit));
+            }
+            match joined? {
                 (_, JoinOutcome::Over { exit, why }) => {
                     terminal.print(format!("the job ended before this host had a place in it: {why}"));
                     terminal.flush(Duration::from_millis(500));
-                    return Ok(exit);
+                    return Ok(Ended::With(exit));
                 }
                 (_, JoinOutcome::Stopped(signal)) => {
                     terminal
                         .print(format!("signal {signal} before all hosts had joined: nothing was started"));
                     terminal.flush(Duration::from_millis(500));
-                    return Ok(128 + signal);
+                    return Ok(Ended::With(128 + signal));
                 }
                 (rank_spec, together) => (rank_spec, Some(together)),
             }
@@ -163,7 +189,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
     let pool_owner = tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
         pool_owner = starting => pool_owner,
     };
     let known = together.as_ref().and_then(JoinOutcome::known);
@@ -219,7 +245,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     };
     tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
         restored = restoring => match restored {
             Ok(protected) if waits => drop(protected),
             Ok(protected) => terminal.print(protected),
@@ -227,7 +253,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
             Err(NotToStart::Lost(words)) => {
                 terminal.print(words);
                 terminal.flush(Duration::from_millis(500));
-                return Ok(NOT_STARTED);
+                return Ok(Ended::With(NOT_STARTED));
             }
         }
     }
@@ -246,23 +272,42 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         terminal,
         warm,
     );
-    let (exit, summary, terminal) = launcher.run(outside).await;
+    let JobEnd { exit, summary, terminal, may_return } = launcher.run(outside).await;
     drop(sensing);
     // The agent receives the end before the launcher's process is gone.
     let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
 
     write_summary(&launch_paths.run_dir, &summary, &terminal);
-    if plan.print_summary {
+    if plan.print_summary && !may_return {
         terminal.print_plain(serde_json::to_string(&summary)?);
     }
-    show_the_rest(terminal, closing_line(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
-        .await;
+    let closing = match may_return {
+        true => "the job goes on without this launcher: starting it again, as a spare".to_owned(),
+        false => closing_line(&launch_paths.job, &summary),
+    };
+    show_the_rest(terminal, closing, &launch_paths.run_dir, &plan.signals).await;
     stop.cancel();
     if let Some(served) = served {
         // Readers receive the job's end before the socket is removed.
         let _ = served.await;
     }
-    Ok(exit)
+    Ok(if may_return { Ended::Again(exit) } else { Ended::With(exit) })
+}
+
+/// The option by which a launcher knows that it takes the place of another one.
+const RETURNING: &str = "--returning";
+
+/// Replaces this process by a new launcher with the same options and the same process id: under `srun`, a launcher that
+/// exits with another status than 0 makes Slurm start the whole job again, although it goes on elsewhere.
+fn start_again() -> std::io::Error {
+    let arguments: Vec<OsString> = std::env::args_os().filter(|argument| argument != RETURNING).collect();
+    let Some(run) = arguments.iter().position(|argument| argument == "run") else {
+        return ErrorKind::InvalidInput.into();
+    };
+    let (before, after) = arguments.split_at(run + 1);
+    let mut command = Command::new("/proc/self/exe");
+    before.first().map(|name| command.arg0(name));
+    command.args(before.iter().skip(1)).arg(RETURNING).args(after).exec()
 }
 
 /// Creates the job's directories and its journal.

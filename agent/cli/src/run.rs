@@ -402,6 +402,9 @@ pub struct Args {
     /// Print summary.json as one line on standard output at the end
     #[arg(long, help_heading = "Output")]
     json: bool,
+    /// Set by a launcher that the job goes on without, for the one that takes its place
+    #[arg(long, hide = true)]
+    returning: bool,
     /// The script and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
     command: Vec<String>,

@@ -55,6 +55,8 @@ pub struct Start {
     pub is_endpoint: Option<bool>,
     /// The name of the job.
     pub run_id: Option<Found<String>>,
+    /// Whether no later job has this name: a host that comes after the end of the job is late.
+    pub runs_once: bool,
     /// A hint about what the user may have intended.
     pub hint: Option<String>,
 }
@@ -75,6 +77,8 @@ struct Source {
     run_id: Option<Found<String>>,
     /// Why the processes of the cluster are not one per host.
     crowded: Option<String>,
+    /// Whether the number of hosts is surely that: elsewhere it may be a number of ranks.
+    counts_hosts: bool,
 }
 
 /// What the variables add to the options. Ranks of another launcher inherit its variables; `TORCHELASTIC_RUN_ID`
@@ -91,8 +95,16 @@ pub fn start(
     let is_complete = given.hosts.is_some()
         && given.has_address
         && (given.node_rank.is_some() || given.is_numbered == Some(false));
-    if is_alone || is_complete || text(variables, "TORCHELASTIC_RUN_ID").is_some() {
+    if is_alone || text(variables, "TORCHELASTIC_RUN_ID").is_some() {
         return Ok(Start::default());
+    }
+    let alone = Start {
+        run_id: given.hosts.and_then(|_| slurm::array(variables)),
+        runs_once: given.hosts.is_some() && slurm::array(variables).is_some(),
+        ..Start::default()
+    };
+    if is_complete {
+        return Ok(alone);
     }
     // The first source that knows this process decides: daemons of MPI may be tasks of Slurm.
     let mut found = None;
@@ -107,25 +119,29 @@ pub fn start(
     }
     let Some(source) = found else {
         let hint = given.hosts.is_none().then(|| slurm::not_a_step(variables)).flatten();
-        return Ok(Start { hint, ..Start::default() });
+        return Ok(Start { hint, ..alone });
     };
-    merge(source, given)
+    merge(source, given, alone)
 }
 
-fn merge(source: Source, given: &ExplicitOptions) -> Result<Start, Refused> {
+fn merge(source: Source, given: &ExplicitOptions, alone: Start) -> Result<Start, Refused> {
     let found = source.hosts.as_ref().map(|hosts| hosts.value);
     let Some((least, most)) = given.hosts.or(found.map(|hosts| (hosts, hosts))) else {
         return Ok(Start::default());
     };
     // A process that is alone in its cluster follows its options.
     if most <= 1 || found.is_some_and(|hosts| hosts <= 1) {
-        return Ok(Start::default());
+        return Ok(alone);
     }
     if let (None, Some(why)) = (given.node_rank, source.crowded) {
         return Err(Refused(why));
     }
     let named = source.hosts.as_ref().map(|hosts| format!("{}={}", hosts.from, hosts.value));
-    let fits = |hosts: u32| if least == most { hosts == most } else { hosts >= least };
+    // Hosts beyond the most wait as spares, which have no number.
+    let has_spares = source.counts_hosts && found.is_some_and(|hosts| hosts > most);
+    let is_numbered = given.is_numbered.unwrap_or(least == most && !has_spares);
+    let is_exact = least == most && (is_numbered || !has_spares);
+    let fits = |hosts: u32| if is_exact { hosts == most } else { hosts >= least };
     if let (None, Some(named)) = (given.node_rank, &named)
         && !found.is_none_or(fits)
     {
@@ -135,7 +151,6 @@ fn merge(source: Source, given: &ExplicitOptions) -> Result<Start, Refused> {
             if least == most { most.to_string() } else { format!("{least}:{most}") }
         )));
     }
-    let is_numbered = given.is_numbered.unwrap_or(least == most);
     let number = source.node_rank;
     if is_numbered && given.node_rank.is_none() && number.value >= most {
         return Err(Refused(format!(

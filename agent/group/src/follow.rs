@@ -80,7 +80,12 @@ pub enum CutOff {
     /// The leader has given its place to another host.
     Replaced,
     /// The leader refuses it.
-    Refused(String),
+    Refused {
+        /// The leader's reason.
+        why: String,
+        /// Whether a new launcher on this host may take part.
+        may_return: bool,
+    },
     /// The leader is lost, and no launcher with a record of the job has taken its place.
     NoRecord,
 }
@@ -303,7 +308,7 @@ impl Follow {
                     self.send_again();
                 }
             }
-            Down::Refused { why } => self.cut_off(CutOff::Refused(why)),
+            Down::Refused { why, may_return } => self.cut_off(CutOff::Refused { why, may_return }),
             Down::Waiting { reported, .. } => {
                 self.acts.push_back(Act::Print(reported));
                 self.wait_for_a_seat();

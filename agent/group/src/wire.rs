@@ -131,7 +131,11 @@ enum FirstUp<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "down", rename_all = "snake_case")]
 enum LastDown<'a> {
-    Refused { why: Cow<'a, str> },
+    Refused {
+        why: Cow<'a, str>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        may_return: bool,
+    },
 }
 
 /// Why bytes are not a message, or why a message cannot be written.
@@ -183,13 +187,15 @@ impl Message for Down {
         if !is_json(bytes) {
             return Ok(postcard::from_bytes(bytes)?);
         }
-        let LastDown::Refused { why } = serde_json::from_slice(bytes)?;
-        Ok(Down::Refused { why: why.into_owned() })
+        let LastDown::Refused { why, may_return } = serde_json::from_slice(bytes)?;
+        Ok(Down::Refused { why: why.into_owned(), may_return })
     }
 
     fn write(&self, into: &mut Vec<u8>) -> Result<(), MessageError> {
         match self {
-            Down::Refused { why } => serde_json::to_writer(into, &LastDown::Refused { why: why.into() })?,
+            Down::Refused { why, may_return } => {
+                serde_json::to_writer(into, &LastDown::Refused { why: why.into(), may_return: *may_return })?
+            }
             other => into.extend(postcard::to_allocvec(other)?),
         }
         Ok(())
@@ -223,6 +229,8 @@ pub enum Down {
     Refused {
         /// The reason, and what to do.
         why: String,
+        /// Whether a new launcher on this host may take part.
+        may_return: bool,
     },
     /// The job does not start yet.
     Waiting {
@@ -373,7 +381,8 @@ mod tests {
         let (job, launch) = ("job".to_owned(), "launch".to_owned());
         let others = [
             Down::Welcome { seat: Seat::default(), job, launch, have: 1, epoch: 2, newest: 3 },
-            Down::Refused { why: "of another protocol".to_owned() },
+            Down::Refused { why: "of another protocol".to_owned(), may_return: false },
+            Down::Refused { why: "lost".to_owned(), may_return: true },
             Down::Waiting { reported: "for b".to_owned(), spare: Some(Box::default()) },
             Down::Meet { hosts: Vec::new(), spares: vec!["a:2".to_owned()] },
             Down::Entry { seq: 1, at: Stamp::default(), body },
@@ -392,7 +401,7 @@ mod tests {
     fn a_join_and_a_refusal_are_json() {
         let join = String::from_utf8(written(&Up::Join(Join::default()))).expect("text");
         assert!(join.starts_with(r#"{"up":"join","protocol":0,"#), "{join}");
-        let refused = written(&Down::Refused { why: "no".to_owned() });
+        let refused = written(&Down::Refused { why: "no".to_owned(), may_return: false });
         assert_eq!(refused, br#"{"down":"refused","why":"no"}"#);
     }
 

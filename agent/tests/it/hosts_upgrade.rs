@@ -102,7 +102,7 @@ async fn a_launcher_of_another_protocol_is_refused_by_name_and_one_of_the_same_t
 
     let mut refused = Vec::new();
     for (version, protocol) in [("9.0.0", PROTOCOL + 1), ("0.0.1", PROTOCOL - 1)] {
-        let Down::Refused { why } = answer(&leader, token.clone(), version, protocol).await else {
+        let Down::Refused { why, .. } = answer(&leader, token.clone(), version, protocol).await else {
             panic!("protocol {protocol} was not refused")
         };
         let expected = format!("it runs Mainstay {version} with protocol {protocol} between launchers");

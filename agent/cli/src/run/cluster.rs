@@ -12,6 +12,8 @@ pub(super) struct FromEnvironment {
     pub(super) reported: Option<String>,
     /// Whether the endpoint is this host, if the environment shows it.
     pub(super) is_endpoint: Option<bool>,
+    /// Whether the run id is from the environment, which gives it to one job only.
+    pub(super) runs_once: bool,
 }
 
 /// The environment of this process.
@@ -58,8 +60,9 @@ pub(super) fn add(
     let start = cluster_environment::start(variables, full_name, &given)?;
     let reported = reported(args, &start, variables);
     let is_endpoint = start.is_endpoint;
+    let runs_once = start.runs_once && args.rdzv_id.is_none();
     fill(args, start, given.is_numbered);
-    Ok(FromEnvironment { reported, is_endpoint })
+    Ok(FromEnvironment { reported, is_endpoint, runs_once })
 }
 
 fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {

@@ -125,6 +125,8 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         store,
         node_rank: numbered.then(|| args.node_rank.unwrap_or(0)),
         local_addr: args.local_addr.clone(),
+        runs_once: false,
+        returning: false,
         token: conf.get("token").cloned(),
         mixed,
         encrypt,

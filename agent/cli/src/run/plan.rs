@@ -22,8 +22,12 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
     let is_named = args.rdzv_id.is_some();
     let found = cluster::add(&mut args, &cluster::variables(), cluster::full_name().as_deref())?;
-    let hosts =
-        hosts::hosts(&args)?.map(|hosts| HostsPlan { is_host: hosts.is_host.or(found.is_endpoint), ..hosts });
+    let hosts = hosts::hosts(&args)?.map(|hosts| HostsPlan {
+        is_host: hosts.is_host.or(found.is_endpoint),
+        runs_once: found.runs_once,
+        returning: args.returning,
+        ..hosts
+    });
     if args.module && args.no_python && !args.host.run_path {
         bail!("--module and --no-python exclude each other (PET_MODULE and PET_NO_PYTHON set them too)");
     }

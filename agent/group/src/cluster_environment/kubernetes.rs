@@ -38,7 +38,16 @@ pub(super) fn indexed(
             index.value
         )
     });
-    Ok(Some(Source { hosts: None, node_rank: index, address, port: port(variables)?, run_id: None, crowded }))
+    let port = port(variables)?;
+    Ok(Some(Source {
+        hosts: None,
+        node_rank: index,
+        address,
+        port,
+        run_id: None,
+        crowded,
+        counts_hosts: false,
+    }))
 }
 
 /// A worker of a PyTorchJob from before `PET_` variables, or of a platform that follows it: `RANK` and `WORLD_SIZE`
@@ -93,6 +102,7 @@ pub(super) fn workers(variables: &Variables, given: &ExplicitOptions) -> Result<
         port: port(variables)?,
         run_id: None,
         crowded: None,
+        counts_hosts: false,
     }))
 }
 

@@ -31,6 +31,7 @@ pub(super) fn open_mpi(variables: &Variables) -> Result<Option<Source>, Refused>
         hosts: Some(hosts),
         node_rank,
         crowded,
+        counts_hosts: false,
     }))
 }
 
@@ -64,6 +65,7 @@ pub(super) fn pmi(variables: &Variables) -> Result<Option<Source>, Refused> {
         run_id: None,
         node_rank,
         crowded,
+        counts_hosts: false,
     }))
 }
 

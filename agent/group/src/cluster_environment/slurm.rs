@@ -46,7 +46,16 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
         hosts: Some(hosts),
         node_rank,
         crowded,
+        counts_hosts: true,
     }))
+}
+
+/// The run id of a job whose hosts are the tasks of an array. Slurm starts a lost task again under the same id, and
+/// gives it to no other array.
+pub(super) fn array(variables: &Variables) -> Option<Found<String>> {
+    const ARRAY: &str = "SLURM_ARRAY_JOB_ID";
+    let job = text(variables, ARRAY).filter(|job| job.bytes().all(|byte| byte.is_ascii_digit()))?;
+    Some(Found::new(format!("slurm-{job}"), ARRAY))
 }
 
 /// The host with node rank 0.

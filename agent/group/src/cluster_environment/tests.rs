@@ -99,6 +99,36 @@ fn options_win_over_slurm() {
 }
 
 #[test]
+fn hosts_beyond_those_of_the_job_are_spares_without_a_number() {
+    for hosts in [(2, 2), (1, 2)] {
+        let given = ExplicitOptions { hosts: Some(hosts), ..ExplicitOptions::default() };
+        let start = started(STEP, &given).expect("a start");
+        assert_eq!((start.hosts, start.node_rank, start.is_endpoint), (None, None, Some(false)));
+        assert_eq!(start.endpoint.expect("an endpoint").value, ("gpu07".to_owned(), Some(16_245)));
+    }
+}
+
+#[test]
+fn the_tasks_of_an_array_share_the_name_of_the_array() {
+    let task =
+        "SLURM_JOB_ID=81 SLURM_ARRAY_JOB_ID=80 SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NUM_NODES=1 SLURM_NNODES=1";
+    let given = ExplicitOptions { has_address: true, is_numbered: Some(false), ..exactly(3) };
+    let name = Found::new("slurm-80".to_owned(), "SLURM_ARRAY_JOB_ID");
+    let named = Start { run_id: Some(name), runs_once: true, ..Start::default() };
+    assert_eq!(started(task, &given), Ok(named.clone()));
+    let step = format!("{task} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0");
+    assert_eq!(started(&step, &given), Ok(named.clone()), "also within srun");
+    let numbered = ExplicitOptions { is_numbered: Some(true), ..given.clone() };
+    assert_eq!(started(&step, &numbered), Ok(named));
+    for one_host in [exactly(1), ExplicitOptions::default()] {
+        assert_eq!(started(&step, &one_host), Ok(Start::default()), "each task is a job");
+    }
+    let of_many = format!("{STEP} SLURM_ARRAY_JOB_ID=80");
+    let start = started(&of_many, &ExplicitOptions::default()).expect("a start");
+    assert_eq!((start.run_id.map(|id| id.value).as_deref(), start.runs_once), (Some("slurm-4711.2"), false));
+}
+
+#[test]
 fn a_process_of_mpirun_is_a_host() {
     let name = "mpi-903675905".to_owned();
     let (hosts, node, endpoint, run_id) = found(MPIRUN);
@@ -157,7 +187,16 @@ fn contradictory_or_missing_variables_are_named() {
         (STEP.replace("NODEID=1", "NODEID=3"), &none, "SLURM_NODEID=3: the job has 3 hosts"),
         (STEP.replace("NODEID=1", "NODEID=one"), &none, "SLURM_NODEID=one: this is not a number"),
         (format!("{STEP} SLURM_HET_SIZE=2"), &none, "SLURM_HET_SIZE=2"),
-        (STEP.to_owned(), &two, "--nnodes 2: the cluster has started this job on another number of hosts"),
+        (
+            STEP.to_owned(),
+            &exactly(4),
+            "--nnodes 4: the cluster has started this job on another number of hosts",
+        ),
+        (
+            STEP.to_owned(),
+            &ExplicitOptions { is_numbered: Some(true), ..exactly(2) },
+            "--nnodes 2: the cluster has started this job on another number of hosts",
+        ),
         (MPIRUN.replace("LOCAL_SIZE=1", "LOCAL_SIZE=2"), &none, "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
         (MPIRUN.replace("OMPI_COMM_WORLD_RANK", "X"), &none, "OMPI_COMM_WORLD_RANK is not set"),
         (MPIRUN.replace("RANK=1", "RANK=0"), &none, "OMPI_MCA_orte_hnp_uri: mpirun does not run on the host"),

@@ -40,8 +40,8 @@ impl Lead {
         }
         if self.lost.contains(&join.launcher) {
             // Its place may have been given to another launcher, and its ranks may still run.
-            let why = "it was lost, and the job continued without it; start it again to take part";
-            return self.refuse(connection, why.to_owned());
+            let why = "it was lost, and the job continued without it".to_owned();
+            return self.refuse(connection, why, true);
         }
         if let Some(seat) = self.of_launcher.get(&join.launcher).copied() {
             return self.came_back(at, seat, connection, join);
@@ -68,11 +68,11 @@ impl Lead {
 
     fn refuse_and_print(&mut self, connection: Connection, host: &str, why: String) {
         self.acts.push_back(Act::Print(format!("host {host} cannot take part: {why}")));
-        self.refuse(connection, why);
+        self.refuse(connection, why, false);
     }
 
-    fn refuse(&mut self, connection: Connection, why: String) {
-        self.acts.push_back(Act::Send(connection, Down::Refused { why }));
+    fn refuse(&mut self, connection: Connection, why: String, may_return: bool) {
+        self.acts.push_back(Act::Send(connection, Down::Refused { why, may_return }));
         self.close(Some(connection));
     }
 

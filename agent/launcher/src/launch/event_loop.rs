@@ -82,9 +82,22 @@ pub struct Launcher {
     pub(super) policy: Option<Policy>,
 }
 
+/// How a launcher's part in a job ended.
+#[derive(Debug)]
+pub struct JobEnd {
+    /// The exit status.
+    pub exit: i32,
+    /// What happened.
+    pub summary: Summary,
+    /// For final messages.
+    pub terminal: Terminal,
+    /// Whether the job goes on without this launcher, and a new one on this host may take part.
+    pub may_return: bool,
+}
+
 impl Launcher {
-    /// Runs the job to its end. Returns the exit status, the summary, and the terminal for final messages.
-    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
+    /// Runs the job to its end, or to the end of this launcher's part in it.
+    pub async fn run(mut self, mut outside: Outside) -> JobEnd {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -170,7 +183,7 @@ impl Launcher {
         }
     }
 
-    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
+    async fn end(mut self, exit: i32, mut outside: Outside) -> JobEnd {
         self.journal.snapshots.release();
         self.finish_moving().await;
         // What it keeps for others is in the pool, which is removed.
@@ -208,12 +221,14 @@ impl Launcher {
             let messages = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
             messages.into_iter().for_each(|line| self.output.terminal.print(line));
         }
+        let is_stopped = self.stopping.asked_by.is_some() || self.stopping.leave_within.is_some();
+        let may_return = self.group.may_return() && !is_stopped;
         // Last: until then messages to the leader are delivered.
         self.group.leave(exit, &summary.reason, self.stopping.asked_by.is_some()).await;
         if let Some(guardian) = self.ranks.guardian.take() {
             guardian.dismiss();
         }
-        (exit, summary, self.output.terminal)
+        JobEnd { exit, summary, terminal: self.output.terminal, may_return }
     }
 }
 

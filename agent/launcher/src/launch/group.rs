@@ -301,6 +301,15 @@ impl Group {
         }
     }
 
+    /// Whether the job goes on without this launcher, and a new one on this host may take part.
+    pub(super) fn may_return(&self) -> bool {
+        match &self.role {
+            Role::Leads(leading) => leading.lead.is_deposed(),
+            Role::Follows(following) => following.may_return,
+            Role::Gone => false,
+        }
+    }
+
     /// The process of the coordination store that runs on this host.
     pub(super) fn store_process(&self) -> Option<Pid> {
         self.remote.as_ref()?.store_session.store_process()

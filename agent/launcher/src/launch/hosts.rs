@@ -19,6 +19,11 @@ pub struct HostsPlan {
     pub node_rank: Option<u32>,
     /// The address of this host for others, if the user gave one.
     pub local_addr: Option<String>,
+    /// Whether no later job has this run id: a launcher that comes after the job has ended well has nothing to do.
+    pub runs_once: bool,
+    /// Whether this launcher takes the place of one that the job went on without: it has nothing to do after the job's
+    /// end, and does not wait for a job that it cannot reach.
+    pub returning: bool,
     /// The secret of the job, if the user gave one.
     pub token: Option<String>,
     /// Whether hosts with another program or another number of ranks are admitted.
@@ -64,8 +69,16 @@ impl HostsPlan {
     /// Port that torchrun uses by default.
     pub const PORT: u16 = 29_400;
 
+    /// How long hosts wait for each other, or for the store.
+    pub fn waits(&self) -> Span {
+        if self.returning { self.join_timeout.min(HostsPlan::RETURN_WITHIN) } else { self.join_timeout }
+    }
+
     /// Port of etcd for clients.
     pub const ETCD_PORT: u16 = 2379;
+
+    /// How long a launcher that returns looks for its job.
+    pub const RETURN_WITHIN: Span = Span::seconds(30);
 
     /// The default lease.
     pub const LEASE: Duration = Duration::from_secs(10);

@@ -39,7 +39,7 @@ pub mod user_policy;
 mod waiting;
 mod warm;
 
-pub use event_loop::{Launcher, Outside};
+pub use event_loop::{JobEnd, Launcher, Outside};
 pub use setup::JobResources;
 pub use warm::{Warm, WarmSettings};
 

@@ -153,7 +153,7 @@ pub async fn gather(
     signals: &mut mpsc::Receiver<i32>,
     print: &impl Fn(String),
 ) -> anyhow::Result<JoinOutcome> {
-    let timeout = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
+    let timeout = Instant::now() + Duration::from_nanos(plan.waits().0);
     let bound = Bound::new().await.context("listening for the other hosts")?;
     let port = bound.port().context("listening for the other hosts")?;
     join.address = store_access::address(&plan, &join);
@@ -162,7 +162,10 @@ pub async fn gather(
     }
     join.listens = format!("{}:{port}", store_access::bracketed(&join.address));
     let mut store_session = tokio::select! {
-        store_session = StoreSession::open(&plan, &join, port, directory, print) => store_session?,
+        store_session = StoreSession::open(&plan, &join, port, directory, print) => match store_session? {
+            Ok(store_session) => store_session,
+            Err(ended) => return Ok(JoinOutcome::Over { exit: exit_of(&ended), why: ended.why }),
+        },
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),
     };
     let mut listener = bound.listen(store_session.token.clone());

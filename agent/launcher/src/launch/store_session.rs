@@ -102,7 +102,8 @@ pub struct StoreSession {
 }
 
 impl StoreSession {
-    /// Opens the store and joins the group. Waits for a store that does not answer.
+    /// Opens the store and joins the group. Waits for a store that does not answer. Returns the end of the job if it has
+    /// ended well and cannot start again.
     ///
     /// # Errors
     /// The store does not answer in time or refuses this launcher. The error names what to check.
@@ -112,15 +113,23 @@ impl StoreSession {
         port: u16,
         directory: &Path,
         print: &impl Fn(String),
-    ) -> anyhow::Result<StoreSession> {
-        let until = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
+    ) -> anyhow::Result<Result<StoreSession, Ended>> {
+        let until = Instant::now() + Duration::from_nanos(plan.waits().0);
         let (server, managed) = store_access::run_here(plan, join, directory, print).await?;
         let client = Client::new(store_access::settings(plan, join, server.as_ref()))?;
         let options = GroupOptions { member_ttl: plan.lease, ..GroupOptions::default() };
+        let options = match plan.runs_once {
+            // A host may come late: Slurm starts a lost task of an array again after minutes.
+            true => GroupOptions { farewell: options.retention, ..options },
+            false => options,
+        };
         let group = Group::new(client, store_access::job_id(&join.run_id)?, options);
         let me = member(join, port);
-        let joining = retry(plan, until, print, || join_group(&group, &me));
-        let membership = Arc::new(joining.await?);
+        let joining = retry(plan, until, print, || join_group(&group, &me, plan));
+        let membership = match joining.await? {
+            Ok(membership) => Arc::new(membership),
+            Err(ended) => return Ok(Err(ended)),
+        };
         let secret = retry(plan, until, print, || group.secret()).await?;
         let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
         let encryption =
@@ -150,7 +159,7 @@ impl StoreSession {
             StoreKind::Builtin => server.is_some(),
             StoreKind::Managed | StoreKind::Etcd { .. } => true,
         };
-        Ok(StoreSession {
+        Ok(Ok(StoreSession {
             group,
             membership,
             launcher: join.launcher.clone(),
@@ -171,7 +180,7 @@ impl StoreSession {
             pass,
             server,
             managed,
-        })
+        }))
     }
 
     /// The next news. May be dropped and called again.
@@ -340,14 +349,22 @@ fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Credentia
     })
 }
 
-/// Joins the group; removes the note of an earlier job of the same name.
-async fn join_group(group: &Group, me: &Member) -> Result<Membership, CoordError> {
+/// Joins the group; removes the note of an earlier job of the same name, unless that was this job, and it ended well.
+async fn join_group(
+    group: &Group,
+    me: &Member,
+    plan: &HostsPlan,
+) -> Result<Result<Membership, Ended>, CoordError> {
     match group.join(me.clone()).await {
         Err(CoordError::Ended { .. }) => {
+            let is_late = |ended: &Ended| plan.returning || (plan.runs_once && exit_of(ended) == 0);
+            if let Some(ended) = group.state().await?.ended.filter(is_late) {
+                return Ok(Err(ended));
+            }
             group.forget_end().await?;
-            group.join(me.clone()).await
+            group.join(me.clone()).await.map(Ok)
         }
-        joined => joined,
+        joined => joined.map(Ok),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Leaders of jobs that meet in etcd: elected, lost, only slow; and a store that is gone or wiped.
 
+use std::process::Command;
+
 use mainstay_model::id::Rank;
-use mainstay_tests::{End, Job, has_client, journal};
+use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay};
 use nix::sys::signal::Signal;
 
 use super::TRAINER;
@@ -108,15 +110,41 @@ fn a_leader_that_was_only_slow_steps_down() {
     slow.signal(Signal::SIGSTOP);
     jobs[0].wait_until_printed("this host leads now (epoch 2)");
     slow.signal(Signal::SIGCONT);
-    assert!(slow.has_ended());
-    // Processes of all hosts have the same job in their names here: the first to end is checked last.
-    for end in ends(jobs) {
+    // It comes back as a spare, or after the end of the job.
+    jobs.push(slow);
+    let mut ended = ends(jobs);
+    let slow = ended.pop().expect("it was started");
+    for end in ended {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
     }
-    let slow = slow.end();
-    slow.assert_status(75).assert_printed("leads the job now (epoch 2)");
+    slow.assert_status(0).assert_printed("leads the job now (epoch 2)");
     slow.assert_printed("the ranks of this host are stopped");
+}
+
+#[test]
+fn a_task_of_an_array_that_comes_after_the_end_has_nothing_to_do() {
+    if !has_etcd() {
+        return;
+    }
+    let etcd = Etcd::start();
+    let (endpoint, array) = (format!("127.0.0.1:{}", etcd.port), std::process::id().to_string());
+    let stage = Stage::new();
+    let task = |program: &str| {
+        let program = stage.script("task.sh", &format!("#!/bin/sh\n{program}\n"));
+        let mut launcher = Command::new(mainstay());
+        launcher.args(["run", "--no-agent", "--no-python", "--nnodes", "1:2", "--rdzv-backend", "etcd"]);
+        launcher.args(["--rdzv-endpoint", &endpoint, "--rdzv-conf", "last_call_timeout=1", "--log-dir"]);
+        launcher.arg(stage.logs()).arg("--runtime-dir").arg(stage.tmpfs()).arg(program);
+        launcher.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        launcher.env("HOME", stage.home()).env("MARKS", stage.marks()).env("SLURM_ARRAY_JOB_ID", &array);
+        launcher.output().expect("it is started").status.code()
+    };
+    assert_eq!(task("exit 3"), Some(3));
+    assert_eq!(task("touch $MARKS/runs"), Some(0), "after a failure, a task may start again");
+    assert!(stage.marks().join("runs").exists());
+    assert_eq!(task("touch $MARKS/again"), Some(0));
+    assert!(!stage.marks().join("again").exists());
 }
 
 #[test]

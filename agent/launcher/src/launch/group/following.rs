@@ -71,6 +71,8 @@ pub(in crate::launch) struct Following {
     pub(in crate::launch) summary: Option<Summary>,
     /// Why this host no longer takes part.
     pub(in crate::launch) cut_off: Option<String>,
+    /// Whether a new launcher on this host may take part: the job goes on without this one.
+    pub(super) may_return: bool,
     /// What a launcher that started as a spare has ready.
     pub(in crate::launch) ready: Option<SpareReports>,
 }
@@ -99,8 +101,9 @@ impl Following {
             .joining_after(newest);
         let (follow, ready) =
             if waits { (follow.waiting(), Some(SpareReports::default())) } else { (follow, None) };
-        let (summary, cut_off) = (None, None);
-        let following = Following { follow, events, to, join, task, spec, summary, cut_off, ready };
+        let (summary, cut_off, may_return) = (None, None, false);
+        let following =
+            Following { follow, events, to, join, task, spec, summary, cut_off, may_return, ready };
         following.remember();
         (following, Remote { plan, store_session, listener })
     }
@@ -278,10 +281,11 @@ impl Group {
     fn cut_off(&mut self, why: CutOff) {
         let (Role::Follows(following), Some(remote)) = (&mut self.role, &self.remote) else { return };
         let (endpoint, lease) = (remote.plan.endpoint(), remote.plan.lease());
+        following.may_return = matches!(why, CutOff::Replaced | CutOff::Refused { may_return: true, .. });
         let (reason, is_without_leader) = match why {
             CutOff::NoLeader => (format!("no leader at {endpoint} for {lease}"), true),
             CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), false),
-            CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), false),
+            CutOff::Refused { why, .. } => (format!("the leader refuses this host: {why}"), false),
             CutOff::NoRecord => {
                 ("the leader is lost, and no host that has a record of the job leads it".to_owned(), true)
             }

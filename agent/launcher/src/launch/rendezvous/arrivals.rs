@@ -40,7 +40,7 @@ pub fn take(
             let why = expected.refusal(&join).or_else(|| expected.difference(&join)).or_else(seat);
             if let Some(why) = why {
                 print(format!("host {} ({peer}) cannot take part: {why}", join.host));
-                let _ = to.try_send(Down::Refused { why });
+                let _ = to.try_send(Down::Refused { why, may_return: false });
                 return;
             }
             print(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));

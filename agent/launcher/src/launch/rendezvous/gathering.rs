@@ -207,7 +207,7 @@ impl Gathering<'_> {
                                 waits, newest: 0, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
                             })));
                         }
-                        Down::Refused { why } => bail!("the leader {at} refuses this host: {why}"),
+                        Down::Refused { why, .. } => bail!("the leader {at} refuses this host: {why}"),
                         Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
                         Down::Welcome { seat, job, launch, epoch, newest, .. } => {
                             return Ok(Outcome::Seated(Box::new(Welcomed {
