@@ -3,7 +3,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use mainstay_tests::{Stage, has_torch, is_root, mainstay, python, skipped};
+use mainstay_tests::{Stage, has_torch, is_root, mainstay, processes, python, skipped};
 
 use super::network::Network;
 use super::slurm::{Slurm, has_slurm};
@@ -61,7 +61,7 @@ fn srun_starts_a_job_of_two_hosts_without_an_option() {
     if !is_root() {
         return skipped("only root can make network namespaces");
     }
-    let slurm = Slurm::start();
+    let slurm = Slurm::start(2);
     let stage = slurm.stage();
     let script = stage.script("sums.py", SUMS);
     let job = run(stage, "", &script);
@@ -100,6 +100,39 @@ fn srun_starts_a_job_of_two_hosts_without_an_option() {
         allocated.status.success() && printed.contains("but srun did not start this launcher"),
         "{printed}"
     );
+}
+
+#[test]
+fn a_node_of_slurm_is_lost_and_the_task_beyond_the_job_takes_its_place() {
+    if !has_slurm() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let slurm = Slurm::start(3);
+    let stage = slurm.stage();
+    let program = "#!/bin/sh\n\
+         echo $SLURM_NODEID > $MARKS/.$RANK && mv $MARKS/.$RANK $MARKS/runs.$TORCHELASTIC_RESTART_COUNT.$RANK\n\
+         until [ -e $MARKS/end ]; do sleep 0.1; done\n";
+    let program = stage.script("rank.sh", program);
+    let job = run(stage, "--no-python --nnodes 2", &program);
+    // Without --no-kill, Slurm ends the step or the job when it has noticed the loss.
+    let step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --nodes 3 --ntasks-per-node 1";
+    let job = slurm.spawn(&format!("exec salloc --no-kill --nodes 3 {step} {job}"));
+    let node_of = |attempt: u32, rank: u32| -> usize {
+        let mark = stage.marks().join(format!("runs.{attempt}.{rank}"));
+        processes::wait_until("the rank runs", || mark.exists());
+        std::fs::read_to_string(mark).expect("a mark").trim().parse().expect("a number of a node")
+    };
+    let first = [node_of(0, 0), node_of(0, 1)];
+    let lost = first.into_iter().find(|node| *node != 0).expect("two ranks on two nodes");
+    slurm.network.vanish(lost);
+    let then = [node_of(1, 0), node_of(1, 1)];
+    assert!(!then.contains(&lost), "node {lost} is lost, and ranks run on {then:?}");
+    stage.mark("end");
+    let output = job.wait_with_output().expect("our own child");
+    assert!(output.status.success(), "{}", printed(&output));
 }
 
 fn has_mpirun() -> bool {

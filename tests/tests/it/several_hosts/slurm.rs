@@ -1,4 +1,4 @@
-//! The real Slurm on two network namespaces: a controller, a daemon for each node, and munge.
+//! The real Slurm on network namespaces, one for each node: a controller, a daemon for each node, and munge.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,14 +26,16 @@ pub fn has_slurm() -> bool {
 /// Stopped with all its daemons when it is dropped.
 pub struct Slurm {
     pub network: Network,
+    nodes: usize,
     stage: Stage,
     daemons: Vec<Child>,
 }
 
 impl Slurm {
-    /// Two nodes, node1 and node2, that are idle.
-    pub fn start() -> Slurm {
-        let mut slurm = Slurm { network: Network::new(2), stage: Stage::new(), daemons: Vec::new() };
+    /// Nodes, from node1, that are idle. The controller is on the first.
+    pub fn start(nodes: usize) -> Slurm {
+        let (network, stage) = (Network::new(nodes), Stage::new());
+        let mut slurm = Slurm { network, nodes, stage, daemons: Vec::new() };
         slurm.configure();
         let munge = slurm.file("munge");
         let file = |name: &str| munge.join(name);
@@ -53,24 +55,25 @@ impl Slurm {
         processes::wait_until("munge's socket", || file("socket").exists());
         let controller = slurm.on(0, "exec slurmctld -D");
         slurm.daemon("slurmctld", controller);
-        for host in 0..2 {
+        for host in 0..nodes {
             let node = slurm.on(host, &format!("exec slurmd -D -N node{}", host + 1));
             slurm.daemon(&format!("node{}", host + 1), node);
         }
-        processes::wait_until("two idle nodes", || {
+        processes::wait_until("idle nodes", || {
             let states = slurm.on(0, "sinfo --noheader --Node --format %T").output().expect("there is sinfo");
-            String::from_utf8_lossy(&states.stdout).lines().filter(|state| *state == "idle").count() == 2
+            String::from_utf8_lossy(&states.stdout).lines().filter(|state| *state == "idle").count() == nodes
         });
         slurm
     }
 
     fn configure(&self) {
-        for directory in ["munge", "state", "spool.node1", "spool.node2"] {
-            fs::create_dir(self.file(directory)).expect("a directory");
+        let spools = (1..=self.nodes).map(|node| format!("spool.node{node}"));
+        for directory in ["munge".to_owned(), "state".to_owned()].into_iter().chain(spools) {
+            fs::create_dir(self.file(&directory)).expect("a directory");
         }
         let name = nix::unistd::gethostname().expect("a name").to_string_lossy().into_owned();
         let work = self.stage.work().display().to_string();
-        let nodes: String = (0..2)
+        let nodes: String = (0..self.nodes)
             .map(|host| {
                 let (number, address) = (host + 1, self.network.address(host));
                 format!("NodeName=node{number} NodeHostname={name} NodeAddr={address} CPUs=2 State=UNKNOWN\n")
@@ -82,12 +85,14 @@ impl Slurm {
              SlurmctldPidFile={work}/slurmctld.pid\nSlurmdPidFile={work}/%n.pid\n\
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\n\
+             SlurmdTimeout=10\n\
              {nodes}PartitionName=all Nodes=ALL Default=YES State=UP\n",
             address = self.network.address(0),
         );
         fs::write(self.file("slurm.conf"), configuration).expect("a file");
-        let hosts: String =
-            (0..2).map(|host| format!("{} node{}\n", self.network.address(host), host + 1)).collect();
+        let hosts: String = (0..self.nodes)
+            .map(|host| format!("{} node{}\n", self.network.address(host), host + 1))
+            .collect();
         fs::write(self.file("hosts"), format!("127.0.0.1 localhost\n{hosts}")).expect("a file");
     }
 
@@ -118,6 +123,13 @@ impl Slurm {
     /// Runs a command of the shell on the first node to its end.
     pub fn run(&self, line: &str) -> Output {
         self.on(0, line).output().expect("there is a shell")
+    }
+
+    /// Starts a command of the shell on the first node.
+    pub fn spawn(&self, line: &str) -> Child {
+        let mut command = self.on(0, line);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("there is a shell")
     }
 
     pub fn stage(&self) -> &Stage {

@@ -1,0 +1,12 @@
+#!/bin/bash
+# HOSTS hosts and a spare, started from a login node: the host of this script is no part of the job, and is not lost with
+# one of its hosts. Needs etcd on the first three hosts. Set PROGRAM; run it in tmux, or with nohup.
+HOSTS=3
+PROGRAM=(--nproc-per-node 8 --checkpoint-dir /shared/llm train.py)
+
+export HOSTS
+salloc --no-kill --nodes=$((HOSTS + 1)) --ntasks-per-node=1 --exclusive bash -c '
+port=$((15000 + SLURM_JOB_ID % 5000 * 2))
+endpoints=$(scontrol show hostnames | head -3 | sed "s/\$/:$port/" | paste -sd,)
+exec srun --no-kill --kill-on-bad-exit=0 --wait=0 \
+    mainstay run --nnodes "$HOSTS" --rdzv-endpoint "$endpoints" --rdzv-id "slurm-$SLURM_JOB_ID" "$@"' bash "${PROGRAM[@]}"
