@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_checkpoint::inventory::{newest_whole, restorable};
+use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::inventory::restorable;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{RestoreCheckpointResponse, RestoreProgress, RestoreResult};
@@ -140,7 +141,8 @@ impl Restore {
         let newest = || {
             self.peers.refresh();
             self.peers.refresh_durable(&home.run);
-            newest_whole(&restorable(self.peers.copies()), &home.run).map(|state| state.key.step)
+            let wanted = Wanted { run: Some(&home.run), ..Wanted::default() };
+            choose(&restorable(self.peers.copies()), wanted).key().map(|key| key.step)
         };
         self.homes.enter(home, self.on_purpose, newest).map_err(Status::already_exists)
     }

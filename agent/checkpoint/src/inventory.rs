@@ -92,7 +92,7 @@ impl<C: Borrow<Copy>> StepState<C> {
 
 impl StepState<&Copy> {
     /// Clones the borrowed copies.
-    fn owned(self) -> StepState {
+    pub fn owned(self) -> StepState {
         // No spare capacity in the vectors: a large job has 100,000 ranks.
         let own = |copies: BTreeMap<u32, Vec<&Copy>>| {
             copies.into_iter().map(|(rank, copies)| (rank, copies.into_iter().cloned().collect())).collect()
@@ -186,9 +186,4 @@ fn newest_root<'a>(copies: &[&'a Copy]) -> Option<(i64, &'a str)> {
     let is_enough = |pieces: &[&Copy]| by_way(pieces).iter().any(super::parity::Pieces::are_enough);
     let newest_cut = cut.iter().filter(|(_, pieces)| is_enough(pieces)).map(|(root, _)| *root).max();
     newest_whole.max(newest_cut).or_else(|| cut.into_keys().max())
-}
-
-/// The newest whole step of `run`.
-pub fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
-    steps_among(copies, Some(run)).into_iter().find(StepState::is_whole).map(StepState::owned)
 }

@@ -9,6 +9,7 @@ pub mod advice;
 pub mod archive;
 pub mod backoff;
 pub mod cache;
+pub mod choice;
 pub mod copied_step;
 pub mod copies;
 pub mod decision;

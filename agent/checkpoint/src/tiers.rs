@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::inventory::{Copy, Medium, steps};
+use crate::choice::{Wanted, choose};
+use crate::inventory::{Copy, Medium};
 
 /// Where a step is stored, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,10 +67,10 @@ pub fn newest_by_tier(copies: &[Copy]) -> Vec<TierState> {
     let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
     let mut found = Vec::new();
     for tier in Tier::ALL {
-        let of_tier: Vec<Copy> = copies.iter().filter(|copy| Tier::of(copy) == tier).cloned().collect();
+        let of_tier = || copies.iter().filter(|copy| Tier::of(copy) == tier);
         for run in &runs {
-            let newest = steps(&of_tier, Some(run)).into_iter().find(|step| step.is_whole());
-            found.extend(newest.map(|step| TierState {
+            let newest = choose(of_tier(), Wanted { run: Some(run), ..Wanted::default() });
+            found.extend(newest.step.map(|step| TierState {
                 run: (*run).to_owned(),
                 tier,
                 step: step.key.step,

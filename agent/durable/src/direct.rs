@@ -1,11 +1,13 @@
 //! Blocking access to a bucket without an agent: list, verify and restore steps. This is all that a host needs that never
 //! had an agent.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use mainstay_checkpoint::choice::{Wanted, choose};
 use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps as states};
 use mainstay_checkpoint::lineage::is_asked;
 use mainstay_checkpoint_format::bucket::StepRecord;
@@ -103,7 +105,7 @@ impl Direct {
     /// The store does not answer.
     pub fn runs(&self) -> Result<Vec<String>, DurableError> {
         let (states, _) = self.list(None)?;
-        let runs: std::collections::BTreeSet<String> = states
+        let runs: BTreeSet<String> = states
             .iter()
             .filter(|state| state.is_whole())
             .map(|state| state.key.run_id().to_owned())
@@ -148,7 +150,10 @@ impl Direct {
         let name = self.bucket.url();
         let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).reported(name))?;
         let mut last = None;
-        for state in listed.0 {
+        let copies: Vec<Copy> =
+            listed.0.into_iter().flat_map(|state| state.ranks.into_values().flatten()).collect();
+        let mut failed = BTreeSet::new();
+        while let Some(state) = choose(&copies, Wanted { failed: Some(&failed), ..Wanted::default() }).step {
             match self.pull_step(&state, ranks, directory) {
                 Ok(pulled) => return Ok(Some(pulled)),
                 Err(error @ PeerError::Local(_)) => return Err(error),
@@ -158,13 +163,19 @@ impl Direct {
                         state.key.step
                     ));
                     last = Some(error);
+                    failed.insert(state.key);
                 }
             }
         }
         last.map_or(Ok(None), Err)
     }
 
-    fn pull_step(&self, state: &StepState, ranks: &[u32], directory: &Path) -> Result<Pulled, PeerError> {
+    fn pull_step(
+        &self,
+        state: &StepState<&Copy>,
+        ranks: &[u32],
+        directory: &Path,
+    ) -> Result<Pulled, PeerError> {
         let mut pulled = Pulled { step: state.key.step, shards: 0, bytes: 0 };
         let wanted = |rank: &u32| ranks.is_empty() || ranks.contains(rank);
         for (_, copies) in state.ranks.iter().filter(|(rank, _)| wanted(rank)) {
@@ -197,7 +208,7 @@ impl Direct {
         let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
         let copies: Vec<Copy> =
             copies.into_iter().filter(|copy| is_asked(copy.shard.of.run_id(), run_id)).collect();
-        let newest = states(&copies, None).into_iter().find(StepState::is_whole);
+        let newest = choose(&copies, Wanted::default()).step.map(StepState::owned);
         let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
         else {
             return Ok(None);

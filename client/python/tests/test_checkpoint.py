@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -442,6 +443,23 @@ def test_shards_of_two_launches_make_no_step(directory, as_rank, monkeypatch):
             monkeypatch.setenv("MAINSTAY_LAUNCH", f"demo@1.{launch}")
             assert checkpoint.save(step, {"step": step})
     assert checkpoint.latest() == 10
+
+
+def test_ranks_choose_the_step_that_the_leader_of_several_hosts_would_choose(tmp_path, as_rank, monkeypatch):
+    cases = Path(__file__).resolve().parents[3] / "agent" / "checkpoint" / "tests" / "choices.json"
+    monkeypatch.setenv("MAINSTAY_JOB_ID", "job-1")
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_KEEP", "9")
+    for number, case in enumerate(json.loads(cases.read_text())):
+        monkeypatch.setenv("MAINSTAY_CHECKPOINT_DIR", str(tmp_path / str(number)))
+        for shard in case["saved"]:
+            as_rank(shard["rank"], shard.get("of", case["world"]), shard.get("attempt", 0))
+            monkeypatch.setenv("MAINSTAY_LAUNCH", f"demo@1.{shard.get('launch', 'a')}")
+            assert checkpoint.save(shard["step"], {"step": shard["step"]}), case["case"]
+        for rank in range(case["world"]):
+            as_rank(rank, case["world"], 2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                assert checkpoint.latest() == case["chosen"], case["case"]
 
 
 def test_doubtful_steps_do_not_push_out_a_trusted_one(directory, as_rank, monkeypatch):

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_checkpoint::choice::{Wanted, choose};
 use mainstay_checkpoint::decision::{Decisions, Word};
-use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, restorable, steps};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_checkpoint::plan::plan;
 use mainstay_checkpoint::prepared_memory::expected;
@@ -26,8 +27,32 @@ fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
     Copy { holder: holder.into(), medium: Medium::Disk, own, verified: true, shard }
 }
 
+fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
+    choose(copies, Wanted { run: Some(run), ..Wanted::default() }).step.map(StepState::owned)
+}
+
 fn rules(copies: usize) -> Rules {
     Rules { copies, ..Rules::default() }
+}
+
+/// The client's tests read the same file: on one host the ranks choose.
+#[test]
+fn the_leader_chooses_the_step_that_ranks_of_one_host_would_choose() {
+    let cases: serde_json::Value = serde_json::from_str(include_str!("../choices.json")).unwrap();
+    for case in cases.as_array().unwrap() {
+        let world = case["world"].as_u64().unwrap();
+        let saved = case["saved"].as_array().unwrap().iter().map(|shard| {
+            let number = |name: &str, otherwise| shard[name].as_u64().unwrap_or(otherwise);
+            let of = u32::try_from(number("of", world)).unwrap();
+            let run = format!("job@{}", shard["launch"].as_str().unwrap_or("a")).into();
+            let of = StepKey { run, ..key(number("step", 0), number("attempt", 0), of) };
+            copy("a", true, &of, u32::try_from(number("rank", 0)).unwrap())
+        });
+        let saved: Vec<Copy> = saved.collect();
+        let wanted = Wanted { world: u32::try_from(world).ok(), ..Wanted::default() };
+        let chosen = choose(&saved, wanted).key().map(|key| key.step);
+        assert_eq!(chosen, case["chosen"].as_u64(), "{}", case["case"]);
+    }
 }
 
 #[test]

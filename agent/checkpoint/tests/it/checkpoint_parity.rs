@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, steps};
+use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, steps};
 use mainstay_checkpoint::parity::{Parity, Piece};
 use mainstay_checkpoint::placement::{Host, Rules};
 use mainstay_checkpoint::plan::plan;
@@ -33,6 +34,10 @@ fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
     let root = format!("{}.{way}.{index}", shard.root);
     let shard = Shard { root, bytes: 1_024, piece: Some(which), ..shard };
     Copy { holder: holder.into(), medium: Medium::Memory, own: false, verified: true, shard }
+}
+
+fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
+    choose(copies, Wanted { run: Some(run), ..Wanted::default() }).step.map(StepState::owned)
 }
 
 fn host(index: usize) -> Host {

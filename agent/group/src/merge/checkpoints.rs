@@ -1,11 +1,13 @@
-//! Chooses the step from which the ranks of all hosts resume. Hosts report what they hold, one step that is whole
-//! over all of them is chosen, and each host brings its shards before ranks start. Each wait for a host is limited.
+//! Has the ranks of all hosts resume from one step. Hosts report what they hold, one step that is whole over all of
+//! them is chosen ([`choice`](mainstay_checkpoint::choice)), and each host brings its shards before ranks start. Each
+//! wait for a host is limited.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::{Merge, Next, Phase, observed};
 use crate::round::Seated;
-use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, steps_among};
+use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::Weight;
 use mainstay_model::time::{Mono, Span};
@@ -83,17 +85,13 @@ impl Merge {
         // Each host's list is moved out once: those of a large job are 100 MB.
         self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
         let world = self.world();
-        let all = steps_among(self.copies.iter().flatten(), None);
-        let fits = |state: &&StepState<&Copy>| {
-            state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
-        };
-        let chosen = all.iter().find(fits).map(|state| state.key.clone());
-        let chosen_step = chosen.as_ref().map(|key| key.step);
-        let other = newest_of_others(&all, chosen_step, world).map(|state| state.key.clone());
+        let wanted = Wanted { run: None, world: Some(world), failed: Some(&self.failed_steps) };
+        let choice = choose(self.copies.iter().flatten(), wanted);
+        let (chosen, other) = (choice.key(), choice.of_other_world.map(|state| state.key));
         if !std::mem::replace(&mut self.other_world_done, true)
             && let Some(other) = other
         {
-            let reported = of_other_ranks(&other, chosen_step, world);
+            let reported = of_other_ranks(&other, chosen.as_ref().map(|key| key.step), world);
             next.push_back(Next::Job(at, Event::Fact(reported)));
             return self.bring(at, port, &other, next);
         }
@@ -162,16 +160,6 @@ fn around(peers: &[String], place: usize) -> Vec<String> {
     let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
     let places: BTreeSet<usize> = places.chain([place]).map(|place| place % count).collect();
     places.into_iter().filter_map(|place| peers.get(place).cloned()).collect()
-}
-
-/// The newest whole step of another number of ranks, if it is newer than the step from which all ranks resume.
-fn newest_of_others<'a, 'b>(
-    all: &'b [StepState<&'a Copy>],
-    chosen: Option<u64>,
-    world: u32,
-) -> Option<&'b StepState<&'a Copy>> {
-    let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
-    other.filter(|other| Some(other.key.step) > chosen)
 }
 
 /// A step of another number of ranks is whole only for that number. The observation reports which step is loaded.

@@ -3,8 +3,9 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use mainstay_checkpoint::choice::{Wanted, choose};
 use mainstay_checkpoint::decision::{Decision, Word};
-use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, restorable, steps};
+use mainstay_checkpoint::inventory::{Copy, StepKey, StepState, restorable, steps};
 
 use super::Shared;
 use crate::peer::error::PeerError;
@@ -45,7 +46,8 @@ impl Shared {
     /// lose a step that is whole with what they reported last: on a busy host one request may time out. A lost host whose
     /// shards have copies elsewhere delays nothing.
     fn newest_after_second_request(&self, run: &str) -> Option<StepKey> {
-        let newest = |copies: Vec<Copy>| newest_whole(&restorable(copies), run).map(|step| step.key);
+        let wanted = Wanted { run: Some(run), ..Wanted::default() };
+        let newest = |copies: Vec<Copy>| choose(&restorable(copies), wanted).key();
         let answered = newest(self.copies());
         let silent = self.silent();
         if silent.is_empty() || (answered.is_some() && answered == newest(self.copies_as_last_reported())) {
