@@ -2,7 +2,7 @@
 //! machine, and carries out its commands. One task; all events arrive in one `select!`.
 
 mod agent_exchange;
-mod choose_checkpoint;
+mod bring_checkpoint;
 mod copied_step;
 pub mod drill;
 mod event_loop;

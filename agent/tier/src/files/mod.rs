@@ -5,13 +5,12 @@
 //! From the bottom: `tree` (lists files), `compare` and `judge` (compare steps with their seals), `seal_in_place` (seals steps),
 //! `unsealed` (steps that change too often), `pack` (files as an archive, and its seal), `unpack` (back into a directory), `catalog`
 //! (notes kept over restarts), `copies` (of files that are overwritten), `host` (shared parts), `delegated` and `put_back` (changes in a
-//! directory before its trainer resumes, and who makes them), `choose_step` (which step a job goes back to), `all` (everything that an
+//! directory before its trainer resumes, and who makes them), `restore` (returns a directory to the step of the decision), `all` (everything that an
 //! agent manages).
 
 mod all;
 pub mod cache;
 mod catalog;
-mod choose_step;
 mod compare;
 mod copies;
 mod delegated;
@@ -20,6 +19,7 @@ mod judge;
 mod pack;
 mod put_back;
 pub mod replicator;
+mod restore;
 mod seal_in_place;
 pub(crate) mod tree;
 mod unpack;

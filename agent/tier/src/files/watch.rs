@@ -1,5 +1,5 @@
 //! A directory into which a trainer writes checkpoints in its own format. A step that is complete by its framework's mark and sound by its
-//! formats is sealed, offered to peers and durable storage, and restored on a host that has lost it (`choose_step`). A step that differs from
+//! formats is sealed, offered to peers and durable storage, and restored on a host that has lost it (`restore`). A step that differs from
 //! its seal (`compare`) is no longer offered. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;

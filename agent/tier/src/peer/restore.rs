@@ -157,33 +157,6 @@ impl Shared {
         }
     }
 
-    /// The decision of the leader: the first by name of the hosts that answer.
-    fn decide(&self, run: &str) -> Result<Decision, PeerError> {
-        self.refresh();
-        let mut leaders = self.alive();
-        leaders.push(self.name().to_owned());
-        leaders.sort();
-        let mut last = None;
-        for leader in leaders {
-            let asked = if leader == self.name() {
-                self.lead(run, self.name(), &[])
-            } else {
-                self.asking().decide(&leader, run, self.name(), self.distrusted())
-            };
-            match asked {
-                Ok(decision) => {
-                    let reported = self.decisions().report(&decision);
-                    if let mainstay_checkpoint::decision::Word::Refused(newer) = reported {
-                        return Ok(newer);
-                    }
-                    return Ok(decision);
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
-    }
-
     /// Fetches the shards of one step.
     pub(super) fn bring(
         &self,

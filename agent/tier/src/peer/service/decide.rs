@@ -1,4 +1,5 @@
-//! Decides which step a job goes back to, for all hosts that ask, and announces it to all peers that answer.
+//! Decides which step a job goes back to where no launcher leads: the first agent by name chooses it, for all agents that ask,
+//! and announces it to all peers that answer.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -11,6 +12,33 @@ use super::Shared;
 use crate::peer::error::PeerError;
 
 impl Shared {
+    /// The decision of the leader: the first by name of the hosts that answer.
+    pub(crate) fn decide(&self, run: &str) -> Result<Decision, PeerError> {
+        self.refresh();
+        let mut leaders = self.alive();
+        leaders.push(self.name().to_owned());
+        leaders.sort();
+        let mut last = None;
+        for leader in leaders {
+            let asked = if leader == self.name() {
+                self.lead(run, self.name(), &[])
+            } else {
+                self.asking().decide(&leader, run, self.name(), self.distrusted())
+            };
+            match asked {
+                Ok(decision) => {
+                    let reported = self.decisions().report(&decision);
+                    if let Word::Refused(newer) = reported {
+                        return Ok(newer);
+                    }
+                    return Ok(decision);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
+    }
+
     /// Makes the decision for `asker` and announces it to all peers that answer.
     pub(crate) fn lead(
         &self,

@@ -1,5 +1,5 @@
-//! Before the ranks of several hosts start, the leader collects which checkpoints each host has, decides on one step, and
-//! has each host fetch the shards of its ranks. The loop goes on meanwhile.
+//! Before the ranks of several hosts start, each host reports which checkpoints it holds, and brings the shards of its
+//! ranks of the step that the leader chose. The loop goes on meanwhile.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! Chooses the step that a job goes back to. Sealed files are compared with their checksums. A damaged step comes from another tier, or the
-//! step before it becomes the newest. A trainer that takes the newest name finds only whole steps.
+//! Returns a trainer's directory to the step that was decided for all hosts. Sealed files are compared with their checksums first: a damaged
+//! step comes from another tier, or is not whole, so that an older one is decided. A trainer that takes the newest name finds only whole
+//! steps.
 
 use std::fs;
 use std::path::Path;
