@@ -166,7 +166,7 @@ impl CheckpointService for Checkpoints {
             let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
             let watching = self.watching();
             problem = aside(move || {
-                let problem = problem_of(&place).unwrap_or_default();
+                let problem = problem_of(&peers, &place).unwrap_or_default();
                 watching.remember(&place);
                 peers.watch(place);
                 problem

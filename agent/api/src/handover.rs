@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mainstay_tier::{handed_over, lent_files};
+use mainstay_tier::peer::Users;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::listen::UnixSocket;
@@ -30,7 +30,7 @@ type Callers = Arc<Mutex<BTreeMap<u32, usize>>>;
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn take(socket: UnixSocket) -> io::Result<()> {
+pub fn take(socket: UnixSocket, users: Arc<Users>) -> io::Result<()> {
     let callers = Callers::default();
     let listen = move || {
         let listener = match socket.blocking() {
@@ -45,9 +45,10 @@ pub fn take(socket: UnixSocket) -> io::Result<()> {
             };
             let Ok(credentials) = getsockopt(&stream, PeerCredentials) else { continue };
             let Some(place) = Place::take(&callers, credentials.uid()) else { continue };
+            let users = Arc::clone(&users);
             let work = move || {
                 let uid = place.uid;
-                if let Err(error) = serve(&stream, uid) {
+                if let Err(error) = serve(&stream, &users, uid) {
                     tracing::debug!(uid, %error, "no directories came");
                 }
                 drop(place);
@@ -60,14 +61,14 @@ pub fn take(socket: UnixSocket) -> io::Result<()> {
     std::thread::Builder::new().name("handovers".to_owned()).spawn(listen).map(drop)
 }
 
-fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
+fn serve(mut stream: &UnixStream, users: &Users, uid: u32) -> io::Result<()> {
     stream.set_read_timeout(Some(WITHIN))?;
     stream.set_write_timeout(Some(WITHIN))?;
     let (names, directories) = receive(stream)?;
     let names = match serde_json::from_slice(&names)? {
         Contents::Directories(names) => names,
         Contents::Files { token, first } => {
-            return match lent_files::lend(uid, &token, first, directories) {
+            return match users.lend(uid, &token, first, directories) {
                 Ok(()) => Ok(()),
                 Err(error) => stream.write_all(error.to_string().as_bytes()),
             };
@@ -78,7 +79,7 @@ fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
     }
     let mut refused = Vec::new();
     for (name, directory) in names.iter().zip(directories) {
-        if let Err(error) = handed_over::keep(uid, name, directory) {
+        if let Err(error) = users.hand_over(uid, name, directory) {
             refused.push(error.to_string());
         }
     }

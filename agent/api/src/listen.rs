@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mainstay_tier::peer::{User, learn_groups};
+use mainstay_tier::peer::{User, Users};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -75,6 +75,8 @@ pub struct UnixSocket {
     path: PathBuf,
     listener: std::os::unix::net::UnixListener,
     inode: u64,
+    /// Where the groups of callers are recorded.
+    users: Arc<Users>,
     /// Held for its lock: of two processes that start at once, one gets the socket.
     _lock: File,
 }
@@ -115,7 +117,20 @@ impl UnixSocket {
         let listening = listening_at(&new, mode, group).map_err(failed("creating the socket"))?;
         std::fs::rename(&new, path).map_err(failed("moving the new socket to"))?;
         let inode = std::fs::symlink_metadata(path).map_err(failed("reading"))?.ino();
-        Ok(UnixSocket { path: path.to_owned(), listener: listening, inode, _lock: lock })
+        Ok(UnixSocket {
+            path: path.to_owned(),
+            listener: listening,
+            inode,
+            users: Arc::default(),
+            _lock: lock,
+        })
+    }
+
+    /// Records the groups of callers there.
+    #[must_use]
+    pub fn of_users(mut self, users: &Arc<Users>) -> UnixSocket {
+        self.users = Arc::clone(users);
+        self
     }
 
     /// Where it is.
@@ -138,6 +153,7 @@ impl UnixSocket {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
+                let users = Arc::clone(&self.users);
                 let places = Mutex::new(ConnectionLimits::new(EACH, ALL));
                 tokio::spawn(accept(stop, sender, async move || {
                     loop {
@@ -149,7 +165,7 @@ impl UnixSocket {
                         // Without a place the connection is closed at once.
                         let Some(place) = place else { continue };
                         if let Ok(groups) = peer_groups(&stream) {
-                            learn_groups(User { uid, gid }, &groups);
+                            users.learn_groups(User { uid, gid }, &groups);
                         }
                         return Ok(Placed::new(PlainAuthority::new(stream), place));
                     }

@@ -123,7 +123,7 @@ impl Restore {
             let restored = self.peers.restore(&self.place, ranks, &progress);
             return restored.map(result_out).map_err(|error| Status::aborted(error.to_string()));
         };
-        if let Some(reported) = problem_of(&self.place) {
+        if let Some(reported) = problem_of(&self.peers, &self.place) {
             tracing::warn!("{reported}");
             let reported =
                 Message::Progress(RestoreProgress { told: reported, ..RestoreProgress::default() });

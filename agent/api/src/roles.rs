@@ -1,8 +1,10 @@
 //! Who may do what on the agent's Unix socket. The kernel reports the caller's user. Each call that is refused or
 //! changes something is reported to the node, which writes it to the journal.
 
+use std::sync::Arc;
+
 use mainstay_model::id::Pid;
-use mainstay_tier::peer::{User, groups_of};
+use mainstay_tier::peer::{User, Users};
 use tokio::sync::mpsc;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
@@ -35,6 +37,7 @@ pub struct Roles {
     operators: Allowed,
     /// The node, which records refused calls and changes.
     inputs: mpsc::Sender<Input>,
+    users: Arc<Users>,
 }
 
 /// A calling process.
@@ -48,8 +51,13 @@ pub struct Caller {
 
 impl Roles {
     /// New roles.
-    pub fn new(launchers: Allowed, operators: Allowed, inputs: mpsc::Sender<Input>) -> Roles {
-        Roles { launchers, operators, inputs }
+    pub fn new(
+        launchers: Allowed,
+        operators: Allowed,
+        inputs: mpsc::Sender<Input>,
+        users: Arc<Users>,
+    ) -> Roles {
+        Roles { launchers, operators, inputs, users }
     }
 
     /// The caller, if it may use this agent for its own runs.
@@ -93,7 +101,7 @@ impl Roles {
     }
 
     fn is_user(&self, user: User) -> bool {
-        let groups = groups_of(user);
+        let groups = self.users.groups_of(user);
         let own = nix::unistd::getegid().as_raw();
         self.is_operator(user)
             || user.gid == own
@@ -106,7 +114,7 @@ impl Roles {
     pub(super) fn is_operator(&self, user: User) -> bool {
         user.uid == 0
             || user.uid == nix::unistd::geteuid().as_raw()
-            || self.operators.has(user, &groups_of(user))
+            || self.operators.has(user, &self.users.groups_of(user))
     }
 
     /// Refuses a call and records it.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_checkpoint::files::Kind;
 use mainstay_checkpoint::owner::owned;
-use mainstay_tier::files::{FileWatch, Files, Wanted, ensure_directory};
-use mainstay_tier::peer::{User, Watched, may_serve};
+use mainstay_tier::files::{FileWatch, Files, Wanted};
+use mainstay_tier::peer::{Service, User, Watched};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -32,14 +32,15 @@ impl Watching {
         if kind.is_empty() {
             let known = files.find(&place.directory, &place.run);
             // A watch from the configuration is for the owner of the directory.
-            let is_theirs = || ensure_directory(&place.directory, place.user).is_ok();
+            let is_theirs = || files.ensure_directory(&place.directory, place.user).is_ok();
             return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
         }
         Kind::parse(kind).map_err(Status::invalid_argument)?;
         // An existing watch may be absent for a moment: a new one in its place would keep it out.
         let is_new = files.find(&place.directory, &place.run).is_none();
         if is_new || place.directory.symlink_metadata().is_ok() {
-            ensure_directory(&place.directory, place.user)
+            files
+                .ensure_directory(&place.directory, place.user)
                 .map_err(|error| Status::permission_denied(error.to_string()))?;
         }
         let known = FilesPlace {
@@ -112,8 +113,8 @@ impl FilesPlace {
 
 /// What this agent cannot do for the user of a directory, and why. Files that it may only read are restored through
 /// the user's process.
-pub fn problem_of(place: &Watched) -> Option<String> {
+pub fn problem_of(peers: &Service, place: &Watched) -> Option<String> {
     let directory = place.directory.display();
-    let unserved = may_serve(place.user, &place.directory).err()?;
+    let unserved = peers.users().access(place.user).may_serve(&place.directory).err()?;
     Some(format!("nothing in {directory} is replicated or restored: {unserved}"))
 }

@@ -51,6 +51,7 @@ use mainstay_node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node}
 use mainstay_sensors::source::active::{ActivePlan, Deep};
 use mainstay_sensors::source::device::ProbePlan;
 use mainstay_sys::clock;
+use mainstay_tier::peer::Users;
 
 /// Inputs that may queue for the node.
 pub(super) const QUEUE: usize = 4096;
@@ -67,15 +68,16 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     stop_on_signals(&stop).context("catching signals")?;
     let (snapshots, recalled) = open_board(&config)?;
     let catalog = Arc::new(catalog::load(&config.catalog.files)?);
-    let mut listeners = listen(&config).await?;
+    let users = Arc::<Users>::default();
+    let mut listeners = listen(&config, &users).await?;
     listeners.catalog = Some(catalog.clone());
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (callers, node_callers) = mpsc::channel(QUEUE_OF_CALLERS);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let operators = Allowed { uids: config.operator_uids.clone(), gids: config.operator_gids.clone() };
-    let roles = Roles::new(allowed, operators, callers.clone());
+    let roles = Roles::new(allowed, operators, callers.clone(), Arc::clone(&users));
     let operators = Operators::new(inputs.clone(), roles.clone(), Arc::new(clock::now));
-    let keeping = checkpoint::start(&config)?;
+    let keeping = checkpoint::start(&config, users)?;
     let peers = keeping.peers.clone();
     let launchers = Launchers::new(inputs.clone(), callers, roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
@@ -221,7 +223,7 @@ pub(super) fn start_forcing(config: &Config) -> anyhow::Result<Forcing<Option<Lo
     Forcing::start(keep).context("starting the thread that forces the journal onto the disk")
 }
 
-async fn listen(config: &Config) -> anyhow::Result<Listeners> {
+async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners> {
     if let Some(directory) = config.socket.parent().filter(|directory| !directory.exists()) {
         make_socket_directory(directory)
             .with_context(|| format!("making the socket's directory {} (socket)", directory.display()))?;
@@ -229,8 +231,9 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
     let directories =
         UnixSocket::bind_for(&socket_of(&config.socket), 0o660, u32::try_from(config.socket_gid).ok());
     // Without it, an agent that may not act as its users cannot read their checkpoints; everything else works.
-    if let Err(error) =
-        directories.map_err(anyhow::Error::from).and_then(|socket| Ok(handover::take(socket)?))
+    if let Err(error) = directories
+        .map_err(anyhow::Error::from)
+        .and_then(|socket| Ok(handover::take(socket, Arc::clone(users))?))
     {
         tracing::error!("no directories are taken from launchers: {error:#}");
     }
@@ -242,8 +245,9 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
             None => Ok(None),
         }
     };
+    let unix = UnixSocket::bind_for(&config.socket, 0o660, u32::try_from(config.socket_gid).ok())?;
     Ok(Listeners {
-        unix: Some(UnixSocket::bind_for(&config.socket, 0o660, u32::try_from(config.socket_gid).ok())?),
+        unix: Some(unix.of_users(users)),
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
         deep: Some(active_probes(config)),

@@ -13,7 +13,7 @@ use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
-use mainstay_tier::peer::{Service, Settings};
+use mainstay_tier::peer::{Service, Settings, Users};
 use tokio_util::sync::CancellationToken;
 
 use mainstay_node::config::{CacheConfig, CacheTable, CheckpointConfig, Config, WatchConfig};
@@ -40,7 +40,7 @@ pub(super) struct Keeping {
 ///
 /// # Errors
 /// The token, address, store, storage URL or a thread is not available.
-pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
+pub(super) fn start(config: &Config, users: Arc<Users>) -> anyhow::Result<Keeping> {
     let of = &config.checkpoint;
     let bucket = match of.durable.as_str() {
         "" => None,
@@ -49,7 +49,7 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     if of.listen.is_none() && bucket.is_none() {
         return Ok(Keeping::default());
     }
-    let (settings, pass) = settings(config)?;
+    let (settings, pass) = settings(config, users)?;
     let service = Service::start(settings, pass).context("replicas of checkpoints")?;
     let service = Arc::new(service);
     tracing::info!(address = %service.address(), peers = of.peers.len(), "replicas of checkpoints are kept");
@@ -62,7 +62,7 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     Ok(Keeping { peers: Some(service), durable: durable.transpose()?, files })
 }
 
-fn settings(config: &Config) -> anyhow::Result<(Settings, Credentials)> {
+fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Credentials)> {
     let of = &config.checkpoint;
     let CheckpointConfig { listen, peers, name, domain, avoid, redundancy, keep, .. } = of;
     let own = of.store.as_os_str().is_empty();
@@ -95,6 +95,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Credentials)> {
         interval: Duration::from_nanos(of.interval.0.0),
         patience: Timeouts { stall: Duration::from_nanos(of.stall.0.0), ..Timeouts::default() },
         software: env!("CARGO_PKG_VERSION").to_owned(),
+        users,
     };
     Ok((settings, pass))
 }

@@ -259,6 +259,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
         interval: Duration::from_secs(3600),
         patience: Timeouts::default(),
         software: String::new(),
+        users: Default::default(),
     }
 }
 

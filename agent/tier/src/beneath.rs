@@ -12,8 +12,6 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::handed_over;
-
 /// Maximum depth of a directory tree that is removed.
 const DEEPEST: usize = 64;
 
@@ -48,14 +46,15 @@ impl Beneath {
     }
 
     fn open_with(path: &Path, more: OFlags) -> io::Result<Beneath> {
-        if let Some(handed) = handed_over::directory(path) {
-            let (uid, root, way) = handed?;
-            let at = Beneath { root: Arc::new(root), path: path.into(), reads_for: Some(uid) };
-            let root = Arc::new(at.directory(&way)?);
-            return Ok(Beneath { root, ..at });
-        }
         let root = rustix::fs::openat(CWD, path, directory_flags() | more, Mode::empty())?;
         Ok(Beneath { root: Arc::new(root), path: path.into(), reads_for: None })
+    }
+
+    /// The directory `way` below one that the user `uid` handed over; `path` is its name.
+    pub(crate) fn handed_over(uid: u32, root: OwnedFd, way: &Path, path: &Path) -> io::Result<Beneath> {
+        let at = Beneath { root: Arc::new(root), path: path.into(), reads_for: Some(uid) };
+        let root = Arc::new(at.directory(way)?);
+        Ok(Beneath { root, ..at })
     }
 
     fn check_owner(&self, found: &Stat, below: &Path) -> io::Result<()> {

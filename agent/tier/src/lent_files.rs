@@ -83,10 +83,14 @@ impl RestoreFiles {
 type Lots = BTreeMap<(u32, String), Arc<RestoreFiles>>;
 
 /// The restores that wait for files. Files that no restore waits for are not kept.
-static ALL: Mutex<Lots> = Mutex::new(BTreeMap::new());
-
-/// Notified when files were lent.
-static CAME: Condvar = Condvar::new();
+#[derive(Debug, Default)]
+pub(crate) struct LentFiles {
+    lots: Mutex<Lots>,
+    /// Notified when files were lent.
+    lent: Condvar,
+    /// Number of restores that have wanted files.
+    number: AtomicU64,
+}
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -94,23 +98,23 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A restore that wants files. It accepts none after it is dropped.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
+    all: &'a LentFiles,
     key: (u32, String),
     lot: Arc<RestoreFiles>,
 }
 
-impl Wanted {
+impl LentFiles {
     /// Asks this user for `count` files.
     ///
     /// # Errors
     /// Too many, alone or together with those of other restores.
-    pub(crate) fn new(uid: u32, count: usize) -> io::Result<Wanted> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+    pub(crate) fn want(&self, uid: u32, count: usize) -> io::Result<Wanted<'_>> {
         // Differs from tokens of an earlier agent process, whose callers may still lend files.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let token = format!("{since:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let token = format!("{since:x}-{}", self.number.fetch_add(1, Ordering::Relaxed));
         let lot = Arc::new(RestoreFiles { wanted: count, files: Mutex::default(), landed: Mutex::default() });
-        let mut all = lock(&ALL);
+        let mut all = lock(&self.lots);
         let of_others: usize = all.values().map(|lot| lot.wanted).sum();
         if count > MOST || of_others + count > MOST_OF_ALL {
             let problem = format!(
@@ -120,9 +124,42 @@ impl Wanted {
         }
         let key = (uid, token);
         all.insert(key.clone(), Arc::clone(&lot));
-        Ok(Wanted { key, lot })
+        Ok(Wanted { all: self, key, lot })
     }
 
+    /// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the number of the first
+    /// file: one message carries a part of them.
+    ///
+    /// # Errors
+    /// One is not a file of that user that is open for writing, or no restore waits for them.
+    pub(crate) fn lend(&self, uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
+        let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+        for file in &files {
+            let found = rustix::fs::fstat(file)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_uid != uid {
+                return refused(format!("no file of user {uid}"));
+            }
+            let flags = rustix::fs::fcntl_getfl(file)?;
+            if flags.contains(OFlags::PATH) || flags & OFlags::ACCMODE == OFlags::RDONLY {
+                return refused("a file that is not open for writing".to_owned());
+            }
+        }
+        let all = lock(&self.lots);
+        let Some(lot) = all.get(&(uid, token.to_owned())) else {
+            return refused("no restore of this user waits for these files".to_owned());
+        };
+        let mut kept = lock(&lot.files);
+        if kept.len() != first || first + files.len() > lot.wanted {
+            let (came, wanted) = (kept.len(), lot.wanted);
+            return refused(format!("{came} files came before, and not {first}; {wanted} are wanted"));
+        }
+        kept.extend(files.into_iter().map(|file| Some(File::from(file))));
+        self.lent.notify_all();
+        Ok(())
+    }
+}
+
+impl Wanted<'_> {
     /// The token with which the files are lent.
     pub(crate) fn token(&self) -> &str {
         &self.key.1
@@ -130,50 +167,19 @@ impl Wanted {
 
     /// Waits until all files are lent; none after `within`.
     pub(crate) fn wait(self, within: Duration) -> Option<Arc<RestoreFiles>> {
-        let waited = CAME.wait_timeout_while(lock(&ALL), within, |_| self.lot.is_short());
+        let waited = self.all.lent.wait_timeout_while(lock(&self.all.lots), within, |_| self.lot.is_short());
         let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(all);
         (!self.lot.is_short()).then(|| Arc::clone(&self.lot))
     }
 }
 
-impl Drop for Wanted {
+impl Drop for Wanted<'_> {
     fn drop(&mut self) {
-        let lot = lock(&ALL).remove(&self.key);
+        let lot = lock(&self.all.lots).remove(&self.key);
         // Closing a file may take long, and other threads need the list.
         drop(lot);
     }
-}
-
-/// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the number of the first
-/// file: one message carries a part of them.
-///
-/// # Errors
-/// One is not a file of that user that is open for writing, or no restore waits for them.
-pub fn lend(uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
-    let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
-    for file in &files {
-        let found = rustix::fs::fstat(file)?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_uid != uid {
-            return refused(format!("no file of user {uid}"));
-        }
-        let flags = rustix::fs::fcntl_getfl(file)?;
-        if flags.contains(OFlags::PATH) || flags & OFlags::ACCMODE == OFlags::RDONLY {
-            return refused("a file that is not open for writing".to_owned());
-        }
-    }
-    let all = lock(&ALL);
-    let Some(lot) = all.get(&(uid, token.to_owned())) else {
-        return refused("no restore of this user waits for these files".to_owned());
-    };
-    let mut kept = lock(&lot.files);
-    if kept.len() != first || first + files.len() > lot.wanted {
-        let (came, wanted) = (kept.len(), lot.wanted);
-        return refused(format!("{came} files came before, and not {first}; {wanted} are wanted"));
-    }
-    kept.extend(files.into_iter().map(|file| Some(File::from(file))));
-    CAME.notify_all();
-    Ok(())
 }
 
 #[cfg(test)]
@@ -182,9 +188,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-
-    /// The list is process-wide and one test fills it, so the tests run one at a time.
-    static TURN: Mutex<()> = Mutex::new(());
 
     fn own() -> u32 {
         nix::unistd::geteuid().as_raw()
@@ -196,14 +199,16 @@ mod tests {
 
     #[test]
     fn a_restore_gets_its_files_after_all_were_lent() {
-        let _turn = lock(&TURN);
+        let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let (wanted, other) = (Wanted::new(own(), 3).unwrap(), Wanted::new(own(), 1).unwrap());
+        let (wanted, other) = (all.want(own(), 3).unwrap(), all.want(own(), 1).unwrap());
         let token = wanted.token().to_owned();
-        let waits = std::thread::spawn(move || wanted.wait(Duration::from_secs(60)).unwrap());
-        lend(own(), &token, 0, files(at.path(), 2)).unwrap();
-        lend(own(), &token, 2, files(at.path(), 1)).unwrap();
-        let lot = waits.join().unwrap();
+        let lot = std::thread::scope(|scope| {
+            let waits = scope.spawn(move || wanted.wait(Duration::from_secs(60)).unwrap());
+            all.lend(own(), &token, 0, files(at.path(), 2)).unwrap();
+            all.lend(own(), &token, 2, files(at.path(), 1)).unwrap();
+            waits.join().unwrap()
+        });
         let mut numbers: Vec<usize> = std::iter::from_fn(|| lot.take()).map(|(number, _)| number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2]);
@@ -212,12 +217,13 @@ mod tests {
 
     #[test]
     fn files_that_no_restore_waits_for_are_not_kept() {
-        let _turn = lock(&TURN);
+        let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let wanted = Wanted::new(own(), 2).unwrap();
+        let wanted = all.want(own(), 2).unwrap();
         let token = wanted.token().to_owned();
-        let lent =
-            |uid, first, count| lend(uid, &token, first, files(at.path(), count)).unwrap_err().to_string();
+        let lent = |uid, first, count| {
+            all.lend(uid, &token, first, files(at.path(), count)).unwrap_err().to_string()
+        };
         assert!(lent(own(), 1, 1).contains("0 files came before, and not 1"));
         assert!(lent(own(), 0, 3).contains("2 are wanted"));
         // Files that arrive too late do not go to another restore.
@@ -227,10 +233,10 @@ mod tests {
 
     #[test]
     fn an_incompletely_written_file_is_used_again() {
-        let _turn = lock(&TURN);
+        let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let wanted = Wanted::new(own(), 1).unwrap();
-        lend(own(), wanted.token(), 0, files(at.path(), 1)).unwrap();
+        let wanted = all.want(own(), 1).unwrap();
+        all.lend(own(), wanted.token(), 0, files(at.path(), 1)).unwrap();
         let lot = wanted.wait(Duration::ZERO).unwrap();
         let (number, file) = lot.take().unwrap();
         assert!(lot.take().is_none());
@@ -240,13 +246,13 @@ mod tests {
 
     #[test]
     fn only_a_users_own_files_that_are_open_for_writing_are_taken() {
-        let _turn = lock(&TURN);
+        let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
         let path = at.path().join("file");
         fs::write(&path, "words").unwrap();
-        let wanted = Wanted::new(own(), 1).unwrap();
+        let wanted = all.want(own(), 1).unwrap();
         let reported =
-            |file: File| lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
+            |file: File| all.lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
         assert!(reported(File::open(&path).unwrap()).contains("not open for writing"));
         assert!(reported(File::open(at.path()).unwrap()).contains("no file of user"));
         assert!(reported(File::options().write(true).open("/dev/null").unwrap()).contains("no file of user"));
@@ -255,16 +261,16 @@ mod tests {
         assert!(
             reported(File::options().read(true).write(true).open(&fifo).unwrap()).contains("no file of user")
         );
-        let of_another = lend(own() + 1, wanted.token(), 0, files(at.path(), 1)).unwrap_err().to_string();
+        let of_another = all.lend(own() + 1, wanted.token(), 0, files(at.path(), 1)).unwrap_err().to_string();
         assert!(of_another.contains("no file of user"), "{of_another}");
-        lend(own(), wanted.token(), 0, vec![File::create(&path).unwrap().into()]).unwrap();
+        all.lend(own(), wanted.token(), 0, vec![File::create(&path).unwrap().into()]).unwrap();
     }
 
     #[test]
     fn restores_want_no_more_files_than_the_agent_can_hold() {
-        let _turn = lock(&TURN);
-        assert!(Wanted::new(own(), MOST + 1).is_err());
-        let held: Vec<Wanted> = (0..8).filter_map(|_| Wanted::new(own(), MOST).ok()).collect();
+        let all = LentFiles::default();
+        assert!(all.want(own(), MOST + 1).is_err());
+        let held: Vec<Wanted> = (0..8).filter_map(|_| all.want(own(), MOST).ok()).collect();
         assert_eq!(held.len(), MOST_OF_ALL / MOST);
     }
 }

@@ -10,7 +10,7 @@ pub mod beneath;
 pub mod bytes;
 pub mod disk;
 pub mod files;
-pub mod handed_over;
+mod handed_over;
 pub mod inventory;
 pub mod lent_files;
 mod medium;

@@ -41,6 +41,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         interval: Duration::from_millis(20),
         patience: Timeouts { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },
         software: "test".to_owned(),
+        users: Arc::default(),
     };
     let service = Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap();
     service.watch(Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None });

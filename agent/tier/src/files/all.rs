@@ -14,9 +14,8 @@ use super::FilesError;
 use super::cache::{self, Cache};
 use super::replicator::{self, Replicator};
 use super::watch::{self, FileWatch};
-use crate::beneath::Beneath;
 use crate::peer::Service;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::{Access, User};
 
 /// Directories and the interval of checks.
 #[derive(Clone, Debug)]
@@ -88,6 +87,14 @@ impl Files {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ensures that a directory exists and belongs to this user; creates it with the user's rights.
+    ///
+    /// # Errors
+    /// It cannot be created, or belongs to another user.
+    pub fn ensure_directory(&self, directory: &Path, user: User) -> io::Result<()> {
+        ensure_directory(directory, &self.service.users().access(user))
     }
 
     /// Starts to watch a directory. An existing watch continues.
@@ -221,18 +228,12 @@ fn place_for(directory: &Path, run: &str) -> String {
     owner(run).map_or(place.clone(), |uid| format!("{place}-{uid}"))
 }
 
-/// Ensures that a directory exists and belongs to this user; creates it with the user's rights.
-///
-/// # Errors
-/// It cannot be created, or belongs to another user.
-pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
-    let _as_user = match UserGuard::to_write(user) {
+fn ensure_directory(directory: &Path, access: &Access) -> io::Result<()> {
+    let user = access.user();
+    let _as_user = match access.act_to_write() {
         Ok(as_user) => as_user,
         // A directory that was handed over belongs to its user. The user followed the links in its name; they are not followed again.
-        Err(error) => {
-            let _as_user = UserGuard::user(user)?;
-            return Beneath::open(directory).map(drop).map_err(|_| error);
-        }
+        Err(error) => return access.act()?.open(directory).map(drop).map_err(|_| error),
     };
     fs::create_dir_all(directory)?;
     let found = fs::symlink_metadata(directory)?;

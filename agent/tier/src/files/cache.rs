@@ -20,7 +20,7 @@ use super::unpack::{UnpackMode, unpack};
 use crate::os::lower_priority;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::User;
 use crate::peer::{Progress, Service};
 
 /// The name of the job of all caches.
@@ -68,9 +68,9 @@ impl Cache {
     /// # Errors
     /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
-        let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
+        let catalog = Mutex::new(Catalog::open(&settings.home, service.users(), false)?);
         let service = Arc::clone(service);
-        let acting = DirectoryUser::new(None);
+        let acting = DirectoryUser::new(service.users(), None);
         let _ = acting.in_directory(&settings.directory);
         let inner = Arc::new(Inner {
             settings,
@@ -149,7 +149,7 @@ impl Inner {
     fn look(&self) -> Result<(), FilesError> {
         let Settings { directory, quota, quiet, .. } = &self.settings;
         let Some(place) = self.acting.in_directory(directory) else { return Ok(()) };
-        let user = place.user;
+        let user = place.access.user();
         let members = {
             let _as_user = place.act()?;
             tree::plain(&place.at)
@@ -172,7 +172,7 @@ impl Inner {
             host::offer(&self.service, directory, &self.run_id(), packs);
             return Ok(());
         }
-        let content = Content::of(directory, user, kept)?;
+        let content = Content::of(directory, place.access, kept)?;
         // Steps increase with time, also if the clock was set back.
         let step = before.as_ref().map_or(now, |before| now.max(before.sealed.shard.of.step + 1));
         let identity = Identity { job: JOB.to_owned(), attempt: 0, step, rank: 0, world_size: 1 };
@@ -197,7 +197,8 @@ impl Inner {
         let Settings { directory, spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         {
-            let _as_user = UserGuard::to_write(user).map_err(FilesError::reading(directory))?;
+            let _as_user =
+                self.service.users().access(user).act_to_write().map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let place = self

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::FilesError;
 use super::pack::{Content, Pack};
 use super::tree::Member;
-use crate::peer::user::User;
+use crate::peer::user::{User, Users};
 use crate::small_file::write_at_once;
 
 /// Name of the file with the current decision.
@@ -47,30 +47,40 @@ pub(super) struct Lost {
 #[derive(Debug)]
 pub(super) struct Catalog {
     home: PathBuf,
+    users: Arc<Users>,
     packs: BTreeMap<u64, Arc<Pack>>,
     lost: BTreeMap<u64, Lost>,
 }
 
 impl Catalog {
     /// Reads the notes of steps whose files are unchanged.
-    pub(super) fn open(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
-        let mut catalog = Catalog::open_with_lost(home, is_shared)?;
+    pub(super) fn open(home: &Path, users: &Arc<Users>, is_shared: bool) -> Result<Catalog, FilesError> {
+        let mut catalog = Catalog::open_with_lost(home, users, is_shared)?;
         let lost: Vec<u64> = catalog.lost.keys().copied().collect();
         lost.into_iter().for_each(|step| _ = catalog.remove(step));
         Ok(catalog)
     }
 
     /// Reads all notes. Steps whose files have changed are recorded as lost.
-    pub(super) fn open_with_lost(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
+    pub(super) fn open_with_lost(
+        home: &Path,
+        users: &Arc<Users>,
+        is_shared: bool,
+    ) -> Result<Catalog, FilesError> {
         fs::create_dir_all(home).map_err(FilesError::reading(home))?;
-        let mut catalog = Catalog { home: home.to_owned(), packs: BTreeMap::new(), lost: BTreeMap::new() };
+        let mut catalog = Catalog {
+            home: home.to_owned(),
+            users: Arc::clone(users),
+            packs: BTreeMap::new(),
+            lost: BTreeMap::new(),
+        };
         for entry in fs::read_dir(home).map_err(FilesError::reading(home))?.flatten() {
             let path = entry.path();
             let named = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if !named.starts_with("step-") {
                 continue;
             }
-            match read(&path, is_shared) {
+            match read(&path, users, is_shared) {
                 Some(pack) => {
                     let (step, is_still) = (pack.sealed.shard.of.step, pack.content.is_still());
                     catalog.packs.insert(step, Arc::new(pack));
@@ -119,7 +129,7 @@ impl Catalog {
 
     /// Writes the note of a step and replaces a previous one.
     pub(super) fn insert(&mut self, note: Note, is_shared: bool) -> Result<Arc<Pack>, FilesError> {
-        let content = Content::of(&note.base, note.user, note.members.clone())?;
+        let content = Content::of(&note.base, self.users.access(note.user), note.members.clone())?;
         let pack = Arc::new(Pack::new(content, note.manifest.clone().into_bytes(), is_shared)?);
         let step = pack.sealed.shard.of.step;
         let words = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
@@ -153,8 +163,8 @@ fn name(step: u64) -> String {
     format!("step-{step:012}.json")
 }
 
-fn read(path: &Path, is_shared: bool) -> Option<Pack> {
+fn read(path: &Path, users: &Arc<Users>, is_shared: bool) -> Option<Pack> {
     let note: Note = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    let content = Content::of(&note.base, note.user, note.members).ok()?;
+    let content = Content::of(&note.base, users.access(note.user), note.members).ok()?;
     Pack::new(content, note.manifest.into_bytes(), is_shared).ok()
 }

@@ -13,7 +13,7 @@ use super::catalog::Catalog;
 use super::tree::Member;
 use crate::beneath::Beneath;
 use crate::peer::service::Service;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::{Access, User, UserGuard, Users};
 use crate::peer::{Progress, Watched};
 
 /// Number of attempts per decision: a step that is written again long after it was sealed gets the next one, so that its parts are
@@ -55,14 +55,14 @@ impl Bell {
 /// A directory and the user whose rights are used in it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    pub(super) user: User,
+    pub(super) access: Access,
     pub(super) at: Beneath,
 }
 
 impl Place {
     /// Makes this thread act as the user while the returned value lives.
     pub(super) fn act(&self) -> Result<UserGuard, FilesError> {
-        UserGuard::user(self.user).map_err(FilesError::reading(self.at.path()))
+        self.access.act().map_err(FilesError::reading(self.at.path()))
     }
 }
 
@@ -71,16 +71,18 @@ impl Place {
 #[derive(Debug)]
 pub(super) struct DirectoryUser {
     user: OnceLock<User>,
+    users: Arc<Users>,
     /// Whether a user requested the directory: then it must be a directory itself, not a link to one.
     asked_for: bool,
 }
 
 impl DirectoryUser {
-    pub(super) fn new(user: Option<User>) -> DirectoryUser {
+    pub(super) fn new(users: &Arc<Users>, user: Option<User>) -> DirectoryUser {
         let asked_for = user.is_some();
         // For root, the directory's owner is used: the owner may change the content and redirect root.
         let user = user.filter(|user| user.uid != 0);
-        DirectoryUser { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
+        let user = user.map_or_else(OnceLock::new, OnceLock::from);
+        DirectoryUser { user, users: Arc::clone(users), asked_for }
     }
 
     /// The directory and its user, if it exists and still belongs to this user; this process's user if it may not act as another one.
@@ -90,18 +92,19 @@ impl DirectoryUser {
         let is_root = own.uid == 0;
         // A directory that a user requested is accessed as that user only; one of the configuration with this process's rights.
         let user = self.known().filter(|_| is_root || self.asked_for).unwrap_or(own);
-        let _as_user = UserGuard::user(user).ok()?;
+        let place = |user, at| Place { access: self.users.access(user), at };
+        let as_user = self.users.access(user).act().ok()?;
         let at = match self.asked_for {
-            true => Beneath::open_no_link(directory),
-            false => Beneath::open(directory),
+            true => as_user.open_no_link(directory),
+            false => as_user.open(directory),
         };
         let at = at.ok()?;
         let found = at.own_stat().ok()?;
         if !is_root {
-            return (!self.asked_for || user.uid == found.st_uid).then_some(Place { user, at });
+            return (!self.asked_for || user.uid == found.st_uid).then(|| place(user, at));
         }
         let user = *self.user.get_or_init(|| User { uid: found.st_uid, gid: found.st_gid });
-        (user.uid == found.st_uid).then_some(Place { user, at })
+        (user.uid == found.st_uid).then(|| place(user, at))
     }
 
     /// The user, if known before the directory exists.

@@ -29,7 +29,7 @@ pub mod watch;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use all::{Files, Plan, Wanted, WantedCache, ensure_directory};
+pub use all::{Files, Plan, Wanted, WantedCache};
 pub use delegated::{PutBack, Started, Unfit};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
 pub use put_back::put_back;

@@ -14,10 +14,9 @@ use rustix::fs::FileType;
 
 use super::FilesError;
 use super::tree::{Mark, Member};
-use crate::beneath::Beneath;
-use crate::medium::medium_of;
+use crate::medium::medium_at;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::Access;
 use crate::seal::{ReadAt, sums};
 
 /// File name of the archive.
@@ -33,22 +32,22 @@ const MOST_OPEN: usize = 32;
 #[derive(Debug)]
 pub struct Content {
     base: PathBuf,
-    user: User,
+    access: Access,
     members: Vec<Member>,
     layout: Layout,
     open: Mutex<BTreeMap<usize, Arc<File>>>,
 }
 
 impl Content {
-    /// Creates the content from files below `base`, which are read with the rights of `user`.
+    /// Creates the content from files below `base`, which are read with these rights.
     ///
     /// # Errors
     /// Their names are not valid in an archive.
-    pub fn of(base: &Path, user: User, members: Vec<Member>) -> Result<Content, FilesError> {
+    pub fn of(base: &Path, access: Access, members: Vec<Member>) -> Result<Content, FilesError> {
         let entry =
             |member: &Member| Entry { path: member.path.clone(), size: member.size(), mode: member.mode };
         let layout = archive::layout(&members.iter().map(entry).collect::<Vec<_>>())?;
-        Ok(Content { base: base.to_owned(), user, members, layout, open: Mutex::default() })
+        Ok(Content { base: base.to_owned(), access, members, layout, open: Mutex::default() })
     }
 
     /// Its files.
@@ -68,8 +67,8 @@ impl Content {
 
     /// Whether every file is unchanged.
     pub fn is_still(&self) -> bool {
-        let Ok(_as_user) = UserGuard::user(self.user) else { return false };
-        let Ok(base) = Beneath::open(&self.base) else { return false };
+        let Ok(as_user) = self.access.act() else { return false };
+        let Ok(base) = as_user.open(&self.base) else { return false };
         let files = self.members.iter().filter(|member| member.words.is_none());
         files.into_iter().all(|member| {
             base.stat(Path::new(&member.path)).is_ok_and(|found| {
@@ -114,8 +113,8 @@ impl Content {
         if let Some(file) = open.get(&index) {
             return Ok(Arc::clone(file));
         }
-        let _as_user = UserGuard::user(self.user)?;
-        let file = Arc::new(Beneath::open(&self.base)?.read(Path::new(&member.path))?);
+        let as_user = self.access.act()?;
+        let file = Arc::new(as_user.open(&self.base)?.read(Path::new(&member.path))?);
         if Mark::of(&file.metadata()?) != member.mark {
             let path = self.base.join(&member.path);
             return Err(io::Error::other(format!("{} has changed since it was sealed", path.display())));
@@ -174,7 +173,8 @@ impl Pack {
         if sealed.shard.bytes != content.size() {
             return Err(FilesError::Manifest("it is of other files".to_owned()));
         }
-        let medium = UserGuard::user(content.user).map_or(Medium::Disk, |_as_user| medium_of(content.base()));
+        let base = content.access.act().and_then(|as_user| as_user.open(content.base()));
+        let medium = base.map_or(Medium::Disk, |at| medium_at(&at));
         Ok(Pack { sealed: Arc::new(sealed), content, medium, is_shared })
     }
 }

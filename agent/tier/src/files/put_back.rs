@@ -33,7 +33,7 @@ use super::watch::{Inner, Settings, State, read_text};
 use crate::beneath::Beneath;
 use crate::lent_files::RestoredShard;
 use crate::peer::sealed::{Sealed, open_plainly};
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::{Access, User};
 use crate::peer::{Progress, Restored};
 use crate::seal::ReadAt;
 
@@ -65,7 +65,7 @@ impl Inner {
         restored: Restored,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Started, FilesError> {
-        if UserGuard::to_write(place.user).is_err() {
+        if place.access.act_to_write().is_err() {
             return self.leave(state, place, changes, restored, report);
         }
         let Settings { rules, .. } = &self.settings;
@@ -103,7 +103,7 @@ impl Inner {
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
             let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
             unpacked = Some((key.clone(), sealed.clone(), entries(&file, sealed)?));
-            put_back.archive = Some(self.lend(key, place.user, (&file, archive), sealed, report)?);
+            put_back.archive = Some(self.lend(key, place.access.user(), (&file, archive), sealed, report)?);
         }
         self.empty_spool(&changes);
         if put_back.archive.is_none() && put_back.texts.is_empty() && put_back.unfit.is_empty() {
@@ -145,7 +145,7 @@ impl Inner {
             let gone = || FilesError::reading(directory)(io::ErrorKind::NotFound.into());
             let place = place.ok_or_else(gone)?;
             let members = members(&place, rules, &entries)?;
-            let content = Content::of(directory, place.user, members.clone())?;
+            let content = Content::of(directory, place.access.clone(), members.clone())?;
             if !matches!(sealed.first_bad_from_start(&content), Ok(None)) {
                 let words = format!(
                     "what was put back into {} is not what was sealed of step {}",
@@ -173,7 +173,7 @@ impl Inner {
         let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
         state.first_seen.insert(key.step, key.attempt);
         let base = self.settings.directory.clone();
-        state.catalog.insert(Note { manifest, base, user: place.user, members }, self.is_shared)?;
+        state.catalog.insert(Note { manifest, base, user: place.access.user(), members }, self.is_shared)?;
         self.service.shared.trust_own(&sealed.shard.root);
         Ok(())
     }
@@ -200,7 +200,7 @@ pub fn put_back(
     let wrong =
         |what: &str| FilesError::Manifest(format!("the agent asks for {what}, which is of no trainer here"));
     let at = Beneath::open(directory).map_err(FilesError::reading(directory))?;
-    let place = Place { user: User::own(), at };
+    let place = Place { access: Access::own(), at };
     let trackers = texts(rules);
     if let Some((name, _)) = asked.texts.iter().find(|(name, _)| !trackers.contains(name.as_str())) {
         return Err(wrong(&format!("{name:?}")));
@@ -347,7 +347,7 @@ mod tests {
         fs::write(out.join("checkpoint-10/weights"), "the state").unwrap();
         fs::write(out.join("checkpoint-10/trainer_state.json"), "{}").unwrap();
         let members = members_of(&Beneath::open(&out).unwrap(), "checkpoint-10").unwrap();
-        let content = Content::of(&out, User::own(), members).unwrap();
+        let content = Content::of(&out, Access::own(), members).unwrap();
         let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
         content.read_exact_at(&mut bytes, 0).unwrap();
         let archive = at.path().join("lent");

@@ -68,7 +68,7 @@ impl Replicator {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
         let directory = settings.directory.clone();
-        let acting = DirectoryUser::new(None);
+        let acting = DirectoryUser::new(service.users(), None);
         let _ = acting.in_directory(&settings.directory);
         let mut work = Work {
             acting,
@@ -150,7 +150,7 @@ impl Work {
 
     fn begin(&self, asked: Asked) -> Result<Job, FilesError> {
         let run = asked.job.clone();
-        let catalog = Catalog::open(&self.settings.home.join(&run), false)?;
+        let catalog = Catalog::open(&self.settings.home.join(&run), self.service.users(), false)?;
         host::keep_decision(&self.service, &run, &catalog);
         Ok(Job { asked, run, catalog })
     }
@@ -266,7 +266,7 @@ impl Work {
             let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, way, &|_, _| true)?;
             let manifest = String::from_utf8(sealed.manifest.clone());
             let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
-            job.catalog.insert(Note { manifest, base, user: place.user, members }, false)?;
+            job.catalog.insert(Note { manifest, base, user: place.access.user(), members }, false)?;
             let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
             return Ok(data);
         }
@@ -317,7 +317,7 @@ impl Work {
                 continue;
             }
             let from = directory.join(name);
-            let content = Content::of(&from, place.user, members.clone())?;
+            let content = Content::of(&from, place.access.clone(), members.clone())?;
             let identity = Identity {
                 job: JOB.to_owned(),
                 attempt: host::fence(&self.service, &job.run) * AGAIN,
@@ -344,7 +344,7 @@ impl Work {
                 self.service.shared.withdraw(&before.sealed.shard.root);
                 self.delete(place, before.content.base());
             }
-            let note = Note { manifest: text, base, user: place.user, members: members.clone() };
+            let note = Note { manifest: text, base, user: place.access.user(), members: members.clone() };
             job.catalog.insert(note, false)?;
             tracing::info!(run = job.run, step, "a step of a trainer was sealed");
         }

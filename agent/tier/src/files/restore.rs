@@ -21,7 +21,7 @@ use super::watch::{DirectoryScan, Inner, Settings, State};
 use crate::peer::Progress;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::User;
 
 /// Time within which a directory that disappeared with all sealed steps may reappear.
 const AWAY: Duration = Duration::from_secs(5);
@@ -220,7 +220,7 @@ impl Inner {
                     directory.display()
                 ))
             };
-            let _as_user = UserGuard::to_write(maker).map_err(cannot)?;
+            let _as_user = self.service.users().access(maker).act_to_write().map_err(cannot)?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let refused = || {

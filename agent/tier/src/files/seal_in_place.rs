@@ -66,7 +66,7 @@ impl Inner {
         let (rank, world_size) = if self.is_shared { (0, 1) } else { *part };
         let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
         let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
-        let content = Content::of(directory, place.user, members)?;
+        let content = Content::of(directory, place.access.clone(), members)?;
         let manifest = match content.seal(&identity, run, host::now_unix_s()) {
             // The next check decides.
             Err(FilesError::Changed(_)) => return Ok(false),
@@ -75,7 +75,7 @@ impl Inner {
         let manifest =
             String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
         let members = content.members().to_vec();
-        let note = Note { manifest, base: directory.clone(), user: place.user, members };
+        let note = Note { manifest, base: directory.clone(), user: place.access.user(), members };
         let pack = state.catalog.insert(note, self.is_shared)?;
         state.unsound.remove(&of.step);
         let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.of.run_id() == run;

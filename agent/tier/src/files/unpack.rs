@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::files::Content;
     use crate::files::tree;
-    use crate::peer::User;
+    use crate::peer::Access;
 
     /// An archive with `sub/file` and `one`, and its seal.
     fn archive() -> (TempDir, Sealed) {
@@ -185,7 +185,7 @@ mod tests {
         fs::write(from.join("sub/file"), "new").unwrap();
         fs::write(from.join("one"), "new").unwrap();
         let members = tree::members(&Beneath::open(&from).unwrap(), "").unwrap();
-        let content = Content::of(&from, User::own(), members).unwrap();
+        let content = Content::of(&from, Access::own(), members).unwrap();
         let identity = Identity { job: "files".to_owned(), attempt: 0, step: 1, rank: 0, world_size: 1 };
         let sealed = Sealed::of(content.seal(&identity, "run", 0).unwrap().encode()).unwrap();
         let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn home(at: &TempDir) -> Place {
-        Place { user: User::own(), at: Beneath::open(&at.path().join("home")).unwrap() }
+        Place { access: Access::own(), at: Beneath::open(&at.path().join("home")).unwrap() }
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl FileWatch {
     /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
         let is_shared = settings.shared.unwrap_or_else(|| tree::is_shared(&settings.directory));
-        let catalog = Catalog::open_with_lost(&settings.home, is_shared)?;
+        let catalog = Catalog::open_with_lost(&settings.home, service.users(), is_shared)?;
         let lost = catalog.lost().values().map(|lost| &lost.pack);
         let known = catalog.packs().values().chain(lost).map(|pack| &pack.sealed.shard.of);
         let first_seen = known.map(|of| (of.step, of.attempt)).collect();
@@ -135,7 +135,8 @@ impl FileWatch {
         };
         let copies = Copies::open(&settings.home, &settings.run, service);
         let service = Arc::clone(service);
-        let (state, bell, acting) = (Mutex::new(state), Bell::default(), DirectoryUser::new(settings.user));
+        let (state, bell, acting) =
+            (Mutex::new(state), Bell::default(), DirectoryUser::new(service.users(), settings.user));
         // Determine the owner of a directory of the configuration now, before another user can exchange it.
         let _ = acting.in_directory(&settings.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });

@@ -22,8 +22,7 @@ pub use self::opened::Opened;
 use self::pinned::PinnedShard;
 use super::pooled::{self, Pooled};
 use super::sealed::Sealed;
-use super::user::{User, UserGuard};
-use crate::beneath::Beneath;
+use super::user::{Access, User, Users};
 use crate::bytes::Bytes;
 use crate::files::Pack;
 use crate::os::Outgoing;
@@ -48,6 +47,7 @@ pub struct Watched {
 /// The shards in all watched directories.
 #[derive(Debug, Default)]
 pub struct LocalShards {
+    users: Arc<Users>,
     inner: Mutex<Inner>,
 }
 
@@ -80,11 +80,16 @@ struct Found {
     root: PathBuf,
     /// The shard's directory below it.
     below: PathBuf,
-    user: User,
+    access: Access,
     medium: Medium,
 }
 
 impl LocalShards {
+    /// The shards of these users.
+    pub(crate) fn new(users: Arc<Users>) -> LocalShards {
+        LocalShards { users, inner: Mutex::default() }
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,8 +142,9 @@ impl LocalShards {
                 // Its file system does not answer: keep the last known shards, and continue with the other directories.
                 None => {
                     let inner = self.inner();
-                    let is_there =
-                        |found: &Found| found.root == place.directory && found.user.uid == place.user.uid;
+                    let is_there = |found: &Found| {
+                        found.root == place.directory && found.access.user().uid == place.user.uid
+                    };
                     let before = inner.shards.iter().filter(|(_, found)| is_there(found));
                     shards.extend(before.map(|(root, found)| (root.clone(), found.clone())));
                     let is_read = |(uid, path): &(u32, PathBuf)| {
@@ -174,14 +180,17 @@ impl LocalShards {
 
     /// A number that changes when something is sealed or released in launchers' memory. Much cheaper than a full check.
     pub(crate) fn stamp_of_memory(&self) -> u64 {
-        stamp_of(&self.watched())
+        let watched = self.watched();
+        let pools =
+            watched.iter().filter_map(|place| Some((place.pool.as_ref()?, self.users.access(place.user))));
+        pools.fold(0, |sum: u64, (pool, access)| sum.rotate_left(7) ^ pooled::stamp(pool, &access))
     }
 
     /// For each rank of this host, the memory that its launcher reserves for a shard.
     pub(crate) fn reserved(&self) -> Vec<u64> {
         let watched = self.watched();
         let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
-        pools.flat_map(|(pool, user)| pooled::reserved(pool, user)).collect()
+        pools.flat_map(|(pool, user)| pooled::reserved(pool, &self.users.access(user))).collect()
     }
 
     /// Whether any watched job has a launcher's memory.
@@ -287,10 +296,10 @@ impl LocalShards {
 
     pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
-        let _as_user = UserGuard::user(found.user).ok()?;
-        let file = Beneath::open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
+        let as_user = found.access.act().ok()?;
+        let file = as_user.open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
         // A name in the user's directory may be a file of another user.
-        (file.metadata().ok()?.uid() == found.user.uid).then_some((found.sealed, file))
+        (file.metadata().ok()?.uid() == found.access.user().uid).then_some((found.sealed, file))
     }
 
     /// Records that the bytes of a shard differ from its seal: it is no longer offered.
@@ -316,8 +325,8 @@ impl LocalShards {
             (inner.shards.get(root).cloned(), was_held)
         };
         let Some(found) = found else { return Ok(was_held) };
-        let _as_user = UserGuard::user(found.user)?;
-        let at = Beneath::open(&found.root)?;
+        let as_user = found.access.act()?;
+        let at = as_user.open(&found.root)?;
         at.remove_file(&found.below.join(MANIFEST_NAME))?;
         at.sync_directory(&found.below)?;
         at.remove_tree(&found.below)?;
@@ -332,9 +341,4 @@ impl LocalShards {
 /// Whether a slot's file exists and is unchanged: device, inode and length.
 fn is_still(place: &Path, was: &(u64, u64, u64)) -> bool {
     fs::symlink_metadata(place).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
-}
-
-fn stamp_of(watched: &[Watched]) -> u64 {
-    let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
-    pools.fold(0, |sum: u64, (pool, user)| sum.rotate_left(7) ^ pooled::stamp(pool, user))
 }

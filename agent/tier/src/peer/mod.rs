@@ -52,5 +52,5 @@ pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
-pub use user::{User, groups_of, learn_groups, may_serve};
+pub use user::{Access, User, Users};
 pub use withdrawal::{WithdrawalKey, WithdrawalLock};

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use mainstay_checkpoint_format::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlWords, Slot, State};
 
 use super::sealed::Sealed;
-use super::user::{User, UserGuard};
+use super::user::Access;
 use crate::beneath::Beneath;
 use crate::os::monotonic_ms;
 
@@ -24,7 +24,7 @@ pub(crate) struct Pooled {
     pool: PathBuf,
     /// The directory of the rank in the pool.
     home: PathBuf,
-    user: User,
+    access: Access,
     slot: Slot,
 }
 
@@ -46,24 +46,23 @@ impl Pooled {
     }
 
     fn open_slot(&self) -> Option<File> {
-        let _as_user = UserGuard::user(self.user).ok()?;
-        let file = Beneath::open(&self.pool).ok()?.read(&self.file()).ok()?;
+        let as_user = self.access.act().ok()?;
+        let file = as_user.open(&self.pool).ok()?.read(&self.file()).ok()?;
         let found = file.metadata().ok()?;
-        (found.uid() == self.user.uid && found.len() >= self.sealed.shard.bytes).then_some(file)
+        (found.uid() == self.access.user().uid && found.len() >= self.sealed.shard.bytes).then_some(file)
     }
 
     /// Whether the slot still holds the shard.
     pub(crate) fn is_still(&self) -> bool {
-        let Ok(_as_user) = UserGuard::user(self.user) else { return false };
-        let Ok(pool) = Beneath::open(&self.pool) else { return false };
+        let Ok(as_user) = self.access.act() else { return false };
+        let Ok(pool) = as_user.open(&self.pool) else { return false };
         with_page(&pool, &self.home, |page| page.is_still(&self.slot)) == Some(true)
     }
 
     /// Asks the pool owner not to use the slot for a while. The pool owner may ignore this: a save does not wait for a copy to a peer.
     pub(crate) fn pin(&self) {
-        let Ok(_as_user) = UserGuard::user(self.user) else { return };
-        let opened =
-            Beneath::open(&self.pool).and_then(|pool| pool.write_over(&self.home.join(CONTROL_NAME)));
+        let Ok(as_user) = self.access.act() else { return };
+        let opened = as_user.open(&self.pool).and_then(|pool| pool.write_over(&self.home.join(CONTROL_NAME)));
         let Ok(file) = opened else { return };
         let (at, word) = Control::pin(&self.slot, monotonic_ms().saturating_add(PIN_MS));
         // Overwrite existing bytes only: a pool that is being removed must not grow.
@@ -74,15 +73,18 @@ impl Pooled {
 }
 
 /// The sealed shards in a pool, from files of this user only. `known` are manifests that were read before, by slot.
-pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<Pooled> {
-    let Ok(_as_user) = UserGuard::user(user) else { return Vec::new() };
-    let Ok(at) = Beneath::open(pool) else { return Vec::new() };
+pub(crate) fn look(pool: &Path, access: &Access, run: &str, known: &[Pooled]) -> Vec<Pooled> {
+    let Ok(as_user) = access.act() else { return Vec::new() };
+    let Ok(at) = as_user.open(pool) else { return Vec::new() };
     let mut found = Vec::new();
     for home in ranks(&at) {
         let slots = with_page(&at, &home, |page| page.all().collect::<Vec<Slot>>()).unwrap_or_default();
         for slot in slots.into_iter().filter(|slot| slot.state == State::Sealed) {
             if let Some(known) = known.iter().find(|known| {
-                known.slot == slot && known.pool == pool && known.home == home && known.user.uid == user.uid
+                known.slot == slot
+                    && known.pool == pool
+                    && known.home == home
+                    && known.access.user() == access.user()
             }) {
                 found.push(known.clone());
                 continue;
@@ -95,7 +97,8 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
             // The manifest and the slot belong together only if nothing changed in between.
             if is_it && with_page(&at, &home, |page| page.is_still(&slot)) == Some(true) {
                 let (pool, home) = (pool.to_owned(), home.clone());
-                found.push(Pooled { sealed: Arc::new(sealed), pool, home, user, slot });
+                let (access, sealed) = (access.clone(), Arc::new(sealed));
+                found.push(Pooled { sealed, pool, home, access, slot });
             }
         }
     }
@@ -103,17 +106,17 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
 }
 
 /// For each rank, the memory reserved for its shard: the size of its largest slot.
-pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
-    let Ok(_as_user) = UserGuard::user(user) else { return Vec::new() };
+pub(crate) fn reserved(pool: &Path, access: &Access) -> Vec<u64> {
+    let Ok(as_user) = access.act() else { return Vec::new() };
     let room = |page: &Control<'_>| page.all().map(|slot| slot.capacity).max().filter(|room| *room > 0);
-    let Ok(at) = Beneath::open(pool) else { return Vec::new() };
+    let Ok(at) = as_user.open(pool) else { return Vec::new() };
     ranks(&at).iter().filter_map(|home| with_page(&at, home, room).flatten()).collect()
 }
 
 /// A number over all sealed slots: it changes when a slot is sealed or released.
-pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
-    let Ok(_as_user) = UserGuard::user(user) else { return 0 };
-    let Ok(at) = Beneath::open(pool) else { return 0 };
+pub(crate) fn stamp(pool: &Path, access: &Access) -> u64 {
+    let Ok(as_user) = access.act() else { return 0 };
+    let Ok(at) = as_user.open(pool) else { return 0 };
     let sealed = ranks(&at).into_iter().enumerate().flat_map(|(place, home)| {
         let of = |page: &Control<'_>| {
             let sealed = page.all().filter(|slot| slot.state == State::Sealed);

@@ -16,7 +16,7 @@ use super::client::Target;
 use super::error::PeerError;
 use super::sealed::Sealed;
 use super::store::{PreparedMemory, Store};
-use super::user::{User, UserGuard};
+use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::os::Lent;
@@ -24,7 +24,7 @@ use crate::os::Lent;
 /// The shard is written next to its place, and moved into it when all bytes are there.
 pub(super) struct ShardWriter<'a> {
     directory: &'a Path,
-    user: User,
+    access: Access,
     store: &'a Store,
     lot: Option<Arc<RestoreFiles>>,
     taken: Option<Taken<'a>>,
@@ -64,8 +64,8 @@ pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
 }
 
 impl<'a> ShardWriter<'a> {
-    pub(super) fn new(directory: &'a Path, user: User, store: &'a Store) -> ShardWriter<'a> {
-        ShardWriter { directory, user, store, lot: None, taken: None, lent: None }
+    pub(super) fn new(directory: &'a Path, access: Access, store: &'a Store) -> ShardWriter<'a> {
+        ShardWriter { directory, access, store, lot: None, taken: None, lent: None }
     }
 
     /// Writes into the files of this lot, if there is one.
@@ -98,12 +98,12 @@ impl<'a> ShardWriter<'a> {
         };
         let (at, aside, home) = (taken.at.clone(), taken.aside.clone(), taken.home.clone());
         let put = || -> io::Result<()> {
-            let manifest = taken.fill_directory(self.user)?;
-            let _as_user = UserGuard::user(self.user)?;
+            let manifest = taken.fill_directory(self.access.user())?;
+            let _as_user = self.access.act()?;
             settle(&at, &aside, &home, &manifest)
         };
         put().map_err(|error| {
-            remove(&at, &aside, self.user);
+            remove(&at, &aside, &self.access);
             self.reported("writing a shard into", &error)
         })
     }
@@ -120,9 +120,9 @@ impl<'a> ShardWriter<'a> {
     }
 
     fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
-        let _as_user = UserGuard::to_write(self.user)?;
+        let as_user = self.access.act_to_write()?;
         fs::create_dir_all(self.directory)?;
-        let at = Beneath::open(self.directory)?;
+        let at = as_user.open(self.directory)?;
         let home = shard_directory(sealed);
         let step = home.parent().unwrap_or(Path::new(""));
         at.make_directories(step)?;
@@ -158,7 +158,7 @@ impl Drop for ShardWriter<'_> {
             lot.give_back(shard.file, file);
         }
         if let Some(taken) = self.taken.take() {
-            remove(&taken.at, &taken.aside, self.user);
+            remove(&taken.at, &taken.aside, &self.access);
         }
     }
 }
@@ -174,12 +174,12 @@ impl Target for ShardWriter<'_> {
             let (at, home, aside, opened) = self.begin_as_user(sealed)?;
             let bytes = sealed.shard.bytes;
             // With its own rights, this agent puts a file only where the user may put one.
-            let is_theirs = opened.metadata()?.uid() == self.user.uid;
+            let is_theirs = opened.metadata()?.uid() == self.access.user().uid;
             let ready = if is_theirs { self.store.lend(bytes, &opened) } else { None };
             let destination = match ready {
                 Some(ready) => Destination::Ready(ready),
                 None => {
-                    let _as_user = UserGuard::user(self.user)?;
+                    let _as_user = self.access.act()?;
                     let file = at.create(&aside.join(&sealed.file), 0o644)?;
                     make_room(&file, bytes)?;
                     Destination::New(file)
@@ -261,8 +261,8 @@ fn write_manifest(at: &Beneath, aside: &Path, manifest: &[u8]) -> io::Result<()>
     at.sync_directory(aside)
 }
 
-fn remove(at: &Beneath, aside: &Path, user: User) {
-    if let Ok(_as_user) = UserGuard::user(user) {
+fn remove(at: &Beneath, aside: &Path, access: &Access) {
+    if let Ok(_as_user) = access.act() {
         let _ = at.remove_tree(aside);
     }
 }

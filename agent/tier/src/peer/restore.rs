@@ -18,9 +18,9 @@ use super::local_shards::Watched;
 use super::receive::{ShardWriter, shard_directory};
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
-use super::user::{User, UserGuard};
+use super::user::{Access, User};
 use crate::beneath::Beneath;
-use crate::lent_files::{RestoreFiles, RestoredShard, Wanted};
+use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::seal::ReadAt;
 
 /// Number of shards that are fetched in parallel.
@@ -181,6 +181,7 @@ impl Shared {
         let work = Work {
             shared: self,
             place,
+            access: self.settings.users.access(place.user),
             lot: lot.clone(),
             left: Mutex::new(plan.transfers.iter().rev().collect()),
             done: AtomicUsize::new(0),
@@ -219,9 +220,9 @@ impl Shared {
         count: usize,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<RestoreFiles>>, PeerError> {
-        let Err(cannot) = UserGuard::to_write(user) else { return Ok(None) };
-        let wanted =
-            Wanted::new(user.uid, count).map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
+        let Err(cannot) = self.settings.users.access(user).act_to_write() else { return Ok(None) };
+        let wanted = self.settings.users.lent_files.want(user.uid, count);
+        let wanted = wanted.map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
         let files_token = wanted.token().to_owned();
         let words = Progress::words(key.step, count, String::new());
         report(Progress { files_wanted: count, files_token, ..words });
@@ -244,9 +245,9 @@ pub(super) struct FetchResult {
 }
 
 /// Whether this exact shard is in the directory; the caller has verified its bytes.
-fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
-    let Ok(_as_user) = UserGuard::user(user) else { return false };
-    let Ok(at) = Beneath::open(directory) else { return false };
+fn is_there(directory: &Path, sealed: &Sealed, access: &Access) -> bool {
+    let Ok(as_user) = access.act() else { return false };
+    let Ok(at) = as_user.open(directory) else { return false };
     Sealed::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
         .and_then(|there| there.owned_as(&sealed.shard.of.run))
         .is_ok_and(|there| there.shard.root == sealed.shard.root)
@@ -256,6 +257,7 @@ fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
 struct Work<'a> {
     shared: &'a Shared,
     place: &'a Watched,
+    access: Access,
     lot: Option<Arc<RestoreFiles>>,
     left: Mutex<Vec<&'a Transfer>>,
     done: AtomicUsize,
@@ -314,7 +316,7 @@ impl Work<'_> {
     }
 
     fn landing(&self) -> ShardWriter<'_> {
-        ShardWriter::new(&self.place.directory, self.place.user, &self.shared.store)
+        ShardWriter::new(&self.place.directory, self.access.clone(), &self.shared.store)
             .in_files(self.lot.clone())
     }
 
@@ -348,7 +350,7 @@ impl Work<'_> {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
         // Files of a trainer are already in place.
-        if opened.is_pack() || is_there(&self.place.directory, sealed, self.place.user) {
+        if opened.is_pack() || is_there(&self.place.directory, sealed, &self.access) {
             return Ok(());
         }
         let mut landing = self.landing();
@@ -376,7 +378,7 @@ pub(crate) fn land(
     content: &crate::files::Content,
 ) -> Result<(), PeerError> {
     let reading = |error: io::Error| PeerError::Local(format!("{}: {error}", content.base().display()));
-    let mut landing = ShardWriter::new(directory, User::own(), &service.shared.store);
+    let mut landing = ShardWriter::new(directory, Access::own(), &service.shared.store);
     landing.begin(sealed)?;
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;

@@ -45,6 +45,7 @@ use super::message::Inventory;
 use super::pace::Limit;
 use super::store::{Store, StoreError};
 use super::throttle::{ReplicationOverhead, ReplicationThrottle};
+use super::user::Users;
 
 /// Time until an incomplete shard without new chunks is discarded.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -188,13 +189,14 @@ impl Service {
         }
         let others = settings.peers.iter().filter(|peer| **peer != settings.name);
         let peers = others.map(|peer| (peer.clone(), Peer::default())).collect();
+        let own = LocalShards::new(Arc::clone(&settings.users));
         let shared = Arc::new(Shared {
             limit: Limit::new(settings.rate),
             throttle: ReplicationThrottle::new(settings.slowdown),
             settings,
             pass: pass.into(),
             store,
-            own: LocalShards::default(),
+            own,
             durable: OnceLock::new(),
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
@@ -243,6 +245,11 @@ impl Service {
     /// Its name among its peers.
     pub fn name(&self) -> &str {
         &self.shared.settings.name
+    }
+
+    /// The users for whom it acts.
+    pub fn users(&self) -> &Arc<Users> {
+        &self.shared.settings.users
     }
 
     /// Starts to watch a checkpoint directory of a job.

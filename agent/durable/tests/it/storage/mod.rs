@@ -268,6 +268,7 @@ fn service(store: &TempDir) -> Arc<Service> {
         interval: Duration::from_millis(50),
         patience: Timeouts::default(),
         software: "test".to_owned(),
+        users: Arc::default(),
     };
     Arc::new(Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap())
 }

@@ -15,7 +15,7 @@ use crate::files::tree::Mark;
 use crate::medium::medium_at;
 use crate::peer::pooled::{self, Pooled};
 use crate::peer::sealed::Sealed;
-use crate::peer::user::{User, UserGuard};
+use crate::peer::user::{Access, User};
 
 /// The mark of a file when it was last read, and its manifest; none if it was not valid.
 pub(super) type LastRead = (Mark, Option<Arc<Sealed>>);
@@ -77,10 +77,11 @@ impl LocalShards {
             std::thread::sleep(Duration::from_millis(1));
         }
         let (reported, reports) = std::sync::mpsc::sync_channel(1);
+        let access = self.users.access(place.user);
         let (place, were_read, known, of_thread) =
             (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
         let work = move || {
-            let seen = look_at(&place, &were_read, &known);
+            let seen = look_at(&place, &access, &were_read, &known);
             of_thread.end();
             let _ = reported.send(seen);
         };
@@ -100,13 +101,13 @@ impl LocalShards {
 }
 
 /// Checks one place.
-fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
+fn look_at(place: &Watched, access: &Access, were_read: &Read, known: &[Pooled]) -> Seen {
     let mut seen = Seen::default();
     if let Some(pool) = &place.pool {
-        seen.pooled = pooled::look(pool, place.user, &place.run, known);
+        seen.pooled = pooled::look(pool, access, &place.run, known);
     }
-    let Ok(_as_user) = UserGuard::user(place.user) else { return seen };
-    let Ok(at) = Beneath::open(&place.directory) else { return seen };
+    let Ok(as_user) = access.act() else { return seen };
+    let Ok(at) = as_user.open(&place.directory) else { return seen };
     let medium = medium_at(&at);
     for below in rank_directories(&at) {
         let manifest = below.join(MANIFEST_NAME);
@@ -125,8 +126,8 @@ fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
         let sealed = known.unwrap_or_else(|| read().map(Arc::new));
         seen.looked.insert((place.user.uid, path), (mark, sealed.clone()));
         if let Some(sealed) = sealed {
-            let (root, user) = (place.directory.clone(), place.user);
-            let found = Found { sealed: Arc::clone(&sealed), root, below, user, medium };
+            let (root, access) = (place.directory.clone(), access.clone());
+            let found = Found { sealed: Arc::clone(&sealed), root, below, access, medium };
             seen.shards.push((sealed.shard.root.clone(), found));
         }
     }

@@ -28,7 +28,7 @@ impl PinnedShard {
 
     /// Whether it is from that directory.
     pub(super) fn is_of(&self, place: &Watched) -> bool {
-        self.found.root == place.directory && self.found.user.uid == place.user.uid
+        self.found.root == place.directory && self.found.access.user().uid == place.user.uid
     }
 }
 

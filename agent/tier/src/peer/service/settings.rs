@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_checkpoint::parity::Parity;
 
+use crate::peer::user::Users;
 use crate::peer::wire::Timeouts;
 
 /// Settings of the service.
@@ -44,6 +46,8 @@ pub struct Settings {
     pub patience: Timeouts,
     /// This version of Mainstay.
     pub software: String,
+    /// The users for whom this process acts.
+    pub users: Arc<Users>,
 }
 
 impl Settings {
@@ -66,6 +70,7 @@ impl Settings {
             interval: Duration::from_millis(500),
             patience: Timeouts::default(),
             software: env!("CARGO_PKG_VERSION").to_owned(),
+            users: Arc::default(),
         }
     }
 }

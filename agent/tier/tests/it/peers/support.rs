@@ -91,6 +91,7 @@ pub fn hosts_with(
             // A host that is lost refuses connections at once: only a busy machine needs this time.
             patience: Timeouts { connect: Duration::from_secs(30), stall: Duration::from_secs(60) },
             software: "test".to_owned(),
+            users: Arc::default(),
         };
         change(index, &mut settings);
         let pass = shows(index);

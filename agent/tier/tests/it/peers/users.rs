@@ -347,7 +347,7 @@ fn files_that_a_user_reaches_only_by_a_supplementary_group_are_reached_for_that_
     service.watch(place(user, &out));
     service.refresh();
     assert!(service.copies().is_empty(), "the group is not the user's");
-    mainstay_tier::peer::learn_groups(user, &[61_100]);
+    service.users().learn_groups(user, &[61_100]);
     service.refresh();
     until("what the group may enter", || service.copies().len() == 1);
 }
