@@ -109,22 +109,4 @@ impl Service {
         copied.sort_unstable_by(|a, b| b.cmp(a));
         copied
     }
-
-    /// Keeps this step of a launch from now on if the files of this host's shards of it are held open. Returns whether they
-    /// are.
-    pub fn keep_from_files(&self, launch: &str, at: (u64, u64)) -> bool {
-        // The files of a step that is not kept are released with this lock held.
-        let mut from = self.shared.keeps_from();
-        let are_held = self.shared.own.holds_all_of(launch, at);
-        if are_held {
-            *from = Some((launch.to_owned(), at));
-        }
-        are_held
-    }
-
-    /// Keeps this step of a launch, in the memory of its owners on this host or in files that are held open: only copies of
-    /// older ones may be deleted.
-    pub fn keep_from(&self, launch: &str, at: (u64, u64)) {
-        *self.shared.keeps_from() = Some((launch.to_owned(), at));
-    }
 }

@@ -15,11 +15,12 @@ mod refusals;
 mod removal;
 mod repair;
 mod settings;
+mod signals;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::decision::Decisions;
@@ -32,11 +33,14 @@ use mainstay_checkpoint::replication_cost::StepTime;
 use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_diagnosis::repeats::RemoteFailure;
 
+use self::connection_slots::ConnectionSlots;
 use self::counts::Counters;
 pub use self::counts::Counts;
 pub use self::lag::Lag;
+use self::members::JobHosts;
 use self::refusals::Refusals;
 pub use self::settings::Settings;
+use self::signals::Signals;
 use super::client::Asking;
 use super::credentials::Credentials;
 use super::durable::{Durable, Figures};
@@ -95,14 +99,31 @@ pub(crate) struct Shared {
     durable: OnceLock<Arc<dyn Durable>>,
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
+    /// Copies that were found damaged, by holder and root, and when: they do not count for a while.
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
-    /// Shards that could not be opened to be sent, and when: tried again after a pause.
-    unopened: Mutex<BTreeMap<String, Instant>>,
-    /// Roots of shards that were offered and are obsolete.
-    withdrawn: Mutex<BTreeMap<String, Instant>>,
+    withdrawals: Withdrawals,
+    reports: Reports,
+    sender: Sender,
+    incoming: Incoming,
+    /// The hosts of the one job that it serves, as a launcher told them.
+    job: Mutex<Option<JobHosts>>,
+    pub(crate) throttle: ReplicationThrottle,
+    counters: Counters,
+    signals: Signals,
+}
+
+/// Shards that were offered and are obsolete.
+#[derive(Debug, Default)]
+struct Withdrawals {
+    /// Their roots, and when they were withdrawn.
+    roots: Mutex<BTreeMap<String, Instant>>,
     /// Held while copies of withdrawn shards are deleted at peers: each deletion is counted once.
     deleting: Mutex<()>,
-    refusals: Refusals,
+}
+
+/// What is reported of this host, and of what its ranks saved.
+#[derive(Debug, Default)]
+struct Reports {
     /// Shards that should have been equal and were not.
     divergences: Mutex<divergence::Found>,
     /// The time since which steps wait for their copies.
@@ -111,28 +132,25 @@ pub(crate) struct Shared {
     standing: Mutex<PlacementEligibility>,
     /// Failures of jobs on this host.
     failures: Mutex<Vec<RemoteFailure>>,
+}
+
+/// The state of the thread that sends shards.
+#[derive(Debug)]
+struct Sender {
+    limit: Limit,
+    /// Shards that could not be opened to be sent, and when: tried again after a pause.
+    unopened: Mutex<BTreeMap<String, Instant>>,
     /// Whether too few failure domains for pieces were already reported.
     too_few: AtomicBool,
     /// Whether a step was overwritten while it was sent, and not everything has been sent since.
     overtaken: AtomicBool,
-    /// Whether its peers are the hosts of one job.
-    meets: AtomicBool,
-    /// Spare hosts, which wait to replace a host. They store additional copies, which do not count.
-    spares: Mutex<BTreeSet<String>>,
-    /// A launch of that job, and the attempt and step from which its owners here keep their shards.
-    keeps_from: Mutex<Option<(String, (u64, u64))>>,
-    limit: Limit,
-    pub(crate) throttle: ReplicationThrottle,
-    counters: Counters,
-    connection_slots: connection_slots::ConnectionSlots,
-    stop: AtomicBool,
-    nudged: Mutex<bool>,
-    nudge: Condvar,
-    /// Counts possible changes on this host: a step was sealed, a copy was added or removed, the peers changed.
-    changes: AtomicU64,
-    /// Sizes of shards that may arrive soon.
-    expected: Mutex<Vec<u64>>,
-    expects: Condvar,
+}
+
+/// Connections of peers.
+#[derive(Debug, Default)]
+struct Incoming {
+    slots: ConnectionSlots,
+    refusals: Refusals,
 }
 
 /// The service. It stops when it is dropped.
@@ -191,9 +209,7 @@ impl Service {
         let peers = others.map(|peer| (peer.clone(), Peer::default())).collect();
         let own = LocalShards::new(Arc::clone(&settings.users));
         let shared = Arc::new(Shared {
-            limit: Limit::new(settings.rate),
             throttle: ReplicationThrottle::new(settings.slowdown),
-            settings,
             pass: pass.into(),
             store,
             own,
@@ -201,27 +217,19 @@ impl Service {
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
-            unopened: Mutex::default(),
-            withdrawn: Mutex::default(),
-            deleting: Mutex::default(),
-            refusals: Refusals::default(),
-            divergences: Mutex::default(),
-            lags: Mutex::default(),
-            standing: Mutex::default(),
-            failures: Mutex::default(),
-            too_few: AtomicBool::new(false),
-            overtaken: AtomicBool::new(false),
-            meets: AtomicBool::new(false),
-            spares: Mutex::default(),
-            keeps_from: Mutex::default(),
+            withdrawals: Withdrawals::default(),
+            reports: Reports::default(),
+            sender: Sender {
+                limit: Limit::new(settings.rate),
+                unopened: Mutex::default(),
+                too_few: AtomicBool::new(false),
+                overtaken: AtomicBool::new(false),
+            },
+            incoming: Incoming::default(),
+            job: Mutex::default(),
             counters: Counters::default(),
-            connection_slots: connection_slots::ConnectionSlots::default(),
-            stop: AtomicBool::new(false),
-            nudged: Mutex::new(true),
-            nudge: Condvar::new(),
-            changes: AtomicU64::new(0),
-            expected: Mutex::default(),
-            expects: Condvar::new(),
+            signals: Signals::default(),
+            settings,
         });
         for (name, work) in [
             ("ckpt-verify", loops::verify as fn(&Shared)),
@@ -328,7 +336,7 @@ impl Service {
 
     /// Steps of which ranks saved different bytes although they declared them equal; the newest steps last.
     pub fn divergences(&self) -> Vec<ReplicaDivergence> {
-        let found = self.shared.divergences.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.shared.reports.divergences.lock().unwrap_or_else(PoisonError::into_inner);
         found.values().cloned().collect()
     }
 
@@ -370,8 +378,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.wake();
+        self.shared.signals.stop();
         // Wakes the thread that waits in accept(2).
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
@@ -384,14 +391,6 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartEr
 impl Shared {
     pub(crate) fn peers(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn spares(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn keeps_from(&self) -> MutexGuard<'_, Option<(String, (u64, u64))>> {
-        self.keeps_from.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn decisions(&self) -> MutexGuard<'_, Decisions> {
@@ -421,20 +420,13 @@ impl Shared {
     }
 
     fn stops(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.signals.stops()
     }
 
     /// Reports a possible change: peers are asked soon, and shards with too few copies are sent.
     fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::Relaxed);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        *self.nudged.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.nudge.notify_all();
-        drop(self.expected.lock().unwrap_or_else(PoisonError::into_inner));
-        self.expects.notify_all();
+        self.signals.count_change();
+        self.signals.wake();
     }
 
     /// Waits until something may have changed or it is time to check launchers' memory. Returns whether a change was reported.
@@ -442,10 +434,7 @@ impl Shared {
         let longest = self.settings.interval;
         let look = if self.own.has_shards() { LOOK_INTO_MEMORY } else { LOOK_FOR_THE_FIRST };
         let longest = if self.own.has_memory() { longest.min(look) } else { longest };
-        let nudged = self.nudged.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
-        let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;
-        std::mem::take(&mut *nudged)
+        self.signals.wait(longest)
     }
 
     /// Opens a shard on this host: of its ranks, or stored for others.

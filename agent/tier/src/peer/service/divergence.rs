@@ -52,7 +52,7 @@ impl Shared {
     }
 
     fn remember(&self, found: ReplicaDivergence) {
-        let mut known = self.divergences.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.reports.divergences.lock().unwrap_or_else(PoisonError::into_inner);
         let roots = |of: &ReplicaDivergence| -> Vec<(u32, String)> {
             of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
         };

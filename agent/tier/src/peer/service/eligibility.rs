@@ -15,7 +15,7 @@ impl Service {
     pub fn stands(&self, standing: PlacementEligibility) {
         let shared = &self.shared;
         let before = {
-            let mut known = shared.standing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = shared.reports.standing.lock().unwrap_or_else(PoisonError::into_inner);
             if *known == standing {
                 return;
             }
@@ -33,13 +33,13 @@ impl Service {
 
 impl Shared {
     pub(super) fn standing(&self) -> PlacementEligibility {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reports.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All agents that count for replicas. Copies on spares are made in addition.
     pub(super) fn hosts(&self) -> Vec<Host> {
         let now = Instant::now();
-        let spares = self.spares().clone();
+        let spares = self.spares();
         let mut hosts = vec![Host {
             name: self.name().to_owned(),
             domain: self.settings.domain.clone(),
@@ -60,7 +60,7 @@ impl Shared {
     /// The spares that answer, with the room in their last inventory.
     pub(super) fn spare_hosts(&self) -> Vec<SpareHost> {
         let now = Instant::now();
-        let spares = self.spares().clone();
+        let spares = self.spares();
         let peers = self.peers();
         let usable = peers.iter().filter(|(name, peer)| {
             spares.contains(*name) && peer.alive && peer.not_before.is_none_or(|until| until <= now)

@@ -13,7 +13,7 @@ const LONGEST: usize = 64;
 impl Service {
     /// Sets the failures of jobs on this host; peers receive them with its inventory.
     pub fn failed(&self, reported: Vec<RemoteFailure>) {
-        *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
+        *self.shared.reports.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
     }
 
     /// The failures that peers reported last, including peers that no longer answer, and the number of peers that answer.
@@ -32,7 +32,7 @@ impl Service {
 
 impl Shared {
     pub(super) fn failures(&self) -> Vec<RemoteFailure> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reports.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

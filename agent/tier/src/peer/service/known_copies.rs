@@ -63,7 +63,7 @@ impl Shared {
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.to_string(), copy.shard.root.clone())));
         drop(distrusted);
         // Holders that have not received the withdrawal would cause it to be copied again.
-        let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
         copies.retain(|copy| !withdrawn.contains_key(copy.shard.whole()));
         copies
     }
@@ -71,16 +71,7 @@ impl Shared {
     /// Determines which shards may arrive soon, for the thread that prepares memory.
     pub(super) fn expect(&self) {
         let sizes = expected(&self.copies(), self.name(), &self.own.reserved(), self.settings.copies);
-        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
-        self.expects.notify_all();
-    }
-
-    /// Waits until the expected sizes differ from `seen`; none when the service stops.
-    pub(super) fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
-        let sizes = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
-        let sizes = self.expects.wait_while(sizes, same).unwrap_or_else(PoisonError::into_inner);
-        (!self.stops()).then(|| sizes.clone())
+        self.signals.expect(sizes);
     }
 
     pub(super) fn inventory_unlooked(&self) -> Vec<StoredCopy> {
@@ -157,21 +148,21 @@ impl Shared {
     /// Records that these shards are withdrawn: peers that report copies of them later get the withdrawal again.
     pub(super) fn are_withdrawn(&self, roots: impl IntoIterator<Item = String>) {
         let now = Instant::now();
-        let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
         withdrawn.extend(roots.into_iter().map(|root| (root, now)));
     }
 
     /// Repeats the withdrawal at peers that still report a copy: they were unreachable, or received the copy just then.
     pub(super) fn withdraw_again(&self) {
         // A removal deletes the copies itself, and reports their number.
-        let _deleting = match self.deleting.try_lock() {
+        let _deleting = match self.withdrawals.deleting.try_lock() {
             Ok(deleting) => deleting,
             Err(TryLockError::Poisoned(deleting)) => deleting.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
         let offered: BTreeSet<String> = self.own.list().into_iter().map(|(shard, ..)| shard.root).collect();
         let roots: BTreeSet<String> = {
-            let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
             // A shard that exists again unchanged is no longer obsolete.
             withdrawn.retain(|root, since| since.elapsed() < REMEMBERED && !offered.contains(root));
             withdrawn.keys().cloned().collect()
@@ -288,7 +279,7 @@ impl Shared {
             Err(error) => {
                 let text = error.to_string();
                 if !self.stops() && (peer.alive || peer.error.as_ref() != Some(&text)) {
-                    if self.meets.load(Ordering::Relaxed)
+                    if self.has_leader()
                         && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
                     {
                         // The leader of the job reports which of its hosts are lost.

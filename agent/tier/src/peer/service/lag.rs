@@ -36,7 +36,7 @@ impl Service {
         let mut copies = shared.copies();
         let needs_none = shared.own.shared();
         copies.retain(|copy| !needs_none.contains(&copy.shard.root));
-        let mut known = shared.lags.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = shared.reports.lags.lock().unwrap_or_else(PoisonError::into_inner);
         let lags = known.look(monotonic(), shared.name(), &copies);
         drop(known);
         let (reason, why) = self.delay();
@@ -70,7 +70,7 @@ impl Service {
             }
             None => {}
         }
-        let rate = shared.limit.rate();
+        let rate = shared.sender.limit.rate();
         let limit = if rate > 0 { format!(" at {} MiB/s at most", rate >> 20) } else { String::new() };
         (LagReason::Speed, format!("saves come faster than copies{limit}"))
     }

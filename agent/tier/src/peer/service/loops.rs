@@ -28,7 +28,7 @@ pub(super) fn verify(shared: &Shared) {
 pub(super) fn make_ready(shared: &Shared) {
     lower_priority(19, true);
     let mut seen = Vec::new();
-    while let Some(sizes) = shared.expected_other_than(&seen) {
+    while let Some(sizes) = shared.signals.expected_other_than(&seen) {
         shared.store.prepare(&sizes, &|| !shared.stops());
         seen = sizes;
     }
@@ -38,19 +38,19 @@ pub(super) fn make_ready(shared: &Shared) {
 pub(super) fn ask(shared: &Shared) {
     let mut pace = AskPace::default();
     while !shared.stops() {
-        let changes = shared.changes.load(Ordering::Relaxed);
+        let changes = shared.signals.changes();
         let known: Vec<(String, bool)> =
             shared.peers().iter().map(|(name, peer)| (name.clone(), peer.alive)).collect();
         let spread = ask_pace::spread(shared.settings.interval, known.len());
-        let meets = shared.meets.load(Ordering::Relaxed);
-        shared.ask_peers(&pace.next(known, meets && shared.copies().is_empty()), spread);
+        let has_leader = shared.has_leader();
+        shared.ask_peers(&pace.next(known, has_leader && shared.copies().is_empty()), spread);
         shared.compare_shared_content();
         shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
-        shared.wake();
-        pace.round(changes, meets && shared.is_settled());
+        shared.signals.wake();
+        pace.round(changes, has_leader && shared.is_settled());
         let until = Instant::now() + shared.settings.interval;
         while !shared.stops() && Instant::now() < until {
             std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
@@ -78,7 +78,7 @@ pub(super) fn send(shared: &Shared) {
         shared.own.look();
         // Launchers also change their memory at each start of their ranks; that is no change if no rank saves anything.
         if is_other && (had_shards || shared.own.has_shards()) {
-            shared.changes.fetch_add(1, Ordering::Relaxed);
+            shared.signals.count_change();
         }
         // One at a time: each transfer may change what is needed next.
         while !shared.stops() {
@@ -108,7 +108,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             continue;
         };
         let host = stream.peer_addr().ok().map(|address| address.ip());
-        let Some(slot) = shared.connection_slots.take(host, shared.peers_at(host)) else { continue };
+        let Some(slot) = shared.incoming.slots.take(host, shared.peers_at(host)) else { continue };
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
@@ -122,7 +122,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             // something, too.
             let changed = *talked.as_ref().unwrap_or(&is_greeted);
             if let Err(error) = talked {
-                if error.is_refusal() && serving.refusals.is_news(host, &error, Instant::now()) {
+                if error.is_refusal() && serving.incoming.refusals.is_news(host, &error, Instant::now()) {
                     tracing::warn!(%error, "a connection was refused");
                 } else {
                     tracing::debug!(%error, "a peer's connection ended");

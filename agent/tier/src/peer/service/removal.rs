@@ -29,7 +29,7 @@ impl Service {
             )));
         }
         let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
-        let _deleting = shared.deleting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _deleting = shared.withdrawals.deleting.lock().unwrap_or_else(PoisonError::into_inner);
         // Copies that are being made, or that are on an unreachable host, are deleted later.
         shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;

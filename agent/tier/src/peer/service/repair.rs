@@ -42,7 +42,7 @@ impl Shared {
 
     fn next_for_spares(&self) -> Option<Repair> {
         let spares = self.spare_hosts();
-        let launch = self.keeps_from().as_ref().map(|(launch, _)| launch.clone());
+        let launch = self.keeps_from().map(|(launch, _)| launch);
         launch.filter(|_| !spares.is_empty()).and_then(|launch| {
             let mut copies = self.copies();
             copies
@@ -68,7 +68,7 @@ impl Shared {
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
-            if self.too_few.swap(!is_cut, Ordering::Relaxed) == is_cut {
+            if self.sender.too_few.swap(!is_cut, Ordering::Relaxed) == is_cut {
                 let step = next.shard.of.step;
                 if is_cut {
                     tracing::info!(step, %parity, "shards are kept in pieces");
@@ -88,10 +88,13 @@ impl Shared {
         // Without the owner's copy, the newest step with all copies would have one too few.
         let safe = self.own.pinned_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
         let safe: BTreeSet<StepKey> = safe.collect();
-        self.own
-            .hold_only(&wanted.union(&safe.iter().collect()).copied().collect(), self.keeps_from().as_ref());
+        let kept = wanted.union(&safe.iter().collect()).copied().collect();
+        {
+            let job = self.job();
+            self.own.hold_only(&kept, job.as_ref().and_then(|job| job.keeps_from.as_ref()));
+        }
         if needed.is_empty() {
-            self.overtaken.store(false, Ordering::Relaxed);
+            self.sender.overtaken.store(false, Ordering::Relaxed);
             return;
         }
         let coming = self.store.coming();
@@ -100,7 +103,7 @@ impl Shared {
             sent.chain(&coming).filter(|of| wanted.contains(of)).cloned().collect();
         let on_disk = self.own.on_disk();
         started.iter().filter(|of| on_disk.contains(of)).for_each(|of| self.own.hold(of));
-        let is_overtaken = self.overtaken.load(Ordering::Relaxed);
+        let is_overtaken = self.sender.overtaken.load(Ordering::Relaxed);
         needed.sort_by_key(|Repair { shard, .. }| {
             (!started.contains(&shard.of), is_overtaken && !on_disk.contains(&shard.of))
         });
@@ -134,7 +137,8 @@ impl Shared {
             return;
         };
         let going = || opened.pin();
-        let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going, lock };
+        let sending =
+            Sending { limit: &self.sender.limit, streams: self.settings.streams, going: &going, lock };
         let piece = repair.piece.map(|which| self.piece(&opened, which)).transpose();
         let offered = match &piece {
             Ok(Some((sealed, _))) => sealed.shard.clone(),
@@ -171,7 +175,7 @@ impl Shared {
                     rank = shard.rank,
                     "a step was replaced in memory while it was sent"
                 );
-                self.overtaken.store(true, Ordering::Relaxed);
+                self.sender.overtaken.store(true, Ordering::Relaxed);
                 // The sent part is useful only if the rest can come from disk.
                 if !self.own.is_held(&shard.root) {
                     let _ = self.forget_at(to, &[offered]);
@@ -187,7 +191,7 @@ impl Shared {
     fn was_not_opened(&self, root: &str) {
         let is_it = |(shard, ..): &(Shard, Medium, bool)| shard.root == root;
         if self.own.list().iter().any(is_it) {
-            let mut unopened = self.unopened.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut unopened = self.sender.unopened.lock().unwrap_or_else(PoisonError::into_inner);
             unopened.retain(|_, since| since.elapsed() < BACK_OFF.0);
             unopened.insert(root.to_owned(), Instant::now());
         } else if self.store.list().iter().any(is_it) {
@@ -196,7 +200,7 @@ impl Shared {
     }
 
     fn is_paused(&self, root: &str) -> bool {
-        let unopened = self.unopened.lock().unwrap_or_else(PoisonError::into_inner);
+        let unopened = self.sender.unopened.lock().unwrap_or_else(PoisonError::into_inner);
         unopened.get(root).is_some_and(|since| since.elapsed() < BACK_OFF.0)
     }
 
@@ -204,7 +208,7 @@ impl Shared {
     /// withdrawn by the agent that sent it.
     fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
         // Memory is faster but may be overwritten.
-        let is_overtaken = self.overtaken.load(Ordering::Relaxed);
+        let is_overtaken = self.sender.overtaken.load(Ordering::Relaxed);
         let held = is_overtaken.then(|| self.own.open_pinned(&shard.root).map(Opened::of_file)).flatten();
         let own = held.or_else(|| self.own.open(&shard.root));
         let own = own.map(|opened| (opened, Some(self.store.withdrawal_key().lock(shard.whole()))));
@@ -247,9 +251,7 @@ impl Shared {
         };
         peer.not_before = Some(Instant::now() + wait);
         peer.error = Some(error.to_string());
-        if self.meets.load(Ordering::Relaxed)
-            && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
-        {
+        if self.has_leader() && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. }) {
             // The leader of the job reports which of its hosts are lost.
             tracing::debug!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken");
             return;
@@ -291,9 +293,9 @@ impl Shared {
 
     pub(super) fn collect(&self) -> usize {
         let mut gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
-        if let Some((launch, from)) = &*self.keeps_from() {
+        if let Some((launch, from)) = self.keeps_from() {
             // A shard seen in memory may have been overwritten since: a newer step counts only if it is kept there.
-            gone.retain(|key| key.run != *launch || (key.attempt, key.step) < *from);
+            gone.retain(|key| key.run != launch || (key.attempt, key.step) < from);
         }
         let held = self.store.list();
         held.iter().filter(|(shard, ..)| gone.contains(&shard.of) && self.store.remove(&shard.root)).count()
