@@ -125,21 +125,32 @@ fn replicas(below: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_none_or(|extension| extension != "json")).collect()
 }
 
-/// The ranks whose shards a host keeps copies of, by the manifests next to them.
+/// The ranks whose shards a host keeps copies of, by the manifests next to them. A copy that goes while they are listed
+/// may have a successor that was not listed: then they are listed again.
 fn keeps_for(cluster: &Cluster, host: usize) -> BTreeSet<u64> {
-    fn manifests(below: &Path) -> Vec<PathBuf> {
-        let Ok(entries) = fs::read_dir(below) else { return Vec::new() };
-        let paths = entries.flatten().map(|entry| entry.path());
-        let files = paths.flat_map(|path| if path.is_dir() { manifests(&path) } else { vec![path] });
-        files.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
+    fn manifests(below: &Path) -> std::io::Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(below)? {
+            let path = entry?.path();
+            match fs::symlink_metadata(&path)?.is_dir() {
+                true => found.extend(manifests(&path)?),
+                false if path.extension().is_some_and(|extension| extension == "json") => found.push(path),
+                false => {}
+            }
+        }
+        Ok(found)
     }
-    let pools = fs::read_dir(cluster.stage(host).tmpfs().join("pools")).expect("the pools").flatten();
-    let all = pools.flat_map(|pool| manifests(&pool.path().join("replicas")));
-    let ranks = all.filter_map(|path| {
-        let manifest: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        manifest["rank"].as_u64()
-    });
-    ranks.collect()
+    let ranks = || -> std::io::Result<BTreeSet<u64>> {
+        let mut ranks = BTreeSet::new();
+        for pool in fs::read_dir(cluster.stage(host).tmpfs().join("pools"))? {
+            for path in manifests(&pool?.path().join("replicas"))? {
+                let manifest: serde_json::Value = serde_json::from_slice(&fs::read(path)?)?;
+                ranks.extend(manifest["rank"].as_u64());
+            }
+        }
+        Ok(ranks)
+    };
+    (0..1000).find_map(|_| ranks().ok()).expect("copies that stay while they are listed")
 }
 
 #[test]
