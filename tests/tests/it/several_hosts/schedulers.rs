@@ -1,6 +1,7 @@
 //! Jobs that Slurm's `srun` and Open MPI's `mpirun` start on two network namespaces: no option names the meeting
 //! point.
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use mainstay_tests::{Stage, has_torch, is_root, mainstay, processes, python, skipped};
@@ -133,6 +134,50 @@ fn a_node_of_slurm_is_lost_and_the_task_beyond_the_job_takes_its_place() {
     stage.mark("end");
     let output = job.wait_with_output().expect("our own child");
     assert!(output.status.success(), "{}", printed(&output));
+}
+
+#[test]
+fn the_health_program_for_slurm_drains_a_node_and_resumes_only_what_it_drained() {
+    if !has_slurm() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/slurm/health.sh");
+    let slurm = Slurm::configured(2, |slurm| {
+        let (bin, broken) = (slurm.file("bin"), slurm.file("broken"));
+        std::fs::create_dir(&bin).expect("a directory");
+        std::os::unix::fs::symlink(mainstay(), bin.join("mainstay")).expect("a link");
+        // Slurm gives it no SLURM_CONF. The second node lacks GPUs for as long as a file exists.
+        let health = slurm.stage().script(
+            "health.sh",
+            &format!(
+                "#!/bin/sh\nexport PATH={}:$PATH SLURM_CONF={} MAINSTAY_CHECK='--alone --group gpu'\n\
+                 [ $SLURMD_NODENAME = node2 ] && [ -e {} ] && MAINSTAY_CHECK=\"$MAINSTAY_CHECK --require gpu=8\"\n\
+                 {} && echo >> {}.$SLURMD_NODENAME\n",
+                bin.display(),
+                slurm.file("slurm.conf").display(),
+                broken.display(),
+                program.display(),
+                slurm.file("ran").display(),
+            ),
+        );
+        format!("HealthCheckProgram={health}\nHealthCheckInterval=1\nHealthCheckNodeState=ANY\n")
+    });
+    let node = |number: u32| {
+        let output = slurm.run(&format!("scontrol --oneliner show node node{number}"));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    std::fs::write(slurm.file("broken"), "").expect("a file");
+    processes::wait_until("node2 is drained", || node(2).contains("Reason=[node_problem] mainstay:"));
+    assert!(slurm.run("scontrol update nodename=node1 state=drain reason=by-hand").status.success());
+    std::fs::remove_file(slurm.file("broken")).expect("our own file");
+    processes::wait_until("node2 is resumed", || !node(2).contains("DRAIN"));
+    let runs = || std::fs::read(slurm.file("ran.node1")).map_or(0, |lines| lines.len());
+    let before = runs();
+    processes::wait_until("two more checks of node1", || runs() >= before + 2);
+    assert!(node(1).contains("Reason=by-hand"), "{}", node(1));
 }
 
 fn has_mpirun() -> bool {

@@ -34,9 +34,14 @@ pub struct Slurm {
 impl Slurm {
     /// Nodes, from node1, that are idle. The controller is on the first.
     pub fn start(nodes: usize) -> Slurm {
+        Slurm::configured(nodes, |_| String::new())
+    }
+
+    /// The same with more lines of slurm.conf, which may name files of the stage.
+    pub fn configured(nodes: usize, more: impl Fn(&Slurm) -> String) -> Slurm {
         let (network, stage) = (Network::new(nodes), Stage::new());
         let mut slurm = Slurm { network, nodes, stage, daemons: Vec::new() };
-        slurm.configure();
+        slurm.configure(&more(&slurm));
         let munge = slurm.file("munge");
         let file = |name: &str| munge.join(name);
         fs::write(file("key"), [7; 1024]).expect("a key");
@@ -66,7 +71,7 @@ impl Slurm {
         slurm
     }
 
-    fn configure(&self) {
+    fn configure(&self, more: &str) {
         let spools = (1..=self.nodes).map(|node| format!("spool.node{node}"));
         for directory in ["munge".to_owned(), "state".to_owned()].into_iter().chain(spools) {
             fs::create_dir(self.file(&directory)).expect("a directory");
@@ -86,7 +91,7 @@ impl Slurm {
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\n\
              SlurmdTimeout=10\n\
-             {nodes}PartitionName=all Nodes=ALL Default=YES State=UP\n",
+             {nodes}PartitionName=all Nodes=ALL Default=YES State=UP\n{more}",
             address = self.network.address(0),
         );
         fs::write(self.file("slurm.conf"), configuration).expect("a file");
@@ -96,7 +101,7 @@ impl Slurm {
         fs::write(self.file("hosts"), format!("127.0.0.1 localhost\n{hosts}")).expect("a file");
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.stage.work().join(name)
     }
 

@@ -1,0 +1,33 @@
+#!/bin/bash
+# For HealthCheckProgram: drains a node that is not fit for training, and resumes it when it is again.
+#
+#   HealthCheckProgram=/etc/slurm/health.sh
+#   HealthCheckInterval=60
+#   HealthCheckNodeState=ANY,CYCLE
+#
+# Slurm ignores the exit status of this program, so it calls scontrol itself, as root or SlurmUser. It never changes a node
+# that somebody else drained. MAINSTAY_CHECK has options for `mainstay check`, such as --require gpu=8.
+export PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
+node=${SLURMD_NODENAME:-$(hostname -s)}
+# "[node_problem]" is the prefix by which Soperator and others know reasons of programs.
+own='[node_problem] mainstay:'
+
+about=$(scontrol --oneliner show node "$node") || exit 1
+state=$(sed -n 's/.* State=\([^ ]*\).*/\1/p' <<<"$about")
+reason=$(sed -n 's/.* Reason=\(.*\) \[[^]]*\].*/\1/p' <<<"$about")
+
+# An idle node that this program drained passes a deeper check before it gets jobs again.
+deep=
+case $state,$reason in
+IDLE*DRAIN*,"$own"*) deep=--deep ;;
+esac
+# shellcheck disable=SC2086
+said=$(mainstay check $deep --fail-on fail $MAINSTAY_CHECK 2>&1)
+status=$?
+case $status,$reason in
+0,"$own"*) [ -n "$deep" ] && scontrol update nodename="$node" state=resume ;;
+0,*) ;;
+# 64: this program calls it in a wrong way, which says nothing about the node.
+64,*) echo "$said" >&2 ;;
+*,"") scontrol update nodename="$node" state=drain reason="$own $(head -1 <<<"$said" | cut -c1-150)" ;;
+esac

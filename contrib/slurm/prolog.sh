@@ -1,0 +1,10 @@
+#!/bin/bash
+# For Prolog: a node that is not fit for training is drained with its reason, and the job starts on another one. Needs
+# SchedulerParameters=nohold_on_prolog_fail in slurm.conf: by default, Slurm holds the job until a person releases it. By
+# itself, a prolog that fails drains the node as "Prolog error". health.sh resumes the node when it is fit again.
+export PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
+# shellcheck disable=SC2086
+said=$(mainstay check --fail-on fail $MAINSTAY_CHECK 2>&1) && exit 0
+reason="[node_problem] mainstay: $(head -1 <<<"$said" | cut -c1-150)"
+scontrol update nodename="${SLURMD_NODENAME:-$(hostname -s)}" state=drain reason="$reason"
+exit 1
