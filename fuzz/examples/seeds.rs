@@ -63,11 +63,10 @@ const ERROR_FILES: [&str; 2] = [
     r#"{"message": {"message": "ValueError: bad: 3", "extraInfo": {"py_callstack": "Trace", "timestamp": "17"}}}"#,
     r#"{"message": "KeyError: 'x'", "timestamp": 3}"#,
 ];
-const LIMITS: [&str; 4] = [
-    "worsen_after = 0\n[oom]\nwindow = \"1d\"\n",
-    "corrected_errors = 0\n[speed]\nhot_minutes = 0\n",
-    "burst = 0\nevery = \"1ms\"\n",
-    "flaps = 0\ntogether = \"10m\"\n",
+const LIMITS: [&str; 3] = [
+    "[oom]\nwindow = \"1d\"\n",
+    "[memory_errors]\ncorrected_errors = 0\n[cpu_speed]\nhot_minutes = 0\n",
+    "flaps = 0\nboot_grace = \"10m\"\n",
 ];
 const CLOUD_ANSWERS: [&str; 6] = [
     "NONE",

@@ -6,24 +6,22 @@ use libfuzzer_sys::fuzz_target;
 use mainstay_health::host::cloud::{CloudJudge, CloudLimits, CloudSample};
 use mainstay_health::host::fabric::{FabricJudge, FabricLimits, FabricSample, Learned};
 use mainstay_model::health::HealthState;
-use mainstay_health::host::os::{HostJudge, HostLimits, HostSample, SystemJudge, SystemLimits, SystemSample};
+use mainstay_health::host::os::{HostJudge, HostLimits, HostSample, SystemJudge, SystemSample};
 use mainstay_model::id::BootId;
-use mainstay_health::parse::log::{LogLimits, LogReader};
+use mainstay_health::parse::log::LogReader;
 use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {
     let text = text(bytes);
     let host: HostLimits = toml::from_str(&text).unwrap_or_default();
-    let system: SystemLimits = toml::from_str(&text).unwrap_or_default();
     let fabric: FabricLimits = toml::from_str(&text).unwrap_or_default();
     let cloud: CloudLimits = toml::from_str(&text).unwrap_or_default();
-    let log: LogLimits = toml::from_str(&text).unwrap_or_default();
-    let mut system = SystemJudge::new(system, &host);
+    let mut system = SystemJudge::new(host.clone());
     let mut host = HostJudge::new(host);
     let mut fabric = FabricJudge::new(fabric, BootId("b".to_owned()), Vec::new(), Learned::default());
     let mut cloud = CloudJudge::new(cloud);
-    let mut log = LogReader::new(log);
+    let mut log = LogReader::default();
     for at in [Mono(1), Mono(u64::MAX / 2), Mono(u64::MAX)] {
         let seen = host.step(at, &HostSample::default());
         assert!(seen.components.iter().all(|component| component.state != HealthState::Healthy));

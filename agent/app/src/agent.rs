@@ -49,9 +49,12 @@ use mainstay_launcher::launcher_link::handover::socket_of;
 use mainstay_node::config::{Config, JobTexts};
 use mainstay_node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use mainstay_sensors::source::active::{ActivePlan, Deep};
-use mainstay_sensors::source::device::ProbePlan;
+use mainstay_sensors::source::device::{DETAILS_INTERVAL, ProbePlan};
 use mainstay_sys::clock;
 use mainstay_tier::peer::Users;
+
+/// Maximum number of attempts of a hook: the second follows after 1 s, the third after 2 s.
+const HOOK_TRIES: u32 = 3;
 
 /// Inputs that may queue for the node.
 pub(super) const QUEUE: usize = 4096;
@@ -111,13 +114,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         snapshots.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
     }
     if probing.is_some() {
-        let every = config.gpu.interval.0.0.saturating_add(config.gpu.deadline.0.0);
+        let every = config.gpu.interval.0.0.saturating_add(config.limits.gpu.deadline.0.0);
         snapshots.roster().expect(DEVICES, clock::mono(), Span(every));
     }
 
     let look = GpuLook {
         nudge: probing.as_ref().map(Probing::nudge).transpose()?,
-        memory_held: config.preflight.gpu_memory_held,
+        memory_held: config.limits.preflight.gpu_memory_held,
         resets: probing.as_ref().map(Probing::resets),
         reset_mode: config.gpu.reset.mode,
     };
@@ -175,7 +178,7 @@ pub(super) fn watch_hardware(
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
     let mut devices =
-        DeviceJudge::new(catalog.clone(), config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
+        DeviceJudge::new(catalog.clone(), config.limits.gpu.clone()).expecting(config.gpu.expected.clone());
     remember_earlier_boots(&mut devices, &recalled.earlier);
     let this_boot = clock::boot_id();
     for (at, boot, observation) in &recalled.observed {
@@ -191,15 +194,8 @@ pub(super) fn watch_hardware(
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following = kernel_log::follow(
-        &config.kernel_log,
-        clock::boot_id(),
-        cursor,
-        kept,
-        inputs.clone(),
-        roster.clone(),
-    )
-    .context("starting the thread that reads the kernel log")?;
+    let following = kernel_log::follow(path, clock::boot_id(), cursor, kept, inputs.clone(), roster.clone())
+        .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
 
@@ -264,7 +260,7 @@ fn active_probes(config: &Config) -> DeepChecks {
             program: "/proc/self/exe".into(),
             // For each request.
             deadline: Duration::from_secs(30),
-            limits: config.preflight.deep.clone(),
+            limits: config.limits.preflight.clone(),
             cuda: None,
         },
         probes: true,
@@ -272,7 +268,6 @@ fn active_probes(config: &Config) -> DeepChecks {
         peers: Vec::new(),
         exclusive: false,
         force: false,
-        memory_held: config.preflight.gpu_memory_held,
     })
 }
 
@@ -305,8 +300,8 @@ pub(super) fn start_probing(
         library: named.then(|| config.gpu.library.clone()),
         sys: config.host.sys_root.clone(),
         proc: config.host.proc_root.clone(),
-        deadline: Duration::from_nanos(config.gpu.deadline.0.0),
-        details_every: config.gpu.details_interval.0,
+        deadline: Duration::from_nanos(config.limits.gpu.deadline.0.0),
+        details_every: DETAILS_INTERVAL,
         known: learned_gpus(of_this_boot),
     };
     let program = &config.gpu.reset.program;
@@ -330,7 +325,7 @@ fn hook_plan(config: &Config) -> HookPlan {
         authorities: Some(config.hooks.authorities.clone()).filter(|path| !path.as_os_str().is_empty()),
         on: config.hooks.on.clone(),
         deadline: Duration::from_nanos(config.hooks.deadline.0.0),
-        tries: config.hooks.tries,
+        tries: HOOK_TRIES,
         directory: config.state_dir.clone(),
     }
 }

@@ -19,6 +19,9 @@ use tokio_util::sync::CancellationToken;
 use mainstay_node::config::{CacheConfig, CacheTable, CheckpointConfig, Config, WatchConfig};
 use mainstay_sys::inotify::{WatchId, Watcher};
 
+/// Connections for one shard.
+const STREAMS: usize = 2;
+
 /// How often the agent looks for new directories.
 const LOOK_FOR_DIRECTORIES: Duration = Duration::from_secs(2);
 
@@ -91,9 +94,9 @@ fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Cre
         avoid: avoid.iter().cloned().collect(),
         rate: of.rate_limit.0,
         slowdown: f64::from(of.slowdown_percent) / 100.0,
-        streams: of.streams as usize,
+        streams: STREAMS,
         interval: Duration::from_nanos(of.interval.0.0),
-        patience: Timeouts { stall: Duration::from_nanos(of.stall.0.0), ..Timeouts::default() },
+        patience: Timeouts::default(),
         software: env!("CARGO_PKG_VERSION").to_owned(),
         users,
     };

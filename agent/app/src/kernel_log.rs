@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_health::host::kernel_reports::LogState;
-use mainstay_health::parse::log::LogLimits;
 use mainstay_model::id::BootId;
 use mainstay_model::kernel::LogCursor;
 use mainstay_model::time::{Mono, Span};
@@ -14,7 +13,6 @@ use tokio::sync::mpsc;
 
 use mainstay_journal::state::Roster;
 use mainstay_journal::store::value_file::Kept;
-use mainstay_node::config::KernelLogConfig;
 use mainstay_node::{Input, LogReport};
 use mainstay_sensors::source::journald::JOURNALCTL;
 use mainstay_sensors::source::kernel_log::{Source, SourceError};
@@ -57,7 +55,7 @@ pub struct Following {
 /// # Errors
 /// The kernel provides no more threads or descriptors.
 pub fn follow(
-    config: &KernelLogConfig,
+    path: &Path,
     boot: BootId,
     cursor: Option<LogCursor>,
     kept: Kept<LogCursor>,
@@ -66,8 +64,7 @@ pub fn follow(
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
     roster.starts(SENSOR, clock::mono());
-    let KernelLogConfig { path, limits } = config.clone();
-    let follower = Follower { path, limits, boot, cursor, kept, inputs, abreast: false, stop };
+    let follower = Follower { path: path.to_owned(), boot, cursor, kept, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -77,7 +74,6 @@ struct Gone;
 
 struct Follower {
     path: PathBuf,
-    limits: LogLimits,
     boot: BootId,
     cursor: Option<LogCursor>,
     kept: Kept<LogCursor>,
@@ -110,8 +106,7 @@ impl Follower {
 
     fn read_while_it_can(&mut self) -> Result<(), Trouble> {
         let mut log =
-            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
-                .limited(self.limits.clone());
+            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?;
         self.keep_beginning(log.cursor());
         let (mut reported, mut reported_at) = (None, clock::mono());
         let mut pace = Pace::default();

@@ -49,7 +49,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let look = GpuLook {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
-        memory_held: own.preflight.gpu_memory_held,
+        memory_held: own.limits.preflight.gpu_memory_held,
         resets: None,
         reset_mode: ResetMode::Off,
     };
@@ -80,10 +80,10 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
 /// The configuration for a single look: its state is in the directory, and one reading counts.
 fn of_one_look(mut config: Config, directory: &Path) -> Config {
     config.host.watch_paths.push(std::mem::replace(&mut config.state_dir, directory.to_owned()));
-    config.host.limits.worsen_after = 1;
-    config.host.limits.recover_after = 1;
-    config.gpu.limits.worsen_after = 1;
-    config.gpu.limits.recover_after = 1;
+    config.limits.host.worsen_after = 1;
+    config.limits.host.recover_after = 1;
+    config.limits.gpu.worsen_after = 1;
+    config.limits.gpu.recover_after = 1;
     config
 }
 

@@ -44,6 +44,11 @@ const REPLICAS_DIFFER: &str = "replicas_differ";
 const COPIES_BEHIND: &str = "copies_behind";
 const COPIES_CAUGHT_UP: &str = "copies_caught_up";
 
+/// How long libtpu, NCCL's RAS service and DCGM may take to answer.
+const TPU_DEADLINE: Duration = Duration::from_secs(2);
+const NCCL_DEADLINE: Duration = Duration::from_secs(15);
+const DCGM_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Observations of the sensors in the journal from before this start, in any boot, oldest first.
 pub type Observed = [Seen];
 
@@ -194,7 +199,7 @@ impl SensorStarter<'_> {
         let mut named: Vec<&Path> = vec![&self.config.state_dir];
         named.extend(self.config.host.watch_paths.iter().map(|path| path.as_path()));
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
-        let mut judge = HostJudge::new(self.config.host.limits.clone());
+        let mut judge = HostJudge::new(self.config.limits.host.clone());
         let snapshots = snapshots.clone();
         self.watch("host", self.config.host.interval, move |at| {
             // Their control groups may differ from the agent's, and may be smaller than the host.
@@ -205,20 +210,19 @@ impl SensorStarter<'_> {
 
     /// Processes, clocks, network mounts, services and others.
     fn system(&mut self) -> anyhow::Result<()> {
-        let config = &self.config.host;
         let mut source = SystemSource::new(self.config.system_plan("/proc/self/exe".into()));
-        let mut judge = SystemJudge::new(config.system.limits.clone(), &config.limits);
+        let mut judge = SystemJudge::new(self.config.limits.host.clone());
         judge.recall(clock::now(), &clock::boot_id(), self.observed);
-        self.watch("system", config.system.interval, move |at| judge.step(at, &source.sample(at)))
+        self.watch("system", self.config.host.system.interval, move |at| judge.step(at, &source.sample(at)))
     }
 
     /// TPUs and the readings of libtpu.
     fn tpu(&mut self) -> anyhow::Result<()> {
-        let TpuConfig { enabled, endpoints, interval, deadline, log_dir, limits } = &self.config.tpu;
+        let TpuConfig { enabled, endpoints, interval, log_dir } = &self.config.tpu;
         if !enabled {
             return Ok(());
         }
-        let mut judge = TpuJudge::new(limits.clone());
+        let mut judge = TpuJudge::new(self.config.limits.tpu.clone());
         let boot = clock::boot_id();
         let mut stalls = BTreeSet::new();
         for (_, _, seen) in self.observed.iter().filter(|(_, seen_in, _)| *seen_in == boot) {
@@ -232,7 +236,7 @@ impl SensorStarter<'_> {
                 sys: self.config.host.sys_root.clone(),
                 proc: self.config.host.proc_root.clone(),
                 endpoints: endpoints.clone(),
-                deadline: Duration::from_nanos(deadline.0.0),
+                deadline: TPU_DEADLINE,
                 log_dir: log_dir.clone(),
             },
             stalls,
@@ -250,7 +254,7 @@ impl SensorStarter<'_> {
             CloudProvider::Auto => Provider::by_firmware(&self.config.host.sys_root),
         };
         let Some(provider) = provider else { return Ok(()) };
-        let mut judge = CloudJudge::new(self.config.cloud.limits.clone());
+        let mut judge = CloudJudge::new(self.config.limits.host.cloud.clone());
         self.observed.iter().for_each(|(_, _, seen)| judge.recall(seen));
         let mut source = CloudSource::new(provider, &self.config.cloud.metadata)
             .context("starting to follow the cloud's metadata server")?;
@@ -260,20 +264,19 @@ impl SensorStarter<'_> {
 
     /// The reports of NCCL about the jobs of this host, while there are any.
     fn nccl(&mut self, snapshots: &StateReader) -> anyhow::Result<()> {
-        let NcclConfig { address, interval, deadline, limits } = self.config.nccl.clone();
+        let NcclConfig { address, interval } = self.config.nccl.clone();
         if address.is_empty() {
             return Ok(());
         }
-        let mut judge = NcclJudge::new(limits);
+        let mut judge = NcclJudge::new(self.config.limits.nccl.clone());
         let snapshots = snapshots.clone();
-        let deadline = Duration::from_nanos(deadline.0.0);
         self.watch("nccl", interval, move |at| {
             let runs = snapshots
                 .view()
                 .jobs
                 .values()
                 .any(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
-            let asked = if runs { nccl_ras::ask_blocking(&address, deadline) } else { Asked::NoJob };
+            let asked = if runs { nccl_ras::ask_blocking(&address, NCCL_DEADLINE) } else { Asked::NoJob };
             judge.step(at, &asked)
         })
     }
@@ -292,7 +295,8 @@ impl SensorStarter<'_> {
             FabricSource::new(self.config.host.sys_root.clone(), config.exclude.clone(), interfaces);
         let mut kept: Kept<Learned> = Kept::open(&self.config.state_dir.join("fabric.json"));
         let learned = kept.value().cloned().unwrap_or_default();
-        let mut judge = FabricJudge::new(config.limits.clone(), clock::boot_id(), expected, learned);
+        let mut judge =
+            FabricJudge::new(self.config.limits.fabric.clone(), clock::boot_id(), expected, learned);
         judge.recall(clock::now(), self.observed);
         self.watch("fabric", config.interval, move |at| {
             if kept.was_deleted() {
@@ -309,7 +313,7 @@ impl SensorStarter<'_> {
 
     /// A second opinion on GPUs.
     fn dcgm(&mut self) -> anyhow::Result<()> {
-        let DcgmConfig { mode, address, library, policies, interval, deadline, .. } = &self.config.dcgm;
+        let DcgmConfig { mode, address, library, policies, interval, .. } = &self.config.dcgm;
         if *mode == DcgmMode::Off {
             return Ok(());
         }
@@ -321,7 +325,7 @@ impl SensorStarter<'_> {
             address: (*mode != DcgmMode::Embedded).then(|| address.clone()),
             expected,
             sys: self.config.host.sys_root.clone(),
-            deadline: Duration::from_nanos(deadline.0.0),
+            deadline: DCGM_DEADLINE,
             policies: *policies,
         });
         let inputs = self.inputs.clone();
@@ -335,13 +339,12 @@ impl SensorStarter<'_> {
 
     /// The same for hosts that have only DCGM's exporter.
     fn dcgm_exporter(&mut self) -> anyhow::Result<()> {
-        let DcgmConfig { exporter, interval, deadline, .. } = self.config.dcgm.clone();
+        let DcgmConfig { exporter, interval, .. } = self.config.dcgm.clone();
         if exporter.is_empty() {
             return Ok(());
         }
         let mut judge = ExporterJudge::default();
-        let deadline = Duration::from_nanos(deadline.0.0);
-        self.watch("dcgm exporter", interval, move |at| judge.step(at, &scrape(&exporter, deadline)))
+        self.watch("dcgm exporter", interval, move |at| judge.step(at, &scrape(&exporter, DCGM_DEADLINE)))
     }
 
     fn watch(

@@ -45,9 +45,6 @@ enum Library {
         /// Which, as JSON
         #[arg(long, value_name = "JSON")]
         probe: String,
-        /// What a storage probe writes
-        #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
-        storage_size: u64,
         /// CUDA's library
         #[arg(long, value_name = "PATH")]
         cuda: Option<PathBuf>,
@@ -86,7 +83,7 @@ pub fn run(args: &Args) -> ExitCode {
             let answers = stdout::apart();
             answers.and_then(|to| dcgm::serve(&engine, std::io::stdin().lock(), to)).map_err(Into::into)
         }
-        Library::Deep { probe, storage_size, cuda } => deep(probe, *storage_size, cuda.as_deref()),
+        Library::Deep { probe, cuda } => deep(probe, cuda.as_deref()),
         Library::Look { directory, config } => look(directory, config.as_deref()),
     };
     match ran {
@@ -99,9 +96,9 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 /// Probes and prints the result in one line.
-fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<()> {
+fn deep(probe: &str, cuda: Option<&Path>) -> anyhow::Result<()> {
     let probe = serde_json::from_str(probe)?;
-    let means = Means { storage_size, cuda: cuda.map(|path| path.as_os_str().to_owned()) };
+    let means = Means { cuda: cuda.map(|path| path.as_os_str().to_owned()) };
     let mut answers = stdout::apart()?;
     let reported = serde_json::to_string(&deep::run(&probe, &means))?;
     writeln!(answers, "{reported}")?;

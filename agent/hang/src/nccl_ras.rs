@@ -33,11 +33,12 @@ settings! {
     pub struct NcclLimits {
         /// How long the ranks of a communicator must be at different places, without any of them moving.
         still_for: Period = Period::seconds(600),
-        /// How long a reported problem of a job counts while only other jobs answer.
-        forget_after: Period = Period::seconds(300),
     }
     sections {}
 }
+
+/// How long a reported problem of a job counts while only other jobs answer.
+const FORGET_AFTER: Span = Span::seconds(300);
 
 /// The component.
 const NAME: &str = "nccl";
@@ -110,7 +111,7 @@ impl NcclJudge {
             }
             Asked::Reported(report) => self.reported(now, report, &mut facts),
         }
-        self.troubles.retain(|_, trouble| now.since(trouble.reported) <= self.limits.forget_after.0);
+        self.troubles.retain(|_, trouble| now.since(trouble.reported) <= FORGET_AFTER);
         self.places.retain(|_, place| now.since(place.reported) <= Span::seconds(3600));
         SensorReport { components: self.component(now, asked, unread).into_iter().collect(), facts }
     }

@@ -10,9 +10,11 @@ mod devices;
 mod document;
 mod error;
 mod files;
+mod former;
 mod host;
 mod jobs;
 mod layers;
+mod limits;
 mod none_is_empty;
 mod paths;
 
@@ -33,12 +35,16 @@ pub use error::{ConfigError, Origin, Problem};
 pub use files::{CacheConfig, CacheTable, WatchConfig, WatchTable};
 pub use host::{CatalogConfig, HostConfig, KernelLogConfig, NvrxConfig, PreflightConfig, SystemConfig};
 pub use jobs::{CheckpointConfig, HooksConfig, JournalConfig, PolicyConfig};
+pub use limits::Limits;
 pub use paths::Environment;
 
 use layers::Layers;
 
-use mainstay_journal::store::journal::Limits;
+use mainstay_journal::store::journal::Limits as JournalLimits;
 use mainstay_sensors::source::host::{Roots, SystemPlan};
+
+/// Size limit of a segment of the journal.
+const MAX_SEGMENT_BYTES: u64 = 4 << 20;
 
 settings! {
     /// The agent's configuration.
@@ -107,6 +113,8 @@ settings! {
         checkpoint: CheckpointConfig,
         /// What is done about failures of jobs: docs/reference/policy-file.md.
         policy: PolicyConfig,
+        /// When checks call a component degraded or unhealthy: overrides of any check's limits, by its name.
+        limits: Limits,
     }
 }
 
@@ -178,8 +186,9 @@ impl Config {
     }
 
     /// The journal's limits as the store's type.
-    pub fn journal_limits(&self) -> Limits {
-        Limits { segment_bytes: self.journal.segment_size.0, total_bytes: self.journal.max_size.0 }
+    pub fn journal_limits(&self) -> JournalLimits {
+        let total_bytes = self.journal.max_size.0;
+        JournalLimits { segment_bytes: (total_bytes / 4).min(MAX_SEGMENT_BYTES), total_bytes }
     }
 
     /// Where the host is read, as the source's type.
@@ -192,17 +201,17 @@ impl Config {
     pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
         let system = &self.host.system;
         let time = |period: Period| Duration::from_nanos(period.0.0);
-        let named = |program: &PathBuf| (!program.as_os_str().is_empty()).then(|| program.clone());
+        let every = time(system.interval).saturating_mul(3);
         SystemPlan {
             roots: self.host_roots(),
             program,
-            scan_every: time(system.scan_interval),
-            ask_mounts_every: time(system.mounts_interval),
-            mount_deadline: time(system.limits.mounts.deadline),
+            scan_every: every,
+            ask_mounts_every: every,
+            mount_deadline: time(self.limits.host.mounts.deadline),
             exclude_mounts: system.exclude_mounts.clone(),
             file_systems: system.file_systems.clone(),
-            systemctl: named(&system.systemctl),
-            ipmitool: named(&system.ipmitool),
+            systemctl: None,
+            ipmitool: None,
             units: system.units.clone(),
             modules: system.modules.clone(),
         }

@@ -58,7 +58,7 @@ impl Host {
     fn settings(&self) -> Vec<(&'static str, PathBuf)> {
         vec![
             ("GPU_LIBRARY", self.library()),
-            ("GPU_DEADLINE", "60s".into()),
+            ("LIMITS_GPU_DEADLINE", "60s".into()),
             ("KERNEL_LOG_PATH", self.log()),
             ("STATE_DIR", self.path().join("state")),
         ]

@@ -315,7 +315,7 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
         ("HOST_SYS_ROOT", &machine.path().join("sys")),
         ("CLOUD_METADATA", Path::new(&metadata.address)),
         ("CLOUD_PROVIDER", Path::new("auto")),
-        ("CLOUD_LIMITS_LEAVE", Path::new("30m")),
+        ("LIMITS_HOST_CLOUD_LEAVE", Path::new("30m")),
     ];
     let agent = Agent::start(machine.path(), &settings);
     let mut job = job(&machine, &[]);

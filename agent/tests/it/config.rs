@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use mainstay_health::hardware::gpu::DeviceLimits;
 use mainstay_health::host::os::HostLimits;
 use mainstay_model::units::{Bytes, Period};
 use mainstay_node::config::{Config, Environment, LogLevel, environment_name, keys, reference_rows};
@@ -89,21 +90,23 @@ fn an_empty_variable_counts_as_unset_unless_the_key_may_be_empty() {
 
 #[test]
 fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
-    let file = "log = \"error\"\n[journal]\nmax_size = \"1GiB\"\nsegment_size = \"8MiB\"\n[host.limits.cpu]\nload_per_cpu = 4\n";
+    let file = "log = \"error\"\n[journal]\nmax_size = \"1GiB\"\n[limits]\nhost.cpu.load_per_cpu = 4\n";
     let variables = [
         ("MAINSTAY_AGENT_LOG", "warn"),
         ("MAINSTAY_AGENT_JOURNAL_MAX_SIZE", "2GiB"),
         ("MAINSTAY_AGENT_ALLOW_UIDS", "1, 2"),
         ("MAINSTAY_AGENT_HOST_WATCH_PATHS", "/a,/b"),
         ("MAINSTAY_AGENT_HTTP", "[::1]:80"),
+        ("MAINSTAY_AGENT_LIMITS_GPU_REMAPPED_ROWS", "256"),
         ("MAINSTAY_PAGE", "none of the agent's business"),
     ];
     let config = load(file, &variables, &[("log", "trace"), ("host.interval", "10s")]).unwrap();
     assert_eq!(config.log, LogLevel::Trace);
     assert_eq!(config.journal.max_size, Bytes(2 << 30));
-    assert_eq!(config.journal.segment_size, Bytes(8 << 20));
-    assert_eq!(config.host.limits.cpu.load_per_cpu, 4.0);
-    assert_eq!(config.host.limits.memory, HostLimits::default().memory);
+    assert_eq!(config.journal_limits().segment_bytes, 4 << 20);
+    assert_eq!(config.limits.host.cpu.load_per_cpu, 4.0);
+    assert_eq!(config.limits.host.memory, HostLimits::default().memory);
+    assert_eq!(config.limits.gpu, DeviceLimits { remapped_rows: 256, ..DeviceLimits::default() });
     assert_eq!(config.allow_uids, [1, 2]);
     assert_eq!(config.host.watch_paths, [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(config.http, Some("[::1]:80".parse().unwrap()));
@@ -124,8 +127,8 @@ fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
         "/agent.toml:1: jornal: there is no such key; did you mean journal?",
     );
     check(
-        "segment_size = \"1MiB\"\n",
-        "/agent.toml:1: segment_size: there is no such key; did you mean journal.segment_size?",
+        "max_size = \"1MiB\"\n",
+        "/agent.toml:1: max_size: there is no such key; did you mean journal.max_size?",
     );
     check(
         "unheard_of = 1\n",
@@ -149,8 +152,8 @@ fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
         "/agent.toml:1: log: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace` (the default is \"info\")",
     );
     check(
-        "[host.limits.disk]\ndegraded_inodes = 120\n",
-        "/agent.toml:2: host.limits.disk.degraded_inodes: 120 is not a percentage: write a number from 0 to 100 (the default is 5.0)",
+        "[limits.host.disk]\ndegraded_inodes = 120\n",
+        "/agent.toml:2: limits.host.disk.degraded_inodes: 120 is not a percentage: write a number from 0 to 100 (the default is 5.0)",
     );
     check("state_dir = \"here\"\n", "/agent.toml:1: state_dir: it must be an absolute path");
     check(
@@ -159,28 +162,60 @@ fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
     );
     assert!(load("[kernel_log]\npath = \"journald\"\n", &[], &[]).is_ok());
     check(
-        "[host.limits.cpu]\nload_per_cpu = nan\n",
-        "/agent.toml:2: host.limits.cpu.load_per_cpu: it must be above 0",
+        "[limits.host.cpu]\nload_per_cpu = nan\n",
+        "/agent.toml:2: limits.host.cpu.load_per_cpu: it must be above 0",
     );
     check(
-        "[host.system.limits.speed]\nhot_minutes = 11\n",
-        "/agent.toml:2: host.system.limits.speed.hot_minutes: it must be from 1 to 10",
+        "[limits.host.cpu_speed]\nhot_minutes = 11\n",
+        "/agent.toml:2: limits.host.cpu_speed.hot_minutes: it must be from 1 to 10",
     );
+    check("[limits]\nfabric.flaps = 0\n", "/agent.toml:2: limits.fabric.flaps: it must be at least 1");
     check(
-        "[kernel_log.limits]\nburst = 0\n",
-        "/agent.toml:2: kernel_log.limits.burst: it must be at least 1",
-    );
-    check(
-        "[host.system.limits.tables]\nunhealthy = 50\n",
-        "/agent.toml:2: host.system.limits.tables.unhealthy: it must be from host.system.limits.tables.degraded to 100",
+        "[limits.host.files]\nunhealthy = 50\n",
+        "/agent.toml:2: limits.host.files.unhealthy: it must be from limits.host.files.degraded to 100",
     );
     assert!(load("a = \n", &[], &[]).unwrap_err().starts_with("/agent.toml:1: this is not TOML: "));
 }
 
 #[test]
+fn keys_of_earlier_versions_are_refused_with_what_replaces_them() {
+    let file = "[host.limits.cpu]\nload_per_cpu = 4\n[host.system.limits]\ncorrected_errors = 5\n\
+                [host.system.limits.tables]\ndegraded = 50\n[fabric.limits]\nflaps = 4\nslow_after = 2\n\
+                [hooks]\ntries = 9\n[preflight.deep]\npeer = \"1GiB\"\nunheard_of = 1\n";
+    let variables =
+        [("MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS", "9"), ("MAINSTAY_AGENT_GPU_DETAILS_INTERVAL", "9s")];
+    let error = load(file, &variables, &[("cloud.limits.leave", "1m")]).unwrap_err();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "/agent.toml:2: host.limits.cpu.load_per_cpu: it is limits.host.cpu.load_per_cpu now",
+            "/agent.toml:4: host.system.limits.corrected_errors: it is limits.host.memory_errors.corrected_errors now",
+            "/agent.toml:6: host.system.limits.tables.degraded: it is limits.host.files.degraded now",
+            "/agent.toml:8: fabric.limits.flaps: it is limits.fabric.flaps now",
+            "/agent.toml:9: fabric.limits.slow_after: it cannot be configured any more; the value is 3",
+            "/agent.toml:11: hooks.tries: it cannot be configured any more; the value is 3",
+            "/agent.toml:13: preflight.deep.peer: it is limits.preflight.peer now",
+            "/agent.toml:14: preflight.deep.unheard_of: there is no such key; `mainstay config --default` prints them all",
+            "environment variable MAINSTAY_AGENT_GPU_DETAILS_INTERVAL: it cannot be configured any more; the value is 1m",
+            "environment variable MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS: it is MAINSTAY_AGENT_LIMITS_GPU_REMAPPED_ROWS now",
+            "command line: cloud.limits.leave: it is limits.host.cloud.leave now",
+        ]
+    );
+}
+
+#[test]
+fn there_are_at_most_90_keys() {
+    let keys = keys();
+    let others = keys.iter().filter(|key| !key.is_limit()).count();
+    // The table of limits counts as one.
+    assert!(others < 90, "{others} keys and the table of limits");
+}
+
+#[test]
 fn all_problems_are_reported_at_once() {
     let error = load(
-        "lag = \"info\"\n[journal]\nsegment_size = \"1GiB\"\n",
+        "lag = \"info\"\n[journal]\nmax_size = \"1KiB\"\n",
         &[("MAINSTAY_AGENT_JOURNAL_MAXSIZE", "1GiB"), ("MAINSTAY_AGENT_LOG", "loud")],
         &[("host.intervall", "5s")],
     )
@@ -197,7 +232,7 @@ fn all_problems_are_reported_at_once() {
     );
     assert!(lines[2].starts_with("environment variable MAINSTAY_AGENT_LOG: log: unknown variant"), "{error}");
     assert_eq!(lines[3], "command line: host.intervall: there is no such key; did you mean host.interval?");
-    assert_eq!(lines[4], "/agent.toml:3: journal.segment_size: it must be at most half of journal.max_size");
+    assert_eq!(lines[4], "/agent.toml:3: journal.max_size: it must be at least 16KiB");
 }
 
 #[test]
@@ -339,8 +374,7 @@ fn the_reference_has_every_key() {
     let missing: Vec<String> =
         reference_rows().into_iter().filter(|row| !DOCUMENT.lines().any(|line| line == row)).collect();
     assert!(missing.is_empty(), "docs/reference/configuration.md lacks these rows:\n{}", missing.join("\n"));
-    let rows =
-        DOCUMENT.lines().filter(|line| line.contains("MAINSTAY_AGENT_") && line.starts_with("| `")).count();
+    let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(rows, keys().len(), "the reference has rows for keys that are gone");
 }
 

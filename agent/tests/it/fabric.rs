@@ -272,10 +272,10 @@ fn agent(sys: &Sys) -> Agent {
         ("HOST_SYS_ROOT", &root),
         ("KERNEL_LOG_PATH", Path::new("")),
         ("FABRIC_INTERVAL", Path::new("1s")),
-        ("FABRIC_LIMITS_LEARN_AFTER", Path::new("1")),
-        ("FABRIC_LIMITS_DOWN_AFTER", Path::new("1s")),
-        ("FABRIC_LIMITS_RECOVER_AFTER", Path::new("1s")),
-        ("FABRIC_LIMITS_BOOT_GRACE", Path::new("1ms")),
+        ("LIMITS_FABRIC_LEARN_AFTER", Path::new("1")),
+        ("LIMITS_FABRIC_DOWN_AFTER", Path::new("1s")),
+        ("LIMITS_FABRIC_RECOVER_AFTER", Path::new("1s")),
+        ("LIMITS_FABRIC_BOOT_GRACE", Path::new("1ms")),
     ];
     Agent::start(sys.0.path(), settings)
 }

@@ -394,10 +394,8 @@ fn agent(tree: &Tree) -> Agent {
         ("HOST_SYS_ROOT", &sys),
         ("KERNEL_LOG_PATH", Path::new("")),
         ("HOST_SYSTEM_INTERVAL", Path::new("1s")),
-        ("HOST_SYSTEM_SCAN_INTERVAL", Path::new("1ms")),
-        ("HOST_SYSTEM_MOUNTS_INTERVAL", Path::new("1ms")),
-        ("HOST_SYSTEM_LIMITS_MOUNTS_DEADLINE", Path::new("2s")),
-        ("HOST_SYSTEM_LIMITS_PROCESSES_STUCK_AFTER", Path::new("2s")),
+        ("LIMITS_HOST_MOUNTS_DEADLINE", Path::new("2s")),
+        ("LIMITS_HOST_PROCESSES_STUCK_AFTER", Path::new("2s")),
     ];
     Agent::start(tree.0.path(), settings)
 }

@@ -386,7 +386,7 @@ fn start(host: &Host) -> Agent {
         ("HOST_PROC_ROOT", &proc),
         ("TPU_LOG_DIR", &logs),
         ("TPU_INTERVAL", Path::new("1s")),
-        ("TPU_LIMITS_STILL_FOR", Path::new("1s")),
+        ("LIMITS_TPU_STILL_FOR", Path::new("1s")),
     ];
     Agent::start(host.0.path(), &settings)
 }

@@ -69,8 +69,8 @@ fn a_job_with_too_many_ranks_is_refused_once_and_stays_attached() {
 
 #[test]
 fn a_user_with_very_many_entries_pushes_no_others_out_of_the_journal() {
-    let small = [("JOURNAL_MAX_SIZE", "2MiB"), ("JOURNAL_SEGMENT_SIZE", "512KiB")];
-    let Some(host) = host_with(&small.map(|(key, size)| (key, Path::new(size)))) else { return };
+    let small = [("JOURNAL_MAX_SIZE", Path::new("2MiB"))];
+    let Some(host) = host_with(&small) else { return };
     let refused = host.client(A, "refused");
     assert_eq!(refused.printed, "PermissionDenied");
     host.agent.wait_for("agent.calls");

@@ -132,7 +132,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
 #[test]
 fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
     // Slow enough that the transfer takes seconds.
-    let hosts = Hosts::new(1, 3, &["RATE_LIMIT=4MiB", "STREAMS=1"]);
+    let hosts = Hosts::new(1, 3, &["RATE_LIMIT=4MiB"]);
     let owner = hosts.agent(0);
     let mut holders: Vec<Option<Agent>> = vec![None, Some(hosts.agent(1)), Some(hosts.agent(2))];
     let (run, size) = ("run-b", 24 << 20);
@@ -155,7 +155,7 @@ fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
 
 #[test]
 fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
-    let hosts = Hosts::new(2, 2, &["RATE_LIMIT=4MiB", "STREAMS=1"]);
+    let hosts = Hosts::new(2, 2, &["RATE_LIMIT=4MiB"]);
     let owner = hosts.agent(0);
     let holder = hosts.agent(1);
     let (run, size) = ("run-c", 24 << 20);

@@ -8,7 +8,7 @@ use mainstay_health::host::preflight::{Check, Group};
 use super::Args;
 use mainstay_node::config::Config;
 use mainstay_sensors::source::active::{ActivePlan, Deep, Gpus};
-use mainstay_sensors::source::device::{DeviceSource, ProbePlan};
+use mainstay_sensors::source::device::{DETAILS_INTERVAL, DeviceSource, ProbePlan};
 use mainstay_sys::clock;
 
 /// All requested checks of these groups.
@@ -16,7 +16,7 @@ pub(super) fn checks(args: &Args, config: &Config, groups: &[Group]) -> Vec<Chec
     let plan = ActivePlan {
         program: "/proc/self/exe".into(),
         deadline: args.probe_deadline(),
-        limits: config.preflight.deep.clone(),
+        limits: config.limits.preflight.clone(),
         cuda: args.cuda.clone(),
     };
     let deep = Deep {
@@ -26,7 +26,6 @@ pub(super) fn checks(args: &Args, config: &Config, groups: &[Group]) -> Vec<Chec
         peers: args.peer.clone(),
         exclusive: args.exclusive,
         force: args.force,
-        memory_held: config.preflight.gpu_memory_held,
     };
     let mut checks = Vec::new();
     let report = |check| {
@@ -46,7 +45,7 @@ fn gpus(args: &Args, config: &Config) -> Gpus {
         sys: config.host.sys_root.clone(),
         proc: config.host.proc_root.clone(),
         deadline: args.longest(),
-        details_every: config.gpu.details_interval.0,
+        details_every: DETAILS_INTERVAL,
         known: Vec::new(),
     });
     match driver.sample(clock::mono()) {

@@ -41,6 +41,7 @@ pub use dcgm_opinion::Opinion;
 pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
 pub use learned::{board_of, learned_gpus, replaced_board};
 pub use limits::{DeviceLimits, ExpectedGpus};
+use limits::{PASSING, REPEATS_WINDOW, SIBLING_READINGS};
 pub use probe_protocol::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
 pub use reading::{
     Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
@@ -196,10 +197,8 @@ impl DeviceJudge {
 
     /// Compares the GPUs of one model with each other.
     fn compare_siblings(&mut self, at: Mono) -> Vec<Fact> {
-        let patience = Hysteresis {
-            worsen_after: self.limits.sibling_readings,
-            recover_after: self.limits.recover_after,
-        };
+        let patience =
+            Hysteresis { worsen_after: SIBLING_READINGS, recover_after: self.limits.recover_after };
         let here = self.gpus.values().filter(|gpu| !gpu.missing);
         let read: Vec<Sibling<'_>> = here
             .filter_map(|gpu| {
@@ -330,7 +329,7 @@ impl DeviceJudge {
     pub fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
         let alone = self.only_one_with_faulting_programs(now);
         let (mut components, mut views) = (Vec::new(), Vec::new());
-        let unreadable = self.driver.why_unreadable(now, &self.limits);
+        let unreadable = self.driver.why_unreadable(now);
         let driver_asked = self.driver.report.is_some();
         let index_of = |gpu: &Gpu| gpu.readings.last.as_ref().map(|last| last.index);
         let named: BTreeMap<u32, PciAddress> =
@@ -344,7 +343,7 @@ impl DeviceJudge {
         let rack = braked > 1;
         components.extend(self.power(now, rack, braked));
         for (address, gpu) in &mut self.gpus {
-            gpu.faults.forget_passed(now, self.limits.passing.0);
+            gpu.faults.forget_passed(now, PASSING);
             // A GPU without any information in this boot may have been removed.
             let unseen = gpu.readings.last.is_none()
                 && gpu.known.is_none()
@@ -366,7 +365,7 @@ impl DeviceJudge {
             components.extend(gpu.readings.links.components(*address, now, read_at));
         }
         for (address, switch) in &mut self.switches {
-            switch.faults.forget_passed(now, self.limits.passing.0);
+            switch.faults.forget_passed(now, PASSING);
             components.push(switch.component(*address, now));
         }
         (components, views)
@@ -400,10 +399,9 @@ impl DeviceJudge {
 
     /// The one GPU of several on which programs fail repeatedly, if the others have no such failures.
     fn only_one_with_faulting_programs(&mut self, now: Mono) -> Option<PciAddress> {
-        let since = self.limits.repeats_window.0;
         let mut with = Vec::new();
         for (address, gpu) in &mut self.gpus {
-            if gpu.programs.any_since(now, since) {
+            if gpu.programs.any_since(now, REPEATS_WINDOW) {
                 with.push(*address);
             }
         }

@@ -27,7 +27,7 @@ use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::report::SensorReport;
 use mainstay_model::settings;
-use mainstay_model::time::Mono;
+use mainstay_model::time::{Mono, Span};
 use mainstay_model::units::Period;
 
 settings! {
@@ -35,11 +35,12 @@ settings! {
     pub struct TpuLimits {
         /// How long no core must move before a core that differs from the others counts as what holds them up.
         still_for: Period = Period::seconds(60),
-        /// How long a line of the driver's log about this host counts against tpu.runtime.
-        driver_trouble: Period = Period::seconds(600),
     }
     sections {}
 }
+
+/// How long a line of the driver's log about this host counts against tpu.runtime.
+const DRIVER_TROUBLE: Span = Span::seconds(600);
 
 /// Confidence that a core that differs is what the others wait for.
 const INFERRED: f64 = 0.8;
@@ -195,8 +196,7 @@ impl TpuJudge {
 
     /// The driver writes the same line repeatedly, and into the file of each severity: it is reported once per window.
     fn follow_driver(&mut self, now: Mono, reports: &[DriverReport], facts: &mut Vec<Fact>) {
-        let window = self.limits.driver_trouble.0;
-        self.driver.retain(|_, at| now.since(*at) < window);
+        self.driver.retain(|_, at| now.since(*at) < DRIVER_TROUBLE);
         for report in reports.iter().take(DRIVER_REPORTS) {
             if !self.driver.contains_key(report) && self.driver.len() < DRIVER_REPORTS {
                 facts.push(texts::driver_event(report));

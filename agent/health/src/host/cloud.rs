@@ -1,7 +1,7 @@
 //! The judge of the cloud's announcements for this machine: `host.cloud`.
 //!
 //! - An announcement for a later day is reported but does not change the state. Only one that starts within
-//!   `cloud.limits.notice` makes the machine degraded, so that work can be moved in time.
+//!   `limits.host.cloud.notice` makes the machine degraded, so that work can be moved in time.
 //! - A metadata server that fails briefly is asked again without a report. If it stays silent, the state is unknown;
 //!   its earlier announcements still count.
 //! - Announcements from before a restart of the agent are not reported twice.
@@ -30,11 +30,12 @@ settings! {
         notice: Period = Period::seconds(3600),
         /// How long before the machine is stopped or its host is maintained jobs are asked to save and end.
         leave: Period = Period::seconds(120),
-        /// How long the metadata server must not answer before host.cloud is unknown, once it has answered.
-        silent_for: Period = Period::seconds(120),
     }
     sections {}
 }
+
+/// How long the metadata server must not answer before host.cloud is unknown, once it has answered.
+const SILENT_FOR: Span = Span::seconds(120);
 
 /// The component.
 const NAME: &str = "host.cloud";
@@ -148,7 +149,7 @@ impl CloudJudge {
             }
             Err(why) => {
                 let silent_for = self.last.as_ref().map(|(read, _)| now.mono.since(*read));
-                if silent_for.is_none_or(|silent| silent >= self.limits.silent_for.0) {
+                if silent_for.is_none_or(|silent| silent >= SILENT_FOR) {
                     let since = silent_for.map(|silent| format!(" for {silent}")).unwrap_or_default();
                     let reason =
                         format!("the metadata server of {} does not answer{since}: {why}", sample.provider);

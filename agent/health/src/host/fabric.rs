@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 pub use learned::{Expected, Known, Learned};
 pub use limits::{ErrorLimits, FabricLimits};
+use limits::{MISSING_AFTER, TOGETHER};
 pub use sample::{FabricSample, Identity, LinkKind, LinkReading, LinkState};
 
 use earlier::{Moment, Recalled};
@@ -261,7 +262,7 @@ impl FabricJudge {
             let mut found = Found { read: sample.unreadable.is_none(), ..Found::default() };
             let count = self.missing.entry(name.clone()).or_default();
             *count = count.saturating_add(1);
-            let (count, enough) = (*count, self.limits.missing_after);
+            let (count, enough) = (*count, MISSING_AFTER);
             let known = self.learned.links.get(&name);
             let (why, action) = self.why_missing(known, sample);
             let passed_over = sample.passed_over.get(name.split('/').next().unwrap_or(&name));
@@ -352,11 +353,7 @@ impl FabricJudge {
             let times: Vec<Mono> = out.iter().filter_map(|name| self.went_down.get(name).copied()).collect();
             let first = times.iter().min().copied().unwrap_or(at);
             let last = times.iter().max().copied().unwrap_or(at);
-            if gone.is_empty()
-                && lost.len() > 1
-                && lost.len() == count
-                && last.since(first) <= self.limits.together.0
-            {
+            if gone.is_empty() && lost.len() > 1 && lost.len() == count && last.since(first) <= TOGETHER {
                 reason = format!(
                     "all {count} expected links went down together: the switch or its power rather than this host"
                 );

@@ -14,14 +14,15 @@ mod system;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use limits::MARGIN_PERCENT;
 pub use limits::{CpuLimits, DiskLimits, HostLimits, MemoryLimits, OomLimits};
 pub use sample::{
     CpuTimes, Disk, GroupEvents, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space,
 };
 pub use system::{
-    Blocked, BootLimits, Capped, ClockLimits, ClockReading, MemoryModule, Modules, MountLimits, MountReading,
-    MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services, SpeedLimits, SwitchPorts,
-    SystemJudge, SystemLimits, SystemSample, TableLimits, Tables, Usage,
+    Blocked, BootLimits, Capped, ClockLimits, ClockReading, MemoryErrorLimits, MemoryModule, Modules,
+    MountLimits, MountReading, MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services,
+    SpeedLimits, SwitchLimits, SwitchPorts, SystemJudge, SystemSample, TableLimits, Tables, Usage,
 };
 
 use findings::Findings;
@@ -110,7 +111,7 @@ impl HostJudge {
     pub fn step(&mut self, at: Mono, sample: &HostSample) -> SensorReport {
         let patience =
             Hysteresis { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
-        let margin = self.limits.margin.0 / 100.0;
+        let margin = MARGIN_PERCENT / 100.0;
         let mut checks = Checks { recall: &mut self.memory, patience, margin };
         let mut cpu = judge_cpu(&self.limits.cpu, sample, &mut checks);
         judge_stolen(&self.limits.cpu, sample, &mut self.cpu_times, &mut checks, &mut cpu);

@@ -10,9 +10,7 @@ use mainstay_model::entry::Fact;
 use mainstay_model::id::Pid;
 use mainstay_model::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
 use mainstay_model::pci::PciAddress;
-use mainstay_model::settings;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::units::Period;
 
 /// Kinds of lines that are counted separately, so that a storm of one does not hide another. Lines with one code but different details
 /// (fatal or not, reset or not, required action) are different kinds.
@@ -48,16 +46,9 @@ impl std::fmt::Display for Kind {
     }
 }
 
-settings! {
-    /// Limits for storms of lines.
-    pub struct LogLimits {
-        /// Lines of each kind that are read at once; the others are counted. At least 1.
-        burst: u32 = 20,
-        /// The interval at which one more line of that kind is read.
-        every: Period = Period::seconds(10),
-    }
-    sections {}
-}
+/// Limits for storms: lines of each kind that are read at once (the others are counted), and the interval at which one
+/// more line of that kind is read.
+const STORM: Rate = Rate { burst: 20, every: Span::seconds(10) };
 
 /// Maximum number of kinds remembered: far more than the GPUs of a host times their codes in an hour with many faults.
 const KINDS: usize = 1024;
@@ -80,7 +71,6 @@ const NEW_LINE: &str = "\\x0a";
 /// Reads a log continuously.
 #[derive(Clone, Debug, Default)]
 pub struct LogReader {
-    limits: LogLimits,
     buckets: BTreeMap<Kind, Bucket>,
     subjects: BTreeMap<KernelClass, BTreeSet<String>>,
     /// The process of the last kill: some kernels report one kill in two lines.
@@ -97,11 +87,6 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Creates a reader at the start of a log.
-    pub fn new(limits: LogLimits) -> LogReader {
-        LogReader { limits, ..LogReader::default() }
-    }
-
     /// Processes one line of text, read at `now`, with the position after it: a kernel log line in any form of `dmesg`, syslog or
     /// `journalctl`.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
@@ -243,21 +228,16 @@ impl LogReader {
 
     /// Whether an identical message was held back before and must be held back again.
     fn is_held_back_again(&mut self, now: Mono, message: &str) -> bool {
-        let rate = self.rate();
         let Some((_, kind)) = self.repeated.iter().find(|(before, _)| before == message) else {
             return false;
         };
         let Some(bucket) = self.buckets.get_mut(kind) else { return false };
         let mut tried = *bucket;
-        if tried.pass(rate, now) {
+        if tried.pass(STORM, now) {
             return false;
         }
         *bucket = tried;
         true
-    }
-
-    fn rate(&self) -> Rate {
-        Rate { burst: self.limits.burst.max(1), every: self.limits.every.0 }
     }
 
     fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono, message: &str) -> bool {
@@ -276,7 +256,6 @@ impl LogReader {
     }
 
     fn passes_of(&mut self, kind: &Kind, subject: Option<&str>, now: Mono) -> bool {
-        let rate = self.rate();
         if let (Kind::Host(class), Some(subject)) = (kind, subject) {
             let known = self.subjects.entry(*class).or_default();
             if known.len() < SUBJECTS && !known.contains(subject) {
@@ -285,13 +264,13 @@ impl LogReader {
             }
         }
         if let Some(bucket) = self.buckets.get_mut(kind) {
-            return bucket.pass(rate, now);
+            return bucket.pass(STORM, now);
         }
         // A log that invents kinds must not use unbounded memory, nor hide a real kind.
         if self.buckets.len() >= KINDS {
             self.buckets.pop_first();
         }
-        self.buckets.entry(kind.clone()).or_insert_with(|| Bucket::new(rate, now)).pass(rate, now)
+        self.buckets.entry(kind.clone()).or_insert_with(|| Bucket::new(STORM, now)).pass(STORM, now)
     }
 }
 

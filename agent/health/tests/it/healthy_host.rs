@@ -11,7 +11,7 @@ use mainstay_health::host::fabric::{
 use mainstay_health::host::os::{
     Blocked, Capped, ClockReading, CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits,
     HostSample, Memory, MemoryGroup, MemoryModule, MountReading, MountState, Pressure, ProcessScan, Reading,
-    Service, Services, Space, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
+    Service, Services, Space, SystemJudge, SystemSample, Tables, Usage,
 };
 use mainstay_model::health::{Component, HealthState};
 use mainstay_model::id::{BootId, Pid};
@@ -168,7 +168,7 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
 fn a_healthy_day_of_the_host_causes_no_unhealthy_component() {
     let mut dice = Dice(11);
     let mut host = HostJudge::new(HostLimits::default());
-    let mut system = SystemJudge::new(SystemLimits::default(), &HostLimits::default());
+    let mut system = SystemJudge::new(HostLimits::default());
     let (mut at_limit, mut corrected, mut throttled) = (0, 5_000, 300);
     for look in 0..LOOKS {
         let judged = host.step(at(look), &busy_host(&mut dice, look, &mut at_limit));

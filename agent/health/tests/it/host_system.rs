@@ -3,7 +3,7 @@
 
 use mainstay_health::host::os::{
     Blocked, Capped, ClockReading, HostLimits, MemoryModule, Modules, MountReading, MountState, ProcessScan,
-    Reading, Service, Services, SwitchPorts, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
+    Reading, Service, Services, SwitchPorts, SystemJudge, SystemSample, Tables, Usage,
 };
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
@@ -41,7 +41,7 @@ impl Host {
             ..SystemSample::default()
         };
         Host {
-            judge: SystemJudge::new(SystemLimits::default(), &HostLimits::default()),
+            judge: SystemJudge::new(HostLimits::default()),
             sample,
             now: Mono(0).after(Span::seconds(24 * HOUR)),
             ahead: 0,
@@ -524,9 +524,9 @@ fn a_slow_clock_source_degrades_if_the_cpus_have_a_fast_one() {
 #[test]
 fn a_governor_degrades_only_if_the_operator_configured_another() {
     let mut host = Host::new();
-    let mut limits = SystemLimits::default();
-    limits.speed.governor = "performance".to_owned();
-    host.judge = SystemJudge::new(limits, &HostLimits::default());
+    let mut limits = HostLimits::default();
+    limits.cpu_speed.governor = "performance".to_owned();
+    host.judge = SystemJudge::new(limits);
     host.sample.governors = [("performance".to_owned(), 128)].into();
     host.expect("host.cpu_speed", Healthy, Nothing);
     host.sample.governors = [("performance".to_owned(), 120), ("powersave".to_owned(), 8)].into();
@@ -542,8 +542,9 @@ fn pcie_switches_that_redirect_traffic_to_the_cpu_degrade_unless_allowed() {
     host.sample.switch_ports = Some(SwitchPorts { read: 8, redirecting: vec!["0000:3a:01.0".to_owned()] });
     let reason = host.expect("host.pcie_switches", Degraded, Nothing);
     assert!(reason.contains("1 of 8 ports") && reason.contains("ACS"), "{reason}");
-    let limits = SystemLimits { redirecting_switches: false, ..SystemLimits::default() };
-    host.judge = SystemJudge::new(limits, &HostLimits::default());
+    let mut limits = HostLimits::default();
+    limits.pcie_switches.redirecting_switches = false;
+    host.judge = SystemJudge::new(limits);
     host.expect("host.pcie_switches", Healthy, Nothing);
 }
 

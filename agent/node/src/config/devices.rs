@@ -2,12 +2,9 @@
 
 use std::path::PathBuf;
 
-use mainstay_hang::nccl_ras::NcclLimits;
+use mainstay_health::hardware::gpu::ExpectedGpus;
 use mainstay_health::hardware::gpu::reset::ResetMode;
-use mainstay_health::hardware::gpu::{DeviceLimits, ExpectedGpus};
-use mainstay_health::hardware::tpu::TpuLimits;
-use mainstay_health::host::cloud::CloudLimits;
-use mainstay_health::host::fabric::{Expected, FabricLimits};
+use mainstay_health::host::fabric::Expected;
 use mainstay_model::settings;
 use mainstay_model::units::Period;
 use serde::{Deserialize, Serialize};
@@ -24,17 +21,10 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// Time from one reading of slow or expensive values to the next: NVLink counters, ECC errors by location, limits,
-        /// versions.
-        details_interval: Period = Period::seconds(60),
-        /// How long the driver may take for one GPU before it counts as hung.
-        deadline: Period = Period::seconds(10),
     }
     sections {
         /// What the GPUs of this host should be like.
         expected: ExpectedGpus,
-        /// When a GPU counts as degraded or unhealthy, and for how long.
-        limits: DeviceLimits,
         /// Whether and how a GPU is reset: docs/reference/policy.md.
         reset: ResetConfig,
     }
@@ -67,15 +57,10 @@ settings! {
         endpoints: Vec<String> = Vec::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long libtpu may take to answer.
-        deadline: Period = Period::seconds(2),
         /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb) and its driver's logs (tpu_driver.*.log.*).
         log_dir: PathBuf = PathBuf::from("/tmp/tpu_logs"),
     }
-    sections {
-        /// When a TPU counts as degraded.
-        limits: TpuLimits,
-    }
+    sections {}
 }
 
 settings! {
@@ -87,10 +72,7 @@ settings! {
         /// The metadata server, as "host:port". The default is an IP address, so that no name has to be resolved.
         metadata: String = USUAL_ADDRESS.to_owned(),
     }
-    sections {
-        /// When announcements count.
-        limits: CloudLimits,
-    }
+    sections {}
 }
 
 /// Whose metadata server is read.
@@ -117,13 +99,8 @@ settings! {
         address: String = String::new(),
         /// Time from one query to the next; at least 5s. Each query visits all processes of the job.
         interval: Period = Period::seconds(60),
-        /// How long an answer may take.
-        deadline: Period = Period::seconds(15),
     }
-    sections {
-        /// When NCCL counts as degraded.
-        limits: NcclLimits,
-    }
+    sections {}
 }
 
 settings! {
@@ -140,10 +117,7 @@ settings! {
         /// ("mlx5_bond*").
         exclude: Vec<String> = Vec::new(),
     }
-    sections {
-        /// When a link counts as degraded or unhealthy.
-        limits: FabricLimits,
-    }
+    sections {}
 }
 
 impl FabricConfig {
@@ -170,8 +144,6 @@ settings! {
         policies: bool = true,
         /// Time from one check to the next; at least 1s.
         interval: Period = Period::seconds(30),
-        /// How long an answer may take.
-        deadline: Period = Period::seconds(10),
     }
     sections {}
 }

@@ -23,6 +23,13 @@ pub struct Key {
     pub default: toml::Value,
 }
 
+impl Key {
+    /// Whether it is in the table of limits.
+    pub fn is_limit(&self) -> bool {
+        self.name.starts_with("limits.")
+    }
+}
+
 /// All keys, in the order of the documentation.
 pub fn keys() -> Vec<Key> {
     let defaults = defaults();
@@ -68,7 +75,8 @@ pub(super) fn commented_default() -> String {
 }
 
 fn write_section(fields: &[Field], prefix: &str, defaults: &toml::Table, text: &mut String) {
-    for field in fields {
+    let shown = fields.iter().filter(|field| defaults.contains_key(field.name));
+    for field in shown {
         let _ = writeln!(text);
         for line in field.doc {
             let _ = writeln!(text, "# {}", line.trim());
@@ -79,17 +87,20 @@ fn write_section(fields: &[Field], prefix: &str, defaults: &toml::Table, text: &
                 let _ = writeln!(text, "[{name}]");
                 write_section(section, &format!("{name}."), defaults, text);
             }
-            (_, Some(default)) => drop(writeln!(text, "#{} = {default}", field.name)),
-            (_, None) => {}
+            (_, default) => drop(default.map(|default| writeln!(text, "#{} = {default}", field.name))),
         }
     }
 }
 
-/// The rows of the table in `docs/reference/configuration.md`.
+/// The rows of the tables in `docs/reference/configuration.md`.
 pub fn reference_rows() -> Vec<String> {
     let row = |key: Key| {
         let doc = key.doc.replace('|', "\\|").replace('<', "&lt;");
-        format!("| `{}` | `{}` | `{}` | {doc} |", key.name, key.default, environment_name(&key.name))
+        let Key { name, default, .. } = &key;
+        if key.is_limit() {
+            return format!("| `{name}` | `{default}` | {doc} |");
+        }
+        format!("| `{name}` | `{default}` | `{}` | {doc} |", environment_name(name))
     };
     keys().into_iter().map(row).collect()
 }

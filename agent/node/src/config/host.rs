@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use mainstay_health::host::os::{HostLimits, SystemLimits};
-use mainstay_health::host::preflight::deep::DeepLimits;
-use mainstay_health::parse::log::LogLimits;
 use mainstay_model::settings;
-use mainstay_model::units::{Bytes, Period};
+use mainstay_model::units::Period;
 
 settings! {
     /// How the host is read.
@@ -24,8 +21,6 @@ settings! {
         fstab: PathBuf = PathBuf::from("/etc/fstab"),
     }
     sections {
-        /// When the host counts as degraded or unhealthy.
-        limits: HostLimits,
         /// Processes, clocks, network mounts, services and the like: docs/reference/checks.md.
         system: SystemConfig,
     }
@@ -34,31 +29,19 @@ settings! {
 settings! {
     /// How the host's operating system is monitored.
     pub struct SystemConfig {
-        /// Time from one reading to the next; at least 1s.
+        /// Time from one reading to the next; at least 1s. Scans of all processes and checks of network file systems are three
+        /// times as far apart.
         interval: Period = Period::seconds(10),
-        /// Minimum time between two scans of all processes. Scans are less frequent with very many processes and on an idle
-        /// host.
-        scan_interval: Period = Period::seconds(30),
-        /// Time from one check of a network file system to the next.
-        mounts_interval: Period = Period::seconds(30),
         /// Network file systems that are not checked, by their mount point or a directory above it.
         exclude_mounts: Vec<PathBuf> = Vec::new(),
         /// Additional types of network file systems, such as "fuse.myfs".
         file_systems: Vec<String> = Vec::new(),
         /// systemd services to watch. Services that are not installed are skipped.
         units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
-        /// The program that reports the state of services. Empty: systemctl, where systemd runs.
-        systemctl: PathBuf = PathBuf::new(),
-        /// The program that reads power supplies and fans from the host's management controller. Empty: ipmitool, where it is
-        /// installed and the kernel has such a controller.
-        ipmitool: PathBuf = PathBuf::new(),
         /// Kernel modules that must be loaded.
         modules: Vec<String> = Vec::new(),
     }
-    sections {
-        /// When the operating system counts as degraded or unhealthy.
-        limits: SystemLimits,
-    }
+    sections {}
 }
 
 /// Services that GPUs and their networks need, and those that start work on the host.
@@ -82,10 +65,7 @@ settings! {
         /// The kernel log: /dev/kmsg, or a file or pipe in its place; "journald": systemd's journal. Empty: it is not read.
         path: PathBuf = PathBuf::from("/dev/kmsg"),
     }
-    sections {
-        /// What a storm of lines may cost.
-        limits: LogLimits,
-    }
+    sections {}
 }
 
 settings! {
@@ -103,13 +83,8 @@ settings! {
     pub struct PreflightConfig {
         /// Directories that active probes (--deep) write to and read back.
         paths: Vec<PathBuf> = Vec::new(),
-        /// Memory in use from which an idle GPU is not free.
-        gpu_memory_held: Bytes = Bytes(512 << 20),
     }
-    sections {
-        /// What active probes do, and what they call slow.
-        deep: DeepLimits,
-    }
+    sections {}
 }
 
 settings! {

@@ -12,10 +12,9 @@ use super::none_is_empty;
 settings! {
     /// How large the journal may be.
     pub struct JournalConfig {
-        /// Size limit of all segments together; the oldest segments are deleted beyond it.
+        /// Size limit of all segments together; the oldest segments are deleted beyond it. A segment has at most 4 MiB, and at
+        /// most a quarter of this.
         max_size: Bytes = Bytes(64 << 20),
-        /// Size limit of a segment; a new segment is started beyond it. At most half of max_size.
-        segment_size: Bytes = Bytes(4 << 20),
     }
     sections {}
 }
@@ -41,10 +40,8 @@ settings! {
         authorities: PathBuf = PathBuf::new(),
         /// Which entries they receive: "verdict", "decision", "job_ended".
         on: Vec<String> = vec!["verdict".to_owned(), "decision".to_owned(), "job_ended".to_owned()],
-        /// How long one attempt may take; a command is killed after that.
+        /// How long one of three attempts may take; a command is killed after that.
         deadline: Period = Period::seconds(10),
-        /// Maximum number of attempts: the second follows after 1 s, the next after 2 s, 4 s and so on.
-        tries: u32 = 3,
     }
     sections {}
 }
@@ -90,12 +87,8 @@ settings! {
         /// Percent of a job's time that replication may cost, measured by the job's step times with and without it; replication
         /// that would cost more waits. 0: no limit.
         slowdown_percent: u32 = 1,
-        /// Connections for one shard, 1 to 4.
-        streams: u32 = 2,
         /// Time from one scan of directories and peers to the next; at least 100ms.
         interval: Period = Period::seconds(1),
-        /// How long a transfer to a peer may make no progress before another peer is used.
-        stall: Period = Period::seconds(10),
         /// Storage that outlives the hosts, the same on each: "file:///shared/directory", "s3://bucket/prefix", "gs://bucket" or
         /// "az://container"; credentials come from the environment. Empty: none.
         durable: String = String::new(),

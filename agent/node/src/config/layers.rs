@@ -7,6 +7,7 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::document::{FILE_VARIABLE, Key, PREFIX, defaults, environment_name, keys};
+use super::former::{Instead, former};
 use super::{Config, ConfigError, Origin, Problem};
 
 /// Minimum similarity of a key to be suggested: 1 is equal.
@@ -14,6 +15,8 @@ const ALIKE: f64 = 0.6;
 
 pub(super) struct Layers {
     keys: Vec<Key>,
+    /// Keys of earlier versions, with what replaces them.
+    former: Vec<(String, Instead)>,
     /// All values so far; they always form a valid configuration.
     table: toml::Table,
     config: Config,
@@ -23,8 +26,9 @@ pub(super) struct Layers {
 
 impl Layers {
     pub(super) fn new() -> Result<Layers, ConfigError> {
-        let (origins, problems) = (BTreeMap::new(), Vec::new());
-        Ok(Layers { keys: keys(), table: defaults(), config: Config::default(), origins, problems })
+        let (origins, problems, keys) = (BTreeMap::new(), Vec::new(), keys());
+        let former = former(&keys);
+        Ok(Layers { keys, former, table: defaults(), config: Config::default(), origins, problems })
     }
 
     pub(super) fn add_file(&mut self, path: &Path, text: &str) {
@@ -42,7 +46,7 @@ impl Layers {
             }
         };
         let mut places = Vec::new();
-        collect_places(spans.get_ref(), "", &|name| self.is_section(name), &mut places);
+        collect_places(spans.get_ref(), "", &|name| self.has_keys(name), &mut places);
         for (name, offset) in places {
             if let Some(value) = value_at(&values, &name) {
                 self.set(&name, value.clone(), origin(Some(offset)));
@@ -72,7 +76,12 @@ impl Layers {
                 }
                 None => {
                     let names = self.keys.iter().map(|key| environment_name(&key.name));
-                    let what = format!("there is no such setting{}", suggestion(variable, names));
+                    let former = self.former.iter().find(|(name, _)| environment_name(name) == *variable);
+                    let what = match former {
+                        Some((_, Instead::Key(now))) => format!("it is {} now", environment_name(now)),
+                        Some((_, Instead::Fixed(value))) => fixed(value),
+                        None => format!("there is no such setting{}", suggestion(variable, names)),
+                    };
                     self.problems.push(Problem { origin, key: None, what });
                 }
             }
@@ -101,7 +110,12 @@ impl Layers {
     }
 
     fn is_section(&self, name: &str) -> bool {
-        self.keys.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+        self.keys.iter().any(|key| is_below(&key.name, name))
+    }
+
+    /// Whether it is or was a section.
+    fn has_keys(&self, name: &str) -> bool {
+        self.is_section(name) || self.former.iter().any(|(key, _)| is_below(key, name))
     }
 
     /// The names of all keys and sections.
@@ -116,10 +130,13 @@ impl Layers {
     fn set(&mut self, name: &str, value: toml::Value, origin: Origin) {
         let problem = |what| Problem { origin: origin.clone(), key: Some(name.to_owned()), what };
         let Some(key) = self.keys.iter().find(|key| key.name == name) else {
-            let what = if self.is_section(name) {
-                format!("this is a section: write [{name}] with its keys below")
-            } else {
-                format!("there is no such key{}", suggestion(name, self.names().into_iter()))
+            let what = match self.former.iter().find(|(key, _)| key == name) {
+                _ if self.is_section(name) => {
+                    format!("this is a section: write [{name}] with its keys below")
+                }
+                Some((_, Instead::Key(now))) => format!("it is {now} now"),
+                Some((_, Instead::Fixed(value))) => fixed(value),
+                None => format!("there is no such key{}", suggestion(name, self.names().into_iter())),
             };
             self.problems.push(problem(what));
             return;
@@ -137,6 +154,14 @@ impl Layers {
             }
         }
     }
+}
+
+fn is_below(key: &str, section: &str) -> bool {
+    key.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
+}
+
+fn fixed(value: &str) -> String {
+    format!("it cannot be configured any more; the value is {value}")
 }
 
 /// The dotted names of all values with the positions of their keys. A name that is not a section is a leaf,

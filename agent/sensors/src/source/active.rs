@@ -9,7 +9,6 @@ use mainstay_health::hardware::gpu::GpuReading;
 use mainstay_health::host::preflight::deep::{DeepLimits, Probe, Probed, judge};
 use mainstay_health::host::preflight::{Check, CheckVerdict, GpuAvailability, Group, free};
 use mainstay_model::time::Span;
-use mainstay_model::units::Bytes;
 
 use super::request_child::{Asked, Unanswered};
 
@@ -20,7 +19,7 @@ pub struct ActivePlan {
     pub program: PathBuf,
     /// How long each may take.
     pub deadline: Duration,
-    /// What the probes do, and the limits for slow results.
+    /// The limits for results.
     pub limits: DeepLimits,
     /// CUDA's library; none for the usual one.
     pub cuda: Option<PathBuf>,
@@ -41,8 +40,6 @@ pub struct Deep {
     pub exclusive: bool,
     /// Whether GPUs that are in use are probed too.
     pub force: bool,
-    /// GPU memory in use from which an idle GPU does not count as free.
-    pub memory_held: Bytes,
 }
 
 /// The GPUs of the host, as far as known.
@@ -116,7 +113,7 @@ impl Deep {
 
     fn of_one_gpu(&self, gpu: &GpuReading, report: &mut impl FnMut(Check) -> bool) -> bool {
         let Some(identity) = &gpu.identity else { return true };
-        let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.memory_held);
+        let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.plan.limits.gpu_memory_held);
         if self.exclusive {
             let (verdict, why) = match &freedom {
                 GpuAvailability::Free => (CheckVerdict::Pass, "no process holds it".to_owned()),
@@ -167,7 +164,6 @@ fn ask(plan: &ActivePlan, probe: &Probe) -> Result<Probed, Unanswered> {
     let broken = |error: serde_json::Error| Unanswered::Broken(error.to_string());
     let mut command = Command::new(&plan.program);
     command.args(["probe", "deep", "--probe", &serde_json::to_string(probe).map_err(broken)?]);
-    command.args(["--storage-size", &plan.limits.storage_size.0.to_string()]);
     if let Some(cuda) = &plan.cuda {
         command.arg("--cuda").arg(cuda);
     }

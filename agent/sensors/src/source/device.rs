@@ -37,6 +37,9 @@ const RENEW_EVERY: Span = Span::seconds(60);
 /// How long a killed probe may take to exit.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
+/// Time between two readings of slow or expensive values: NVLink counters, ECC errors by location, limits, versions.
+pub const DETAILS_INTERVAL: Span = Span::seconds(60);
+
 /// How the probe is started.
 #[derive(Clone, Debug)]
 pub struct ProbePlan {

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_health::parse::journal::JournalEntry;
-use mainstay_health::parse::log::{LogLimits, LogReader};
+use mainstay_health::parse::log::LogReader;
 use mainstay_model::id::BootId;
 use mainstay_model::kernel::{LogCursor, journal_position};
 use mainstay_model::time::Mono;
@@ -111,11 +111,6 @@ impl Journald {
         never_waits(&journald.entries).map_err(JournaldError::Start)?;
         never_waits(&journald.complaints).map_err(JournaldError::Start)?;
         Ok(journald)
-    }
-
-    /// Replaces the default limits for log storms.
-    pub fn limit(&mut self, limits: LogLimits) {
-        self.reader = LogReader::new(limits);
     }
 
     /// The position up to which it was read.

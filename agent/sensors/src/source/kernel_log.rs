@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use mainstay_health::host::kernel_reports::LogState;
-use mainstay_health::parse::log::LogLimits;
 use mainstay_model::id::BootId;
 use mainstay_model::kernel::LogCursor;
 use mainstay_model::time::Mono;
@@ -68,17 +67,6 @@ impl Source {
         match Journald::start(journalctl, boot, cursor) {
             Ok(journald) => Ok(Source::Journald(journald, Some(error.to_string()))),
             Err(journal) => Err(SourceError::Both { log: error.to_string(), journal }),
-        }
-    }
-
-    /// The source with other than the default limits for log storms.
-    pub fn limited(self, limits: LogLimits) -> Source {
-        match self {
-            Source::Log(log) => Source::Log(log.limited(limits)),
-            Source::Journald(mut journald, why) => {
-                journald.limit(limits);
-                Source::Journald(journald, why)
-            }
         }
     }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_health::parse::kmsg::Record;
-use mainstay_health::parse::log::{LogLimits, LogReader};
+use mainstay_health::parse::log::LogReader;
 use mainstay_model::entry::Fact;
 use mainstay_model::id::BootId;
 use mainstay_model::kernel::LogCursor;
@@ -134,11 +134,6 @@ impl KernelLog {
             buffer: vec![0; BUFFER],
             unfinished: Vec::new(),
         })
-    }
-
-    /// The log with other than the default limits for log storms.
-    pub fn limited(self, limits: LogLimits) -> KernelLog {
-        KernelLog { reader: LogReader::new(limits), ..self }
     }
 
     /// The position up to which it was read.

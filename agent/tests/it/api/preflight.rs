@@ -7,7 +7,6 @@ use mainstay_api::DeepChecks;
 use mainstay_health::host::preflight::deep::DeepLimits;
 use mainstay_model::health::HealthState;
 use mainstay_model::time::Mono;
-use mainstay_model::units::Bytes;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item;
 use mainstay_proto::v1::{
@@ -99,7 +98,7 @@ fn probes_of(program: &Path, directory: &Path) -> DeepChecks {
         plan: ActivePlan {
             program: program.to_owned(),
             deadline: Duration::from_secs(1),
-            limits: DeepLimits { storage_size: Bytes(1 << 20), ..DeepLimits::default() },
+            limits: DeepLimits::default(),
             cuda: Some("/nowhere/libcuda.so.1".into()),
         },
         probes: true,
@@ -107,7 +106,6 @@ fn probes_of(program: &Path, directory: &Path) -> DeepChecks {
         peers: Vec::new(),
         exclusive: false,
         force: false,
-        memory_held: Bytes(512 << 20),
     })
 }
 

@@ -27,7 +27,7 @@ fn kernel_log(host: &Host) -> PathBuf {
 fn an_agent_whose_driver_hangs_answers_and_reports_it() {
     let mut host = Host::with_gpus(2);
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
-    let agent = start(&host, &[("GPU_DEADLINE", "1s"), ("GPU_INTERVAL", "1s")]);
+    let agent = start(&host, &[("LIMITS_GPU_DEADLINE", "1s"), ("GPU_INTERVAL", "1s")]);
     agent.wait_for("gpu_driver_silent");
     assert!(agent.status().contains("driver hung since"), "{}", agent.status());
     host.set("/hang", json!([]));
@@ -39,7 +39,7 @@ fn an_agent_whose_driver_hangs_answers_and_reports_it() {
 fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
     let mut host = Host::with_gpus(1);
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
-    let agent = start(&host, &[("GPU_DEADLINE", "60s")]);
+    let agent = start(&host, &[("LIMITS_GPU_DEADLINE", "60s")]);
     let probe = loop {
         let is_probe = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("nvml"))

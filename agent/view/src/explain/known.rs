@@ -130,7 +130,6 @@ mod tests {
             let is_key = name.matches('.').count() > 1
                 || [
                     "interval",
-                    "deadline",
                     "library",
                     "exporter",
                     "mode",
@@ -144,7 +143,6 @@ mod tests {
                     "expected_ports",
                     "json",
                     "sys_root",
-                    "details_interval",
                 ]
                 .iter()
                 .any(|key| name.ends_with(&format!(".{key}")));

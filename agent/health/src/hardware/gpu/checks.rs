@@ -3,6 +3,7 @@
 use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
 use super::faults;
+use super::limits::{BUSY_PERCENT, COOLER_BY, taken_back};
 use super::reading::{GpuReading, GpuTrouble, PcieLink, Read};
 use super::readings::Readings;
 use super::rules::{POWER_BRAKE, Rules, SAMPLED, look};
@@ -143,11 +144,10 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
 pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let details = of.details.as_ref();
     let last = of.last.clone().unwrap_or_default();
-    let cooler = rules.limits.cooler_by;
     let hot = |what: &str, now: &Read<u32>, before: &Read<u32>, hottest: Option<&Read<u32>>| {
         let before = before.value().map(|degrees| format!("{degrees} °C"));
         let limit = hottest.and_then(|limit| limit.value().copied());
-        let near = |degrees: &u32| limit.is_some_and(|limit| degrees.saturating_add(cooler) > limit);
+        let near = |degrees: &u32| limit.is_some_and(|limit| degrees.saturating_add(COOLER_BY) > limit);
         let near = now.value().is_some_and(near);
         let judged = look(now, |degrees| {
             let limit = limit.filter(|limit| degrees > limit)?;
@@ -168,7 +168,7 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
             hot("memory temperature", &reading.memory_temperature, &last.memory_temperature, memory_hottest),
         ),
         ("no_margin", margin(details, reading, rules)),
-        ("pcie_link", pcie(reading, &last, rules)),
+        ("pcie_link", pcie(reading, &last)),
         ("fabric", fabric(at, reading, &last, rules)),
         ("power_unreadable", unreadable("its power", reading, &reading.power, ContactSupport)),
         (
@@ -232,7 +232,7 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Che
     let limit_words = format!("{limit} of 10 minutes");
     let problem =
         || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
-    let near = f64::from(minutes) >= rules.taken_back(f64::from(limit));
+    let near = f64::from(minutes) >= taken_back(f64::from(limit));
     CheckResult::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
@@ -244,7 +244,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let limit = rules.limits.corrected_errors_per_hour;
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
-    let near = grown.by as f64 >= rules.taken_back(limit as f64);
+    let near = grown.by as f64 >= taken_back(limit as f64);
     CheckResult::of(ill.then(|| {
         Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
@@ -271,7 +271,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     let limit = (REPLAYS_PER_LANE[place] * f64::from(link.width)).ceil() * rules.limits.pcie_replays;
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
-    let near = grown.per_minute() > rules.taken_back(limit);
+    let near = grown.per_minute() > taken_back(limit);
     CheckResult::of(ill.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
@@ -283,12 +283,11 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
 }
 
 /// The link is compared with its maximum only under load: an idle link slows down.
-fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> CheckResult {
+fn pcie(reading: &GpuReading, last: &GpuReading) -> CheckResult {
     let (Some(now), Some(best)) = (reading.pcie.value(), reading.pcie_max.value()) else {
         return unread(&reading.pcie);
     };
-    let busy =
-        reading.utilization.value().is_some_and(|percent| f64::from(*percent) >= rules.limits.pcie_load.0);
+    let busy = reading.utilization.value().is_some_and(|percent| f64::from(*percent) >= BUSY_PERCENT);
     if !busy {
         return CheckResult::Unread;
     }
@@ -308,7 +307,7 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
         return CheckResult::Healthy;
     }
     let least = details.and_then(|of| of.slowdown_margin.value().copied());
-    let cooler = i32::try_from(rules.limits.cooler_by).unwrap_or(i32::MAX);
+    let cooler = i32::try_from(COOLER_BY).unwrap_or(i32::MAX);
     let near = reading
         .margin
         .value()

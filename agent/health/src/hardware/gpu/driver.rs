@@ -1,7 +1,7 @@
 //! The driver as a whole: `gpu.driver`.
 
 use super::Shown;
-use super::limits::{DeviceLimits, ExpectedGpus};
+use super::limits::{DeviceLimits, ExpectedGpus, STALE_AFTER};
 use super::probe_protocol::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::reading::{GpuReading, GpuTrouble};
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -32,12 +32,12 @@ impl Driver {
     }
 
     /// Why no GPU can be read; `None` if they can.
-    pub(super) fn why_unreadable(&self, now: Mono, limits: &DeviceLimits) -> Option<String> {
+    pub(super) fn why_unreadable(&self, now: Mono) -> Option<String> {
         match &self.report.as_ref()?.1 {
             DeviceReport::Answered(ProbeAnswer::Gpus { .. }) => {
                 let age = now.since(self.read_at?);
                 // If the driver is queried rarely, an answer stays valid for longer.
-                let stale = limits.stale_after.0.max(Span(self.gap.0.saturating_mul(3)));
+                let stale = STALE_AFTER.max(Span(self.gap.0.saturating_mul(3)));
                 (age > stale).then(|| format!("it was last read {age} ago"))
             }
             DeviceReport::NoGpus => None,
@@ -84,12 +84,12 @@ impl Driver {
                 }
             }
             DeviceReport::Answered(ProbeAnswer::Trouble { trouble, .. }) => {
-                let why = self.why_unreadable(now, limits).unwrap_or_default();
+                let why = self.why_unreadable(now).unwrap_or_default();
                 let (state, action) = weight(*trouble);
                 (state, why, action)
             }
             DeviceReport::Broken(_) => {
-                let why = self.why_unreadable(now, limits).unwrap_or_default();
+                let why = self.why_unreadable(now).unwrap_or_default();
                 (Unknown, why, RecommendedAction::None)
             }
         };

@@ -1,5 +1,6 @@
 //! Whether a GPU is registered with the NVSwitch fabric, and the state of that registration.
 
+use super::limits::FABRIC_GRACE;
 use super::reading::{FabricInfo, GpuReading};
 use super::rules::Rules;
 use super::rules::{SAMPLED, look};
@@ -25,7 +26,7 @@ pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: R
     let before = last.fabric.value();
     look(&reading.fabric, |info| match info.state {
         // Registration takes some time after the boot; a single GPU has no fabric.
-        1 | 2 if at.0 < rules.limits.fabric_grace.0.0 || rules.gpus < 2 => None,
+        1 | 2 if at.0 < FABRIC_GRACE.0 || rules.gpus < 2 => None,
         1 | 2 => {
             let stage = if info.state == 1 { "has not started" } else { "does not finish" };
             let words = format!("its registration with the fabric {stage} (is the fabric manager running?)");

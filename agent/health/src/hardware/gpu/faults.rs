@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::history::{History, Terms};
-use super::limits::DeviceLimits;
+use super::limits::{ECHO_WINDOW, LINK_BURST, REMEMBERED, REPEATS_WINDOW, UNHEALED_AFTER, UNKNOWN_CODES};
 use super::line;
 use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
@@ -68,9 +68,8 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Adds a fault. XIDs shortly before it that were only its echo are folded into it.
-    pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
-        let window = limits.echo_window.0;
-        let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
+    pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>) {
+        let terms = Terms { unhealed_after: UNHEALED_AFTER, remembered: REMEMBERED };
         let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
         let again = action > came.action;
         let came = FaultReport { action, ..came };
@@ -78,7 +77,7 @@ impl Faults {
         let earlier: BTreeSet<u32> = self
             .held
             .iter()
-            .filter(|(_, fault)| came.at.since(fault.last) <= window)
+            .filter(|(_, fault)| came.at.since(fault.last) <= ECHO_WINDOW)
             .filter_map(|(code, _)| xid(*code).filter(|code| echoes.contains(code)))
             .collect();
         self.cancel(&earlier);
@@ -104,14 +103,12 @@ impl Faults {
     }
 
     /// Adds a code with unknown meaning. Once, it is an event. If it recurs, a person should look at it.
-    pub(super) fn unknown(&mut self, at: Mono, code: FaultCode, line: &str, limits: &DeviceLimits) {
+    pub(super) fn unknown(&mut self, at: Mono, code: FaultCode, line: &str) {
         let mut came = FaultReport::unknown(at, code, line);
-        if self.history.of_unknown(code, at, limits.link_burst.0, limits.repeats_window.0)
-            >= limits.unknown_codes
-        {
+        if self.history.of_unknown(code, at, LINK_BURST, REPEATS_WINDOW) >= UNKNOWN_CODES {
             (came.state, came.action) = (HealthState::Degraded, RecommendedAction::ContactSupport);
         }
-        self.came(came, &BTreeSet::new(), limits);
+        self.came(came, &BTreeSet::new());
     }
 
     /// Withdraws the last fault with this XID: it is reported again in more detail.
@@ -130,18 +127,18 @@ impl Faults {
     }
 
     /// Folds the XID `code` into the newest fault that it can follow.
-    pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32, window: Span) -> bool {
+    pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32) -> bool {
         let cause = self
             .held
             .iter()
             .filter_map(|(held, fault)| Some((xid(*held)?, fault.last)))
-            .filter(|(held, last)| causes.contains(held) && at.since(*last) <= window)
+            .filter(|(held, last)| causes.contains(held) && at.since(*last) <= ECHO_WINDOW)
             .max_by_key(|(_, last)| *last);
         cause.is_some_and(|(cause, _)| self.echo(at, cause, code))
     }
 
     /// The driver reports the recovery action that the device needs; 0 means healthy again.
-    pub(super) fn driver_reported(&mut self, at: Mono, number: u32, line: &str, window: Span) {
+    pub(super) fn driver_reported(&mut self, at: Mono, number: u32, line: &str) {
         if number == 0 {
             self.held.clear();
             self.driver = None;
@@ -150,7 +147,7 @@ impl Faults {
         }
         self.of_another_boot = false;
         let newest = self.held.values_mut().max_by_key(|fault| fault.last);
-        if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= window) {
+        if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= ECHO_WINDOW) {
             fault.echoes.insert(super::RECOVERY_ACTION);
         }
         self.driver = Some(DriverSays { at, number, line: line.to_owned() });
@@ -181,8 +178,8 @@ impl Faults {
     }
 
     /// Counts an error of a link. Returns the number of errors within a week.
-    pub(super) fn on_link(&mut self, link: u32, at: Mono, limits: &DeviceLimits) -> u32 {
-        self.history.on_link(link, at, limits.link_burst.0, limits.remembered.0)
+    pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
+        self.history.on_link(link, at, LINK_BURST, REMEMBERED)
     }
 
     /// An operator acknowledged everything until `at`.

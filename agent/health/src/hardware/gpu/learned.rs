@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::limits::NVLINK_FAILED_FOR;
 use super::reading::GpuIdentity;
 use super::rules::SAMPLED;
 use super::state::{Gpu, Known};
@@ -134,7 +135,7 @@ impl DeviceJudge {
                     return;
                 };
                 let problem = Problem::new(state, seen.detail.clone(), action).sure(SAMPLED);
-                let until = at.after(self.limits.nvlink_failed_for.0);
+                let until = at.after(NVLINK_FAILED_FOR);
                 if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
                     gpu.readings.recall(value("check"), Some(problem));
                     gpu.shown.last_shown = Some((state, at));

@@ -1,36 +1,73 @@
-//! Limits and times for the states of a device. Everything that sites may want to change is a setting here.
+//! Limits and times for the states of a device. What sites may want to change is a setting.
 
 use mainstay_model::settings;
+use mainstay_model::time::Span;
 use mainstay_model::units::{Percent, Period};
+
+/// How long after a fault its consequences are folded into it.
+pub(super) const ECHO_WINDOW: Span = Span::seconds(60);
+
+/// How long a fault that new processes fix counts against a GPU after it was last seen.
+pub(super) const PASSING: Span = Span::seconds(600);
+
+/// How long failures of programs are remembered.
+pub(super) const REPEATS_WINDOW: Span = Span::seconds(86_400);
+
+/// How often an unknown code must occur, at intervals below `REPEATS_WINDOW`, before a device is degraded.
+pub(super) const UNKNOWN_CODES: u32 = 3;
+
+/// A finding is cleared when a temperature is this far below its limit, or a margin above it, in degrees Celsius.
+pub(super) const COOLER_BY: u32 = 3;
+
+/// How old the last reading of a GPU may be before its state is unknown.
+pub(super) const STALE_AFTER: Span = Span::seconds(60);
+
+/// How busy a GPU must be, in percent, for its PCIe link to be compared with its maximum and for it to be compared with
+/// its siblings: an idle link and idle clocks slow down.
+pub(super) const BUSY_PERCENT: f64 = 50.0;
+
+/// Readings in a row in which a GPU must differ from its siblings before it is degraded.
+pub(super) const SIBLING_READINGS: u32 = 30;
+
+/// The window in which errors of an NVLink are counted for the two limits per minute.
+pub(super) const NVLINK_WINDOW: Span = Span::seconds(300);
+
+/// How long a failed recovery counts against an NVLink.
+pub(super) const NVLINK_FAILED_FOR: Span = Span::seconds(3600);
+
+/// How long a fault may recur without a reset before a reboot is recommended instead of a reset.
+pub(super) const UNHEALED_AFTER: Span = Span::seconds(3600);
+
+/// How long faults, and the remedies that did not help, are remembered.
+pub(super) const REMEMBERED: Span = Span::seconds(7 * 86_400);
+
+/// Errors of an NVLink (XID 74), and unknown codes, within this time of each other count as one.
+pub(super) const LINK_BURST: Span = Span::seconds(60);
+
+/// An NVML event and a kernel log line about the same XID within this time are one fact.
+pub(super) const EVENT_WINDOW: Span = Span::seconds(5);
+
+/// How long an NVML event waits for its log line before it is written to the journal without it.
+pub(super) const LINE_WAIT: Span = Span::seconds(1);
+
+/// How long after the boot a GPU may take to register with the fabric.
+pub(super) const FABRIC_GRACE: Span = Span::seconds(300);
+
+/// The rate, or the difference from siblings, below which a finding with this `limit` is cleared.
+pub(super) fn taken_back(limit: f64) -> f64 {
+    limit / 2.0
+}
 
 settings! {
     /// Limits of the GPU checks.
     pub struct DeviceLimits {
-        /// How long after a fault its consequences are folded into it.
-        echo_window: Period = Period::seconds(60),
-        /// How long a fault that new processes fix counts against a GPU after it was last seen.
-        passing: Period = Period::seconds(600),
-        /// How long failures of programs are remembered.
-        repeats_window: Period = Period::seconds(86_400),
+        /// How long the driver may take for one GPU before it counts as hung.
+        deadline: Period = Period::seconds(10),
+        /// How long the driver must not answer before gpu.driver is unhealthy; before that it is unknown.
+        hung_after: Period = Period::seconds(60),
         /// How many programs of different names must fail on one GPU, and on no other of the host, before it is
         /// degraded.
         programs: u32 = 3,
-        /// How often an unknown code must occur, at intervals below repeats_window, before a device is degraded.
-        unknown_codes: u32 = 3,
-        /// How long the driver must not answer before gpu.driver is unhealthy; before that it is unknown.
-        hung_after: Period = Period::seconds(60),
-        /// Readings in a row beyond a limit before it counts. What the driver reports explicitly (a lost GPU, a row
-        /// that waits to be remapped) counts at once.
-        worsen_after: u32 = 3,
-        /// Healthy readings in a row before a finding is cleared.
-        recover_after: u32 = 3,
-        /// A finding is cleared when its rate, or its difference from siblings, is below this share of the limit.
-        taken_back_below: Percent = Percent(50.0),
-        /// A finding is cleared when a temperature is this far below its limit, or a margin above it, in degrees
-        /// Celsius.
-        cooler_by: u32 = 3,
-        /// How old the last reading of a GPU may be before its state is unknown.
-        stale_after: Period = Period::seconds(60),
         /// Minutes out of the last ten in which heat or power slowed a GPU down before it is degraded.
         slow_minutes: u32 = 6,
         /// Whether a GPU is degraded when its thermal margin is below the one at which clocks are slowed down. Off by
@@ -45,8 +82,6 @@ settings! {
         remapped_rows: u32 = 512,
         /// Retired pages (GPUs before Ampere) before a GPU is degraded.
         pages_retired: u32 = 60,
-        /// How busy a GPU must be for its PCIe link to be compared with its maximum: an idle link slows down.
-        pcie_load: Percent = Percent(50.0),
         /// Replayed PCIe packets before a GPU is degraded, as a multiple of the normal rate for the link's generation
         /// and lanes.
         pcie_replays: f64 = 1.0,
@@ -60,24 +95,13 @@ settings! {
         sibling_clock: Percent = Percent(25.0),
         /// How many degrees Celsius a busy GPU may be hotter than its busy siblings.
         sibling_heat: u32 = 20,
-        /// Readings in a row in which a GPU must differ from its siblings before it is degraded.
-        sibling_readings: u32 = 30,
-        /// The window in which errors of an NVLink are counted for the two limits per minute.
-        nvlink_window: Period = Period::seconds(300),
-        /// How long a failed recovery counts against an NVLink.
-        nvlink_failed_for: Period = Period::seconds(3600),
-        /// How long a fault may recur without a reset before a reboot is recommended instead of a reset.
-        unhealed_after: Period = Period::seconds(3600),
-        /// How long faults, and the remedies that did not help, are remembered.
-        remembered: Period = Period::seconds(7 * 86_400),
-        /// Errors of an NVLink (XID 74), and unknown codes, within this time of each other count as one.
-        link_burst: Period = Period::seconds(60),
-        /// An NVML event and a kernel log line about the same XID within this time are one fact.
-        event_window: Period = Period::seconds(5),
-        /// How long an NVML event waits for its log line before it is written to the journal without it.
-        line_wait: Period = Period::seconds(1),
-        /// How long after the boot a GPU may take to register with the fabric.
-        fabric_grace: Period = Period::seconds(300),
+        /// Readings in a row beyond a limit before it counts. What the driver reports explicitly (a lost GPU, a row
+        /// that waits to be remapped) counts at once.
+        #[serde(skip)]
+        worsen_after: u32 = 3,
+        /// Healthy readings in a row before a finding is cleared.
+        #[serde(skip)]
+        recover_after: u32 = 3,
     }
     sections {}
 }
@@ -99,11 +123,4 @@ settings! {
         persistence: bool = false,
     }
     sections {}
-}
-
-impl DeviceLimits {
-    /// The rate below which a finding with this `limit` is cleared.
-    pub(super) fn taken_back(&self, limit: f64) -> f64 {
-        limit * self.taken_back_below.0 / 100.0
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shown;
 use super::details::LinkErrors;
-use super::limits::DeviceLimits;
+use super::limits::{DeviceLimits, NVLINK_FAILED_FOR, NVLINK_WINDOW, taken_back};
 use super::reading::{GpuReading, Read};
 use super::rules::Rules;
 use super::rules::SAMPLED;
@@ -274,7 +274,7 @@ impl Link {
         let errors = self.damaged(at, reported, limits);
         push(changes, reported.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
         let failed = reported.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
-            let grown = self.failures.step(at, count, limits.nvlink_failed_for.0);
+            let grown = self.failures.step(at, count, NVLINK_FAILED_FOR);
             let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
             CheckResult::of((grown.by > 0).then(|| {
                 let problem = Problem::new(Unhealthy, words, ResetDevice);
@@ -307,9 +307,9 @@ impl Link {
         }
         let kinds = [reported.replays, reported.crc, reported.damaged_packets].into_iter().flatten();
         let damaged = kinds.fold(0, u64::saturating_add);
-        let damaged = self.damaged.step(at, damaged, limits.nvlink_window.0);
+        let damaged = self.damaged.step(at, damaged, NVLINK_WINDOW);
         let recoveries = reported.recoveries.unwrap_or(0).saturating_add(reported.recovered.unwrap_or(0));
-        let recoveries = self.recoveries.step(at, recoveries, limits.nvlink_window.0);
+        let recoveries = self.recoveries.step(at, recoveries, NVLINK_WINDOW);
         let checked = [
             (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
             (recoveries, limits.nvlink_recoveries_per_minute, "recoveries"),
@@ -318,9 +318,8 @@ impl Link {
             .iter()
             .copied()
             .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
-        let near = checked
-            .iter()
-            .any(|(grown, limit, _)| grown.per_minute() >= limits.taken_back(f64::from(*limit)));
+        let near =
+            checked.iter().any(|(grown, limit, _)| grown.per_minute() >= taken_back(f64::from(*limit)));
         let judged = CheckResult::of(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
             Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
@@ -349,5 +348,5 @@ fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
             format!("{limit:.0e}"),
         )
     }))
-    .unless_near(rate > limits.taken_back(limit))
+    .unless_near(rate > taken_back(limit))
 }

@@ -16,18 +16,17 @@ use mainstay_model::time::Mono;
 impl DeviceJudge {
     pub(super) fn xid(&mut self, at: Mono, xid: &Xid) {
         let gpu = self.gpus.entry(xid.gpu).or_default();
-        let window = self.limits.echo_window.0;
         if let (RECOVERY_ACTION, Some(number)) = (xid.code, xid.recovery_action) {
-            gpu.faults.driver_reported(at, number, &xid.place.line, window);
+            gpu.faults.driver_reported(at, number, &xid.place.line);
             return;
         }
         let Some(meaning) = self.catalog.xid(xid.code) else {
-            gpu.faults.unknown(at, FaultCode::Xid(xid.code), &xid.place.line, &self.limits);
+            gpu.faults.unknown(at, FaultCode::Xid(xid.code), &xid.place.line);
             return;
         };
         gpu.faults.cancel(&meaning.cancels);
         let caused = xid.caused_by.is_some_and(|cause| gpu.faults.echo(at, cause, xid.code));
-        if caused || gpu.faults.echo_of_any(at, &meaning.echo_of, xid.code, window) {
+        if caused || gpu.faults.echo_of_any(at, &meaning.echo_of, xid.code) {
             return;
         }
         if meaning.blame == FaultOrigin::Application {
@@ -47,7 +46,7 @@ impl DeviceJudge {
             }
             if let Some(line) = &xid.link_registers {
                 let decoded = RegisterMeaning::of(self.catalog.register_rules(), line);
-                let times = gpu.faults.on_link(line.link, at, &self.limits);
+                let times = gpu.faults.on_link(line.link, at);
                 if let Some(decoded) = decoded {
                     came.name = format!("{} on link {} ({})", came.name, line.link, decoded.names.join("; "));
                     if decoded.support_from.is_some_and(|from| times >= from) {
@@ -56,7 +55,7 @@ impl DeviceJudge {
                 }
             }
             let echoes = self.catalog.echoes_of(xid.code);
-            gpu.faults.came(came, &echoes, &self.limits);
+            gpu.faults.came(came, &echoes);
         }
     }
 
@@ -105,7 +104,7 @@ impl DeviceJudge {
             (Some(false), None) => (HealthState::Healthy, RecommendedAction::None),
             (None, Some(meaning)) => (meaning.state, meaning.action),
             (None, None) => {
-                switch.faults.unknown(at, code, &sxid.place.line, &self.limits);
+                switch.faults.unknown(at, code, &sxid.place.line);
                 return;
             }
         };
@@ -117,7 +116,7 @@ impl DeviceJudge {
                 Some(meaning) => FaultReport::known(at, code, meaning, &sxid.place.line),
                 None => FaultReport::unknown(at, code, &sxid.place.line),
             };
-            switch.faults.came(FaultReport { state, action, ..came }, &no_codes(), &self.limits);
+            switch.faults.came(FaultReport { state, action, ..came }, &no_codes());
         }
     }
 
@@ -147,7 +146,7 @@ impl DeviceJudge {
                 let came = FaultReport::known(at, FaultCode::Xid(OFF_BUS), meaning, &report.place.line);
                 let echoes = self.catalog.echoes_of(OFF_BUS);
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &echoes, &self.limits);
+                gpu.faults.came(came, &echoes);
             }
             class if class.is_of_a_gpu() => {
                 let (Some(address), Some(meaning)) = (address, self.catalog.kernel(class)) else { return };
@@ -161,7 +160,7 @@ impl DeviceJudge {
                     confidence: 1.0,
                 };
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &no_codes(), &self.limits);
+                gpu.faults.came(came, &no_codes());
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! Unusual readings of a GPU that do not count against it yet, and why.
 
-use super::limits::DeviceLimits;
+use super::limits::{BUSY_PERCENT, DeviceLimits};
 use super::reading::GpuReading;
 use super::readings::{BRAKE, HARDWARE, HEAT, Readings};
 use super::rules::POWER_BRAKE;
@@ -10,7 +10,7 @@ pub(super) fn notes(of: &Readings, limits: &DeviceLimits) -> Vec<String> {
     let Some(reading) = of.last.as_ref().filter(|reading| reading.trouble.is_none()) else {
         return Vec::new();
     };
-    [slowdown(of, reading, limits), lanes(of, reading, limits)].into_iter().flatten().collect()
+    [slowdown(of, reading, limits), lanes(of, reading)].into_iter().flatten().collect()
 }
 
 fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
@@ -33,13 +33,12 @@ fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Optio
 }
 
 /// Every idle link drops to a lower generation, but never to fewer lanes.
-fn lanes(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
+fn lanes(of: &Readings, reading: &GpuReading) -> Option<String> {
     let (now, best) = (reading.pcie.value()?, reading.pcie_max.value()?);
     let narrow = now.width > 0 && now.width < best.width;
     (narrow && !of.holds("pcie_link")).then(|| {
-        let load = limits.pcie_load.0;
         format!(
-            "its PCIe link has {} of {} lanes; this counts when it stays so while the GPU is at least {load} % busy",
+            "its PCIe link has {} of {} lanes; this counts when it stays so while the GPU is at least {BUSY_PERCENT} % busy",
             now.width, best.width
         )
     })

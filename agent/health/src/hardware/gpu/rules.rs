@@ -14,11 +14,6 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The rate below which a finding with this `limit` is cleared.
-    pub(super) fn taken_back(&self, limit: f64) -> f64 {
-        self.limits.taken_back(limit)
-    }
-
     /// For what the driver reports explicitly.
     pub(super) fn at_once(&self) -> Hysteresis {
         Hysteresis { worsen_after: 1, recover_after: self.limits.recover_after }

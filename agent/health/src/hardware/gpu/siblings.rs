@@ -7,7 +7,7 @@
 //!   same way were built or configured so.
 
 use super::details::GpuDetails;
-use super::limits::DeviceLimits;
+use super::limits::{BUSY_PERCENT, DeviceLimits, taken_back};
 use super::reading::GpuReading;
 use super::watch::{CheckResult, Problem};
 use mainstay_model::health::HealthState::Degraded;
@@ -53,8 +53,8 @@ impl Sibling<'_> {
         self.reading.identity.as_ref().filter(|_| comparable).map(|identity| identity.name.as_str())
     }
 
-    fn works(&self, limits: &DeviceLimits) -> bool {
-        let busy = |percent: &u32| f64::from(*percent) >= limits.pcie_load.0;
+    fn works(&self) -> bool {
+        let busy = |percent: &u32| f64::from(*percent) >= BUSY_PERCENT;
         self.reading.utilization.value().is_some_and(busy)
     }
 }
@@ -62,14 +62,14 @@ impl Sibling<'_> {
 fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
     let of = |sibling: &Sibling<'_>| {
         let clocks = sibling.reading.clocks.value().filter(|clocks| clocks.sm > 0)?;
-        sibling.works(limits).then_some(clocks.sm)
+        sibling.works().then_some(clocks.sm)
     };
     let (Some(sm), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
         return CheckResult::Unread;
     };
     let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
     let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
-    let near = f64::from(sm) < f64::from(usual) * (1.0 - limits.taken_back(limits.sibling_clock.0) / 100.0);
+    let near = f64::from(sm) < f64::from(usual) * (1.0 - taken_back(limits.sibling_clock.0) / 100.0);
     CheckResult::of((f64::from(sm) < least).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML SM clock",
@@ -83,14 +83,14 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Ch
 fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
     let of = |sibling: &Sibling<'_>| {
         let degrees = *sibling.reading.temperature.value()?;
-        sibling.works(limits).then_some(degrees)
+        sibling.works().then_some(degrees)
     };
     let (Some(degrees), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
         return CheckResult::Unread;
     };
     let most = usual.saturating_add(limits.sibling_heat);
     let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
-    let near = f64::from(degrees) > f64::from(usual) + limits.taken_back(f64::from(limits.sibling_heat));
+    let near = f64::from(degrees) > f64::from(usual) + taken_back(f64::from(limits.sibling_heat));
     CheckResult::of((degrees > most).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML temperature among siblings",

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::limits::{ECHO_WINDOW, EVENT_WINDOW, LINE_WAIT};
 use super::probe_protocol::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
 use mainstay_model::component_id::ComponentId;
@@ -95,7 +96,7 @@ impl DeviceJudge {
             }
             return;
         };
-        if self.reported.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
+        if self.reported.same((at, gpu, code), EVENT_WINDOW, |by| *by == By::Line).is_some() {
             return;
         }
         let line = BY_NVML_EVENT.to_owned();
@@ -119,7 +120,7 @@ impl DeviceJudge {
         for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
             let reported = &mut self.reported;
             let last = reported.other_at.get(&(event.gpu, kind));
-            let just_now = last.is_some_and(|last| at.since(*last) < self.limits.echo_window.0);
+            let just_now = last.is_some_and(|last| at.since(*last) < ECHO_WINDOW);
             if just_now || reported.others.len() >= REMEMBERED {
                 continue;
             }
@@ -142,9 +143,9 @@ impl DeviceJudge {
         let of_no_process: Vec<(Mono, Fact)> =
             self.reported.of_no_process.drain(..).map(|(at, code)| (at, of_no_process(code))).collect();
         let others = std::mem::take(&mut self.reported.others);
-        let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
+        let mut due = Vec::new();
         for of in &mut self.reported.seen {
-            if log_is_read && now.since(of.at) < wait {
+            if log_is_read && now.since(of.at) < LINE_WAIT {
                 continue;
             }
             match std::mem::replace(&mut of.by, By::Event) {
@@ -174,9 +175,7 @@ impl DeviceJudge {
             // An event from the journal, after a restart.
             self.reported.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
-            let event = self
-                .reported
-                .same((now, xid.gpu, xid.code), self.limits.event_window.0, |by| *by != By::Line);
+            let event = self.reported.same((now, xid.gpu, xid.code), EVENT_WINDOW, |by| *by != By::Line);
             match event.and_then(|place| self.reported.seen.remove(place)).map(|of| of.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {

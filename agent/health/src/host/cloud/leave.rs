@@ -1,7 +1,7 @@
 //! When the jobs of a machine must save and end because of an announcement of the cloud, and by when.
 //!
 //! - A preemption: at once. There are seconds left, two minutes at most.
-//! - A stop, reboot or maintenance at a known time: `cloud.limits.leave` before, so that steps until then count.
+//! - A stop, reboot or maintenance at a known time: `limits.host.cloud.leave` before, so that steps until then count.
 //! - A maintenance that has started already, or whose start is unknown: never. The machine runs, and a job started on
 //!   it again would end again.
 

@@ -18,7 +18,7 @@ pub(super) const TOO_MANY: &str = "too_many_errors";
 struct Rule {
     counter: &'static str,
     limit: fn(&ErrorLimits) -> u64,
-    window: Window,
+    window: Span,
     meaning: &'static str,
     action: RecommendedAction,
 }
@@ -26,11 +26,10 @@ struct Rule {
 /// Window for counters that are only shown.
 const HOUR: Span = Span::seconds(3600);
 
-/// Selects a window from the settings.
-type Window = fn(&ErrorLimits) -> Span;
-const DAMAGE: Window = |limits| limits.damage_window.0;
-const RECOVERY: Window = |limits| limits.recovery_window.0;
-const PACKETS: Window = |limits| limits.packet_window.0;
+/// Windows of the rules, by what the counter counts.
+const DAMAGE: Span = HOUR;
+const RECOVERY: Span = Span::seconds(600);
+const PACKETS: Span = Span::seconds(300);
 
 const CABLE: RecommendedAction = RecommendedAction::ContactSupport;
 const TRAFFIC: RecommendedAction = RecommendedAction::None;
@@ -113,7 +112,7 @@ const STOPS_AT: [(&str, u64); 7] = [
 const fn rule(
     counter: &'static str,
     limit: fn(&ErrorLimits) -> u64,
-    window: Window,
+    window: Span,
     meaning: &'static str,
     action: RecommendedAction,
 ) -> Rule {
@@ -160,7 +159,7 @@ impl Errors {
                 self.counters.remove(rule.counter);
                 continue;
             };
-            let window = (rule.window)(limits);
+            let window = rule.window;
             let counter = self.counters.entry(rule.counter).or_default();
             let grown = counter.step(value);
             counter.count(at, if steady { grown } else { 0 });

@@ -1,7 +1,18 @@
 //! Limits of the states of a link.
 
 use mainstay_model::settings;
+use mainstay_model::time::Span;
 use mainstay_model::units::Period;
+
+/// Readings in a row in which an expected link must be missing before it is unhealthy.
+pub(super) const MISSING_AFTER: u32 = 3;
+
+/// Readings in a row in which a link must be slower than before until it is degraded, and as fast as before until it is
+/// healthy again.
+pub(super) const SLOW_AFTER: u32 = 3;
+
+/// Links that all went down within this time point to the switch rather than to the host.
+pub(super) const TOGETHER: Span = Span::seconds(30);
 
 settings! {
     /// Limits of the link checks.
@@ -16,15 +27,8 @@ settings! {
         flap_window: Period = Period::seconds(12 * 3600),
         /// Readings in a row in which a link must be active before it is expected to be active.
         learn_after: u32 = 6,
-        /// Readings in a row in which an expected link must be missing before it is unhealthy.
-        missing_after: u32 = 3,
-        /// Readings in a row in which a link must be slower than before until it is degraded, and as fast as before
-        /// until it is healthy again.
-        slow_after: u32 = 3,
         /// How long after boot links may take to come up.
         boot_grace: Period = Period::seconds(300),
-        /// Links that all went down within this time point to the switch rather than to the host.
-        together: Period = Period::seconds(30),
     }
     sections {
         /// Errors that a working link may have before it is degraded. Errors alone never make a link unhealthy.
@@ -56,12 +60,6 @@ settings! {
         ack_timeouts: u64 = 600,
         /// roce_slow_restart within ten minutes: congestion.
         slow_restarts: u64 = 6000,
-        /// The window of symbol_errors, link_integrity_errors, buffer_overruns, damaged_packets and crc_errors.
-        damage_window: Period = Period::seconds(3600),
-        /// The window of link_recoveries, ack_timeouts and slow_restarts.
-        recovery_window: Period = Period::seconds(600),
-        /// The window of receive_errors and transmit_discards.
-        packet_window: Period = Period::seconds(300),
     }
     sections {}
 }

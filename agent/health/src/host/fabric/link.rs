@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::FabricLimits;
 use super::earlier::{Moment, Recalled};
 use super::errors::{Errors, ErrorsFound, TOO_MANY};
+use super::limits::SLOW_AFTER;
 use super::sample::{LinkKind, LinkReading, LinkState};
 use crate::host::os::Reading;
 use mainstay_model::counter::Counter;
@@ -104,7 +105,7 @@ impl Link {
                 let steady = self.active == Some(true) && state.active && lost == 0;
                 self.follow(at, link, state, lost, expectation.booting, &mut found);
                 self.judge_down(at, state, expectation, limits, &mut found);
-                self.judge_rate(link, state.active, expectation.rate, limits, &mut found);
+                self.judge_rate(link, state.active, expectation.rate, &mut found);
                 let errors = self.errors.step(at, link, steady, &limits.errors);
                 for (counter, grown, reason) in &errors.started {
                     let component = link.kind.component(&link.name);
@@ -271,14 +272,7 @@ impl Link {
         }
     }
 
-    fn judge_rate(
-        &mut self,
-        link: &LinkReading,
-        active: bool,
-        expected: Option<f64>,
-        limits: &FabricLimits,
-        found: &mut Found,
-    ) {
+    fn judge_rate(&mut self, link: &LinkReading, active: bool, expected: Option<f64>, found: &mut Found) {
         // A link that is down reports a meaningless rate.
         let Some(rate) = link.rate.value().copied().filter(|_| active) else {
             (self.slow, self.fast) = (0, 0);
@@ -290,9 +284,9 @@ impl Link {
         let Some(expected) = expected else { return };
         let slow = rate < expected * 0.99;
         (self.slow, self.fast) = if slow { (self.slow + 1, 0) } else { (0, self.fast.saturating_add(1)) };
-        if self.slow >= limits.slow_after {
+        if self.slow >= SLOW_AFTER {
             self.is_slow = true;
-        } else if self.fast >= limits.slow_after {
+        } else if self.fast >= SLOW_AFTER {
             self.is_slow = false;
         }
         if self.is_slow {

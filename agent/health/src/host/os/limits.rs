@@ -1,19 +1,27 @@
 //! Limits of the host's states. The defaults report nothing on a host that trains well: busy CPUs and a full page cache
 //! are normal for such a host.
 
+use super::system::{
+    BootLimits, ClockLimits, MemoryErrorLimits, MountLimits, ProcessLimits, ServiceLimits, SpeedLimits,
+    SwitchLimits, TableLimits,
+};
+use crate::host::cloud::CloudLimits;
 use mainstay_model::settings;
 use mainstay_model::units::{Bytes, Percent, Period};
 
+/// How far within a limit a reading must be for recovery, in percent of the limit.
+pub(super) const MARGIN_PERCENT: f64 = 10.0;
+
 settings! {
-    /// Limits of the host checks.
+    /// Limits of the host's checks, by component.
     pub struct HostLimits {
         /// Readings in a row beyond a limit before a component gets worse.
+        #[serde(skip)]
         worsen_after: u32 = 3,
         /// Readings in a row within the limits before a component gets better, or counts again after it could not be
         /// read.
+        #[serde(skip)]
         recover_after: u32 = 6,
-        /// How far within a limit a reading must be for recovery, in percent of the limit.
-        margin: Percent = Percent(10.0),
     }
     sections {
         /// The component host.cpu.
@@ -24,6 +32,26 @@ settings! {
         disk: DiskLimits,
         /// The component host.oom.
         oom: OomLimits,
+        /// The component host.memory_errors.
+        memory_errors: MemoryErrorLimits,
+        /// The component host.pcie_switches.
+        pcie_switches: SwitchLimits,
+        /// The component host.processes.
+        processes: ProcessLimits,
+        /// The component host.files, and the number of tasks in host.processes.
+        files: TableLimits,
+        /// The component host.clock.
+        clock: ClockLimits,
+        /// The component host.boot.
+        boot: BootLimits,
+        /// The component host.mounts.
+        mounts: MountLimits,
+        /// The component host.services.
+        services: ServiceLimits,
+        /// The component host.cpu_speed.
+        cpu_speed: SpeedLimits,
+        /// The component host.cloud.
+        cloud: CloudLimits,
     }
 }
 

@@ -16,8 +16,8 @@ mod services;
 use std::collections::BTreeMap;
 
 pub use limits::{
-    BootLimits, ClockLimits, MountLimits, ProcessLimits, ServiceLimits, SpeedLimits, SystemLimits,
-    TableLimits,
+    BootLimits, ClockLimits, MemoryErrorLimits, MountLimits, ProcessLimits, ServiceLimits, SpeedLimits,
+    SwitchLimits, TableLimits,
 };
 pub use sample::{
     Blocked, Capped, ClockReading, MemoryModule, Modules, MountReading, MountState, ProcessScan, Service,
@@ -33,7 +33,8 @@ use services::ServiceWatch;
 
 use super::findings::Findings;
 use super::latch::Hysteresis;
-use super::{Checks, Recall, Shown, show};
+use super::limits::MARGIN_PERCENT;
+use super::{Checks, HostLimits, Recall, Shown, show};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
 use mainstay_model::id::BootId;
@@ -47,7 +48,7 @@ const BOOTED: &str = "boot";
 /// Judges the operating system from successive samples.
 #[derive(Clone, Debug)]
 pub struct SystemJudge {
-    limits: SystemLimits,
+    limits: HostLimits,
     patience: Hysteresis,
     margin: f64,
     recall: Recall,
@@ -65,11 +66,11 @@ pub struct SystemJudge {
 
 impl SystemJudge {
     /// A judge without any sample yet. Changes need as many readings as those of the host.
-    pub fn new(limits: SystemLimits, host: &super::HostLimits) -> SystemJudge {
+    pub fn new(limits: HostLimits) -> SystemJudge {
         SystemJudge {
+            patience: Hysteresis { worsen_after: limits.worsen_after, recover_after: limits.recover_after },
+            margin: MARGIN_PERCENT / 100.0,
             limits,
-            patience: Hysteresis { worsen_after: host.worsen_after, recover_after: host.recover_after },
-            margin: host.margin.0 / 100.0,
             recall: Recall::default(),
             shown: BTreeMap::new(),
             boots: Vec::new(),
@@ -111,21 +112,21 @@ impl SystemJudge {
         }
         let mut found: Vec<(&str, Findings)> = Vec::new();
         let mut checks = Checks { recall: &mut self.recall, patience: self.patience, margin: self.margin };
-        let (processes, tables) = (&self.limits.processes, &self.limits.tables);
+        let (processes, tables) = (&self.limits.processes, &self.limits.files);
         found.push(("host.processes", self.processes.judge(processes, tables, at, sample, &mut checks)));
-        found.push(("host.files", judge_files(&self.limits.tables, &sample.tables, &mut checks)));
+        found.push(("host.files", judge_files(&self.limits.files, &sample.tables, &mut checks)));
         found.push(("host.clock", self.clock.judge(&self.limits.clock, at, sample, &mut facts)));
         found.push((BOOT, judge_boots(&self.limits.boot, at, sample.wall, &self.boots)));
         found.extend(self.mounts.judge(&self.limits.mounts, at, sample).map(|it| ("host.mounts", it)));
         found.extend(self.services.judge(&self.limits.services, at, sample).map(|it| ("host.services", it)));
         found.extend(hardware::judge_modules(sample).map(|it| ("host.modules", it)));
-        let errors = self.hardware.judge_memory(self.limits.corrected_errors, at, sample);
+        let errors = self.hardware.judge_memory(self.limits.memory_errors.corrected_errors, at, sample);
         found.extend(errors.map(|it| ("host.memory_errors", it)));
-        let speed = self.hardware.judge_speed(&self.limits.speed, at, sample);
+        let speed = self.hardware.judge_speed(&self.limits.cpu_speed, at, sample);
         found.extend(speed.map(|it| ("host.cpu_speed", it)));
-        let switches = hardware::judge_switches(self.limits.redirecting_switches, sample);
+        let switches = hardware::judge_switches(self.limits.pcie_switches.redirecting_switches, sample);
         found.extend(switches.map(|it| ("host.pcie_switches", it)));
-        found.extend(self.chassis.judge(self.limits.sensor_looks, sample).map(|it| ("host.chassis", it)));
+        found.extend(self.chassis.judge(sample).map(|it| ("host.chassis", it)));
         let shown = &mut self.shown;
         let components: Vec<Component> =
             found.into_iter().map(|(name, findings)| show(shown, name, at, findings)).collect();

@@ -10,10 +10,10 @@ use mainstay_model::time::Span;
 use mainstay_model::units::{Bytes, Period};
 
 settings! {
-    /// What active probes (mainstay check --deep) do, and when a measurement is too slow.
+    /// When mainstay check fails: memory that is not free, and measurements of active probes (--deep) that are too slow.
     pub struct DeepLimits {
-        /// How much each storage probe writes and reads back.
-        storage_size: Bytes = Bytes(64 << 20),
+        /// Memory in use from which an idle GPU is not free.
+        gpu_memory_held: Bytes = Bytes(512 << 20),
         /// Write speed in bytes per second, with fsync, below which a file system is degraded.
         storage_write: Bytes = Bytes(10 << 20),
         /// Read speed in bytes per second below which a file system is degraded.

@@ -73,7 +73,7 @@ fn advice(error: &io::Error) -> &'static str {
         Some(Errno::ENOSPC | Errno::EDQUOT) => {
             "; free space on this file system or lower journal.max_size; writing resumes by itself"
         }
-        Some(Errno::EFBIG) => "; raise the file size limit (ulimit -f) or lower journal.segment_size",
+        Some(Errno::EFBIG) => "; raise the file size limit (ulimit -f) or lower journal.max_size",
         Some(Errno::EIO) => "; the disk or its file system fails: see the kernel log",
         Some(Errno::EROFS) => {
             "; the file system is read-only: remount it, or set state_dir to a writable one"

@@ -14,11 +14,12 @@ use mainstay_health::host::preflight::deep::{Probe, Probed};
 
 pub use echo::serve as serve_echo;
 
+/// How much a storage probe writes and reads back.
+const STORAGE_BYTES: u64 = 64 << 20;
+
 /// The resources of a probe.
 #[derive(Clone, Debug)]
 pub struct Means {
-    /// How much a storage probe writes.
-    pub storage_size: u64,
     /// CUDA's library; none for the usual one.
     pub cuda: Option<std::ffi::OsString>,
 }
@@ -30,7 +31,7 @@ pub fn run(probe: &Probe, means: &Means) -> Probed {
         Probe::Cpu => cpu::probe(),
         Probe::Loopback => echo::loopback(),
         Probe::Peer(peer) => echo::ask(peer),
-        Probe::Storage(directory) => storage::probe(Path::new(directory), means.storage_size),
+        Probe::Storage(directory) => storage::probe(Path::new(directory), STORAGE_BYTES),
         Probe::Gpu(address) => cuda::probe(address, means.cuda.as_deref()),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::SENSOR_LOOKS;
 use super::sample::SystemSample;
 use crate::host::os::Reading;
 use crate::host::os::findings::Findings;
@@ -18,7 +19,7 @@ pub(super) struct ChassisWatch {
 
 impl ChassisWatch {
     /// The controller is slow and rarely queried: between queries the last answer counts.
-    pub(super) fn judge(&mut self, looks: u32, sample: &SystemSample) -> Option<Findings> {
+    pub(super) fn judge(&mut self, sample: &SystemSample) -> Option<Findings> {
         if let Some(reading) = &sample.sensors {
             if let Some(sensors) = reading.value() {
                 self.follow(sensors);
@@ -38,7 +39,7 @@ impl ChassisWatch {
         for sensor in sensors {
             let Some(seen) = self.ill.get(&sensor.name).copied() else { continue };
             findings.evidence(&sensor.name, sensor.reading.clone(), None);
-            if seen < looks.max(1) {
+            if seen < SENSOR_LOOKS {
                 continue;
             }
             let how = if sensor.level == Level::Critical { "is critical" } else { "is near its limit" };

@@ -1,5 +1,6 @@
 //! The clock: whether it jumps, and whether it is synchronized.
 
+use super::limits::{BOOT_GRACE, JUMP_WINDOW};
 use super::sample::SystemSample;
 use super::{ClockLimits, lasting};
 use crate::host::os::Reading;
@@ -110,7 +111,7 @@ impl ClockWatch {
             let ahead = i128::from(sample.wall.0) - i128::from(since_boot.0);
             let jump = self.ahead.replace(ahead).map_or(0, |before| ahead - before);
             if jump.unsigned_abs() >= u128::from(limits.jump.0.0) {
-                let booting = Span(at.0) < limits.boot_grace.0;
+                let booting = Span(at.0) < BOOT_GRACE;
                 let weight = if booting { Weight::Info } else { Weight::Warning };
                 let mut reported =
                     observed("clock_jump", weight, format!("the wall clock jumped by {}", seconds(jump)));
@@ -121,7 +122,7 @@ impl ClockWatch {
                 }
             }
         }
-        let lately = self.jumped.filter(|(when, _)| at.since(*when) < limits.jump_window.0);
+        let lately = self.jumped.filter(|(when, _)| at.since(*when) < JUMP_WINDOW);
         if let Some((when, jump)) = lately {
             let ago = lasting(at.since(when));
             findings.problem(

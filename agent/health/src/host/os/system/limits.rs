@@ -1,35 +1,47 @@
 //! Limits of the operating system's states.
 
 use mainstay_model::settings;
+use mainstay_model::time::Span;
 use mainstay_model::units::{Percent, Period};
 
+/// Samples in a row in which a management controller sensor must be faulty before host.chassis is degraded.
+pub(super) const SENSOR_LOOKS: u32 = 2;
+
+/// Samples in which a process must be stuck.
+pub(super) const STUCK_LOOKS: u32 = 3;
+
+/// Zombie processes as a share of all processes from which host.processes is degraded.
+pub(super) const ZOMBIE_PERCENT: f64 = 20.0;
+
+/// How long a jump counts against the clock.
+pub(super) const JUMP_WINDOW: Span = Span::seconds(600);
+
+/// How long after boot the clock may jump, since it is being set.
+pub(super) const BOOT_GRACE: Span = Span::seconds(600);
+
+/// Answers in a row after which a network file system counts again.
+pub(super) const MOUNT_ANSWERS: u32 = 2;
+
+/// Samples in a row in which a service must have failed.
+pub(super) const FAILED_LOOKS: u32 = 2;
+
 settings! {
-    /// Limits of the operating system checks.
-    pub struct SystemLimits {
+    /// When memory modules are faulty.
+    pub struct MemoryErrorLimits {
         /// Corrected memory errors on one module within an hour from which host.memory_errors is degraded.
         corrected_errors: u64 = 1000,
+    }
+    sections {}
+}
+
+settings! {
+    /// When PCIe switches slow down traffic.
+    pub struct SwitchLimits {
         /// Whether host.pcie_switches is degraded if switches route traffic between GPUs and network cards through the
         /// CPU (ACS). Hosts of virtual machines need ACS.
         redirecting_switches: bool = true,
-        /// Samples in a row in which a management controller sensor must be faulty before host.chassis is degraded.
-        sensor_looks: u32 = 2,
     }
-    sections {
-        /// The component host.processes.
-        processes: ProcessLimits,
-        /// Open files and tasks: the components host.files and host.processes.
-        tables: TableLimits,
-        /// The component host.clock.
-        clock: ClockLimits,
-        /// The component host.boot.
-        boot: BootLimits,
-        /// The component host.mounts.
-        mounts: MountLimits,
-        /// The component host.services.
-        services: ServiceLimits,
-        /// The component host.cpu_speed.
-        speed: SpeedLimits,
-    }
+    sections {}
 }
 
 settings! {
@@ -37,12 +49,8 @@ settings! {
     pub struct ProcessLimits {
         /// How long a process must be in uninterruptible sleep, without having run at all, before it counts as stuck.
         stuck_after: Period = Period::seconds(120),
-        /// Samples in which the process must be stuck.
-        stuck_looks: u32 = 3,
-        /// Zombie processes from which host.processes is degraded, if they also exceed zombie_share.
+        /// Zombie processes from which host.processes is degraded, if they are also a fifth of all processes.
         zombies: u64 = 100,
-        /// Zombie processes as a share of all processes from which host.processes is degraded.
-        zombie_share: Percent = Percent(20.0),
     }
     sections {}
 }
@@ -63,10 +71,6 @@ settings! {
     pub struct ClockLimits {
         /// How far the wall clock may jump at once.
         jump: Period = Period::seconds(1),
-        /// How long a jump counts against the clock.
-        jump_window: Period = Period::seconds(600),
-        /// How long after boot the clock may jump, since it is being set.
-        boot_grace: Period = Period::seconds(600),
         /// How long a clock that was once synchronized may be unsynchronized before host.clock is degraded.
         unsynchronised_after: Period = Period::seconds(900),
         /// Maximum error of a synchronized clock, by the kernel's estimate.
@@ -91,8 +95,6 @@ settings! {
     pub struct MountLimits {
         /// How long a network file system may take to answer.
         deadline: Period = Period::seconds(20),
-        /// Answers in a row after which the file system counts again.
-        recover_after: u32 = 2,
     }
     sections {}
 }
@@ -114,8 +116,6 @@ settings! {
 settings! {
     /// When a service has failed.
     pub struct ServiceLimits {
-        /// Samples in a row in which a service must have failed.
-        failed_looks: u32 = 2,
         /// Starts by systemd within an hour from which a service counts as failing.
         restarts: u64 = 5,
     }

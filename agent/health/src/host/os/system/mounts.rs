@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::MOUNT_ANSWERS;
 use super::sample::{MountState, SystemSample};
 use super::{MountLimits, lasting};
 use crate::host::os::findings::Findings;
@@ -29,7 +30,7 @@ impl MountWatch {
         for mount in &sample.mounts {
             let bad = matches!(mount.state, MountState::Fails(_) | MountState::Silent { .. });
             let level = if bad { HealthState::Unhealthy } else { HealthState::Healthy };
-            let patience = Hysteresis { worsen_after: 1, recover_after: limits.recover_after };
+            let patience = Hysteresis { worsen_after: 1, recover_after: MOUNT_ANSWERS };
             let latch = self.latches.entry(mount.point.clone()).or_default();
             let state = latch.step(Level { raw: level, eased: level }, patience);
             let name = format!("{} ({} from {})", mount.point, mount.kind, mount.from);

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::{STUCK_LOOKS, ZOMBIE_PERCENT};
 use super::sample::{Blocked, ProcessScan, SystemSample};
 use super::{ProcessLimits, TableLimits, judge_table, lasting};
 use crate::host::os::findings::Findings;
@@ -54,7 +55,7 @@ impl ProcessWatch {
                 self.follow(at, &scan.blocked);
                 let few = scan.zombies < limits.zombies;
                 let share = if few { 0.0 } else { percent_of(scan.zombies, scan.processes) };
-                let checked = checks.above("zombies", share, limits.zombie_share.0, f64::INFINITY);
+                let checked = checks.above("zombies", share, ZOMBIE_PERCENT, f64::INFINITY);
                 self.zombies = Some((checked, scan.clone()));
             }
             Some(Reading::NotAvailable(why) | Reading::Failed(why)) => self.unreadable = Some(why.clone()),
@@ -85,7 +86,7 @@ impl ProcessWatch {
         findings.evidence(
             "/proc/*/stat",
             format!("{processes} processes, {zombies} of them ended and not waited for"),
-            Some(format!("{} and {} %", limits.zombies, limits.zombie_share.0)),
+            Some(format!("{} and {} %", limits.zombies, ZOMBIE_PERCENT)),
         );
         let by = most.as_ref().map_or_else(String::new, |(pid, name, count)| {
             format!(": {name} (process {}) does not wait for {count} of them", pid.0)
@@ -99,7 +100,7 @@ impl ProcessWatch {
 
     fn report_stuck(&self, limits: &ProcessLimits, at: Mono, findings: &mut Findings) {
         let stuck = |waiting: &&Waiting| {
-            let long = at.since(waiting.since) >= limits.stuck_after.0 && waiting.looks >= limits.stuck_looks;
+            let long = at.since(waiting.since) >= limits.stuck_after.0 && waiting.looks >= STUCK_LOOKS;
             // Kernel threads may sleep like this forever; the kernel itself reports those that should not.
             long && waiting.last.ran.is_some()
                 && (!waiting.last.kernel_thread || in_gpu_driver(&waiting.last))

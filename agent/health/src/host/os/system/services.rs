@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::ServiceLimits;
+use super::limits::FAILED_LOOKS;
 use super::sample::{Service, Services, SystemSample};
 use crate::host::os::Reading;
 use crate::host::os::findings::Findings;
@@ -108,7 +109,7 @@ fn trouble(
     if starts >= limits.restarts {
         return Some(format!("{} was started {starts} times within an hour", service.name));
     }
-    if failed < limits.failed_looks {
+    if failed < FAILED_LOOKS {
         return None;
     }
     Some(match service.active.as_str() {
