@@ -1,5 +1,5 @@
-//! Builds the tables of attribution from the catalog: which classes words indicate, the automaton of the words of all
-//! signatures, and the signatures in a form that is parsed quickly. The program contains only these results.
+//! Builds the tables of attribution from the catalog: which classes words indicate, and the signatures in a form
+//! that is parsed quickly. The program contains only these results.
 
 #![allow(clippy::disallowed_methods, reason = "a build script reads and writes files; the core does neither")]
 
@@ -10,10 +10,8 @@ use std::{env, fs};
 
 use serde_json::Value;
 
-#[path = "src/attribution/automaton.rs"]
-#[allow(dead_code, reason = "the program uses the other half")]
-mod automaton;
 #[path = "src/attribution/common.rs"]
+#[allow(dead_code, reason = "the program uses the other half")]
 mod common;
 #[path = "src/attribution/fit.rs"]
 mod fit;
@@ -36,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rerun-if-changed={}", catalog.join(input).display());
     }
     println!("cargo::rerun-if-changed=build.rs");
-    for module in ["automaton", "common", "fit", "learn", "lessons", "traceback", "wording"] {
+    for module in ["common", "fit", "learn", "lessons", "traceback", "wording"] {
         println!("cargo::rerun-if-changed=src/attribution/{module}.rs");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo names no OUT_DIR")?);
@@ -49,7 +47,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let texts = reported.iter().map(|(class, text)| (*class, text.as_str())).chain(lessons::lines(&lines));
     let figures = lessons::failures(&failures).map(|of| (of.class, of.words));
     fs::write(out.join("words.bin"), learn::learn(texts, figures).to_bytes())?;
-    fs::write(out.join("automaton.bin"), automaton::build(&words(&files)))?;
     fs::write(out.join("signatures.json"), serde_json::to_string(&files)?)?;
     let borne_out: BTreeSet<&str> = lessons::failures(&failures).flat_map(|of| of.signatures).collect();
     fs::write(out.join("borne_out.txt"), borne_out.into_iter().collect::<Vec<_>>().join("\n"))?;
@@ -89,21 +86,6 @@ fn reported(files: &[Value]) -> Vec<(usize, String)> {
         }
     }
     reported
-}
-
-/// The words that select signatures, in the order in which the catalog numbers them.
-fn words(files: &[Value]) -> Vec<String> {
-    let mut words: Vec<String> = common::STRUCTURE.map(str::to_owned).into();
-    let mut known: BTreeSet<String> = words.iter().cloned().collect();
-    let signatures =
-        files.iter().flat_map(|file| entries(file, "signature")).filter(|of| !is_set(of, "fallback"));
-    for word in signatures.flat_map(|of| entries(of, "any")).filter_map(Value::as_str) {
-        let word = word.to_ascii_lowercase();
-        if known.insert(word.clone()) {
-            words.push(word);
-        }
-    }
-    words
 }
 
 fn entries<'v>(of: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {

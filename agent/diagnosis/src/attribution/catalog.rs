@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
-use super::automaton::{self, Automaton};
+use super::automaton::Automaton;
 use super::class::Class;
 pub(super) use super::common::STRUCTURE;
 use super::lines;
@@ -108,9 +108,6 @@ const FILES: [(&str, &str); 22] = [
 /// The same files as parsed by the build script: JSON, which parses ten times as fast.
 const READ: &str = include_str!(concat!(env!("OUT_DIR"), "/signatures.json"));
 
-/// The automaton of their words.
-static AUTOMATON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/automaton.bin"));
-
 /// Shared by all attributions in progress.
 static SHARED: Shared<Catalog> = Shared::new();
 
@@ -134,10 +131,9 @@ impl Catalog {
     }
 
     pub(super) fn prepared() -> Result<Catalog, CatalogError> {
-        let broken = |why: &str| CatalogError::Tables(why.to_owned());
-        let files: Vec<File> = serde_json::from_str(READ).map_err(|error| broken(&error.to_string()))?;
-        let automaton = Automaton::read(AUTOMATON).ok_or_else(|| broken("the automaton is torn"))?;
-        Catalog::of(files, Some(automaton))
+        let broken = |error: serde_json::Error| CatalogError::Tables(error.to_string());
+        let files: Vec<File> = serde_json::from_str(READ).map_err(broken)?;
+        Catalog::of(files)
     }
 
     /// The files of the built-in catalog, by name and text.
@@ -157,7 +153,7 @@ impl Catalog {
                 reason: error.to_string(),
             })
         };
-        let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?, None)?;
+        let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?)?;
         for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
             let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
             // Nothing else shares the catalog yet.
@@ -167,7 +163,7 @@ impl Catalog {
     }
 
     /// Does not compile patterns. A test compiles all patterns of the built-in catalog.
-    fn of(files: Vec<File>, automaton: Option<Automaton>) -> Result<Catalog, CatalogError> {
+    fn of(files: Vec<File>) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
         let mut parts = Vec::new();
@@ -202,7 +198,7 @@ impl Catalog {
                 parts.extend(rule.parts.iter().map(|part| (part.clone(), rule.clone())));
             }
         }
-        Catalog::compile(signatures, exceptions, parts, xids, automaton)
+        Catalog::compile(signatures, exceptions, parts, xids)
     }
 
     fn compile(
@@ -210,7 +206,6 @@ impl Catalog {
         exceptions: BTreeMap<String, ExceptionRule>,
         parts: Vec<(String, ExceptionRule)>,
         xids: BTreeMap<u32, usize>,
-        automaton: Option<Automaton>,
     ) -> Result<Catalog, CatalogError> {
         let mut ids = BTreeSet::new();
         let mut patterns = Vec::with_capacity(signatures.len());
@@ -247,12 +242,7 @@ impl Catalog {
                     && word.starts_with(|c: char| c.is_ascii_alphabetic())
             })
             .collect();
-        let words = match automaton {
-            Some(made) if made.len() == words.len() => made,
-            Some(_) => return Err(CatalogError::Tables("the automaton is of other words".to_owned())),
-            None => Automaton::read(automaton::build(&words))
-                .ok_or_else(|| CatalogError::Tables("the automaton cannot be made".to_owned()))?,
-        };
+        let words = Automaton::of(words).map_err(|error| CatalogError::Tables(error.to_string()))?;
         let vocabulary = Words::built_in();
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, vocabulary })
     }
@@ -409,6 +399,5 @@ mod tests {
         assert_eq!(format!("{:?}", made.signatures), format!("{:?}", read.signatures));
         assert_eq!(format!("{:?}", made.exceptions), format!("{:?}", read.exceptions));
         assert_eq!(format!("{:?}", made.parts), format!("{:?}", read.parts));
-        assert!((0..read.words.len()).all(|word| made.words.word(word) == read.words.word(word)));
     }
 }
