@@ -1,7 +1,4 @@
-//! The columns of a recorded trace: the meaning of names, and the units of times.
-//!
-//! `docs/reference/stragglers.md` is the contract. Names used by public traces are accepted too, so that these need
-//! no conversion.
+//! The columns of a recorded trace, and the units of times. `docs/reference/stragglers.md` is the contract.
 
 use super::trace::TraceSpan;
 
@@ -9,13 +6,8 @@ use super::trace::TraceSpan;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
     /// A required column is missing.
-    #[error("no column says {what}: one of {names} is needed")]
-    Missing {
-        /// The information that is missing.
-        what: &'static str,
-        /// The names that the column may have.
-        names: String,
-    },
+    #[error("no column {0}; docs/reference/stragglers.md describes the columns")]
+    Missing(&'static str),
     /// A field does not have the type of its column.
     #[error("{column}: {value:?} is not {wanted}")]
     Field {
@@ -27,66 +19,6 @@ pub enum TraceError {
         wanted: &'static str,
     },
 }
-
-const RANK: &[&str] =
-    &["rank", "global_rank", "rank_id", "worker", "worker_id", "worker_rank", "process_id", "process_rank"];
-/// The last names have another meaning if there is another column for the step.
-const STEP: &[&str] = &[
-    "step",
-    "step_id",
-    "global_step",
-    "train_step",
-    "iteration",
-    "iter",
-    "iteration_id",
-    "it",
-    "minibatch",
-    "mini_batch",
-    "step_number",
-    "batch_idx",
-    "batch",
-    "time",
-];
-const SECTION: &[&str] =
-    &["section", "optype", "op_type", "op", "operation", "name", "phase", "event", "kind"];
-const STAGE: &[&str] = &["stage", "pp_rank", "pipeline_stage", "pp_stage", "pipeline_rank", "pp"];
-const ROLE: &[&str] = &["role"];
-const HOST: &[&str] = &["host", "hostname", "host_name", "node", "node_name", "node_id", "host_id"];
-const DEVICE: &[&str] = &["device", "gpu_uuid"];
-const ATTEMPT: &[&str] = &["attempt", "restart", "restart_count", "incarnation"];
-const COMMUNICATOR: &[&str] = &["communicator", "comm", "process_group", "group", "pg"];
-const SEQUENCE: &[&str] = &["sequence", "seq", "seq_id", "sequence_id"];
-const START: &[&str] = &[
-    "start",
-    "start_ts",
-    "start_time",
-    "start_timestamp",
-    "begin",
-    "begin_ts",
-    "begin_time",
-    "enter",
-    "entry",
-    "ts",
-    "timestamp",
-    "t_start",
-];
-const END: &[&str] = &["end", "end_ts", "end_time", "end_timestamp", "exit", "stop", "finish", "t_end"];
-const DURATION: &[&str] = &[
-    "duration",
-    "dur",
-    "batch_time_norm",
-    "batch_time",
-    "step_time",
-    "step_duration",
-    "iteration_time",
-    "iter_time",
-    "elapsed",
-    "elapsed_time",
-    "time_taken",
-    "took",
-    "latency",
-    "time",
-];
 
 /// The index of a time column, and the seconds per unit.
 type TimeColumn = (usize, f64);
@@ -113,35 +45,29 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Recognizes columns by name. Case does not matter, and unknown names are ignored.
+    /// Finds the columns by name. Case does not matter, and unknown names are ignored.
     ///
     /// # Errors
     /// There is no column for the rank, the step, or a duration.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Columns, TraceError> {
         let names: Vec<String> = names.into_iter().map(plain).collect();
-        let find =
-            |wanted: &[&str]| wanted.iter().find_map(|wanted| names.iter().position(|name| name == wanted));
-        let time = |wanted: &[&str]| {
-            wanted.iter().find_map(|wanted| {
-                names.iter().enumerate().find_map(|(at, name)| Some((at, unit(name, wanted)?)))
-            })
-        };
-        let missing = |what, wanted: &[&str]| TraceError::Missing { what, names: wanted.join(", ") };
-        let step = find(STEP).ok_or_else(|| missing("which step it is", STEP))?;
+        let find = |wanted: &str| names.iter().position(|name| name == wanted);
+        let time =
+            |wanted: &str| names.iter().enumerate().find_map(|(at, name)| Some((at, unit(name, wanted)?)));
         let mut columns = Columns {
-            rank: find(RANK).ok_or_else(|| missing("which rank it is", RANK))?,
-            step,
-            section: find(SECTION),
-            start: time(START),
-            end: time(END),
-            duration: time(DURATION).filter(|(at, _)| *at != step),
-            stage: find(STAGE),
-            role: find(ROLE),
-            host: find(HOST),
-            device: find(DEVICE),
-            communicator: find(COMMUNICATOR),
-            sequence: find(SEQUENCE),
-            attempt: find(ATTEMPT),
+            rank: find("rank").ok_or(TraceError::Missing("rank"))?,
+            step: find("step").ok_or(TraceError::Missing("step"))?,
+            section: find("section"),
+            start: time("start"),
+            end: time("end"),
+            duration: time("duration"),
+            stage: find("stage"),
+            role: find("role"),
+            host: find("host"),
+            device: find("device"),
+            communicator: find("communicator"),
+            sequence: find("sequence"),
+            attempt: find("attempt"),
             wide: Vec::new(),
             names,
         };
@@ -150,11 +76,7 @@ impl Columns {
         }
         let timed = columns.duration.is_some() || (columns.start.is_some() && columns.end.is_some());
         if !timed && columns.wide.is_empty() {
-            return Err(TraceError::Missing {
-                what: "how long it took",
-                names: "duration_ns, or start_ns and end_ns (or _us, _ms, _s), or a column for each section with its unit"
-                    .to_owned(),
-            });
+            return Err(TraceError::Missing("duration_ns, nor start_ns and end_ns"));
         }
         Ok(columns)
     }
@@ -166,7 +88,6 @@ impl Columns {
         let free = self.names.iter().enumerate().filter(|(at, _)| is_free(*at));
         free.filter_map(|(at, name)| {
             let (section, seconds) = with_unit(name)?;
-            let section = section.trim_end_matches("_time").trim_end_matches("_duration");
             Some(((at, seconds), section.to_owned()))
         })
         .collect()
@@ -301,18 +222,15 @@ fn unit(name: &str, wanted: &str) -> Option<f64> {
 /// A name with a unit suffix: the name without it, and seconds per unit.
 fn with_unit(name: &str) -> Option<(&str, f64)> {
     let (rest, unit) = name.rsplit_once('_')?;
-    if unit == "time" || unit == "duration" {
-        return Some((rest, 1.0));
-    }
     Some((rest, seconds_of(unit)?))
 }
 
 fn seconds_of(unit: &str) -> Option<f64> {
     Some(match unit {
-        "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
-        "ms" | "msec" | "msecs" | "millis" | "millisecond" | "milliseconds" => 1e-3,
-        "us" | "usec" | "usecs" | "micros" | "microsecond" | "microseconds" => 1e-6,
-        "ns" | "nsec" | "nsecs" | "nanos" | "nanosecond" | "nanoseconds" => 1e-9,
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "ns" => 1e-9,
         _ => return None,
     })
 }
@@ -336,21 +254,21 @@ mod tests {
     }
 
     #[test]
-    fn names_and_units_of_other_traces_are_understood() {
-        let columns = Columns::of(["", "Worker", "gpu", "time", "batch_time_norm"]).unwrap();
-        let span = one(&columns, &["0", "6", "25", "1811.0", "745"]);
-        assert_eq!((span.rank, span.step, span.start, span.duration), (6, 1811, None, 745.0));
-        let columns = Columns::of(["rank", "step", "start_us", "duration_ms"]).unwrap();
-        let span = one(&columns, &["0", "1", "5", "2"]);
+    fn each_time_has_its_own_unit_and_other_columns_are_ignored() {
+        let columns = Columns::of(["", "Rank", "gpu", "Step", "Start (us)", "duration_ms"]).unwrap();
+        let span = one(&columns, &["0", "6", "25", "1811.0", "5", "2"]);
+        assert_eq!((span.rank, span.step), (6, 1811));
         assert!((span.start.unwrap() - 5e-6).abs() < 1e-12 && (span.duration - 2e-3).abs() < 1e-12);
+        let columns = Columns::of(["rank", "step", "duration"]).unwrap();
+        assert_eq!(one(&columns, &["6", "1811", "745"]).duration, 745.0);
     }
 
     #[test]
     fn missing_columns_and_invalid_numbers_are_reported() {
-        let no_rank = Columns::of(["step", "duration"]).unwrap_err().to_string();
-        assert!(no_rank.contains("which rank"), "{no_rank}");
-        let no_end = Columns::of(["rank", "step", "start_ns"]).unwrap_err().to_string();
-        assert!(no_end.contains("end_ns"), "{no_end}");
+        let missing = |names: &[&str]| Columns::of(names.iter().copied()).unwrap_err();
+        assert_eq!(missing(&["step", "duration"]), TraceError::Missing("rank"));
+        assert_eq!(missing(&["rank", "iteration", "duration"]), TraceError::Missing("step"));
+        assert!(matches!(missing(&["rank", "step", "start_ns"]), TraceError::Missing(_)));
         let columns = Columns::of(["rank", "step", "duration"]).unwrap();
         for fields in
             [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", "-2"], ["1", "", "2"]]
@@ -364,30 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn units_may_be_written_in_many_ways() {
-        for name in ["Duration (us)", "duration_usec", "Duration[microseconds]", "DUR.US"] {
-            let columns = Columns::of(["Rank ID", "Global Step", name]).unwrap();
-            let span = one(&columns, &["0", "1", "2000"]);
-            assert!((span.duration - 2e-3).abs() < 1e-12, "{name}");
-        }
-    }
-
-    #[test]
-    fn time_is_the_step_only_if_no_other_column_is() {
-        let columns = Columns::of(["rank", "step", "time"]).unwrap();
-        assert_eq!(
-            (one(&columns, &["0", "4", "2.5"]).step, one(&columns, &["0", "4", "2.5"]).duration),
-            (4, 2.5)
-        );
-    }
-
-    #[test]
     fn a_table_with_a_column_for_each_section_is_read() {
-        let columns =
-            Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_time_ms"]).unwrap();
+        let columns = Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_ms"]).unwrap();
         let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
         let reported: Vec<(&str, f64)> =
             spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
-        assert_eq!(reported, [("", 0.15), ("forward", 0.1)]);
+        assert_eq!(reported, [("forward", 0.1), ("step", 0.15)]);
     }
 }

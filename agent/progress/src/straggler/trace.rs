@@ -77,21 +77,6 @@ type Step = (u64, u64);
 /// A collective: step, communicator, number within both, section.
 type Exchange = (Step, String, u64, String);
 
-/// Names that traces use for the step as a whole.
-const WHOLE: &[&str] = &[
-    "",
-    "step",
-    "iteration",
-    "iter",
-    "train_step",
-    "training_step",
-    "step_time",
-    "iteration_time",
-    "batch_time",
-    "total",
-    "total_time",
-];
-
 /// A trace, added span by span.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
@@ -118,7 +103,7 @@ impl Trace {
         about.device = about.device.take().or(span.device);
         let step = (span.attempt, span.step);
         let times = self.steps.entry(step).or_default().entry(span.rank).or_default();
-        if is_whole(&span.section) {
+        if span.section.is_empty() || span.section == "step" {
             // A step reported twice was repeated: the last time counts.
             if times.whole.is_none() || span.start >= times.whole_start {
                 (times.whole, times.whole_start) = (Some(span.duration), span.start);
@@ -300,10 +285,6 @@ impl Trace {
         };
         (Peers::new(self.about.values().map(role).collect()), names)
     }
-}
-
-fn is_whole(section: &str) -> bool {
-    section.is_empty() || WHOLE.iter().any(|name| section.eq_ignore_ascii_case(name))
 }
 
 /// The number of findings. A finding that is over has the number of its start.

@@ -15,7 +15,15 @@ fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines();
-    let columns = Columns::of(lines.next()?.split(',').map(|name| name.trim_matches('"')))
+    let ours = |name| match name {
+        "optype" => "section",
+        "start_ts" => "start",
+        "worker" | "Worker" => "rank",
+        "time" => "step",
+        "batch_time_norm" => "duration",
+        other => other,
+    };
+    let columns = Columns::of(lines.next()?.split(',').map(|name| ours(name.trim_matches('"'))))
         .expect("the columns are known");
     let mut trace = Trace::default();
     for line in lines {
