@@ -82,7 +82,7 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at `path` with this mode (0660 for agents, 0600 for launchers).
+    /// Listens at `path` with this mode (0666 for agents, 0600 for launchers).
     ///
     /// The parent directory must exist. A socket file that a dead process left is replaced; one that answers
     /// is an error, as is anything that is not a socket. The new socket appears under its name only once it

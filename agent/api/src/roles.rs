@@ -21,6 +21,10 @@ pub struct Allowed {
 }
 
 impl Allowed {
+    fn is_empty(&self) -> bool {
+        self.uids.is_empty() && self.gids.is_empty()
+    }
+
     fn has(&self, user: User, groups: &[u32]) -> bool {
         self.uids.contains(&user.uid)
             || self.gids.contains(&user.gid)
@@ -31,7 +35,8 @@ impl Allowed {
 /// The roles of an agent.
 #[derive(Clone, Debug)]
 pub struct Roles {
-    /// Who may attach launchers and manage their own runs, in addition to the agent's user and its group.
+    /// Who may attach launchers and manage their own runs, in addition to the agent's user and its group; everyone who
+    /// can connect if nobody is named.
     launchers: Allowed,
     /// Who may manage the runs of all users, and acknowledge, silence and reset components.
     operators: Allowed,
@@ -103,7 +108,8 @@ impl Roles {
     fn is_user(&self, user: User) -> bool {
         let groups = self.users.groups_of(user);
         let own = nix::unistd::getegid().as_raw();
-        self.is_operator(user)
+        self.launchers.is_empty()
+            || self.is_operator(user)
             || user.gid == own
             || groups.contains(&own)
             || self.launchers.has(user, &groups)

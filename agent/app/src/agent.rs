@@ -224,8 +224,10 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
         make_socket_directory(directory)
             .with_context(|| format!("making the socket's directory {} (socket)", directory.display()))?;
     }
-    let directories =
-        UnixSocket::bind_for(&socket_of(&config.socket), 0o660, u32::try_from(config.socket_gid).ok());
+    // Each call is checked by its user; a site that names a group keeps others from connecting at all.
+    let group = u32::try_from(config.socket_gid).ok();
+    let mode = if group.is_some() { 0o660 } else { 0o666 };
+    let directories = UnixSocket::bind_for(&socket_of(&config.socket), mode, group);
     // Without it, an agent that may not act as its users cannot read their checkpoints; everything else works.
     if let Err(error) = directories
         .map_err(anyhow::Error::from)
@@ -241,7 +243,7 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
             None => Ok(None),
         }
     };
-    let unix = UnixSocket::bind_for(&config.socket, 0o660, u32::try_from(config.socket_gid).ok())?;
+    let unix = UnixSocket::bind_for(&config.socket, mode, group)?;
     Ok(Listeners {
         unix: Some(unix.of_users(users)),
         grpc: tcp(config.listen, "listen").await?,

@@ -64,7 +64,8 @@ pub fn follow(
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
     roster.starts(SENSOR, clock::mono());
-    let follower = Follower { path: path.to_owned(), boot, cursor, kept, inputs, abreast: false, stop };
+    let follower =
+        Follower { path: path.to_owned(), boot, cursor, kept, inputs, abreast: false, absent: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -80,6 +81,8 @@ struct Follower {
     inputs: mpsc::Sender<Input>,
     /// The node knows that the log has been read to its end.
     abreast: bool,
+    /// It was logged that there is no log.
+    absent: bool,
     stop: PipeReader,
 }
 
@@ -89,11 +92,7 @@ impl Follower {
             match self.read_while_it_can() {
                 Ok(()) | Err(Trouble::Gone) => return,
                 Err(Trouble::Log(error)) => {
-                    let state = LogState::Unreadable(error.to_string());
-                    if self
-                        .report(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() })
-                        .is_err()
-                    {
+                    if self.without_log(error.state()).is_err() {
                         return;
                     }
                     if self.is_abreast().is_err() || self.stopped(AGAIN_AFTER) {
@@ -119,7 +118,7 @@ impl Follower {
             let Some(state) = log.state() else {
                 if silent && let Some(doubt) = log.doubt() {
                     reported_at = clock::mono();
-                    self.report(LogReport { state: doubt, facts: Vec::new(), cursor: self.cursor.clone() })?;
+                    self.without_log(doubt)?;
                     self.is_abreast()?;
                 }
                 log.wait(&self.stop, LONGEST_WAIT)?;
@@ -162,6 +161,16 @@ impl Follower {
     /// Waits for the node when it is behind: no line is dropped, and the kernel keeps the rest.
     fn report(&self, report: LogReport) -> Result<(), Gone> {
         self.inputs.blocking_send(Input::KernelLog(report)).map_err(|_| Gone)
+    }
+
+    /// Reports that no log is read.
+    fn without_log(&mut self, state: LogState) -> Result<(), Gone> {
+        if let LogState::Absent(why) = &state
+            && !std::mem::replace(&mut self.absent, true)
+        {
+            tracing::warn!("XIDs, machine checks and OOM kills of the kernel's log are not seen here: {why}");
+        }
+        self.report(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() })
     }
 
     /// Everything available has been read, or the log is known to be unreadable.

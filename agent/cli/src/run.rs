@@ -18,6 +18,7 @@ use mainstay_recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use crate::{exit, output};
 use mainstay_app::{self as app, logging};
 use mainstay_launcher::launch::hang::Mode;
+use mainstay_launcher::launcher_link::trust;
 
 use host_options::HostOptions;
 use values::{
@@ -378,6 +379,9 @@ pub struct Args {
         hide_short_help = true
     )]
     socket: Option<PathBuf>,
+    /// Also trust an agent of this user, such as that of another container of the pod: a numeric id
+    #[arg(long, env = trust::VARIABLE, value_name = "UID", help_heading = "Agent", hide_short_help = true)]
+    trust_agent_uid: Option<u32>,
     /// Do not use an agent
     #[arg(long, env = "MAINSTAY_NO_AGENT", value_parser = switch("MAINSTAY_NO_AGENT"), help_heading = "Agent")]
     no_agent: bool,
@@ -415,6 +419,10 @@ pub struct Args {
 /// # Errors
 /// An option cannot be satisfied, or the job could not be started.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    trust::trust(args.trust_agent_uid);
+    if let Some(uid) = args.trust_agent_uid {
+        output::note(&format!("an agent of user {uid} is trusted (--trust-agent-uid)"));
+    }
     let plan = match plan::plan(args) {
         Ok(plan) => plan,
         Err(error) => {

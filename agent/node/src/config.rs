@@ -64,17 +64,17 @@ settings! {
         /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, such as "127.0.0.1:7131". Empty: none.
         #[serde(with = "none_is_empty")]
         http: Option<SocketAddr> = None,
-        /// The group that may connect to the socket: a numeric id. Empty (-1): the agent's own group.
+        /// The only group that may connect to the socket: a numeric id. Empty (-1): every user may.
         socket_gid: i64 = -1,
         /// Operators in addition to root and the agent's own user: numeric ids. They may delete and collect checkpoints of all
         /// users, and acknowledge, silence and reset components.
         operator_uids: Vec<u32> = Vec::new(),
         /// Groups whose members are operators: numeric ids.
         operator_gids: Vec<u32> = Vec::new(),
-        /// Users whose launchers may attach, in addition to root and the agent's own user: numeric ids. They see and change
-        /// their own runs.
+        /// Users whose launchers may attach, in addition to root and the agent's own user and group: numeric ids. They see and
+        /// change their own runs. If neither users nor groups are named, every user's may.
         allow_uids: Vec<u32> = Vec::new(),
-        /// Groups whose members' launchers may attach, in addition to the agent's own group: numeric ids.
+        /// Groups whose members' launchers may attach: numeric ids. See allow_uids.
         allow_gids: Vec<u32> = Vec::new(),
         /// Who may read the output, command lines and paths of jobs: "owner" (the job's user and operators, on the Unix socket)
         /// or "everyone" who can connect. All else is for everyone who can connect.

@@ -1,7 +1,7 @@
 //! Reports of the sensors about the host, of the GPU driver, and of the kernel log, and the actions of operators.
 
 use mainstay_health::hardware::gpu::{DeviceReport, GpuEvent};
-use mainstay_health::host::kernel_reports;
+use mainstay_health::host::kernel_reports::{self, LogState};
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::health::Component;
@@ -82,8 +82,10 @@ impl Node {
             }
         }
         let now = clock::now();
+        let is_absent = matches!(report.state, LogState::Absent(_));
         self.hardware.log_is(now.mono, report.state, report.cursor);
-        self.snapshots.roster().has_looked(KERNEL_LOG, now.mono, vec![kernel_reports::LOG.to_owned()]);
+        let components = if is_absent { Vec::new() } else { vec![kernel_reports::LOG.to_owned()] };
+        self.snapshots.roster().has_looked(KERNEL_LOG, now.mono, components);
         self.show(now, Vec::new());
     }
 

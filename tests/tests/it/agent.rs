@@ -192,6 +192,76 @@ fn an_agent_of_another_user_is_not_trusted() {
     assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::JobStarted(_))));
 }
 
+/// As in a pod, where the agent's container has another user than the job's.
+#[test]
+fn an_agent_of_another_user_is_trusted_if_the_user_is_named() {
+    let no_one = match as_unprivileged() {
+        Ok(no_one) => no_one,
+        Err(why) => return skipped(why),
+    };
+    let stage = Stage::new();
+    stage.open_to_all();
+    let program = stage.program("mainstay", &mainstay());
+    let mut line: Vec<String> = no_one.iter().map(|part| (*part).to_owned()).collect();
+    line.push(program);
+    let agent = Agent::start_under(&line, &stage);
+    let job = stage.sh("wait_for seen").with(&agent).variable("MAINSTAY_AGENT_UID", "65534").start();
+    wait_for_agents(&job, 1);
+    wait_until_reported(&agent, &job);
+    stage.mark("seen");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_job_of_any_user_attaches_and_is_its_own() {
+    let no_one = match as_unprivileged() {
+        Ok(no_one) => no_one,
+        Err(why) => return skipped(why),
+    };
+    let stage = Stage::new();
+    stage.open_to_all();
+    let agent = stage.agent();
+    let job = stage.sh("wait_for seen").with(&agent).under(&no_one).start();
+    wait_for_agents(&job, 1);
+    agent.wait_for_fact(job.id(), "the job", |fact| matches!(fact, Fact::JobStarted(of) if of.uid == 65534));
+    stage.mark("seen");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_job_of_a_user_whom_the_configuration_does_not_admit_runs_without_the_agent() {
+    let no_one = match as_unprivileged() {
+        Ok(no_one) => no_one,
+        Err(why) => return skipped(why),
+    };
+    let stage = Stage::new();
+    stage.open_to_all();
+    let program = mainstay().display().to_string();
+    let line = ["/usr/bin/env", "MAINSTAY_AGENT_ALLOW_UIDS=1", &program].map(str::to_owned);
+    let agent = Agent::start_under(&line, &stage);
+    let job = stage.sh("wait_for seen").with(&agent).under(&no_one).start();
+    job.wait_until_printed("allow_uids");
+    stage.mark("seen");
+    job.end().assert_status(0);
+    assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::JobStarted(_))));
+}
+
+/// As in a container, which has its own host name, no kernel log and no journal.
+#[test]
+fn a_kernel_log_that_does_not_exist_is_no_doubt_and_the_node_has_the_name_that_it_is_given() {
+    let stage = Stage::new();
+    let program = mainstay().display().to_string();
+    let variables = ["NODE_NAME=gpu-node-7", "MAINSTAY_AGENT_KERNEL_LOG_PATH=/none/kmsg", "PATH=/none"];
+    let line = ["/usr/bin/env"].into_iter().chain(variables).map(str::to_owned);
+    let agent = Agent::start_under(&line.chain([program]).collect::<Vec<_>>(), &stage);
+    processes::wait_until("the state of the host is known", || agent.status(&stage).0 != Some(3));
+    let (_, status) = agent.status(&stage);
+    let server = &status["servers"][0];
+    assert_eq!(server["server"]["hostname"], "gpu-node-7", "{status}");
+    let components = server["node"]["components"].as_array().expect("components");
+    assert!(components.iter().all(|of| of["name"] != "host.kernel_log"), "{status}");
+}
+
 /// Steps until a file marks the end.
 const BEATING: &str = r#"
 import mainstay

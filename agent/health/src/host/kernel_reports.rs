@@ -32,12 +32,14 @@ pub enum LogState {
     ReadingInstead(String),
     /// It cannot be read: why, and how to fix it.
     Unreadable(String),
+    /// There is none here, as in most containers: there is no component of it, and nothing is known from it.
+    Absent(String),
 }
 
 impl LogState {
     /// Whether a log is read.
     pub fn is_read(&self) -> bool {
-        !matches!(self, LogState::Unreadable(_))
+        matches!(self, LogState::Reading | LogState::ReadingInstead(_))
     }
 }
 
@@ -136,8 +138,8 @@ impl HostLogJudge {
     /// The components at `now`.
     pub fn components(&mut self, now: Mono) -> Vec<Component> {
         let mut found: BTreeMap<String, Component> = BTreeMap::new();
-        if let Some(state) = &self.state {
-            found.insert(LOG.to_owned(), self.log(state, now));
+        if let Some(log) = self.state.as_ref().and_then(|state| self.log(state, now)) {
+            found.insert(LOG.to_owned(), log);
         }
         for meaning in self.catalog.kernel_meanings() {
             let Some(name) = &meaning.component else { continue };
@@ -170,7 +172,7 @@ impl HostLogJudge {
         components
     }
 
-    fn log(&self, state: &LogState, now: Mono) -> Component {
+    fn log(&self, state: &LogState, now: Mono) -> Option<Component> {
         let mut log = calm(LOG, self.read_at, now);
         match state {
             LogState::Reading if self.gaps > 0 => {
@@ -185,8 +187,9 @@ impl HostLogJudge {
                 log.state = HealthState::Unknown;
                 log.reason.clone_from(why);
             }
+            LogState::Absent(_) => return None,
         }
-        log
+        Some(log)
     }
 }
 

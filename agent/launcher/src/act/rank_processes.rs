@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
@@ -54,6 +54,17 @@ fn advice<'a>(error: &io::Error, usual: &'a str) -> &'a str {
     }
 }
 
+/// Why there is no pidfd.
+fn without_pidfd(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "the seccomp profile of the container forbids it: allow pidfd_open and pidfd_send_signal, or update the \
+             container runtime"
+        }
+        _ => "Mainstay needs Linux 5.3 or later",
+    }
+}
+
 /// Why an attempt could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -80,7 +91,7 @@ pub enum StartError {
     #[error("there is no command to start")]
     NoCommand,
     /// The new process cannot be watched.
-    #[error("watching the process {pid}: {source}; {}", advice(source, "Mainstay needs Linux 5.3 or later"))]
+    #[error("watching the process {pid} (pidfd_open): {source}; {}", advice(source, without_pidfd(source)))]
     Watch {
         /// The process.
         pid: i32,

@@ -228,7 +228,9 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
     if !trust::is_trusted(&socket, owner) {
         let message = format!(
             "it is served by user {owner}, who is neither root nor this user, and an agent could end the job: have root \
-             create its directory for user {owner} (as RuntimeDirectory= of the unit does)"
+             create its directory for user {owner} (as RuntimeDirectory= of the unit does), or name the user with \
+             --trust-agent-uid or {}",
+            trust::VARIABLE
         );
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }

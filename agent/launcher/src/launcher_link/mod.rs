@@ -5,5 +5,5 @@ pub mod agent;
 pub mod checkpoint;
 pub mod handover;
 pub mod lent_files;
-mod trust;
+pub mod trust;
 pub mod wire;

@@ -24,11 +24,35 @@ pub enum SourceError {
     /// The log, and then the journal.
     #[error("{log}; nor is the journal read: {journal}")]
     Both {
-        /// The error of the log.
-        log: String,
+        /// Why the log is not read.
+        log: NoLog,
         /// The error of the journal.
         journal: JournaldError,
     },
+}
+
+/// Why a kernel's log is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoLog {
+    why: String,
+    /// There is no such file, as in a container: nobody has to repair anything.
+    is_missing: bool,
+}
+
+impl std::fmt::Display for NoLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl SourceError {
+    /// What to report of a log that cannot be read for this reason.
+    pub fn state(&self) -> LogState {
+        match self {
+            SourceError::Both { log, .. } if log.is_missing => LogState::Absent(self.to_string()),
+            _ => LogState::Unreadable(self.to_string()),
+        }
+    }
 }
 
 /// The source in use.
@@ -37,7 +61,7 @@ pub enum Source {
     /// The kernel's log, or a file or pipe instead of it.
     Log(KernelLog),
     /// The journal, and why the log is not used.
-    Journald(Journald, Option<String>),
+    Journald(Journald, Option<NoLog>),
 }
 
 impl Source {
@@ -64,9 +88,10 @@ impl Source {
         if !error.is_kept_from_us() || !path.ends_with("kmsg") {
             return Err(error.into());
         }
+        let log = NoLog { why: error.to_string(), is_missing: error.is_missing() };
         match Journald::start(journalctl, boot, cursor) {
-            Ok(journald) => Ok(Source::Journald(journald, Some(error.to_string()))),
-            Err(journal) => Err(SourceError::Both { log: error.to_string(), journal }),
+            Ok(journald) => Ok(Source::Journald(journald, Some(log))),
+            Err(journal) => Err(SourceError::Both { log, journal }),
         }
     }
 
@@ -86,8 +111,11 @@ impl Source {
     pub fn doubt(&self) -> Option<LogState> {
         let Source::Journald(journald, why) = self else { return None };
         let doubt = journald.doubt()?;
-        let why = why.as_ref().map_or(String::new(), |why| format!("{why}; "));
-        Some(LogState::Unreadable(format!("{why}{doubt}")))
+        Some(match why {
+            Some(log) if log.is_missing => LogState::Absent(format!("{log}; {doubt}")),
+            Some(log) => LogState::Unreadable(format!("{log}; {doubt}")),
+            None => LogState::Unreadable(doubt),
+        })
     }
 
     /// The position up to which it was read.

@@ -46,7 +46,12 @@ pub struct LogError {
 impl LogError {
     /// Whether it does not exist or may not be opened, as in a container.
     pub fn is_kept_from_us(&self) -> bool {
-        matches!(self.source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+        self.is_missing() || self.source.kind() == ErrorKind::PermissionDenied
+    }
+
+    /// Whether it does not exist.
+    pub fn is_missing(&self) -> bool {
+        self.source.kind() == ErrorKind::NotFound
     }
 }
 

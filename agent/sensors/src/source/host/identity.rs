@@ -17,8 +17,10 @@ pub struct HostIdentity {
 
 /// Reads the host's identity, but no processes and no disks.
 pub fn identify() -> HostIdentity {
+    // The host name of a pod is the pod's; manifests set this variable from `spec.nodeName`.
+    let node_name = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
     HostIdentity {
-        host_name: System::host_name().ok(),
+        host_name: node_name.or_else(|| System::host_name().ok()),
         kernel: System::kernel_version().ok(),
         os: System::long_os_version().ok(),
         architecture: System::cpu_arch(),
