@@ -83,14 +83,6 @@ impl Entry {
         Some(Attempt { number: self.number("attempt")?, pids })
     }
 
-    /// The progress of the job: the newest step that all ranks completed, and its loss.
-    pub fn progress(&self) -> Option<(u64, Option<f64>)> {
-        if self.is_fact("progress") || self.is_fact("ranks_stepping") {
-            return Some((self.number("step")?, self.body["loss"].as_f64()));
-        }
-        None
-    }
-
     /// The process id of a rank that failed and is ending, or has ended without being asked to.
     pub fn rank_died(&self) -> Option<i32> {
         if self.is_fact("rank_ending") || self.rank_gone() {
@@ -144,11 +136,6 @@ impl Entry {
         let action = self.body["action"]["type"].as_str().filter(|action| *action != "wait")?;
         self.is("decision").then(|| (action.to_owned(), self.text("why")))
     }
-
-    /// Whether a restart was decided.
-    pub fn decides_restart(&self) -> bool {
-        self.is("decision") && self.body["action"]["type"] == "restart_in_job"
-    }
 }
 
 /// A verdict in the journal's form.
@@ -170,126 +157,6 @@ pub struct Verdict {
 
 fn plain(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
-}
-
-/// The journal entries of one failure, each with the time of its event.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Incident {
-    /// The rank that the verdict names.
-    pub culprit: Option<u64>,
-    /// The host that the verdict calls lost.
-    pub host_lost: Option<String>,
-    /// When the launcher knew.
-    pub detected: Option<u64>,
-    /// The verdict in one line, and its time.
-    pub verdict: Option<(u64, String)>,
-    /// The decision and its reason.
-    pub decision: Option<(u64, String)>,
-    /// When the new ranks had been started.
-    pub ranks_started: Option<u64>,
-    /// When the new ranks' clients had connected.
-    pub ranks_connected: Option<u64>,
-    /// The first step that all ranks completed again.
-    pub first_step: Option<(u64, u64)>,
-    /// Repeated steps.
-    pub steps_lost: Option<u64>,
-    /// The newest step that had been reached before the failure.
-    pub reached_before: Option<u64>,
-}
-
-/// All failures in a journal after which the job continued, in order.
-pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
-    let outcomes = entries.split_inclusive(|entry| entry.is("outcome"));
-    outcomes
-        .filter(|part| part.last().is_some_and(|last| last.is("outcome")))
-        .filter_map(first_incident)
-        .collect()
-}
-
-/// The first failure in a journal.
-pub fn first_incident(entries: &[Entry]) -> Option<Incident> {
-    let begin = entries.iter().position(|e| e.is("verdict") || e.rank_died().is_some())?;
-    let mut incident = Incident::default();
-    for entry in &entries[begin..] {
-        if entry.rank_died().is_some() {
-            incident.detected.get_or_insert(entry.mono);
-        } else if entry.is("verdict") && incident.verdict.is_none() {
-            incident.culprit = entry.number("culprit");
-            let cause = &entry.body["cause"];
-            let host = cause["host"].as_str().filter(|_| cause["type"] == "host_lost");
-            incident.host_lost = host.map(str::to_owned);
-            incident.detected = entry.number("detected_at").or(incident.detected);
-            incident.verdict = Some((entry.mono, entry.text("headline")));
-        } else if entry.is("decision") && incident.decision.is_none() {
-            let action = entry.body["action"]["type"].as_str().unwrap_or("?").replace('_', " ");
-            incident.decision = Some((entry.mono, format!("{action}: {}", entry.text("why"))));
-        } else if entry.attempt_started().is_some() {
-            incident.ranks_started.get_or_insert(entry.mono);
-        } else if entry.is_fact("rank_connected") && incident.first_step.is_none() {
-            incident.ranks_connected = Some(entry.mono);
-        } else if entry.is_fact("ranks_stepping") {
-            let step = entry.number("step").unwrap_or(0);
-            incident.first_step.get_or_insert((entry.mono, step));
-        } else if entry.is("outcome") {
-            incident.steps_lost = entry.number("steps_lost");
-            incident.reached_before = entry.number("reached_before");
-            refine_by_outcome(&mut incident, entry, &entries[begin..]);
-            break;
-        }
-    }
-    Some(incident)
-}
-
-/// The outcome's durations count from the fault and are taken from the heartbeat pages: they are more precise than
-/// the moment at which the launcher noticed.
-fn refine_by_outcome(incident: &mut Incident, outcome: &Entry, entries: &[Entry]) {
-    let Some(fault) = entries.iter().find(|e| e.is("verdict")).and_then(|e| e.number("fault_at")) else {
-        return;
-    };
-    let after = |field: &str| outcome.number(field).map(|span| fault + span);
-    incident.ranks_started = after("to_ranks_started").or(incident.ranks_started);
-    incident.ranks_connected = after("to_ranks_connected").or(incident.ranks_connected);
-    if let (Some(at), Some(step)) = (after("to_first_step"), outcome.number("step")) {
-        incident.first_step = Some((at, step));
-    }
-}
-
-/// The launcher's summary of an ended job.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summary {
-    /// Seconds by state, the largest first.
-    pub ledger: Vec<(String, f64)>,
-}
-
-impl Summary {
-    /// Reads `summary.json` of the one run below a log folder.
-    pub fn read(log_dir: &Path) -> Result<Self> {
-        let path = run_dir(log_dir)?.join("summary.json");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        let whole: Value =
-            serde_json::from_str(&text).with_context(|| format!("parsing {}", path.display()))?;
-        Ok(Self { ledger: ledger(&whole) })
-    }
-
-    /// The share of the whole time that went into steps that counted, in percent.
-    pub fn goodput(&self) -> Option<f64> {
-        let total: f64 = self.ledger.iter().map(|(_, seconds)| seconds).sum();
-        let (_, training) = self.ledger.iter().find(|(state, _)| state == "training")?;
-        (total > 0.0).then_some(100.0 * training / total)
-    }
-}
-
-/// The time accounting: nanoseconds by state, the largest first.
-fn ledger(summary: &Value) -> Vec<(String, f64)> {
-    let parts = summary["books"]["parts"].as_object();
-    let seconds = |ns: &Value| ns.as_f64().map(|ns| ns / 1e9);
-    let mut ledger: Vec<(String, f64)> = parts
-        .into_iter()
-        .flatten()
-        .filter_map(|(state, ns)| Some((state.replace('_', " "), seconds(ns)?)))
-        .collect();
-    ledger.sort_by(|a, b| b.1.total_cmp(&a.1));
-    ledger
 }
 
 /// The folder of the one run below a log folder.
@@ -372,19 +239,6 @@ mod tests {
     ];
 
     #[test]
-    fn an_incident_is_read_from_its_entries() {
-        let incident = first_incident(&entries(LINES)).expect("there is one");
-        assert_eq!(incident.culprit, Some(1));
-        assert_eq!(incident.detected, Some(305));
-        assert_eq!(incident.verdict, Some((320, "rank 1 was killed by SIGKILL".into())));
-        assert_eq!(incident.decision, Some((330, "restart in job: 1 of 3 restarts".into())));
-        assert_eq!(incident.ranks_started, Some(350));
-        assert_eq!(incident.first_step, Some((890, 6)));
-        assert_eq!(incident.steps_lost, Some(2));
-        assert_eq!(incident.reached_before, Some(7));
-    }
-
-    #[test]
     fn verdicts_and_decisions_are_read() {
         let entries = entries(LINES);
         let verdict = entries[3].verdict().expect("the fourth line");
@@ -394,27 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_host_and_a_ready_spare_are_read() {
-        let lost = LINES[3].replace(r#"{"type":"signal","signal":9}"#, r#"{"type":"host_lost","host":"h1"}"#);
-        let incident = first_incident(&entries(&[&lost])).expect("there is one");
-        assert_eq!(incident.host_lost.as_deref(), Some("h1"));
-        assert_eq!(first_incident(&entries(LINES)).expect("there is one").host_lost, None);
+    fn a_ready_spare_is_read() {
         let ready = r#"{"seq":1,"at":{"mono":100,"wall":1},"boot":"b","body":{"kind":"fact","what":"observed","component":"spare","event":"spare_ready","detail":"","values":{"imports":"true","step":"40"}}}"#;
         assert_eq!(entries(&[ready])[0].spare_ready(), Some((true, Some(40))));
         assert_eq!(entries(LINES)[0].spare_ready(), None);
     }
 
     #[test]
-    fn a_quiet_journal_has_no_incident() {
-        assert_eq!(first_incident(&entries(&LINES[..2])), None);
-    }
-
-    #[test]
-    fn attempts_and_progress_are_read() {
+    fn attempts_and_deaths_are_read() {
         let entries = entries(LINES);
         let attempt = entries[0].attempt_started().expect("the first line");
         assert_eq!(attempt.pids, BTreeMap::from([(0, 11), (1, 12)]));
-        assert_eq!(entries[1].progress(), Some((7, Some(2.5))));
         assert_eq!(entries[2].rank_died(), Some(12));
     }
 
@@ -433,14 +277,5 @@ mod tests {
         assert_eq!(follower.poll().expect("readable"), 1);
         assert_eq!(follower.entries.len(), 2);
         fs::remove_dir_all(&dir).expect("removed");
-    }
-
-    #[test]
-    fn the_ledger_gives_goodput() {
-        let text =
-            r#"{"books":{"wall":10,"parts":{"starting":4000000000,"training":6000000000},"goodput":0.6}}"#;
-        let summary = Summary { ledger: ledger(&serde_json::from_str(text).expect("JSON")) };
-        assert_eq!(summary.ledger[1], ("starting".into(), 4.0));
-        assert_eq!(summary.goodput(), Some(60.0));
     }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo | test | lint | bench | gpu | release | wheel`.
+//! The project's own commands: `cargo xtask demo | test | lint | bench | gpu | dist | release | wheel`.
 
 mod bare;
 mod bench;
@@ -7,6 +7,7 @@ mod cargo_tools;
 mod check;
 mod command;
 mod demo;
+mod dist;
 mod fingerprint;
 mod frameworks;
 mod fuzz;
@@ -22,7 +23,6 @@ mod paths;
 mod progress;
 mod release;
 mod skips;
-mod status;
 mod test;
 mod test_programs;
 mod venv;
@@ -43,7 +43,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Train a small model on two ranks, kill one in the middle, and compare the end with an undisturbed run.
+    /// Build the program and run `mainstay demo`.
     Demo(demo::Args),
     /// Check everything: lints, unit tests, scenarios with real ranks, the Python package, the systemd files.
     Test(test::Args),
@@ -55,6 +55,8 @@ enum Task {
     Healthy(healthy::Args),
     /// Build the GPU acceptance program's folder, target/gpu.
     Gpu(gpu::Args),
+    /// Build what is released into target/dist: the wheel with the program.
+    Dist(dist::Args),
     /// Check, set the version, close the changelog's section and tag. Nothing is pushed.
     Release(release::Args),
     /// Build the Python package into target/wheels and install it into target/venv.
@@ -84,6 +86,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Bench(args) => bench::run(&args),
         Task::Healthy(args) => healthy::make(&args),
         Task::Gpu(args) => gpu::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::Release(args) => release::run(&args),
         Task::Wheel => {
             let progress = progress::Progress::begin();

@@ -87,7 +87,8 @@ pub fn ensure(progress: &Progress) -> Result<Venv> {
 /// A separate environment that sees everything of the heavy one and installs nothing into it. The peers of the
 /// benchmarks have such an environment too.
 pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
-    let wanted = format!("over {}\n{}", base.display(), read(&base.join(STAMP)));
+    // The distribution's name: one of another name would leave its files and entry points.
+    let wanted = format!("for mainstay-train over {}\n{}", base.display(), read(&base.join(STAMP)));
     if read(&dir.join(STAMP)) == wanted {
         return Ok(());
     }
@@ -117,6 +118,28 @@ pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
     let own = own.lines().next().context("an environment has a place for packages")?;
     write(&Path::new(own).join("mainstay-base.pth"), &pth)?;
     write(&dir.join(STAMP), &wanted)
+}
+
+/// The environment's Python comes first, as after `source bin/activate`; variables of an outer job are removed.
+pub fn activate(command: &mut Command, venv: &Venv) {
+    let bin = venv.file("bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let joined = std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path)));
+    if let Ok(joined) = joined {
+        command.env("PATH", joined);
+    }
+    command.env("VIRTUAL_ENV", venv.file("")).env("PYTHON_EXEC", venv.python());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let of_a_job = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"].contains(&&*text);
+        if of_a_job
+            || text.starts_with("TORCHELASTIC_")
+            || text.starts_with("PET_")
+            || text.starts_with("MAINSTAY_")
+        {
+            command.env_remove(name);
+        }
+    }
 }
 
 /// The heavy environment, in the user's cache.

@@ -27,23 +27,32 @@ pub fn build(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
         if wheels.exists() {
             fs::remove_dir_all(&wheels).with_context(|| format!("emptying {}", wheels.display()))?;
         }
-        let mut maturin = Command::new(venv.tool("maturin"));
-        maturin
-            .args(["build", "--release", "--manifest-path"])
-            .arg(paths::root().join("client/python/Cargo.toml"))
-            .arg("--interpreter")
-            .arg(venv.python())
-            // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo
-            // and maturin take turns.
-            .arg("--target-dir")
-            .arg(paths::target().join("python"))
-            .arg("--out")
-            .arg(&wheels)
-            .current_dir(paths::root());
+        let mut maturin = maturin(venv);
+        maturin.arg("--out").arg(&wheels);
         command::run_logged(&mut maturin, &paths::target().join("logs/maturin.log"))?;
         fs::write(&stamp, &sources).with_context(|| format!("writing {}", stamp.display()))?;
         newest(&wheels).with_context(|| format!("maturin left no wheel in {}", wheels.display()))
     })
+}
+
+/// Maturin of an environment, for its Python.
+pub fn maturin(venv: &Venv) -> Command {
+    let mut maturin = Command::new(venv.tool("maturin"));
+    maturin.args(["build", "--release", "--interpreter"]).arg(venv.python());
+    of_package(&mut maturin);
+    maturin
+}
+
+/// Options that name the package.
+pub fn of_package(maturin: &mut Command) {
+    maturin
+        .arg("--manifest-path")
+        .arg(paths::root().join("client/python/Cargo.toml"))
+        // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo
+        // and maturin take turns.
+        .arg("--target-dir")
+        .arg(paths::target().join("python"))
+        .current_dir(paths::root());
 }
 
 /// Builds and installs it if necessary.
@@ -82,7 +91,8 @@ fn sources() -> Result<String> {
     ])
 }
 
-fn newest(wheels: &Path) -> Option<PathBuf> {
+/// The wheel in a folder.
+pub fn newest(wheels: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(wheels).ok()?;
     let wheels = entries.filter_map(|entry| Some(entry.ok()?.path()));
     wheels.filter(|path| path.extension().is_some_and(|e| e == "whl")).max()

@@ -9,6 +9,7 @@ mod ckpt;
 mod client;
 mod completions;
 mod config;
+mod demo;
 mod doctor;
 mod events;
 mod explain;
@@ -16,6 +17,7 @@ mod find;
 mod gpus;
 mod guardian;
 mod job;
+mod man;
 mod operator;
 mod order;
 mod output;
@@ -65,6 +67,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Agent(agent::Args),
+    Demo(demo::Args),
     Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
@@ -93,6 +96,8 @@ enum Command {
     Version(version::Args),
     /// Print a script that completes commands in a shell
     Completions(completions::Args),
+    #[command(hide = true)]
+    Man(man::Args),
     #[command(name = mainstay_launcher::act::guardian::SUBCOMMAND, hide = true)]
     Guardian(guardian::Args),
     #[command(name = mainstay_sensors::probe::SUBCOMMAND, hide = true)]
@@ -134,6 +139,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run::run(*args).await,
         Command::Agent(args) => agent::run(args).await,
         Command::Config(args) => config::run(&args),
+        Command::Demo(args) => demo::run(args).await,
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
@@ -146,6 +152,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Policy(args) => policy::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::Job(args) => job::job(args).await,
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),

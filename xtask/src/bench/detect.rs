@@ -11,10 +11,10 @@ use nix::unistd::Pid;
 use super::figure::{Figure, Report};
 use super::launchers::Bed;
 use super::process::Running;
-use crate::demo::activate;
 use crate::journal::{self, Follower};
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv::activate;
 
 /// Ranks of the job; they only sleep, because this measures the launcher and not Python's start.
 const RANKS: u64 = 4;

@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use super::figure::{Figure, Report};
 use super::launchers::{Bed, script_path};
 use super::process::Running;
-use crate::demo::activate;
 use crate::journal::{self, Follower};
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv::activate;
 
 /// Memory of the rank that is killed, in GiB, in pages of 4 KiB. Ranks with a GPU hold far more, and pinned.
 const GIB: &str = "4";

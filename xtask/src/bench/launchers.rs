@@ -6,9 +6,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::peers::NVRX_NAME;
-use crate::demo::activate;
 use crate::paths;
-use crate::venv::Venv;
+use crate::venv::{Venv, activate};
 
 /// The environments of the benchmarks.
 pub struct Bed {

@@ -7,12 +7,14 @@ use anyhow::{Context, Result};
 use super::environments::Environments;
 use crate::check::{self, Checks, Verdict};
 use crate::command;
+use crate::dist;
 use crate::fuzz;
 use crate::leftovers::Snapshot;
 use crate::lint::cargo;
 use crate::paths;
 use crate::test_programs::{TestProgram, TestPrograms, at_once};
 use crate::venv::Venv;
+use crate::wheel;
 
 /// The number of simulated jobs of several hosts without a separate step.
 const FEW_SEEDS: &str = "2000";
@@ -107,6 +109,17 @@ impl Suite<'_> {
                 self.pytest(bare.as_ref(), Some("frameworks"), "")
             });
         }
+        checks.run("wheel with the program, in an empty environment (pip, mainstay demo)", || {
+            let venv = python.as_ref().context("there is no environment to build in")?;
+            let folder = paths::target().join("wheel-trial");
+            let built = dist::wheel::with_program(
+                &mut wheel::maturin(venv),
+                &paths::mainstay("debug"),
+                &folder.join("wheel"),
+            )?;
+            dist::wheel::try_out(&venv.tool("python"), &built, &folder, |command| self.own.give(command))?;
+            Ok(Verdict::of(true))
+        });
         if frameworks.is_some() {
             checks.run("hooks for frameworks (pytest)", || {
                 self.pytest(frameworks.as_ref(), None, "frameworks")

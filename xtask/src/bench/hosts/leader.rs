@@ -17,10 +17,10 @@ use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, script_path};
 use crate::bench::process::Running;
-use crate::demo::activate;
 use crate::journal::{self, Entry, Follower};
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv::activate;
 
 const ID: &str = "hosts.leader_replaced";
 

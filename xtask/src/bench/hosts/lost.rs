@@ -18,10 +18,10 @@ use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
 use crate::bench::process::{Running, family};
-use crate::demo::activate;
 use crate::journal::{self, Entry, Follower};
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv::activate;
 
 const IDS: [&str; 4] =
     ["hosts.lost_to_verdict", "hosts.swap_added", "hosts.swap_to_step", "hosts.lost_to_step"];

@@ -15,10 +15,10 @@ use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
 use crate::bench::process::{Running, family};
-use crate::demo::activate;
 use crate::journal::Follower;
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv::activate;
 
 const IDS: [&str; 2] = ["hosts.shrink_added", "hosts.grow_added"];
 

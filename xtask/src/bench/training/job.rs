@@ -16,8 +16,8 @@ use serde::Deserialize;
 
 use crate::bench::launchers::{Bed, script_path};
 use crate::bench::process::Running;
-use crate::demo::activate;
 use crate::paths;
+use crate::venv::activate;
 
 /// One turn, and the start of a job.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -1,0 +1,164 @@
+//! `cargo xtask dist`: what is released, in `target/dist`. Nothing is uploaded.
+
+mod needs;
+pub mod system;
+pub mod wheel;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use self::system::System;
+use crate::command;
+use crate::paths;
+use crate::progress::Progress;
+
+/// The oldest C library on which programs run: that of RHEL 8. Wheels name it in their tag.
+const GLIBC: (u32, u32) = (2, 28);
+
+/// Zig brings the C library's symbols of every version, and links for other processors too.
+const TOOLS: [&str; 3] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1", "maturin==1.16.0"];
+
+/// What can be chosen.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only these (may be repeated).
+    #[arg(long, value_enum)]
+    only: Vec<Kind>,
+    /// The processor.
+    #[arg(long, value_enum, default_value = std::env::consts::ARCH)]
+    arch: Arch,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Kind {
+    /// The program and the Python package: `pip install mainstay-train`.
+    Wheel,
+    /// For Debian and Ubuntu.
+    Deb,
+    /// For RHEL, Rocky, Fedora and SUSE; needs rpmbuild.
+    Rpm,
+    /// Files and a script that installs them.
+    Tarball,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Arch {
+    #[value(name = "x86_64")]
+    X86,
+    #[value(name = "aarch64")]
+    Arm,
+}
+
+impl Arch {
+    fn name(self) -> &'static str {
+        match self {
+            Arch::X86 => "x86_64",
+            Arch::Arm => "aarch64",
+        }
+    }
+
+    fn target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.name())
+    }
+}
+
+impl Args {
+    fn wants(&self, kind: Kind) -> bool {
+        self.only.is_empty() || self.only.contains(&kind)
+    }
+}
+
+/// Builds and checks them.
+///
+/// # Errors
+/// Something cannot be built, or needs a newer host than it should.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let progress = Progress::begin();
+    let tools = tools(&progress)?;
+    let out = paths::target().join("dist");
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    let program = program(&progress, &tools, args.arch)?;
+    if args.wants(Kind::Wheel) {
+        wheel::release(&progress, &tools, &args.arch.target(), &program, &out)?;
+    }
+    if [Kind::Deb, Kind::Rpm, Kind::Tarball].into_iter().any(|kind| args.wants(kind)) {
+        let is_ours = args.arch.name() == std::env::consts::ARCH;
+        let ours = paths::release_mainstay();
+        let runs_here = if is_ours { &program } else { &ours };
+        let system = System { program: &program, runs_here, arch: args.arch.name(), quick: false };
+        progress.step("Building packages (dpkg-deb, rpmbuild, tar)", || {
+            let root = system.stage()?;
+            if args.wants(Kind::Tarball) {
+                system.tarball(&root, &out)?;
+            }
+            if args.wants(Kind::Rpm) {
+                system.rpm(&root, &out)?;
+            }
+            // Last: it adds files of its own.
+            if args.wants(Kind::Deb) {
+                system.deb(&root, &out)?;
+            }
+            Ok(())
+        })?;
+    }
+    write_sums(&out)?;
+    println!("{}", out.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The environment of the tools, in the user's cache: its folder of programs.
+fn tools(progress: &Progress) -> Result<PathBuf> {
+    let folder = paths::cache()?.join("dist-venv");
+    let stamp = folder.join("dist-stamp");
+    let recipe = TOOLS.join("\n");
+    if fs::read_to_string(&stamp).ok().as_ref() != Some(&recipe) {
+        progress.step("Installing cargo-zigbuild, zig and maturin (pip, 100 MB, once)", || {
+            let python = std::env::var("MAINSTAY_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+            command::output(Command::new(python).args(["-m", "venv", "--clear"]).arg(&folder))?;
+            let mut pip = Command::new(folder.join("bin/python"));
+            pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
+            command::run_logged(pip.args(TOOLS), &folder.join("pip.log"))?;
+            fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
+        })?;
+    }
+    Ok(folder.join("bin"))
+}
+
+/// The program with all that is released, linked for the oldest C library.
+fn program(progress: &Progress, tools: &Path, arch: Arch) -> Result<PathBuf> {
+    let (target, (major, minor)) = (arch.target(), GLIBC);
+    progress.step(&format!("Building mainstay for {target}, glibc {major}.{minor} (cargo zigbuild)"), || {
+        let mut build = with_path(command::cargo(), tools);
+        build.args(["zigbuild", "--release", "--locked", "--package", "mainstay-agent"]);
+        build.args(["--features", "cloud", "--target", &format!("{target}.{major}.{minor}")]);
+        command::run(build.current_dir(paths::root()))?;
+        let program = paths::target().join(target).join("release/mainstay");
+        needs::check(&program, GLIBC)?;
+        Ok(program)
+    })
+}
+
+/// `SHA256SUMS` of all files.
+fn write_sums(out: &Path) -> Result<()> {
+    let sums = out.join("SHA256SUMS");
+    let entries = fs::read_dir(out).with_context(|| format!("listing {}", out.display()))?;
+    let mut names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
+    names.retain(|name| name != "SHA256SUMS");
+    names.sort();
+    let text = command::output(Command::new("sha256sum").args(names).current_dir(out))?;
+    fs::write(&sums, text).with_context(|| format!("writing {}", sums.display()))
+}
+
+fn with_path(mut command: Command, first: &Path) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let joined = std::env::join_paths(std::iter::once(first.to_owned()).chain(std::env::split_paths(&path)));
+    // A folder with a colon in its name cannot be searched; the tools are then looked for in the usual places.
+    if let Ok(joined) = joined {
+        command.env("PATH", joined);
+    }
+    command
+}
