@@ -15,6 +15,7 @@ use self::system::System;
 use crate::command;
 use crate::paths;
 use crate::progress::Progress;
+use crate::venv;
 
 /// The oldest C library on which programs run: that of RHEL 8. Wheels name it in their tag.
 const GLIBC: (u32, u32) = (2, 28);
@@ -78,7 +79,7 @@ impl Args {
 /// Something cannot be built, or needs a newer host than it should.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
-    let tools = tools(&progress)?;
+    let tools = venv::of_tools(&progress, "dist-venv", &TOOLS)?;
     let out = paths::target().join("dist");
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let program = program(&progress, &tools, args.arch)?;
@@ -108,24 +109,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     write_sums(&out)?;
     println!("{}", out.display());
     Ok(ExitCode::SUCCESS)
-}
-
-/// The environment of the tools, in the user's cache: its folder of programs.
-fn tools(progress: &Progress) -> Result<PathBuf> {
-    let folder = paths::cache()?.join("dist-venv");
-    let stamp = folder.join("dist-stamp");
-    let recipe = TOOLS.join("\n");
-    if fs::read_to_string(&stamp).ok().as_ref() != Some(&recipe) {
-        progress.step("Installing cargo-zigbuild, zig and maturin (pip, 100 MB, once)", || {
-            let python = std::env::var("MAINSTAY_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-            command::output(Command::new(python).args(["-m", "venv", "--clear"]).arg(&folder))?;
-            let mut pip = Command::new(folder.join("bin/python"));
-            pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
-            command::run_logged(pip.args(TOOLS), &folder.join("pip.log"))?;
-            fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
-        })?;
-    }
-    Ok(folder.join("bin"))
 }
 
 /// The program with all that is released, linked for the oldest C library.

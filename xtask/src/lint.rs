@@ -10,6 +10,8 @@ use crate::cargo_tools;
 use crate::check::{Checks, Verdict};
 use crate::command;
 use crate::paths;
+use crate::progress::Progress;
+use crate::venv;
 
 /// `systemd-analyze security` rates the exposure of a service from 0 to 100. The unit explains each remaining
 /// exposure.
@@ -25,6 +27,7 @@ pub fn source(checks: &mut Checks) {
     checks.run("advisories (cargo deny)", || deny(&["advisories"]));
     checks.run("advisories (cargo audit)", audit);
     checks.run("documentation as a site (mdbook build)", site);
+    checks.run("Kubernetes manifests (kubernetes-validate)", manifests);
 }
 
 /// The unit, the user and the folders.
@@ -32,6 +35,19 @@ pub fn systemd(checks: &mut Checks) {
     checks.run("unit (systemd-analyze verify)", verify_unit);
     checks.run("sandbox (systemd-analyze security)", rate_sandbox);
     checks.run("user and folders (systemd-sysusers, -tmpfiles)", make_user_and_folders);
+}
+
+/// The examples for Kubernetes, against its schemas.
+fn manifests() -> Result<Verdict> {
+    let tools = venv::of_tools(&Progress::begin(), "manifests-venv", &["kubernetes-validate==1.37.0"]);
+    match tools {
+        Ok(tools) => {
+            let mut validate = Command::new(tools.join("python"));
+            validate.arg(paths::root().join("deploy/validate.py"));
+            plain(validate)
+        }
+        Err(error) => Ok(Verdict::skipped(&format!("{error:#}"))),
+    }
 }
 
 /// A cargo command in the repository.

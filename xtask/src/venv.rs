@@ -142,6 +142,25 @@ pub fn activate(command: &mut Command, venv: &Venv) {
     }
 }
 
+/// An environment of its own for tools, in the user's cache; returns its folder of programs.
+///
+/// # Errors
+/// The package index cannot be reached.
+pub fn of_tools(progress: &Progress, name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let dir = paths::cache()?.join(name);
+    let recipe = packages.join("\n");
+    if read(&dir.join(STAMP)) != recipe {
+        let python = base_python();
+        if !who(&python)?.venv {
+            bail!("{python} has no venv module: install it, on Debian and Ubuntu as python3-venv");
+        }
+        command::output(Command::new(python).args(["-m", "venv", "--clear"]).arg(&dir))?;
+        install(progress, &dir, &format!("Installing {} (once)", packages.join(", ")), packages)?;
+        write(&dir.join(STAMP), &recipe)?;
+    }
+    Ok(dir.join("bin"))
+}
+
 /// The heavy environment, in the user's cache.
 pub fn ensure_base(progress: &Progress) -> Result<PathBuf> {
     let cache = paths::cache()?;

@@ -70,6 +70,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         library("NVML library", "libnvidia-ml.so.1"),
         library("CUDA driver library", "libcuda.so.1"),
     ];
+    findings.extend(container());
     let found = find(&args.ask);
     let agent = found.places.iter().find(|place| place.job.is_none());
     findings.extend(found.places.iter().map(|place| Finding {
@@ -85,6 +86,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let status = if findings.iter().any(|of| of.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
     output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
     Ok(ExitCode::from(status))
+}
+
+/// The container that this runs in, and what cannot be seen from there.
+fn container() -> Option<Finding> {
+    let marks = [
+        ("/.dockerenv", "Docker"),
+        ("/run/.containerenv", "Podman"),
+        ("/run/host/container-manager", "systemd"),
+    ];
+    let marked = marks.iter().find(|(mark, _)| Path::new(mark).exists()).map(|(_, runtime)| *runtime);
+    let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").map(|_| "Kubernetes");
+    let runtime = in_pod.or(marked)?;
+    let detail = format!(
+        "of {runtime}: processes of other containers and the kernel log are seen only if they are shared with it, and the \
+         host name is its own (NODE_NAME names the node)"
+    );
+    Some(Finding { what: "container", usable: Some(true), detail })
 }
 
 /// Whether the agent may act as the users whose checkpoints it replicates and restores.

@@ -2,7 +2,7 @@
 
 use mainstay_model::id::Rank;
 use mainstay_model::verdict::Cause;
-use mainstay_tests::{Stage, journal};
+use mainstay_tests::{Stage, journal, python};
 
 #[test]
 fn all_ranks_done_is_status_0() {
@@ -140,4 +140,14 @@ fn a_usage_error_after_steps_is_no_reason_to_stop() {
     let end = stage.sh(script).ranks(2).start().end();
     end.assert_status(0);
     assert_eq!(journal::restarts(&end.journal), 1, "{end}");
+}
+
+#[test]
+fn a_seccomp_profile_that_forbids_to_watch_ranks_is_named() {
+    let stage = Stage::new();
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/python/without_pidfd.py");
+    let python = python().display().to_string();
+    let end = stage.sh("exit 0").under(&[&python, profile]).start().end();
+    end.assert_status(70);
+    end.assert_printed("seccomp");
 }

@@ -245,3 +245,50 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
     machine.run(&["systemctl", "start", "mainstay"]);
     assert!(answered().is_some(), "{}", machine.journal());
 }
+
+/// The variable that names the package, as `cargo xtask dist` builds it.
+const PACKAGE: &str = "MAINSTAY_TEST_DEB";
+
+#[test]
+fn the_package_starts_nothing_is_replaced_under_a_job_and_leaves_nothing_when_it_is_purged() {
+    let Some(package) = std::env::var_os(PACKAGE) else {
+        return skipped("MAINSTAY_TEST_DEB names no package: cargo xtask test builds one where dpkg-deb is");
+    };
+    let machine = match Machine::boot() {
+        Ok(machine) => machine,
+        Err(reason) => return skipped(&reason),
+    };
+    machine.run(&["rm", "-rf", "/etc/mainstay", "/var/lib/mainstay"]);
+    machine.run(&["sh", "-c", "id alice || useradd --no-create-home alice"]);
+    fs::copy(package, format!("/proc/{}/root/run/mainstay.deb", machine.init)).expect("a copy in its memory");
+    let install = ["dpkg", "--install", "/run/mainstay.deb"];
+    machine.run(&install);
+    assert_eq!(machine.property("ActiveState"), "inactive", "{}", machine.journal());
+    for path in ["/etc/mainstay", "/usr/share/man/man1/mainstay-run.1.gz"] {
+        machine.run(&["test", "-e", path]);
+    }
+
+    machine.run(&["systemctl", "enable", "--now", "mainstay"]);
+    let job = ["systemd-run", "--uid=alice", "--unit=job", "--setenv=HOME=/tmp", "mainstay", "run"];
+    machine.run(&[&job[..], &["--log-dir=/tmp/of-alice", "--no-python", "sleep", "1000"]].concat());
+    let attached = || {
+        let status = ["mainstay", "status", "--json", "--socket", "/run/mainstay/agent.sock"];
+        text(&machine.enter(&status).stdout).contains("/tmp/of-alice/")
+    };
+    processes::wait_until("the agent has the job", attached);
+
+    let agent = machine.property("MainPID");
+    let rank = machine.run(&["pgrep", "-u", "alice", "sleep"]);
+    machine.run(&install);
+    assert_ne!(machine.property("MainPID"), agent, "an upgrade replaces the agent");
+    processes::wait_until("the new agent has the job", attached);
+    assert_eq!(machine.run(&["pgrep", "-u", "alice", "sleep"]), rank, "and no rank");
+
+    machine.run(&["dpkg", "--remove", "mainstay"]);
+    assert_eq!(machine.run(&["pgrep", "-u", "alice", "sleep"]), rank);
+    machine.run(&["test", "-e", "/var/lib/mainstay/journal"]);
+    machine.run(&["dpkg", "--purge", "mainstay"]);
+    for path in ["/var/lib/mainstay", "/etc/mainstay", "/run/mainstay", "/usr/bin/mainstay"] {
+        machine.run(&["test", "!", "-e", path]);
+    }
+}

@@ -129,10 +129,22 @@ impl Suite<'_> {
 
     /// The end-to-end scenarios on the program as cargo builds it, with ranks in a Python that has the wheel.
     pub fn scenarios(&self, checks: &mut Checks) {
+        let mut package = None;
+        checks.run("package of the program as cargo builds it (dpkg-deb)", || {
+            if !command::exists("dpkg-deb", "--version") {
+                return Ok(Verdict::skipped("there is no dpkg-deb: the package is not installed in a test"));
+            }
+            let program = paths::mainstay("debug");
+            let arch = std::env::consts::ARCH;
+            let system = dist::system::System { program: &program, runs_here: &program, arch, quick: true };
+            package = Some(system.deb(&system.stage()?, &paths::target().join("dist-root"))?);
+            Ok(Verdict::of(true))
+        });
         checks.run("end-to-end scenarios (cargo test)", || {
             let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != SOURCES;
             self.programs.run(self.own, is_scenario, None, |test| {
                 test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
+                test.envs(package.iter().map(|package| ("MAINSTAY_TEST_DEB", package)));
                 // Half of the time of most scenarios is spent waiting, but a few compute.
                 at_once(test, 3, 2);
             })

@@ -188,7 +188,7 @@ impl Cluster<'_> {
                 self.start(usize::from(self.hosts))?;
             }
             let of_journal =
-                journal.entries[fresh..].iter().filter_map(progress).last().map(|(step, _)| step);
+                journal.entries[fresh..].iter().filter_map(progress).next_back().map(|(step, _)| step);
             let newest = self.step().await.or(of_journal);
             step = newest.unwrap_or(step);
             let attempt = journal.attempt();
