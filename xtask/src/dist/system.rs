@@ -265,3 +265,48 @@ fn git(arguments: &[&str]) -> Result<String> {
     let printed = command::output(Command::new("git").args(arguments).current_dir(paths::root()))?;
     Ok(printed.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_has_the_files_of_root_and_the_tarball_installs_the_same() {
+        if !command::exists("dpkg-deb", "--version") {
+            eprintln!("test skipped: xtask::dist::system: there is no dpkg-deb");
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-system-{}", std::process::id()));
+        let script = folder.join("mainstay");
+        write(
+            &script,
+            b"#!/bin/sh\n[ \"$1\" != man ] || { mkdir -p \"$2\" && echo page > \"$2/mainstay.1\"; }\n",
+        )
+        .expect("written");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+        // MAINSTAY_BIN packs a real program, to try it by hand.
+        let program = paths::given_mainstay().unwrap_or(script);
+        let system =
+            System { program: &program, runs_here: &program, arch: std::env::consts::ARCH, quick: true };
+        let root = system.stage().expect("a tree");
+        let tarball = system.tarball(&root, &folder).expect("a tarball");
+        let deb = system.deb(&root, &folder).expect("a package");
+
+        let listed =
+            command::output(Command::new("dpkg-deb").arg("--contents").arg(&deb)).expect("its files");
+        assert!(listed.lines().all(|line| line.contains(" root/root ")), "{listed}");
+        let installed = folder.join("installed");
+        command::output(Command::new("tar").arg("-xf").arg(&tarball).arg("-C").arg(&folder))
+            .expect("unpacked");
+        let install = folder.join(system.name()).join("install.sh");
+        command::output(Command::new("sh").arg(install).env("DESTDIR", &installed)).expect("installed");
+        for file in ["usr/bin/mainstay", "usr/lib/systemd/system/mainstay.service", "etc/mainstay"] {
+            assert!(listed.contains(&format!("./{file}")), "{file}: {listed}");
+            assert!(installed.join(file).exists(), "{file}");
+        }
+        match paths::given_mainstay() {
+            Some(_) => println!("{}", deb.display()),
+            None => fs::remove_dir_all(&folder).expect("removed"),
+        }
+    }
+}
