@@ -47,7 +47,10 @@ pub fn with_program(maturin: &mut Command, program: &Path, out: &Path) -> Result
     fs::create_dir_all(&scripts).with_context(|| format!("creating {}", scripts.display()))?;
     fs::copy(program, scripts.join("mainstay")).with_context(|| format!("copying {}", program.display()))?;
     command::run_logged(maturin.arg("--out").arg(out), &paths::target().join("logs/maturin-dist.log"))?;
-    newest(out).with_context(|| format!("maturin left no wheel in {}", out.display()))
+    let wheel = newest(out).with_context(|| format!("maturin left no wheel in {}", out.display()))?;
+    let listed = command::output(Command::new("python3").args(["-m", "zipfile", "--list"]).arg(&wheel))?;
+    ensure!(listed.contains(".data/scripts/mainstay"), "{}: the program is not in it", wheel.display());
+    Ok(wheel)
 }
 
 /// Installs a wheel into an empty environment in `folder`, as a user would, and trains with what is in it.
