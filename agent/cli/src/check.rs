@@ -75,9 +75,19 @@ pub(super) struct Args {
     /// Configuration file of the agent, for checks without an agent
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Print one line of at most 80 characters and exit with 0, 1 or 2, as node-problem-detector expects of a plugin
+    #[arg(long, value_enum, conflicts_with_all = ["json", "verbose"])]
+    format: Option<Format>,
     /// Show every check, not only the summary (as on a terminal)
     #[arg(long, short)]
     verbose: bool,
+}
+
+/// A program that reads the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// node-problem-detector's custom plugins: 0 is good, 1 a problem, 2 unknown.
+    Npd,
 }
 
 /// A verdict that can fail a check.
@@ -113,7 +123,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let status = status(checks.iter().map(|check| check.verdict), &args.fail_on, args.strict);
     let report = Report { checks, took, status, by: asked.by };
-    let text = if args.ask.json { format!("{}\n", report.as_json()) } else { report.as_text(args.verbose) };
+    let (text, status) = match args.format {
+        Some(Format::Npd) => (report.for_npd(), npd_status(status)),
+        None if args.ask.json => (format!("{}\n", report.as_json()), status),
+        None => (report.as_text(args.verbose), status),
+    };
     output::print(&text)?;
     Ok(ExitCode::from(status))
 }
@@ -154,6 +168,15 @@ fn status(verdicts: impl Iterator<Item = CheckVerdict>, fail_on: &[FailOn], stri
         // Nothing was checked, so the result is unknown.
         None if none && (strict || fail_on.contains(&FailOn::Unknown)) => exit::UNKNOWN,
         None => exit::OK,
+    }
+}
+
+/// The exit status for node-problem-detector: `NonOK` for what is wrong, `Unknown` for what could not be read.
+fn npd_status(status: u8) -> u8 {
+    match status {
+        exit::OK => 0,
+        exit::DEGRADED | exit::UNHEALTHY => 1,
+        _ => 2,
     }
 }
 

@@ -149,6 +149,26 @@ fn what_is_required_and_not_there_fails() {
 }
 
 #[test]
+fn node_problem_detector_gets_a_short_line_and_its_statuses() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/npd/mainstay.json");
+    let plugin: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let arguments = plugin["rules"][0]["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+    let options: Vec<&str> = arguments.skip(1).collect();
+    let options = format!("{} --alone --deadline 300ms --group gpu", options.join(" "));
+    let host = Host::new();
+    let status = |more: &str| {
+        let output = host.check(&format!("{options} {more}"));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(printed.lines().count() == 1 && printed.trim_end().len() <= 80, "{printed}");
+        output.status.code()
+    };
+    assert_eq!(status(""), Some(0));
+    assert_eq!(status("--require gpu=8"), Some(1));
+    host.driver(&json!({"hang": ["nvmlInit_v2"]}));
+    assert_eq!(status(""), Some(2));
+}
+
+#[test]
 fn an_agent_is_asked_where_there_is_one() {
     let host = Host::new();
     fs::write(host.log(), OFF_BUS).unwrap();

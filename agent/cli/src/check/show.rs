@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 use crate::output::{Paint, clean};
 
+/// What node-problem-detector keeps of a plugin's output by default.
+const MAX_NPD_BYTES: usize = 80;
+
 /// All checks, and their overall result.
 pub(super) struct Report {
     pub(super) checks: Vec<Check>,
@@ -28,6 +31,22 @@ impl Report {
         let word = word(overall(&self.checks)).to_uppercase();
         let _ = writeln!(text, "{}", clean(&format!("{word}: {}", summary(&self.checks, self.took))));
         text
+    }
+
+    /// What is wrong first, or how many checks passed, in one line as node-problem-detector shows it.
+    pub(super) fn for_npd(&self) -> String {
+        let worst = overall(&self.checks);
+        let wrong = self.checks.iter().find(|check| check.verdict == worst);
+        let wrong = wrong.filter(|_| !matches!(worst, CheckVerdict::Pass | CheckVerdict::Skipped));
+        let text = match wrong {
+            Some(check) => format!("{}: {}", check.name, check.reason),
+            None => summary(&self.checks, self.took),
+        };
+        let mut text = clean(&text);
+        if text.len() > MAX_NPD_BYTES {
+            text.truncate(text.floor_char_boundary(MAX_NPD_BYTES));
+        }
+        text + "\n"
     }
 
     fn write_checks(&self, paint: Paint, text: &mut String) {
