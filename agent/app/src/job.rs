@@ -300,14 +300,15 @@ const RETURNING: &str = "--returning";
 /// Replaces this process by a new launcher with the same options and the same process id: under `srun`, a launcher that
 /// exits with another status than 0 makes Slurm start the whole job again, although it goes on elsewhere.
 fn start_again() -> std::io::Error {
-    let arguments: Vec<OsString> = std::env::args_os().filter(|argument| argument != RETURNING).collect();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
     let Some(run) = arguments.iter().position(|argument| argument == "run") else {
         return ErrorKind::InvalidInput.into();
     };
     let (before, after) = arguments.split_at(run + 1);
+    let already = usize::from(after.first().is_some_and(|first| first == RETURNING));
     let mut command = Command::new("/proc/self/exe");
     before.first().map(|name| command.arg0(name));
-    command.args(before.iter().skip(1)).arg(RETURNING).args(after).exec()
+    command.args(before.iter().skip(1)).arg(RETURNING).args(after.iter().skip(already)).exec()
 }
 
 /// Creates the job's directories and its journal.
