@@ -171,7 +171,7 @@ fn a_failing_journal_is_reported_and_a_silent_one_is_not_trusted() {
     let journal = Journal::new("");
     let silent = Source::open(&journal.kmsg(), &journal.program(), boot(), None).unwrap();
     assert_eq!(silent.state(), None);
-    let Some(LogState::Unreadable(why)) = silent.doubt() else { panic!("it is believed") };
+    let Some(LogState::Absent(why)) = silent.doubt() else { panic!("it is believed") };
     assert!(why.contains("No such file") && why.contains("gives no line of this boot's kernel"), "{why}");
     drop(open);
     silent.wait(&stop, Duration::from_secs(3600)).unwrap();
