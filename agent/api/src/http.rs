@@ -2,11 +2,12 @@
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::{ReadSide, metrics};
+use super::ReadSide;
+use super::metrics::{self, Format, Scrape};
 use mainstay_view::convert::health::{reasons, state_name};
 
 pub(super) fn router(read: ReadSide) -> Router {
@@ -38,10 +39,13 @@ async fn readyz(State(read): State<ReadSide>) -> Response {
     (status, text).into_response()
 }
 
-async fn scrape(State(read): State<ReadSide>) -> Response {
-    let now = (read.clock)();
-    let text = metrics::render(&read, now);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+/// `?ranks=all` asks for the series of each rank also in a large job.
+async fn scrape(State(read): State<ReadSide>, uri: Uri, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::accepted(accept);
+    let all_ranks = uri.query().is_some_and(|query| query.split('&').any(|part| part == "ranks=all"));
+    let text = metrics::render(&read, (read.clock)(), Scrape { format, all_ranks });
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
 /// For the HTTP listener: lists the paths that exist.

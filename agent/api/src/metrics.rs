@@ -1,15 +1,20 @@
 //! The Prometheus metrics. Values are read from the newest snapshot at each scrape, so a job that is gone leaves no series.
+//! A job's series have its name in two labels: `training_job`, and `job`, which Prometheus renames, for one version more.
 //! Names and meanings are in `docs/reference/metrics.md`; a test compares them.
 
 use mainstay_checkpoint::lag::LagReason;
 use mainstay_checkpoint::owner;
+use mainstay_checkpoint::tiers::{Tier, TierState};
 use mainstay_health::hardware::gpu::GpuView;
 use mainstay_health::hardware::tpu::metric as tpu;
 use mainstay_model::health::HealthState;
+use mainstay_model::pci::PciAddress;
+use mainstay_model::policy::CauseKind;
 use mainstay_model::time::Stamp;
+use mainstay_model::verdict::FaultDomain;
 use mainstay_tier::peer::Service;
 use mainstay_view::node::{JobPhase, JobView, NodeView};
-use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
+use metrics::{Label, Unit, counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::{Mode, ReadSide, saving};
@@ -21,6 +26,16 @@ pub enum Kind {
     Gauge,
     /// Only increases, until the process restarts.
     Counter,
+}
+
+impl Kind {
+    /// Its name in the formats.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+        }
+    }
 }
 
 /// A metric as it is documented.
@@ -43,6 +58,7 @@ const COMPONENT_READ_AGE: &str = "mainstay_component_read_age_seconds";
 const GPU_TEMPERATURE: &str = "mainstay_gpu_temperature_celsius";
 const GPU_POWER: &str = "mainstay_gpu_power_watts";
 const GPU_UTILIZATION: &str = "mainstay_gpu_utilization_percent";
+const GPU_UTILIZATION_RATIO: &str = "mainstay_gpu_utilization_ratio";
 const GPU_MEMORY_USED: &str = "mainstay_gpu_memory_used_bytes";
 const GPU_MEMORY_TOTAL: &str = "mainstay_gpu_memory_total_bytes";
 const GPU_ECC: &str = "mainstay_gpu_ecc_errors";
@@ -50,6 +66,10 @@ const GPU_LINKS_UP: &str = "mainstay_gpu_nvlinks_up";
 const GPU_LINKS_EXPECTED: &str = "mainstay_gpu_nvlinks_expected";
 const GPU_PCIE_REPLAYS: &str = "mainstay_gpu_pcie_replays";
 const GPU_PROCESSES: &str = "mainstay_gpu_processes";
+const TPU_DUTY_CYCLE_RATIO: &str = "mainstay_tpu_duty_cycle_ratio";
+const TPU_HBM_BANDWIDTH_RATIO: &str = "mainstay_tpu_hbm_bandwidth_ratio";
+const JOB_INFO: &str = "mainstay_job_info";
+const JOB_LEADER: &str = "mainstay_job_leader";
 const JOB_PHASE: &str = "mainstay_job_phase";
 const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
@@ -63,6 +83,11 @@ const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const JOB_SAVE_INTERVAL: &str = "mainstay_job_save_interval_seconds";
 const JOB_SAVE_COST: &str = "mainstay_job_save_cost_ratio";
+const JOB_COPIES_BEHIND: &str = "mainstay_job_copies_behind";
+const JOB_RANK_STEP: &str = "mainstay_job_rank_step";
+const JOB_RANK_HEARTBEAT_AGE: &str = "mainstay_job_rank_heartbeat_age_seconds";
+const JOB_RANK_SELF_TIME: &str = "mainstay_job_rank_self_time_seconds";
+const JOB_RANK_WAIT: &str = "mainstay_job_rank_wait_ratio";
 const CHECKPOINT_AGE: &str = "mainstay_checkpoint_age_seconds";
 const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
 const CHECKPOINT_BEHIND: &str = "mainstay_checkpoint_copies_behind_seconds";
@@ -84,6 +109,21 @@ const PROCESS_RSS: &str = "process_resident_memory_bytes";
 const PROCESS_CPU: &str = "process_cpu_seconds_total";
 const PROCESS_START: &str = "process_start_time_seconds";
 
+/// The labels of a job's series.
+const JOB: &[&str] = &["job", "training_job"];
+
+/// The labels of a GPU's series: those of dcgm-exporter, and `uuid` for one version more.
+const GPU: &[&str] = &["Hostname", "UUID", "gpu", "pci_bus_id", "uuid"];
+
+/// The labels of the quantiles over the ranks of a job that this host sees.
+const RANKS: &[&str] = &["job", "ranks_quantile", "training_job"];
+
+/// The ranks of a job up to which each rank has its own series, in a scrape that does not ask for them.
+const MAX_RANKS_WITH_SERIES: u32 = 256;
+
+/// The quantiles of the ranks of a job.
+const QUANTILES: [(f64, &str); 4] = [(0.0, "0"), (0.5, "0.5"), (0.9, "0.9"), (1.0, "1")];
+
 const fn gauge_of(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
     Metric { name, kind: Kind::Gauge, labels, help }
 }
@@ -98,24 +138,30 @@ pub const METRICS: &[Metric] = &[
         "1 for the current state of the component, 0 for the others.",
     ),
     gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read successfully."),
-    gauge_of(GPU_TEMPERATURE, &["gpu", "uuid"], "Temperature of the GPU, in degrees Celsius."),
-    gauge_of(GPU_POWER, &["gpu", "uuid"], "Power draw of the GPU, in watts."),
-    gauge_of(GPU_UTILIZATION, &["gpu", "uuid"], "Share of time in which the GPU was busy, in percent."),
-    gauge_of(GPU_MEMORY_USED, &["gpu", "uuid"], "GPU memory in use, in bytes."),
-    gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Total GPU memory, in bytes."),
+    gauge_of(GPU_TEMPERATURE, GPU, "Temperature of the GPU, in degrees Celsius."),
+    gauge_of(GPU_POWER, GPU, "Power draw of the GPU, in watts."),
+    gauge_of(GPU_UTILIZATION, GPU, "Share of time in which the GPU was busy, in percent."),
+    gauge_of(GPU_UTILIZATION_RATIO, GPU, "Share of time in which the GPU was busy, from 0 to 1."),
+    gauge_of(GPU_MEMORY_USED, GPU, "GPU memory in use, in bytes."),
+    gauge_of(GPU_MEMORY_TOTAL, GPU, "Total GPU memory, in bytes."),
     gauge_of(
         GPU_ECC,
-        &["gpu", "kind", "uuid"],
+        &["Hostname", "UUID", "gpu", "kind", "pci_bus_id", "uuid"],
         "Memory errors since the GPU's last reset, by kind: corrected, uncorrected.",
     ),
-    gauge_of(GPU_LINKS_UP, &["gpu", "uuid"], "NVLinks that are up."),
-    gauge_of(GPU_LINKS_EXPECTED, &["gpu", "uuid"], "NVLinks that should be up."),
-    gauge_of(GPU_PCIE_REPLAYS, &["gpu", "uuid"], "PCIe packets replayed since the GPU's last reset."),
-    gauge_of(GPU_PROCESSES, &["gpu", "uuid"], "Processes that use the GPU."),
+    gauge_of(GPU_LINKS_UP, GPU, "NVLinks that are up."),
+    gauge_of(GPU_LINKS_EXPECTED, GPU, "NVLinks that should be up."),
+    gauge_of(GPU_PCIE_REPLAYS, GPU, "PCIe packets replayed since the GPU's last reset."),
+    gauge_of(GPU_PROCESSES, GPU, "Processes that use the GPU."),
     gauge_of(
         tpu::DUTY_CYCLE,
         &["component"],
         "Share of time in which the chip's TensorCores were busy, in percent.",
+    ),
+    gauge_of(
+        TPU_DUTY_CYCLE_RATIO,
+        &["component"],
+        "Share of time in which the chip's TensorCores were busy, from 0 to 1.",
     ),
     gauge_of(tpu::HBM_USED, &["component"], "Memory of the TPU chip in use, in bytes."),
     gauge_of(tpu::HBM_TOTAL, &["component"], "Memory of the TPU chip, in bytes."),
@@ -124,54 +170,78 @@ pub const METRICS: &[Metric] = &[
         &["component"],
         "Share of the TPU chip's memory bandwidth in use, in percent.",
     ),
-    gauge_of(JOB_PHASE, &["job", "phase"], "1 for the current phase of the job, 0 for the others."),
-    gauge_of(JOB_STEP, &["job"], "The newest step that all ranks are known to have completed."),
-    gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
-    gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
-    Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
+    gauge_of(
+        TPU_HBM_BANDWIDTH_RATIO,
+        &["component"],
+        "Share of the TPU chip's memory bandwidth in use, from 0 to 1.",
+    ),
+    gauge_of(
+        JOB_INFO,
+        &["job", "namespace", "pod", "slurm_job_id", "training_job", "uid", "user"],
+        "Always 1; the labels name whose job it is. Unknown ones are empty.",
+    ),
+    gauge_of(
+        JOB_LEADER,
+        JOB,
+        "1 on the host whose launcher decides for the job, 0 on its other hosts. Only this host has the job's counters.",
+    ),
+    gauge_of(
+        JOB_PHASE,
+        &["job", "phase", "training_job"],
+        "1 for the current phase of the job, 0 for the others.",
+    ),
+    gauge_of(JOB_STEP, JOB, "The newest step that all ranks are known to have completed."),
+    gauge_of(JOB_PACE, JOB, "Steps per second over the last minute."),
+    gauge_of(JOB_ATTEMPT, JOB, "The current attempt, from 0."),
+    Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: JOB, help: "Restarts so far." },
     Metric {
         name: JOB_RESTARTS_BY_RUNG,
         kind: Kind::Counter,
-        labels: &["job", "rung"],
+        labels: &["job", "rung", "training_job"],
         help: "Restarts so far by kind: in_process, respawn_ranks (only the lost ranks), in_job (all ranks).",
     },
     Metric {
         name: JOB_POLICY_TROUBLES,
         kind: Kind::Counter,
-        labels: &["job"],
+        labels: JOB,
         help: "Decisions of the built-in policy because the job's policy file failed or was overruled.",
     },
     Metric {
         name: JOB_FAILURES,
         kind: Kind::Counter,
-        labels: &["cause", "domain", "job"],
+        labels: &["cause", "domain", "job", "training_job"],
         help: "Failures so far, by kind of cause and by fault domain: user, hardware, infrastructure, platform, unknown.",
     },
-    gauge_of(JOB_HANG, &["job"], "1 while ranks are alive and make no progress, 0 otherwise."),
+    gauge_of(JOB_HANG, JOB, "1 while ranks are alive and make no progress, 0 otherwise."),
     gauge_of(
         JOB_FINDING,
-        &["job", "number", "what"],
+        &["job", "number", "training_job", "what"],
         "1 while the job has this finding: a problem in which no rank has failed.",
     ),
     gauge_of(
         JOB_FINDING_COST,
-        &["job", "number", "what"],
+        &["job", "number", "training_job", "what"],
         "Share of the step time that the finding costs, from 0 to 1.",
     ),
     gauge_of(
         JOB_SAVE_INTERVAL,
-        &["job", "tier"],
+        &["job", "tier", "training_job"],
         "Seconds between saves that cost least, from the measured cost of saves and failures, by tier: memory, disk, peer, durable.",
     ),
     gauge_of(
         JOB_SAVE_COST,
-        &["interval", "job"],
+        &["interval", "job", "training_job"],
         "Share of wall-clock time spent on saves, repeated work and restores, by interval: advised, present.",
+    ),
+    gauge_of(
+        JOB_COPIES_BEHIND,
+        JOB,
+        "1 while saved steps wait for their copies on other hosts for more than a minute, 0 otherwise.",
     ),
     gauge_of(
         CHECKPOINT_AGE,
         &["run", "tier", "uid"],
-        "Seconds since the newest step that is whole in the tier was sealed: memory, disk, peer, durable.",
+        "Seconds since the newest step that is whole in the tier was sealed: memory, disk, peer, durable. For copies between launchers (peer): since the copies were reported.",
     ),
     gauge_of(CHECKPOINT_STEP, &["run", "tier", "uid"], "The newest step that is whole in the tier."),
     gauge_of(
@@ -215,37 +285,104 @@ pub const METRICS: &[Metric] = &[
         labels: &[],
         help: "Steps of which ranks saved different bytes although they declared the same content.",
     },
-    gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
-    gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
+    gauge_of(
+        JOB_RANK_STEP,
+        RANKS,
+        "The last step that ranks completed: quantile 0 is the rank that is furthest behind.",
+    ),
+    gauge_of(
+        JOB_RANK_HEARTBEAT_AGE,
+        RANKS,
+        "Seconds since the ranks' last heartbeats: quantile 1 is the oldest.",
+    ),
+    gauge_of(
+        JOB_RANK_SELF_TIME,
+        RANKS,
+        "Step time without waiting for other ranks, in seconds: quantile 1 is the slowest rank.",
+    ),
+    gauge_of(
+        JOB_RANK_WAIT,
+        RANKS,
+        "Share of a step in which ranks wait for other ranks, from 0 to 1: quantile 0 is the rank that waits least.",
+    ),
+    gauge_of(RANK_STEP, &["job", "rank", "training_job"], "The last step that the rank completed."),
+    gauge_of(
+        RANK_HEARTBEAT_AGE,
+        &["job", "rank", "training_job"],
+        "Seconds since the rank's last heartbeat.",
+    ),
     gauge_of(
         RANK_SELF_TIME,
-        &["job", "rank"],
+        &["job", "rank", "training_job"],
         "Median time of the rank's last 16 steps without the time spent waiting for other ranks, in seconds.",
     ),
     gauge_of(
         RANK_AGAINST_PEERS,
-        &["job", "rank"],
+        &["job", "rank", "training_job"],
         "The rank's self time relative to the median of its peers: 1.1 is 10 % slower.",
     ),
     gauge_of(
         RANK_WAIT,
-        &["job", "rank"],
+        &["job", "rank", "training_job"],
         "Share of a step in which the rank waits for other ranks, from 0 to 1.",
     ),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
     gauge_of(JOURNAL_OLDEST, &[], "The cursor of the oldest event that is kept."),
     gauge_of(JOURNAL_WRITABLE, &[], "1 while the journal is writable, 0 while events are kept in memory."),
     gauge_of(PROCESS_RSS, &[], "Resident memory of this process, in bytes."),
-    gauge_of(
-        PROCESS_CPU,
-        &[],
-        "CPU time used by this process, in seconds. It only increases; its type is gauge because it has fractions.",
-    ),
+    Metric {
+        name: PROCESS_CPU,
+        kind: Kind::Counter,
+        labels: &[],
+        help: "CPU time used by this process, in seconds.",
+    },
     gauge_of(PROCESS_START, &[], "When this process started, in seconds since the Unix epoch."),
 ];
 
+/// The form of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Prometheus' text format.
+    Text,
+    /// OpenMetrics, which Prometheus asks for.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The form that a caller accepts: the one with the higher weight, and the text if it does not say.
+    pub(super) fn accepted(accept: &str) -> Format {
+        let weight = |of: &str| {
+            let weights = accept.split(',').filter_map(|one| {
+                let mut parts = one.split(';').map(str::trim);
+                parts.next().filter(|kind| kind.eq_ignore_ascii_case(of))?;
+                let given = parts.find_map(|part| part.strip_prefix("q="));
+                Some(given.map_or(1.0, |given| given.parse().unwrap_or(0.0)))
+            });
+            weights.fold(0.0, f64::max)
+        };
+        let wanted = weight("application/openmetrics-text");
+        if wanted > 0.0 && wanted >= weight("text/plain") { Format::OpenMetrics } else { Format::Text }
+    }
+
+    /// The `Content-Type` of the page.
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// What a scrape asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scrape {
+    pub(super) format: Format,
+    /// The series of each rank, also in a large job.
+    pub(super) all_ranks: bool,
+}
+
 /// The page for one scrape.
-pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
+pub(super) fn render(read: &ReadSide, now: Stamp, scrape: Scrape) -> String {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     with_local_recorder(&recorder, || {
@@ -253,24 +390,50 @@ pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
         let view = read.snapshots.view();
         about(read);
         node(&view, now);
-        view.gpus.iter().for_each(gpu);
-        view.jobs.values().for_each(|of| job(of, read, now));
+        view.gpus.iter().for_each(|of| gpu(of, read));
+        view.jobs.values().for_each(|of| job(of, read, now, scrape.all_ranks));
         checkpoints(read, now);
         gauge!(JOURNAL_NEWEST).set(read.snapshots.newest() as f64);
         gauge!(JOURNAL_OLDEST).set(read.snapshots.oldest() as f64);
         gauge!(JOURNAL_WRITABLE).set(flag(read.snapshots.journal_error().is_none()));
         process();
     });
-    handle.render()
+    page(&handle.render(), scrape.format)
 }
 
 fn describe() {
     for metric in METRICS {
-        match metric.kind {
-            Kind::Gauge => describe_gauge!(metric.name, Unit::Count, metric.help),
-            Kind::Counter => describe_counter!(metric.name, Unit::Count, metric.help),
-        }
+        describe_gauge!(metric.name, Unit::Count, metric.help);
     }
+}
+
+/// The page in its form, with the declared types: the exporter's counters are whole numbers, so a counter with fractions
+/// is a gauge to it. In OpenMetrics a counter's family has no `_total`.
+fn page(rendered: &str, format: Format) -> String {
+    let mut page = String::with_capacity(rendered.len() + 8);
+    for line in rendered.lines().filter(|line| !line.is_empty()) {
+        let mut words = line.splitn(4, ' ');
+        let comment = (words.next(), words.next(), words.next(), words.next());
+        let (Some("#"), Some(what), Some(name), Some(rest)) = comment else {
+            page.push_str(line);
+            page.push('\n');
+            continue;
+        };
+        let kind = METRICS.iter().find(|metric| metric.name == name).map(|metric| metric.kind);
+        let rest = match (what, kind) {
+            ("TYPE", Some(kind)) => kind.word(),
+            _ => rest,
+        };
+        let family = match (format, kind) {
+            (Format::OpenMetrics, Some(Kind::Counter)) => name.trim_end_matches("_total"),
+            _ => name,
+        };
+        page.extend(["# ", what, " ", family, " ", rest, "\n"]);
+    }
+    if format == Format::OpenMetrics {
+        page.push_str("# EOF\n");
+    }
+    page
 }
 
 fn about(read: &ReadSide) {
@@ -293,6 +456,12 @@ fn node(view: &NodeView, now: Stamp) {
     for component in view.components.values() {
         for reading in &component.gauges {
             gauge!(reading.metric, "component" => component.name.clone()).set(reading.value);
+            let twin = match reading.metric {
+                tpu::DUTY_CYCLE => TPU_DUTY_CYCLE_RATIO,
+                tpu::HBM_BANDWIDTH => TPU_HBM_BANDWIDTH_RATIO,
+                _ => continue,
+            };
+            gauge!(twin, "component" => component.name.clone()).set(reading.value / 100.0);
         }
         // A reading of an earlier boot has no age.
         if let Some(at) = component.read_at.filter(|at| *at <= now.mono) {
@@ -303,17 +472,28 @@ fn node(view: &NodeView, now: Stamp) {
 }
 
 /// A GPU in trouble has no series: its readings are not reliable.
-fn gpu(gpu: &GpuView) {
+fn gpu(gpu: &GpuView, read: &ReadSide) {
     let Some(reading) = gpu.reading.as_ref().filter(|reading| reading.trouble.is_none()) else { return };
     let uuid = reading.identity.as_ref().map(|identity| identity.uuid.clone()).unwrap_or_default();
+    let PciAddress { domain, bus, device } = gpu.address;
+    let labels = vec![
+        Label::new("Hostname", read.about.hostname.clone()),
+        Label::new("UUID", uuid.clone()),
+        Label::new("gpu", reading.index.to_string()),
+        // As the driver and dcgm-exporter write it.
+        Label::new("pci_bus_id", format!("{domain:08X}:{bus:02X}:{device:02X}.0")),
+        Label::new("uuid", uuid),
+    ];
     let set = |name: &'static str, value: Option<f64>| {
         if let Some(value) = value {
-            gauge!(name, "gpu" => gpu.address.to_string(), "uuid" => uuid.clone()).set(value);
+            gauge!(name, labels.iter()).set(value);
         }
     };
     set(GPU_TEMPERATURE, reading.temperature.value().map(|degrees| f64::from(*degrees)));
     set(GPU_POWER, reading.power.value().map(|milliwatts| f64::from(*milliwatts) / 1000.0));
-    set(GPU_UTILIZATION, reading.utilization.value().map(|percent| f64::from(*percent)));
+    let utilization = reading.utilization.value().map(|percent| f64::from(*percent));
+    set(GPU_UTILIZATION, utilization);
+    set(GPU_UTILIZATION_RATIO, utilization.map(|percent| percent / 100.0));
     set(GPU_MEMORY_USED, reading.memory.value().map(|(used, _)| *used as f64));
     set(GPU_MEMORY_TOTAL, reading.memory.value().map(|(_, total)| *total as f64));
     set(GPU_LINKS_UP, gpu.links.map(|(up, _)| f64::from(up)));
@@ -322,10 +502,15 @@ fn gpu(gpu: &GpuView) {
     set(GPU_PROCESSES, reading.processes.value().map(|processes| processes.len() as f64));
     for (kind, count) in [("corrected", &reading.ecc_corrected), ("uncorrected", &reading.ecc_volatile)] {
         if let Some(count) = count.value() {
-            let address = gpu.address.to_string();
-            gauge!(GPU_ECC, "gpu" => address, "uuid" => uuid.clone(), "kind" => kind).set(*count as f64);
+            gauge!(GPU_ECC, with(&labels, &[("kind", kind)]).iter()).set(*count as f64);
         }
     }
+}
+
+/// These labels and further ones.
+fn with(labels: &[Label], further: &[(&'static str, &str)]) -> Vec<Label> {
+    let further = further.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
+    labels.iter().cloned().chain(further).collect()
 }
 
 const STATES: [(HealthState, &str); 4] = [
@@ -335,15 +520,76 @@ const STATES: [(HealthState, &str); 4] = [
     (HealthState::Unknown, "UNKNOWN"),
 ];
 
-fn job(job: &JobView, read: &ReadSide, now: Stamp) {
+/// The labels and the values of one job.
+struct JobSeries {
+    labels: Vec<Label>,
+}
+
+impl JobSeries {
+    fn gauge(&self, name: &'static str, further: &[(&'static str, &str)], value: impl Into<Option<f64>>) {
+        if let Some(value) = value.into() {
+            gauge!(name, with(&self.labels, further).iter()).set(value);
+        }
+    }
+
+    fn counter(&self, name: &'static str, further: &[(&'static str, &str)], value: u32) {
+        counter!(name, with(&self.labels, further).iter()).absolute(value.into());
+    }
+}
+
+fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
     let id = &job.id.0;
+    let of =
+        JobSeries { labels: vec![Label::new("job", id.clone()), Label::new("training_job", id.clone())] };
+    let (owner, uid) = (&job.spec.owner, job.spec.uid.to_string());
+    let whose = [
+        ("namespace", &*owner.namespace),
+        ("pod", &*owner.pod),
+        ("slurm_job_id", &*owner.slurm_job_id),
+        ("uid", &*uid),
+        ("user", &*owner.user),
+    ];
+    of.gauge(JOB_INFO, &whose, 1.0);
+    of.gauge(JOB_LEADER, &[], flag(job.leads));
     let current = phase_label(job.phase);
     for phase in PHASES {
-        gauge!(JOB_PHASE, "job" => id.clone(), "phase" => phase).set(flag(phase == current));
+        of.gauge(JOB_PHASE, &[("phase", phase)], flag(phase == current));
     }
-    gauge!(JOB_ATTEMPT, "job" => id.clone()).set(job.attempt.0);
-    counter!(JOB_RESTARTS, "job" => id.clone()).absolute(job.restarts.into());
-    counter!(JOB_POLICY_TROUBLES, "job" => id.clone()).absolute(job.policy_troubles.into());
+    of.gauge(JOB_ATTEMPT, &[], f64::from(job.attempt.0));
+    if job.leads {
+        counters(job, &of);
+    }
+    of.gauge(JOB_STEP, &[], job.step.map(|step| step as f64));
+    // The heartbeats of an ended job grow older forever and must not cause an alert.
+    if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
+        return;
+    }
+    of.gauge(JOB_HANG, &[], flag(job.hang.is_some()));
+    let pace = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running);
+    of.gauge(JOB_PACE, &[], pace);
+    for (tier, every) in saving::by_tier(job, read.checkpoints.as_deref()) {
+        of.gauge(JOB_SAVE_INTERVAL, &[("tier", tier.word())], every);
+    }
+    if let Some(saving) = &job.saving {
+        of.gauge(JOB_SAVE_COST, &[("interval", "advised")], saving.cost);
+        of.gauge(JOB_SAVE_COST, &[("interval", "present")], saving.cost_was);
+    }
+    for finding in job.findings.values() {
+        let number = finding.finding.to_string();
+        let which = [("number", &*number), ("what", finding.what.word())];
+        of.gauge(JOB_FINDING, &which, 1.0);
+        of.gauge(JOB_FINDING_COST, &which, finding.cost_percent.map(|cost| cost / 100.0));
+    }
+    if job.leads {
+        copies(job, read, now, &of);
+    }
+    ranks(job, now, &of, all_ranks || job.spec.world_size <= MAX_RANKS_WITH_SERIES);
+}
+
+/// The counters begin at 0 with the job: `increase()` does not see the first value of a series.
+fn counters(job: &JobView, of: &JobSeries) {
+    of.counter(JOB_RESTARTS, &[], job.restarts);
+    of.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
     let by_rung = [
         ("in_process", job.restarts_in_process),
@@ -351,57 +597,63 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
         ("in_job", of_all),
     ];
     for (rung, count) in by_rung {
-        counter!(JOB_RESTARTS_BY_RUNG, "job" => id.clone(), "rung" => rung).absolute(count.into());
+        of.counter(JOB_RESTARTS_BY_RUNG, &[("rung", rung)], count);
     }
-    for ((cause, domain), count) in &job.failures {
-        counter!(JOB_FAILURES, "job" => id.clone(), "cause" => cause.word(), "domain" => *domain)
-            .absolute((*count).into());
+    for cause in CauseKind::ALL {
+        for domain in FaultDomain::ALL.map(FaultDomain::name) {
+            let count = job.failures.get(&(cause, domain)).copied().unwrap_or_default();
+            of.counter(JOB_FAILURES, &[("cause", cause.word()), ("domain", domain)], count);
+        }
     }
-    if let Some(step) = job.step {
-        gauge!(JOB_STEP, "job" => id.clone()).set(step as f64);
-    }
-    // The heartbeats of an ended job grow older forever and must not cause an alert.
-    if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
+}
+
+/// The copies that the launchers of a job keep for each other. An agent that knows the run has its own series.
+fn copies(job: &JobView, read: &ReadSide, now: Stamp, of: &JobSeries) {
+    let Some((copied, at)) = job.copied else {
+        return of.gauge(JOB_COPIES_BEHIND, &[], job.copies_behind.is_some().then_some(1.0));
+    };
+    of.gauge(JOB_COPIES_BEHIND, &[], flag(job.copies_behind.is_some()));
+    let run = if job.spec.run.is_empty() { &job.id.0 } else { &job.spec.run };
+    let is_known = |known: &TierState| owner::name(&known.run) == run && known.tier == Tier::Peer;
+    if read.checkpoints.iter().any(|checkpoints| checkpoints.tiers().iter().any(is_known)) {
         return;
     }
-    gauge!(JOB_HANG, "job" => id.clone()).set(flag(job.hang.is_some()));
-    if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
-        gauge!(JOB_PACE, "job" => id.clone()).set(pace);
-    }
-    for (tier, every) in saving::by_tier(job, read.checkpoints.as_deref()) {
-        gauge!(JOB_SAVE_INTERVAL, "job" => id.clone(), "tier" => tier.word()).set(every);
-    }
-    if let Some(saving) = &job.saving {
-        gauge!(JOB_SAVE_COST, "job" => id.clone(), "interval" => "advised").set(saving.cost);
-        gauge!(JOB_SAVE_COST, "job" => id.clone(), "interval" => "present").set(saving.cost_was);
-    }
-    for finding in job.findings.values() {
-        let (what, number) = (finding.what.word(), finding.finding.to_string());
-        gauge!(JOB_FINDING, "job" => id.clone(), "what" => what, "number" => number.clone()).set(1.0);
-        if let Some(cost) = finding.cost_percent {
-            gauge!(JOB_FINDING_COST, "job" => id.clone(), "what" => what, "number" => number)
-                .set(cost / 100.0);
-        }
-    }
+    let labels =
+        [("run", run.clone()), ("tier", Tier::Peer.word().to_owned()), ("uid", job.spec.uid.to_string())];
+    let age = (now.wall.0 - at.wall.0).max(0);
+    gauge!(CHECKPOINT_AGE, &labels).set(age as f64 / 1e9);
+    gauge!(CHECKPOINT_STEP, &labels).set(copied.step as f64);
+}
+
+/// The ranks that this host sees: their quantiles, and in a job that is not large each of them.
+fn ranks(job: &JobView, now: Stamp, of: &JobSeries, each: bool) {
+    let mut values: [(&'static str, Vec<f64>); 4] =
+        [JOB_RANK_STEP, JOB_RANK_SELF_TIME, JOB_RANK_WAIT, JOB_RANK_HEARTBEAT_AGE]
+            .map(|name| (name, Vec::new()));
     for rank in job.ranks.values() {
         let Some(beat) = &rank.beat else { continue };
-        let number = rank.rank.0.to_string();
-        if let Some(step) = beat.step {
-            gauge!(RANK_STEP, "job" => id.clone(), "rank" => number.clone()).set(step as f64);
-        }
-        let pace = [
+        let age = (beat.at.0 > 0).then(|| now.mono.since(beat.at).as_seconds());
+        let of_rank = [
+            (RANK_STEP, beat.step.map(|step| step as f64)),
             (RANK_SELF_TIME, beat.pace.self_time.map(|own| own.as_seconds())),
-            (RANK_AGAINST_PEERS, beat.pace.against_peers),
             (RANK_WAIT, beat.pace.wait_share),
+            (RANK_HEARTBEAT_AGE, age),
         ];
-        for (name, value) in pace {
-            if let Some(value) = value {
-                gauge!(name, "job" => id.clone(), "rank" => number.clone()).set(value);
-            }
+        for ((_, all), (_, value)) in values.iter_mut().zip(&of_rank) {
+            all.extend(value);
         }
-        if beat.at.0 > 0 {
-            gauge!(RANK_HEARTBEAT_AGE, "job" => id.clone(), "rank" => number)
-                .set(now.mono.since(beat.at).as_seconds());
+        if each {
+            let number = rank.rank.0.to_string();
+            let which = [("rank", &*number)];
+            of_rank.into_iter().for_each(|(name, value)| of.gauge(name, &which, value));
+            of.gauge(RANK_AGAINST_PEERS, &which, beat.pace.against_peers);
+        }
+    }
+    for (name, mut all) in values {
+        all.sort_by(f64::total_cmp);
+        for (quantile, word) in QUANTILES {
+            let place = (quantile * all.len().saturating_sub(1) as f64).round() as usize;
+            of.gauge(name, &[("ranks_quantile", word)], all.get(place).copied());
         }
     }
 }
@@ -465,6 +717,7 @@ fn process() {
     let Ok(stat) = procfs::process::Process::myself().and_then(|myself| myself.stat()) else { return };
     gauge!(PROCESS_RSS).set((stat.rss * procfs::page_size()) as f64);
     let ticks = stat.utime + stat.stime;
+    // With fractions; [`page`] writes its type.
     gauge!(PROCESS_CPU).set(ticks as f64 / procfs::ticks_per_second() as f64);
 }
 

@@ -393,6 +393,53 @@ pub struct JobSpec {
     /// The experience with rungs from earlier runs of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Experience>,
+    /// Whether another host leads the job when this launcher starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub follows: bool,
+    /// Whose job it is; empty in journals of earlier versions.
+    #[serde(default, skip_serializing_if = "JobOwner::is_unknown")]
+    pub owner: Box<JobOwner>,
+}
+
+/// Whose job it is, as far as the launcher's environment shows. Unknown values are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobOwner {
+    /// The user's name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
+    /// The job of Slurm.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub slurm_job_id: String,
+    /// The namespace of Kubernetes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The pod of the launcher.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pod: String,
+}
+
+impl JobOwner {
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Reads the environment of a launcher. In a pod the host's name is the pod's, unless the variable `POD_NAME` says
+    /// otherwise; `mounted_namespace` is what Kubernetes mounts into each pod.
+    pub fn read(variable: impl Fn(&str) -> Option<String>, mounted_namespace: Option<String>) -> JobOwner {
+        let first = |names: &[&str]| {
+            let values = names.iter().filter_map(|name| variable(name));
+            values.map(|value| value.trim().to_owned()).find(|value| !value.is_empty())
+        };
+        let in_pod = first(&["KUBERNETES_SERVICE_HOST"]).is_some();
+        let pod: &[&str] = if in_pod { &["POD_NAME", "HOSTNAME"] } else { &["POD_NAME"] };
+        let mounted = mounted_namespace.filter(|_| in_pod).map(|namespace| namespace.trim().to_owned());
+        JobOwner {
+            user: first(&["USER", "LOGNAME"]).unwrap_or_default(),
+            slurm_job_id: first(&["SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"]).unwrap_or_default(),
+            namespace: first(&["POD_NAMESPACE"]).or(mounted).unwrap_or_default(),
+            pod: first(pod).unwrap_or_default(),
+        }
+    }
 }
 
 /// A rank's process at its start.
@@ -505,5 +552,32 @@ impl Body {
             Body::Outcome(outcome) => Some(outcome.incident),
             Body::Fact(_) | Body::Health(_) | Body::Finding(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::JobOwner;
+
+    fn read(variables: &[(&str, &str)], mounted: Option<&str>) -> JobOwner {
+        let value = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        JobOwner::read(value, mounted.map(str::to_owned))
+    }
+
+    #[test]
+    fn the_owner_of_a_job_is_read_from_slurm_and_kubernetes() {
+        let slurm = [("USER", ""), ("LOGNAME", "ada"), ("SLURM_JOB_ID", "81"), ("HOSTNAME", "node-1")];
+        let ada = JobOwner { user: "ada".into(), slurm_job_id: "81".into(), ..JobOwner::default() };
+        assert_eq!(read(&slurm, Some("left over")), ada);
+        let array = [("SLURM_JOB_ID", "82"), ("SLURM_ARRAY_JOB_ID", "80")];
+        assert_eq!(read(&array, None).slurm_job_id, "80");
+        let pod = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("HOSTNAME", "train-0")];
+        let train = JobOwner { namespace: "research".into(), pod: "train-0".into(), ..JobOwner::default() };
+        assert_eq!(read(&pod, Some("research\n")), train);
+        let named = [pod[0], pod[1], ("POD_NAME", "other-0"), ("POD_NAMESPACE", "given")];
+        let given = JobOwner { namespace: "given".into(), pod: "other-0".into(), ..JobOwner::default() };
+        assert_eq!(read(&named, Some("research")), given);
     }
 }

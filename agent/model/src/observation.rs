@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 pub const HOSTS: &str = "hosts";
 /// The event for stopping running ranks so that more hosts take part. The job acts on its entry in the journal.
 pub const WORLD_GROWS: &str = "world_grows";
+/// The event for a lost leader that another host replaces.
+pub const LEADER_REPLACED: &str = "leader_replaced";
+/// Its value that says whether the host of this journal is the new leader.
+pub const LEADS_HERE: &str = "leads_here";
 
 /// An event on a component. The component itself holds the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

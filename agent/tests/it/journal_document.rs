@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use mainstay_model::entry::{
-    Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, LineTime, Note, StartedRank,
+    Body, Entry, ExitStatus, Fact, HostOfRanks, JobOwner, JobSpec, LineTime, Note, StartedRank,
 };
 use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
@@ -27,6 +27,13 @@ fn entries() -> Vec<Body> {
             page_dir: Some("pages".into()),
             started_in: "here".into(),
             run: "train~1".into(),
+            follows: true,
+            owner: Box::new(JobOwner {
+                user: "u".into(),
+                slurm_job_id: "1".into(),
+                namespace: "n".into(),
+                pod: "p".into(),
+            }),
             ..JobSpec::default()
         })),
         Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started], hosts: vec![host] }),

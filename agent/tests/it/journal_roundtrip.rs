@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use mainstay_journal::store::journal::{Line, decode, encode};
-use mainstay_model::entry::{Body, Entry, ExitStatus, Fact, HostOfRanks, JobSpec, Note, StartedRank};
+use mainstay_model::entry::{
+    Body, Entry, ExitStatus, Fact, HostOfRanks, JobOwner, JobSpec, Note, StartedRank,
+};
 use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
@@ -89,23 +91,29 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
     let who = (any::<[u32; 4]>(), rank(), pid());
     let places = (text(), text(), option::of(text()), option::of(text()), text(), text());
     let restarts = (option::of(policy()), vec(experience(), 0..3));
-    let all = (vec(text(), 0..4), who, places, restarts);
-    all.prop_map(|(command, (numbers, first_rank, launcher), places, (policy, earlier))| JobSpec {
-        command,
-        world_size: numbers[0],
-        local_world_size: numbers[1],
-        first_rank,
-        max_restarts: numbers[2],
-        launcher,
-        uid: numbers[3],
-        run_dir: places.0,
-        started_in: places.4,
-        run: places.5,
-        checkpoint_dir: places.1,
-        page_dir: places.2,
-        program: places.3,
-        policy,
-        earlier,
+    let owner = [text(), text(), text(), text()];
+    let all = (vec(text(), 0..4), who, places, restarts, (any::<bool>(), owner));
+    all.prop_map(|(command, (numbers, first_rank, launcher), places, (policy, earlier), (follows, owner))| {
+        let [user, slurm_job_id, namespace, pod] = owner;
+        JobSpec {
+            command,
+            world_size: numbers[0],
+            local_world_size: numbers[1],
+            first_rank,
+            max_restarts: numbers[2],
+            launcher,
+            uid: numbers[3],
+            run_dir: places.0,
+            started_in: places.4,
+            run: places.5,
+            checkpoint_dir: places.1,
+            page_dir: places.2,
+            program: places.3,
+            policy,
+            earlier,
+            follows,
+            owner: Box::new(JobOwner { user, slurm_job_id, namespace, pod }),
+        }
     })
 }
 

@@ -148,6 +148,8 @@ pub struct JobView {
     pub copies_behind: Option<String>,
     /// For a spare host: what it has ready, in words.
     pub waits: Option<String>,
+    /// Whether the launcher of this host decides for the job.
+    pub leads: bool,
 }
 
 /// The node: its components and its jobs.

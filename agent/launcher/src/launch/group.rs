@@ -126,7 +126,7 @@ impl Group {
 
     /// A follower, or a spare.
     pub(super) fn follows(followed: Followed, spec: JobSpec) -> Group {
-        let (following, remote) = Following::new(followed, spec);
+        let (following, remote) = Following::new(followed, JobSpec { follows: true, ..spec });
         Group::of(Role::Follows(Box::new(following)), Some(remote))
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_model::entry::{Fact, JobSpec, StartedRank};
+use mainstay_model::entry::{Fact, JobOwner, JobSpec, StartedRank};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_progress::memory::{self, Learned};
 use mainstay_recovery::in_process::Round;
@@ -229,6 +229,9 @@ pub(super) fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &Jo
     log_files::ask(exchange).flatten()
 }
 
+/// Where Kubernetes mounts the namespace of a pod.
+const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
 /// The job's entry in the journal at its start.
 pub(super) fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
@@ -250,6 +253,11 @@ pub(super) fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy
         program: paths::hash_of_program(&settings.command),
         policy: Some(policy),
         earlier: Vec::new(),
+        follows: false,
+        owner: Box::new(JobOwner::read(
+            |name| std::env::var(name).ok(),
+            std::fs::read_to_string(POD_NAMESPACE).ok(),
+        )),
     }
 }
 

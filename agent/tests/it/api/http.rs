@@ -25,6 +25,14 @@ pub async fn get(server: &Server, path: &str) -> (u16, String) {
     (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
 }
 
+/// The headers and the body of an answer to a caller with this `Accept`.
+pub async fn get_as(server: &Server, path: &str, accept: &str) -> (String, String) {
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n");
+    let answer = raw(TcpStream::connect(server.http).await.unwrap(), head.as_bytes()).await;
+    let (headers, body) = answer.split_once("\r\n\r\n").unwrap();
+    (headers.to_ascii_lowercase(), body.to_owned())
+}
+
 #[tokio::test]
 async fn healthz_is_about_the_process_and_readyz_about_the_node() {
     let dir = testing::tempdir().unwrap();

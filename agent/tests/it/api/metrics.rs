@@ -1,16 +1,21 @@
 //! The metrics page: checked with a strict parser of the text format, and against its documentation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::process::Command;
 
 use mainstay_api::metrics::{Kind, METRICS};
 use mainstay_checkpoint::advice::Advised;
+use mainstay_checkpoint::copied_step::{self, CopiedStep};
 use mainstay_hang::{Hang, HangKind};
 use mainstay_health::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
 use mainstay_health::hardware::tpu::metric;
-use mainstay_model::entry::{Body, Fact};
+use mainstay_model::entry::{Body, Fact, JobOwner, JobSpec};
 use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::health::{Component, Gauge, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, Incident, JobId, Rank};
+use mainstay_model::observation::{HOSTS, LEADER_REPLACED, LEADS_HERE, Observation};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain};
@@ -18,8 +23,11 @@ use mainstay_view::node::BeatView;
 
 use super::checkpoints;
 use super::events::verdict;
-use super::http::get;
+use super::http::{get, get_as};
 use super::server::{SECOND, Server, component};
+
+/// The job of these tests.
+const JOB: &str = "de\"mo\n";
 
 #[derive(Debug, PartialEq)]
 struct Sample {
@@ -37,8 +45,10 @@ struct Page {
 
 impl Page {
     fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let wanted: BTreeMap<String, String> =
+        let mut wanted: BTreeMap<String, String> =
             labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned())).collect();
+        // A job's series have its name in both labels.
+        wanted.extend(wanted.get("training_job").map(|job| ("job".to_owned(), job.clone())));
         self.samples.iter().find(|of| of.name == name && of.labels == wanted).map(|of| of.value)
     }
 }
@@ -107,6 +117,7 @@ fn gpu() -> GpuView {
     let address = PciAddress { domain: 0, bus: 0x3b, device: 0 };
     let identity = GpuIdentity { address, uuid: "GPU-1".into(), name: "NVIDIA H100".into(), serial: None };
     let reading = GpuReading {
+        index: 3,
         identity: Some(identity),
         ecc_volatile: Read::Value(2),
         ecc_corrected: Read::Value(3),
@@ -164,6 +175,8 @@ const ADVISED: Advised = Advised {
     cost_was: 0.25,
 };
 
+const COPIED: CopiedStep = CopiedStep { attempt: 0, step: 11 };
+
 /// A server with one of everything.
 async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let mut server = Server::with_checkpoints(dir, checkpoints::knowing_one_step(dir)).await;
@@ -173,8 +186,8 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let gauges = readings.iter().map(|metric| Gauge { metric, value: 12.5 }).collect();
     server.snapshots.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
     server.snapshots.set_gpus(vec![gpu()]);
-    server.job("de\"mo\n");
-    server.record(95, Some("de\"mo\n"), verdict(1, "rank 3 raised ValueError: first"));
+    server.job(JOB);
+    server.record(95, Some(JOB), verdict(1, "rank 3 raised ValueError: first"));
     let stop = Decision {
         incident: Incident(1),
         action: Action::Stop { exit: 1 },
@@ -183,10 +196,11 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
         by: DecidedBy::Launcher,
         agent_evidence: false,
     };
-    server.record(95, Some("de\"mo\n"), Body::Decision(stop));
-    server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));
-    server.record(96, Some("de\"mo\n"), Body::Fact(ADVISED.fact()));
-    let job = JobId("de\"mo\n".into());
+    server.record(95, Some(JOB), Body::Decision(stop));
+    server.record(96, Some(JOB), Body::Finding(slow_rank()));
+    server.record(96, Some(JOB), Body::Fact(ADVISED.fact()));
+    server.record(96, Some(JOB), Body::Fact(COPIED.fact()));
+    let job = JobId(JOB.into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
             let pace = mainstay_progress::monitor::Pace {
@@ -223,7 +237,7 @@ async fn settle(server: &Server, step: u64) {
 async fn a_scrape_has_node_job_ranks_and_process() {
     let dir = testing::tempdir().unwrap();
     let (server, page) = scraped(dir.path()).await;
-    let job = ("job", "de\"mo\n");
+    let job = ("training_job", JOB);
     assert_eq!(page.value("mainstay_node_state", &[("state", "DEGRADED")]), Some(1.0));
     assert_eq!(page.value("mainstay_node_state", &[("state", "HEALTHY")]), Some(0.0));
     let disk = [("component", "host.disk"), ("state", "DEGRADED")];
@@ -251,12 +265,19 @@ async fn a_scrape_has_node_job_ranks_and_process() {
     assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
     let age = (100 - checkpoints::SEALED_AT) as f64;
     assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));
-    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(9.0));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(10.0));
     assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
-    let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];
+    let gpu = [
+        ("Hostname", "node-17"),
+        ("UUID", "GPU-1"),
+        ("gpu", "3"),
+        ("pci_bus_id", "00000000:3B:00.0"),
+        ("uuid", "GPU-1"),
+    ];
     assert_eq!(page.value("mainstay_gpu_power_watts", &gpu), Some(650.5));
     assert_eq!(page.value("mainstay_gpu_nvlinks_up", &gpu), Some(17.0));
-    let errors = [gpu[0], ("kind", "uncorrected"), gpu[1]];
+    assert_eq!(page.value("mainstay_gpu_utilization_ratio", &gpu), Some(0.99));
+    let errors = [&gpu[..], &[("kind", "uncorrected")]].concat();
     assert_eq!(page.value("mainstay_gpu_ecc_errors", &errors), Some(2.0));
     assert!(page.value("process_resident_memory_bytes", &[]).unwrap() > 1e6);
     server.stop().await;
@@ -281,8 +302,8 @@ async fn a_hang_is_visible_until_it_passes() {
     };
     let hung = Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: false };
     let mut after = async |fact| {
-        server.fact(100, "de\"mo\n", fact);
-        parse(&get(&server, "/metrics").await.1).value("mainstay_job_hang", &[("job", "de\"mo\n")])
+        server.fact(100, JOB, fact);
+        parse(&get(&server, "/metrics").await.1).value("mainstay_job_hang", &[("training_job", JOB)])
     };
     assert_eq!(after(hung).await, Some(1.0));
     let passed = Fact::HangPassed { attempt: Attempt(0), after: Span::seconds(1) };
@@ -294,11 +315,154 @@ async fn a_hang_is_visible_until_it_passes() {
 async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
     let dir = testing::tempdir().unwrap();
     let (mut server, _) = scraped(dir.path()).await;
-    server.fact(100, "de\"mo\n", Fact::JobEnded { exit: 0, reason: "done".into() });
+    server.fact(100, JOB, Fact::JobEnded { exit: 0, reason: "done".into() });
     let page = parse(&get(&server, "/metrics").await.1);
     let to_alert_on = ["mainstay_rank_", "mainstay_job_save_"];
     assert!(!page.samples.iter().any(|of| to_alert_on.iter().any(|name| of.name.starts_with(name))));
     server.stop().await;
+}
+
+#[tokio::test]
+async fn counters_begin_at_zero_with_the_job_on_the_host_that_leads() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    let owner = JobOwner { user: "ada".into(), slurm_job_id: "81".into(), ..JobOwner::default() };
+    let spec = JobSpec { follows: true, uid: 1001, owner: Box::new(owner), ..JobSpec::default() };
+    let job = ("training_job", JOB);
+    let counters = async |server: &Server| {
+        let page = parse(&get(server, "/metrics").await.1);
+        let samples = page.samples.iter();
+        let of_job = samples.filter(|of| page.types[&of.name] == "counter" && of.labels.contains_key("job"));
+        let values: Vec<f64> = of_job.map(|of| of.value).collect();
+        (page.value("mainstay_job_leader", &[job]), values, page)
+    };
+    server.fact(10, JOB, Fact::JobStarted(spec));
+    let (leads, values, page) = counters(&server).await;
+    assert_eq!((leads, values), (Some(0.0), vec![]));
+    let whose =
+        [job, ("user", "ada"), ("uid", "1001"), ("slurm_job_id", "81"), ("namespace", ""), ("pod", "")];
+    assert_eq!(page.value("mainstay_job_info", &whose), Some(1.0));
+    // Of the hosts that see the leader replaced, only the new leader has it here.
+    for (here, leads) in [(false, 0.0), (true, 1.0), (false, 0.0), (true, 1.0)] {
+        let replaced = Observation {
+            component: HOSTS.into(),
+            event: LEADER_REPLACED.into(),
+            values: [(LEADS_HERE.to_owned(), here.to_string())].into(),
+            ..Observation::default()
+        };
+        server.fact(11, JOB, Fact::Observed(replaced));
+        assert_eq!(counters(&server).await.0, Some(leads));
+    }
+    let (_, values, page) = counters(&server).await;
+    assert!(!values.is_empty() && values.iter().all(|value| *value == 0.0), "{values:?}");
+    let failures = [("cause", "exit_code"), ("domain", "user"), job];
+    assert_eq!(page.value("mainstay_job_failures_total", &failures), Some(0.0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn copies_between_launchers_have_their_age() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job(JOB);
+    let of_job = [("training_job", JOB)];
+    let tier = [("run", JOB), ("tier", "peer"), ("uid", "0")];
+    let read = async |server: &Server| {
+        let page = parse(&get(server, "/metrics").await.1);
+        let names = ["mainstay_checkpoint_step", "mainstay_checkpoint_age_seconds"];
+        let [step, age] = names.map(|name| page.value(name, &tier));
+        (step, age, page.value("mainstay_job_copies_behind", &of_job))
+    };
+    assert_eq!(read(&server).await, (None, None, None));
+    server.fact(70, JOB, COPIED.fact());
+    assert_eq!(read(&server).await, (Some(11.0), Some(30.0), Some(0.0)));
+    server.fact(90, JOB, copied_step::behind("saves come faster than copies"));
+    assert_eq!(read(&server).await, (Some(11.0), Some(30.0), Some(1.0)));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_job_has_quantiles_and_the_series_of_ranks_on_request() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job(JOB);
+    server.fact(
+        13,
+        JOB,
+        Fact::WorldChanged {
+            attempt: Attempt(0),
+            before: 2,
+            now: 257,
+            hosts: Vec::new(),
+            why: "hosts joined".into(),
+        },
+    );
+    for (rank, step) in [(0, 8), (1, 12)] {
+        let beat = BeatView { step: Some(step), at: Mono(99 * SECOND), ..BeatView::default() };
+        server.snapshots.sample(&JobId(JOB.into()), Attempt(0), Rank(rank), beat);
+    }
+    server.snapshots.publish();
+    let page = parse(&get(&server, "/metrics").await.1);
+    assert!(!page.samples.iter().any(|of| of.name.starts_with("mainstay_rank_")));
+    let step = |quantile| {
+        let labels = [("training_job", JOB), ("ranks_quantile", quantile)];
+        page.value("mainstay_job_rank_step", &labels)
+    };
+    assert_eq!((step("0"), step("1")), (Some(8.0), Some(12.0)));
+    let page = parse(&get(&server, "/metrics?ranks=all").await.1);
+    let rank = [("training_job", JOB), ("rank", "1")];
+    assert_eq!(page.value("mainstay_rank_step", &rank), Some(12.0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_form_is_what_the_caller_accepts() {
+    let dir = testing::tempdir().unwrap();
+    let (server, text) = scraped(dir.path()).await;
+    // Of Prometheus 2.42, and of others.
+    let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                      text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+    let cases = [
+        (prometheus, true),
+        ("application/openmetrics-text; q=0.2, text/plain; q=0.5", false),
+        ("application/openmetrics-text; q=0", false),
+        ("*/*", false),
+    ];
+    for (accept, is_open) in cases {
+        let (headers, body) = get_as(&server, "/metrics", accept).await;
+        assert_eq!(headers.contains("content-type: application/openmetrics-text; version=1.0.0"), is_open);
+        assert_eq!(body.ends_with("\n# EOF\n"), is_open, "{accept}");
+        let Some(body) = body.strip_suffix("# EOF\n") else { continue };
+        let page = parse(body);
+        let names = |page: &Page| page.samples.iter().map(|of| of.name.clone()).collect::<BTreeSet<_>>();
+        assert_eq!(names(&page), names(&text));
+        for metric in METRICS.iter().filter(|of| of.kind == Kind::Counter) {
+            let family = metric.name.strip_suffix("_total").unwrap();
+            assert_eq!((&*page.types[family], &*page.helps[family]), ("counter", metric.help));
+        }
+    }
+    server.stop().await;
+}
+
+/// Prometheus' own check of names, types and helps.
+#[tokio::test]
+async fn promtool_finds_nothing_to_improve() {
+    let dir = testing::tempdir().unwrap();
+    let (server, _) = scraped(dir.path()).await;
+    let (_, text) = get(&server, "/metrics").await;
+    server.stop().await;
+    let file = dir.path().join("page");
+    std::fs::write(&file, text).unwrap();
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]).stdin(File::open(&file).unwrap());
+    let checked = match promtool.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return testing::skip("there is no promtool (apt-get install prometheus)");
+        }
+        checked => checked.unwrap(),
+    };
+    let found = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success() && found.is_empty(), "{found}");
 }
 
 #[tokio::test]
@@ -309,8 +473,7 @@ async fn what_is_scraped_is_what_is_declared() {
     let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();
     assert_eq!(scraped, declared);
     for metric in METRICS {
-        let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
-        assert_eq!(page.types[metric.name], kind, "{}", metric.name);
+        assert_eq!(page.types[metric.name], metric.kind.word(), "{}", metric.name);
         assert_eq!(page.helps[metric.name], metric.help);
         for sample in page.samples.iter().filter(|of| of.name == metric.name) {
             let labels: Vec<&str> = sample.labels.keys().map(String::as_str).collect();
@@ -328,9 +491,9 @@ fn the_documentation_lists_exactly_these_metrics() {
     let expected: Vec<String> = METRICS
         .iter()
         .map(|metric| {
-            let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
             let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-            format!("| `{}` | {kind} | {} | {} |", metric.name, labels.join(", "), metric.help)
+            let (name, kind, help) = (metric.name, metric.kind.word(), metric.help);
+            format!("| `{name}` | {kind} | {} | {help} |", labels.join(", "))
         })
         .collect();
     assert_eq!(rows, expected, "docs/reference/metrics.md is to have these rows:\n{}", expected.join("\n"));

@@ -9,7 +9,7 @@ use mainstay_checkpoint::copied_step::{self, CopiedStep};
 use mainstay_group::spare_ready::SpareReady;
 use mainstay_model::entry::{Body, Fact, HostOfRanks, JobSpec, StartedRank};
 use mainstay_model::id::{Attempt, JobId, Rank};
-use mainstay_model::observation::Observation;
+use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE, Observation};
 use mainstay_model::time::Stamp;
 use mainstay_model::verdict::Decision;
 use mainstay_recovery::job::POLICY;
@@ -20,6 +20,7 @@ impl JobView {
     pub(super) fn new(id: JobId, spec: JobSpec, (started, began): (Stamp, u64)) -> JobView {
         JobView {
             id,
+            leads: !spec.follows,
             spec: Arc::new(spec),
             phase: JobPhase::Starting,
             attempt: Attempt(0),
@@ -170,6 +171,9 @@ impl JobView {
                     self.policy_trouble = Some(seen.detail.clone());
                 }
                 self.saving = Advised::read(seen).or(self.saving);
+                if let Some(here) = seen.values.get(LEADS_HERE).filter(|_| seen.event == LEADER_REPLACED) {
+                    self.leads = *here == true.to_string();
+                }
             }
             Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
             Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,

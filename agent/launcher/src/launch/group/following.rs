@@ -9,6 +9,7 @@ use mainstay_group::wire::{Join, Up};
 use mainstay_hang::RankSeen;
 use mainstay_model::entry::{Body, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::observation::LEADS_HERE;
 use mainstay_model::time::Mono;
 use mainstay_recovery::job::Summary;
 use mainstay_recovery::protocol::{Event, Seat};
@@ -178,6 +179,12 @@ impl Group {
                 let body = match body {
                     // The fact names where this host runs and writes.
                     Body::Fact(Fact::JobStarted(_)) => Body::Fact(Fact::JobStarted(following.spec.clone())),
+                    Body::Fact(Fact::Observed(mut seen)) => {
+                        if let Some(leads) = seen.values.get_mut(LEADS_HERE) {
+                            *leads = false.to_string();
+                        }
+                        Body::Fact(Fact::Observed(seen))
+                    }
                     body => body,
                 };
                 self.acts.push_back(Act::Entry { seq, at, body, is_past });

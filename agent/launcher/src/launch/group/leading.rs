@@ -14,7 +14,7 @@ use mainstay_group::wire::{Down, Join};
 use mainstay_journal::state::StateReader;
 use mainstay_model::entry::{Fact, JobSpec};
 use mainstay_model::id::Attempt;
-use mainstay_model::observation::{HOSTS, Observation, Weight};
+use mainstay_model::observation::{HOSTS, LEADER_REPLACED, LEADS_HERE, Observation, Weight};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_recovery::job::Job;
 use mainstay_sys::clock;
@@ -246,9 +246,9 @@ fn leader_replaced(host: &str, seat: u32, epoch: u64) -> Fact {
     let detail = format!("host {host} is lost; node rank {seat} leads the job now (epoch {epoch})");
     Fact::Observed(Observation {
         component: HOSTS.to_owned(),
-        event: "leader_replaced".to_owned(),
+        event: LEADER_REPLACED.to_owned(),
         weight: Weight::Warning,
         detail,
-        ..Observation::default()
+        values: [(LEADS_HERE.to_owned(), true.to_string())].into(),
     })
 }
