@@ -108,7 +108,7 @@ impl Repeats {
         }
         let program = Program {
             of: memory::program_of(spec),
-            content: spec.program.clone(),
+            content: spec.program.as_deref().map(str::to_owned),
             began,
             spans: spec.world_size != spec.local_world_size,
         };

@@ -386,7 +386,7 @@ pub struct JobSpec {
     pub page_dir: Option<String>,
     /// A hash of what the job runs: its command and the files of its program. `None` if they cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub program: Option<String>,
+    pub program: Option<Box<str>>,
     /// The policy's settings; `None` in journals of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Settings>,

@@ -108,7 +108,7 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
             run: places.5,
             checkpoint_dir: places.1,
             page_dir: places.2,
-            program: places.3,
+            program: places.3.map(String::into_boxed_str),
             policy,
             earlier,
             follows,

@@ -86,7 +86,7 @@ fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_distinguish
 #[test]
 fn a_changed_program_is_a_new_chance_and_an_unchanged_one_is_not() {
     let started = |program: Option<&str>| {
-        let spec = JobSpec { program: program.map(str::to_owned), ..JobSpec::default() };
+        let spec = JobSpec { program: program.map(Into::into), ..JobSpec::default() };
         Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry("a", "boot", verdict("x", 7, 1)) }
     };
     let seen = |second: Option<&str>| {
@@ -110,7 +110,7 @@ fn a_changed_program_is_a_new_chance_and_an_unchanged_one_is_not() {
 fn runs_of_one_program_are_one_job_and_those_of_other_programs_or_users_are_others() {
     let started = |job: &str, command: &str, uid: u32| {
         let command = command.split(' ').map(str::to_owned).collect();
-        let program = Some("same".to_owned());
+        let program = Some("same".into());
         let spec = JobSpec { command, uid, program, ..JobSpec::default() };
         Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry(job, "boot", verdict("x", 7, 1)) }
     };

@@ -250,7 +250,7 @@ pub(super) fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy
         run: rank_spec.checkpoint_run().to_owned(),
         checkpoint_dir: text(&rank_spec.checkpoint_dir),
         page_dir: rank_spec.page_dir.as_ref().map(text),
-        program: paths::hash_of_program(&settings.command),
+        program: paths::hash_of_program(&settings.command).map(String::into_boxed_str),
         policy: Some(policy),
         earlier: Vec::new(),
         follows: false,

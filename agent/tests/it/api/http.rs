@@ -20,7 +20,11 @@ fn request(method: &str, path: &str) -> Vec<u8> {
 }
 
 pub async fn get(server: &Server, path: &str) -> (u16, String) {
-    let answer = raw(TcpStream::connect(server.http).await.unwrap(), &request("GET", path)).await;
+    get_from(TcpStream::connect(server.http).await.unwrap(), path).await
+}
+
+pub async fn get_from(stream: TcpStream, path: &str) -> (u16, String) {
+    let answer = raw(stream, &request("GET", path)).await;
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
     (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
 }

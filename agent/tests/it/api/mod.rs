@@ -9,6 +9,7 @@ mod health;
 mod http;
 mod metrics;
 mod preflight;
+mod prometheus;
 mod reflection;
 pub(crate) mod server;
 mod socket;
