@@ -12,25 +12,13 @@ use mainstay_health::hardware::dcgm::DcgmCatalog;
 /// # Errors
 /// A file cannot be read or is wrong: the error names the file and the entry or line.
 pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
-    files.iter().try_fold(compiled_in()?, |catalog, path| {
+    files.iter().try_fold(Catalog::built_in()?, |catalog, path| {
         let name = path.display().to_string();
         let wrong = || format!("the catalog {name} (key `catalog.files`)");
         let text = std::fs::read_to_string(path).with_context(wrong)?;
         let file: OverrideFile = toml::from_str(&text).with_context(wrong)?;
         catalog.overridden(&name, file).with_context(wrong)
     })
-}
-
-/// The built-in catalog.
-fn compiled_in() -> anyhow::Result<Catalog> {
-    const DAMAGED: &str = "the catalog that is compiled in is damaged";
-    let catalog = Catalog::new(
-        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/hardware/nvlink.toml")).context(DAMAGED)?,
-    );
-    catalog.context(DAMAGED)
 }
 
 /// The meaning of DCGM's errors.

@@ -8,13 +8,14 @@ mod registers;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 pub use nvlink5::{NvlinkFile, NvlinkMeaning, NvlinkRule};
 pub use overrides::OverrideFile;
 pub use registers::{RegisterMeaning, RegisterRule};
 
 use mainstay_model::health::{HealthState, RecommendedAction};
-use mainstay_model::kernel::KernelClass;
+use mainstay_model::kernel::{KernelClass, Xid};
 use mainstay_model::units::Period;
 
 /// The file of XIDs.
@@ -147,6 +148,9 @@ pub struct Catalog {
 /// A catalog that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogError {
+    /// A file that is compiled in does not match its schema.
+    #[error("the catalog that is compiled in is damaged: {0}")]
+    Damaged(String),
     /// A code has two meanings.
     #[error("{kind} {code} has two entries: give each code one entry")]
     Twice {
@@ -188,6 +192,19 @@ pub enum CatalogError {
 }
 
 impl Catalog {
+    /// The catalog that is compiled in.
+    ///
+    /// # Errors
+    /// None in a tested program: tests read the same files.
+    pub fn built_in() -> Result<Catalog, CatalogError> {
+        Catalog::new(
+            compiled_in(include_str!("../../../catalog/hardware/xid.toml"))?,
+            compiled_in(include_str!("../../../catalog/hardware/sxid.toml"))?,
+            compiled_in(include_str!("../../../catalog/hardware/kernel.toml"))?,
+            compiled_in(include_str!("../../../catalog/hardware/nvlink.toml"))?,
+        )
+    }
+
     /// Combines the files.
     ///
     /// # Errors
@@ -217,6 +234,39 @@ impl Catalog {
     /// What an XID means; `None` if it is unknown.
     pub fn xid(&self, code: u32) -> Option<&CodeMeaning> {
         self.xids.get(&code)
+    }
+
+    /// The severity of an XID: from its line if the line has it, otherwise from the catalog.
+    pub fn severity(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
+        let Some(meaning) = self.xid(xid.code) else {
+            return (HealthState::Degraded, RecommendedAction::ContactSupport);
+        };
+        if let Some(error) = &xid.nvlink {
+            let NvlinkMeaning { fatal, action, .. } = NvlinkMeaning::of(&self.nvlink, xid.code, error);
+            let state = match (fatal, action) {
+                (_, RecommendedAction::None) => HealthState::Healthy,
+                (true, _) => HealthState::Unhealthy,
+                (false, _) => HealthState::Degraded,
+            };
+            return (state, action);
+        }
+        let registers = xid.link_registers.as_ref();
+        if let Some(decoded) = registers.and_then(|line| RegisterMeaning::of(&self.registers, line)) {
+            return (decoded.state, decoded.action);
+        }
+        if Catalog::is_known_by_number_alone(xid) {
+            // The severity is in the log line, which was not read.
+            return (HealthState::Degraded, RecommendedAction::ContactSupport);
+        }
+        // Lines of 94 and 95 say whether the GPU must be reset; a 95 without that statement always needs a reset.
+        let reset = xid.reset_needed == Some(true) || xid.drain_and_reset_needed == Some(true);
+        let action = if reset { meaning.action.max(RecommendedAction::ResetDevice) } else { meaning.action };
+        (meaning.state, action)
+    }
+
+    /// Whether it is an NVLink XID whose severity is in its log line, which was not read.
+    pub fn is_known_by_number_alone(xid: &Xid) -> bool {
+        xid.by_event && (144..=150).contains(&xid.code)
     }
 
     /// The XIDs that can follow `code` as a consequence.
@@ -249,6 +299,10 @@ impl Catalog {
     pub fn nvlink_rules(&self) -> &[NvlinkRule] {
         &self.nvlink
     }
+}
+
+fn compiled_in<T: DeserializeOwned>(text: &str) -> Result<T, CatalogError> {
+    toml::from_str(text).map_err(|error| CatalogError::Damaged(error.to_string()))
 }
 
 fn by_code(

@@ -155,7 +155,10 @@ fn is_separator(letter: char) -> bool {
 /// truncated; then only the unit and the severity are known.
 fn nvlink(text: &str) -> Option<NvlinkError> {
     let unit = text.split(is_separator).next().filter(|unit| unit.contains('_') || unit.len() > 2)?;
-    if !unit.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_') {
+    if !unit
+        .bytes()
+        .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'/'))
+    {
         return None;
     }
     let (words, numbers) = text.split_once(['(', '[']).unwrap_or((text, ""));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::faults::FaultReport;
 use super::programs::Programs;
 use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
-use crate::hardware::catalog::{CodeMeaning, FaultOrigin, NvlinkMeaning, RegisterMeaning};
+use crate::hardware::catalog::{Catalog, CodeMeaning, FaultOrigin, RegisterMeaning};
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
@@ -33,7 +33,7 @@ impl DeviceJudge {
             gpu.programs.faulted(at, xid, &meaning.name);
             return;
         }
-        let (state, action) = self.weight_of(xid);
+        let (state, action) = self.catalog.severity(xid);
         if state > HealthState::Healthy {
             let gpu = self.gpus.entry(xid.gpu).or_default();
             let mut came = FaultReport {
@@ -41,7 +41,7 @@ impl DeviceJudge {
                 action,
                 ..FaultReport::known(at, FaultCode::Xid(xid.code), meaning, &xid.place.line)
             };
-            if known_by_number_alone(xid) {
+            if Catalog::is_known_by_number_alone(xid) {
                 came.confidence = UNSURE;
             }
             if let Some(line) = &xid.link_registers {
@@ -57,37 +57,6 @@ impl DeviceJudge {
             let echoes = self.catalog.echoes_of(xid.code);
             gpu.faults.came(came, &echoes);
         }
-    }
-
-    /// The severity of an XID: from its line if the line has it, otherwise from the catalog.
-    fn weight_of(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
-        let Some(meaning) = self.catalog.xid(xid.code) else {
-            return (HealthState::Degraded, RecommendedAction::ContactSupport);
-        };
-        if let Some(error) = &xid.nvlink {
-            let NvlinkMeaning { fatal, action, .. } =
-                NvlinkMeaning::of(self.catalog.nvlink_rules(), xid.code, error);
-            let state = match (fatal, action) {
-                (_, RecommendedAction::None) => HealthState::Healthy,
-                (true, _) => HealthState::Unhealthy,
-                (false, _) => HealthState::Degraded,
-            };
-            return (state, action);
-        }
-        let registers = xid.link_registers.as_ref();
-        if let Some(decoded) =
-            registers.and_then(|line| RegisterMeaning::of(self.catalog.register_rules(), line))
-        {
-            return (decoded.state, decoded.action);
-        }
-        if known_by_number_alone(xid) {
-            // The severity is in the log line, which was not read.
-            return (HealthState::Degraded, RecommendedAction::ContactSupport);
-        }
-        // Lines of 94 and 95 say whether the GPU must be reset; a 95 without that statement always needs a reset.
-        let reset = xid.reset_needed == Some(true) || xid.drain_and_reset_needed == Some(true);
-        let action = if reset { meaning.action.max(RecommendedAction::ResetDevice) } else { meaning.action };
-        (meaning.state, action)
     }
 
     pub(super) fn sxid(&mut self, at: Mono, sxid: &Sxid) {
@@ -172,11 +141,6 @@ const UNSURE: f64 = 0.5;
 
 /// The last XID in NVIDIA's catalog, which lists the codes missing from ours as "unused".
 const LAST_LISTED: u32 = 173;
-
-/// An NVLink XID whose severity is in its log line, which was not read.
-fn known_by_number_alone(xid: &Xid) -> bool {
-    xid.by_event && (144..=150).contains(&xid.code)
-}
 
 fn no_codes() -> BTreeSet<u32> {
     BTreeSet::new()
