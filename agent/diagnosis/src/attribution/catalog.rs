@@ -11,6 +11,8 @@ use super::shared::Shared;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
 use super::words::Words;
+use super::xids::{self, XidWeight};
+use mainstay_health::hardware::catalog::Catalog as Codes;
 
 /// Why a catalog cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,8 @@ const EXPLAINS: f64 = 0.8;
 pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
 /// Words up to this length match only as whole words.
 const SHORT: usize = 6;
+/// The signature of an XID whose own line says that the device needs no reset.
+const PASSING_XID: &str = "xid.passing";
 /// A line that no signature matches needs at least this many words (with stems and pairs) to count as evidence.
 const FEWEST_WORDS: usize = 6;
 
@@ -77,6 +81,8 @@ pub struct Catalog {
     starts: Vec<bool>,
     /// The learned words for lines that no signature matches.
     vocabulary: Words<'static>,
+    /// The meaning of hardware codes, read on first use. `None` if it cannot be read, which a test rules out.
+    codes: OnceLock<Option<Codes>>,
 }
 
 /// The files of the catalog that comes with the program.
@@ -244,7 +250,19 @@ impl Catalog {
             .collect();
         let words = Automaton::of(words).map_err(|error| CatalogError::Tables(error.to_string()))?;
         let vocabulary = Words::built_in();
-        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, vocabulary })
+        let codes = OnceLock::new();
+        Ok(Catalog {
+            signatures,
+            patterns,
+            exceptions,
+            parts,
+            xids,
+            words,
+            of_word,
+            starts,
+            vocabulary,
+            codes,
+        })
     }
 
     /// All signatures, including those of XIDs.
@@ -273,13 +291,15 @@ impl Catalog {
 
     /// Signatures that match a single line, best first: by weight, then by the length of the words.
     pub fn matches(&self, line: &str) -> Vec<&Signature> {
-        let line = lines::clean(line.as_bytes()).to_ascii_lowercase();
+        let written = lines::clean(line.as_bytes());
+        let line = written.to_ascii_lowercase();
         let mut found: Vec<usize> =
             self.hits(line.as_bytes()).flat_map(|(word, _)| self.of_word[word].iter().copied()).collect();
         found.sort_unstable();
         found.dedup();
         found.retain(|index| self.confirms(*index, &line));
         found.extend(self.xids_in(&line));
+        self.weigh_xid(&written, &mut found);
         if found.is_empty() {
             found.extend(self.hints(&line));
         }
@@ -341,6 +361,21 @@ impl Catalog {
         let compile =
             || signature.pattern.as_deref().and_then(|pattern| compiled(&signature.id, pattern).ok());
         self.patterns[index].get_or_init(compile).as_ref()
+    }
+
+    /// Drops the signatures that the line of an XID contradicts: it may be a note, or an error that has passed.
+    pub(super) fn weigh_xid(&self, line: &str, candidates: &mut Vec<usize>) {
+        match self.weight_of_xid(line) {
+            Some(XidWeight::Note) => candidates.clear(),
+            Some(XidWeight::Passing) => candidates.retain(|index| self.signatures[*index].id == PASSING_XID),
+            Some(XidWeight::Usual) | None => {}
+        }
+    }
+
+    /// How much a line with an XID counts. `None` for a line that the driver did not write.
+    pub(super) fn weight_of_xid(&self, line: &str) -> Option<XidWeight> {
+        let codes = self.codes.get_or_init(|| Codes::built_in().ok()).as_ref()?;
+        xids::weight(codes, line)
     }
 
     /// The signatures of the XIDs in a line in lower case: `xid (pci:0000:af:00): 79,`, `xid 79`.

@@ -84,8 +84,7 @@ pub struct Quote {
     pub source: String,
     /// The line's number in the file, from 1. 0 means the whole file.
     pub line: u64,
-    /// The rank that wrote the line or that it is about.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The rank that wrote the line or that it is about. `None` if unknown.
     pub rank: Option<u32>,
     /// The line, cleaned and shortened.
     pub text: String,

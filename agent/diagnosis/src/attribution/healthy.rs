@@ -1,6 +1,7 @@
 //! Lines that state that something is in order: "Remapping Failure Occurred : No", "uncorrectable ECC errors: 0", "no XID errors". They
 //! contain the words of faults and report none: settings and reports about a healthy machine precede most failures of programs.
 
+use super::level;
 use super::lines;
 
 /// Values which say that there is nothing.
@@ -46,10 +47,73 @@ const EVENTS: [&str; 12] = [
 ];
 
 /// What a setting does if a fault happens: none has.
-const SETTINGS: [&str; 4] = ["will restart on ", "restart on ", "will be restarted on ", "retry on "];
+const SETTINGS: [&str; 7] = [
+    "will restart on ",
+    "restart on ",
+    "will be restarted on ",
+    "retry on ",
+    "watching pattern",
+    "watching for ",
+    "monitoring for ",
+];
+
+/// Parts of the names of settings which say what happens on a fault.
+const NAMES_OF_SETTINGS: [&str; 19] = [
+    "on_",
+    "_on",
+    "-on",
+    "retry",
+    "retries",
+    "restart",
+    "ignore",
+    "max_",
+    "max-",
+    "enable",
+    "abort",
+    "check",
+    "timeout",
+    "fatal_",
+    "skip",
+    "raise",
+    "watch",
+    "preempttype",
+    "preemptmode",
+];
+
+/// What reports and a starting system say about what is in order.
+const IN_ORDER: [&str; 22] = [
+    "no issue found",
+    "found no issue",
+    "issues: none",
+    "none found",
+    "check passed",
+    "checks passed",
+    "successfully checked",
+    "completed successfully",
+    "no errors to report",
+    "error found)",
+    ": ok (",
+    ": pass (",
+    "is healthy",
+    "no bad pages",
+    "giving out device",
+    "optional ras",
+    "systemd[1]: start",
+    "is not needed",
+    "\"health\":\"healthy\"",
+    "\"status\":\"healthy\"",
+    "op=exists",
+    "error source: ",
+];
+
+/// Words of a record's values that report an event.
+const ALARMS: [&str; 9] =
+    ["fail", "error", "oom", "out_of_memory", "preempted", "timeout", "killed", "cancel", "lost"];
 
 /// Spaces before the lines of a report in sections.
 const INDENT: &str = "    ";
+/// The most words of a heading.
+const HEADING: usize = 8;
 
 /// Whether the line only states that there is no fault, or heads a table of such statements.
 pub fn reports_no_fault(line: &str) -> bool {
@@ -58,45 +122,149 @@ pub fn reports_no_fault(line: &str) -> bool {
         return false;
     }
     let lower = text.to_ascii_lowercase();
+    let indented = line.starts_with(INDENT);
     is_json_of_nothing(&lower)
-        || lower.split(',').all(states_nothing)
+        || parts_state_nothing(&lower)
+        || pairs_of_nothing(&lower)
+        || is_record(&lower)
+        || is_metric(&lower)
+        || ends_with_nothing(&lower)
         || last_cell_is_nothing(&lower)
+        || is_false_condition(&lower)
         || is_table_header(&lower)
+        || is_setting(&lower)
+        || IN_ORDER.iter().any(|phrase| lower.contains(phrase))
         || SETTINGS.iter().any(|setting| lower.contains(setting))
-        || line.starts_with(INDENT) && is_heading(text)
+        || indented && (is_heading(text) || is_measurement(&lower))
+}
+
+/// Whether the line of `ibstat` says that nothing is connected to the port above.
+pub fn is_unused_port(line: &str) -> bool {
+    line.trim().eq_ignore_ascii_case("physical state: disabled")
+}
+
+/// `41 % used, 0 read errors`: some part states that there is nothing, and no other part reports anything.
+fn parts_state_nothing(text: &str) -> bool {
+    let parts = || text.split([',', '|', ';']);
+    let calm = |part: &str| !EVENTS.iter().chain(&level::COMPLAINTS).any(|word| part.contains(word));
+    parts().any(states_nothing) && parts().all(|part| states_nothing(part) || calm(part))
 }
 
 /// `uncorrectable ECC errors: 0`, `SLURM_JOB_PREEMPT=0`, `no XID errors found`, `0 machine check events`, each perhaps after a tag or a
 /// word about what follows.
 fn states_nothing(part: &str) -> bool {
-    let part = part.trim().trim_end_matches('.');
+    let part = part
+        .trim()
+        .trim_end_matches('.')
+        .trim_start_matches(|mark: char| !mark.is_ascii_alphanumeric() && mark != '[');
     if denies(part) {
         return true;
     }
     let Some((name, value)) = part.rsplit_once([':', '=']) else { return false };
-    let value = value.trim();
+    let value = value.trim().trim_start_matches('.');
     denies(value) || is_name(name) && is_nothing(value)
 }
 
+/// `pending=No failure=No`, `state ACTIVE, link_downed=0, symbol_error=0`: all of several values are nothing.
+fn pairs_of_nothing(text: &str) -> bool {
+    let pairs = text.split([' ', ',', ';']).filter_map(|word| word.split_once('='));
+    let mut count = 0;
+    let all = pairs.inspect(|_| count += 1).all(|(_, value)| is_nothing(value));
+    all && count > 1
+}
+
+/// `JobState=RUNNING Reason=None TimeLimit=2-00:00:00`: a record of values of which none is an event.
+fn is_record(text: &str) -> bool {
+    let words = text.split_whitespace().count();
+    let pairs = text.split_whitespace().filter_map(|word| word.split_once('='));
+    let mut count = 0;
+    let calm =
+        pairs.inspect(|_| count += 1).all(|(_, value)| !ALARMS.iter().any(|alarm| value.contains(alarm)));
+    calm && count == words && count > 2
+}
+
+/// `node_vmstat_oom_kill{node="a"} 0`, and the comments that explain a metric.
+fn is_metric(text: &str) -> bool {
+    if text.starts_with("# help ") || text.starts_with("# type ") {
+        return true;
+    }
+    let Some((name, value)) = text.rsplit_once(' ') else { return false };
+    let name = match name.split_once('{') {
+        Some((name, labels)) if labels.ends_with('}') => name,
+        Some(_) => return false,
+        None => name,
+    };
+    is_nothing(value)
+        && name.contains('_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
+}
+
+/// `checking for XIDs since boot ... none`
+fn ends_with_nothing(text: &str) -> bool {
+    text.rsplit_once("...")
+        .is_some_and(|(_, value)| matches!(value.trim(), "none" | "no" | "ok" | "pass" | "passed" | "done"))
+}
+
+/// `NetworkUnavailable   False   Tue, …`: a condition of a node that is not met. `Ready` has to be met.
+fn is_false_condition(text: &str) -> bool {
+    let mut words = text.split_whitespace();
+    let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    value == "false"
+        && name != "ready"
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        && words.count() > 2
+}
+
+/// `--restart-on-xid=79,94`, `retry_on: ["Stale file handle"]`: what a program does on a fault, and no fault.
+fn is_setting(text: &str) -> bool {
+    let text = text.strip_prefix("export ").unwrap_or(text).trim_start_matches('-');
+    let Some((name, value)) = text.split_once([':', '=']) else { return false };
+    let named = |letter: char| letter.is_ascii_alphanumeric() || "_.-".contains(letter);
+    let (name, value) = (name.trim(), value.trim());
+    let listed = value.starts_with('[') && value.ends_with(']');
+    name.chars().all(named)
+        && NAMES_OF_SETTINGS.iter().any(|part| name.contains(part))
+        && (listed || !value.is_empty() && !value.contains(' '))
+}
+
+/// `GPU Slowdown T.Limit Temp : -2 C`
+fn is_measurement(text: &str) -> bool {
+    const UNITS: [&str; 8] = ["c", "w", "%", "mhz", "mib", "gib", "gb/s", "bank(s)"];
+    let Some((name, value)) = text.rsplit_once(':') else { return false };
+    let (number, unit) = value.trim().rsplit_once(' ').unwrap_or(("", ""));
+    name.len() <= 60 && number.parse::<f64>().is_ok() && UNITS.contains(&unit)
+}
+
 fn is_nothing(value: &str) -> bool {
-    NOTHING.contains(&value) || value.starts_with("pass -")
+    NOTHING.contains(&value)
+        || value.starts_with("pass -")
+        || value == "none found"
+        || value == "state active"
 }
 
 /// `no xid 79`, `0 machine check events logged`: none of the events is reported.
 fn denies(part: &str) -> bool {
     let part = part.rsplit(']').next().unwrap_or(part).trim();
-    let Some(of) = part.strip_prefix("no ").or_else(|| part.strip_prefix("0 ")) else { return false };
-    EVENTS.iter().any(|event| of.contains(event))
+    // "no space left" is a fault, "0 bad nodes" is none.
+    let none = part.strip_prefix("no ").is_some_and(|of| EVENTS.iter().any(|event| of.contains(event)));
+    let reported = || EVENTS.iter().chain(&level::COMPLAINTS);
+    none || part.strip_prefix("0 ").is_some_and(|of| reported().any(|event| of.contains(event)))
 }
 
 /// Whether it may be the name of a value. Messages with an address or a bracket in the middle are none, nor is an exception whose text
 /// is a value (`KeyError: 0`).
 fn is_name(name: &str) -> bool {
     const OF_EXCEPTIONS: [&str; 6] = ["error", "exception", "exit", "interrupt", "iteration", "warning"];
-    let name = name.rsplit(']').next().unwrap_or(name).trim();
-    if !name.contains([' ', '_']) && OF_EXCEPTIONS.iter().any(|end| name.ends_with(end)) {
+    let raised = |part: &str| {
+        let part = part.trim();
+        !part.contains([' ', '_']) && OF_EXCEPTIONS.iter().any(|end| part.ends_with(end))
+    };
+    if name.split(':').any(|part| raised(part.rsplit(']').next().unwrap_or(part))) {
         return false;
     }
+    // `Link 0: Malformed packet Errors`
+    let name = name.rsplit(']').next().unwrap_or(name);
+    let name = name.rsplit(':').next().unwrap_or(name).trim();
     let letter = |letter: char| letter.is_ascii_alphanumeric() || " _.-/()".contains(letter);
     !name.is_empty()
         && name.len() <= 60
@@ -146,7 +314,7 @@ fn is_heading(text: &str) -> bool {
             && word.bytes().all(|byte| byte.is_ascii_alphabetic())
     };
     let words = text.split_whitespace().count();
-    (1..=4).contains(&words) && text.split_whitespace().all(word)
+    (1..=HEADING).contains(&words) && text.split_whitespace().all(word)
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ pub fn is_mild(line: &str) -> bool {
 
 /// What a line contains that reports a problem. Learned words and hints apply only to such lines: they were learned from failures and
 /// would match other lines as well.
-const COMPLAINTS: [&str; 57] = [
+pub(super) const COMPLAINTS: [&str; 57] = [
     "error",
     "fail",
     "fatal",

@@ -71,6 +71,18 @@ pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(rest);
 }
 
+/// Whether the line starts with a tag or the time at which it was written (`[prolog] `, `[   12.5] `): it does not continue the line
+/// before.
+pub fn starts_a_message(line: &str) -> bool {
+    match line.strip_prefix('[') {
+        Some(rest) => {
+            rest.split_once(']').is_some_and(|(tag, text)| tag.len() <= 40 && text.starts_with(' '))
+        }
+        None if line.starts_with("NVRM:") => true,
+        None => matches!(line.bytes().next(), Some(b'0'..=b'9')) && stamped(line).is_some() || month(line),
+    }
+}
+
 /// Parses the prefixes of launchers, loggers and kernels, in any combination.
 pub fn prefix(line: &str) -> Prefix {
     let mut found = Prefix::default();

@@ -41,6 +41,7 @@ pub mod votes;
 #[cfg_attr(not(test), allow(dead_code, reason = "the build script uses the rest"))]
 mod wording;
 mod words;
+mod xids;
 
 use std::collections::BTreeSet;
 

@@ -335,6 +335,12 @@ impl<'c> Scan<'c> {
         if healthy::reports_no_fault(line) {
             return true;
         }
+        if xid {
+            self.catalog.weigh_xid(line, &mut candidates);
+            if candidates.is_empty() {
+                return true;
+            }
+        }
         // A line that healthy runs print matches nothing else.
         let benign = |index: &usize| self.catalog.signatures()[*index].role == Role::Benign;
         if candidates.iter().any(benign) {

@@ -11,6 +11,7 @@ use super::scan::{Findings, Kind};
 use super::structure;
 use super::vote::{Vote, WORDS_ID};
 use super::words::Word;
+use mainstay_model::verdict::FaultDomain;
 
 /// Evidence of at least this weight replaces hints.
 const BETTER_THAN_HINTS: f64 = 1.5;
@@ -29,6 +30,10 @@ const LEAST_WORDS: f64 = 0.3;
 const MOST_WORDS: f64 = 2.0;
 /// If any signature has this weight, the words of lines are not used.
 const LEAST_SIGNATURE: f64 = 0.5;
+
+/// Log-odds of a GPU on which several programs met XIDs, and of one on which processes of one program did.
+const SEVERAL_PROGRAMS: f64 = 3.2;
+const SEVERAL_PROCESSES: f64 = 2.2;
 
 /// All votes, in the order of sources and lines.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
@@ -53,10 +58,17 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         votes.extend(of_all_words(catalog, evidence));
     }
     votes.extend(of_exits(evidence));
-    votes.extend(of_repeated_xids(catalog, evidence));
+    if let Some(repeated) = of_repeated_xids(catalog, evidence) {
+        // One device that fails several programs outweighs what each of them could have done.
+        if repeated.weight >= SEVERAL_PROGRAMS {
+            votes.iter_mut().filter(|vote| vote.family == "xid").for_each(demote_application);
+        }
+        votes.push(repeated);
+    }
     votes.extend(structure::votes(catalog, evidence));
     structure::demote_stopped_ranks(catalog, evidence, &mut votes);
     structure::demote_followers(&mut votes);
+    structure::lower_devices_beside_the_program(catalog, &mut votes);
     structure::name_client(evidence, &mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
         family: observation.family.clone(),
@@ -191,9 +203,18 @@ fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     Some(Vote { family: "words".to_owned(), class, weight, also: classes, ..vote })
 }
 
-/// Faults that a program can cause itself point to the GPU when several programs have them on one device.
+/// What a program can do to its own context: it counts no more.
+fn demote_application(vote: &mut Vote) {
+    if vote.class.domain() != FaultDomain::Hardware {
+        (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, 0.5);
+        vote.also.clear();
+    }
+}
+
+/// Faults that a program can cause itself point to the GPU when several programs have them on one device, less so when one program has
+/// them in several processes.
 fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
-    let mut processes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut met: BTreeMap<&str, (BTreeSet<&str>, BTreeSet<&str>)> = BTreeMap::new();
     let mut spots = Vec::new();
     for (place, findings) in evidence.findings.iter().enumerate() {
         for sighting in &findings.sightings {
@@ -202,20 +223,27 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
                 if let (Some(device), Some(pid)) =
                     (between(&spot.text, "(PCI:", ")"), between(&spot.text, "pid=", ","))
                 {
-                    processes.entry(device.to_owned()).or_default().insert(pid.to_owned());
+                    let (pids, names) = met.entry(device).or_default();
+                    pids.insert(pid);
+                    names.extend(between(&spot.text, "name=", ",").filter(|name| !name.contains("unknown")));
                     spots.push((place, spot.clone()));
                 }
             }
         }
     }
-    let (device, pids) = processes.into_iter().find(|(_, pids)| pids.len() > 1)?;
+    let (device, (pids, names)) = met
+        .into_iter()
+        .filter(|(_, (pids, _))| pids.len() > 1)
+        .max_by_key(|(_, (pids, names))| (names.len(), pids.len()))?;
+    let (programs, weight) =
+        if names.len() > 1 { (names.len(), SEVERAL_PROGRAMS) } else { (pids.len(), SEVERAL_PROCESSES) };
     Some(Vote {
         family: "history".to_owned(),
         id: "xid.repeated".to_owned(),
-        meaning: format!("{} programs met an XID on GPU {device}", pids.len()),
+        meaning: format!("{programs} programs met an XID on GPU {device}"),
         role: Role::Primary,
         class: Class::HardwareGpu,
-        weight: 2.2,
+        weight,
         also: Vec::new(),
         determinism: Determinism::Either,
         restart: None,

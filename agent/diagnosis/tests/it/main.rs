@@ -14,5 +14,6 @@ mod attribution_catalog;
 mod attribution_lines;
 mod attribution_robust;
 mod client_modules;
+mod healthy_reports;
 mod healthy_runs;
 mod labelled;

@@ -8,6 +8,7 @@ use super::super::level;
 use super::super::lines::{self, LINE_WINDOW};
 use super::super::traceback;
 use super::super::words::messages;
+use super::super::xids::XidWeight;
 use super::Scan;
 use super::findings::{HEALTHY_STEPS, Opinion};
 use super::steps::steps_after;
@@ -27,7 +28,12 @@ impl Scan<'_> {
             if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
                 continue;
             }
-            if healthy::reports_no_fault(first) || healthy::reports_no_fault(&pair[1]) {
+            let is_unused = lines.get(at + 2).is_some_and(|line| healthy::is_unused_port(line));
+            if is_unused
+                || lines::starts_a_message(second)
+                || self.states_no_fault(first)
+                || self.states_no_fault(&pair[1])
+            {
                 continue;
             }
             // A frame and the source text below it are not one message.
@@ -56,7 +62,7 @@ impl Scan<'_> {
             }
             let steps_after = steps_after(&self.findings.progress, self.times, *number);
             let current = steps_after.is_none_or(|steps| steps < HEALTHY_STEPS);
-            current && !level::is_mild(line) && !healthy::reports_no_fault(line)
+            current && !level::is_mild(line) && !self.states_no_fault(line)
         });
         let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
         if !current.iter().any(|line| level::complains(line)) {
@@ -64,6 +70,11 @@ impl Scan<'_> {
         }
         self.findings.vocabulary = messages(current.into_iter()).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
+    }
+
+    /// Whether the line only states that something is in order.
+    fn states_no_fault(&self, line: &str) -> bool {
+        healthy::reports_no_fault(line) || self.catalog.weight_of_xid(line) == Some(XidWeight::Note)
     }
 
     /// Collects hints from the lines that nothing explains.
@@ -78,7 +89,9 @@ impl Scan<'_> {
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
             let ignored = self.ignored_lines.contains(&number) || self.caught.has_line(number);
-            let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
+            let speaks = level::complains(line)
+                && !self.states_no_fault(line)
+                && !(past || ignored || quoted || lines::is_advice(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }

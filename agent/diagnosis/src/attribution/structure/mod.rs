@@ -3,6 +3,7 @@
 
 mod client;
 mod collectives;
+mod devices;
 mod followers;
 mod frames;
 mod http_frames;
@@ -15,6 +16,7 @@ use super::vote::Vote;
 
 pub use client::{CLIENT_FAILED, name_client};
 pub use collectives::laggard;
+pub use devices::lower_devices_beside_the_program;
 pub use followers::{demote_followers, demote_stopped_ranks};
 
 /// Votes based on several lines.
