@@ -250,14 +250,28 @@ pub fn rank_called_so(line: &str) -> Option<u32> {
 fn number_after(line: &str, markers: &[&str]) -> Option<u32> {
     let lower = line.to_ascii_lowercase();
     for marker in markers {
-        let Some(at) = lower.find(marker) else { continue };
-        let rest = lower[at + marker.len()..].trim_start();
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        if let Ok(rank) = rest[..digits].parse() {
-            return Some(rank);
+        for (at, _) in lower.match_indices(marker) {
+            let rest = lower[at + marker.len()..].trim_start();
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            if let (Ok(rank), false) = (rest[..digits].parse(), numbers_within_a_host(&lower[..at])) {
+                return Some(rank);
+            }
         }
     }
     None
+}
+
+/// Whether the text before the word makes it the number of a host, or of a process on its host: `--local_rank=7`, `node rank 1`.
+fn numbers_within_a_host(before: &str) -> bool {
+    ["local_", "local-", "local", "node_", "node-", "node", "group_"]
+        .iter()
+        .any(|word| before.ends_with(word))
+}
+
+/// How many more processes wrote this line, by Ray's own count: `[repeated 43x across cluster]`.
+pub fn repeated_elsewhere(line: &str) -> u64 {
+    let Some((before, _)) = line.split_once("x across cluster]") else { return 0 };
+    before.rsplit_once("[repeated ").and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
 /// The rank at the start of a line: `rank 3 (local_rank: 3)`, `rank: 3`.
@@ -407,5 +421,13 @@ mod tests {
         assert_eq!(rank_in("srun: error: g15: task 1: Exited"), Some(1));
         assert_eq!(rank_in("  rank      : 4 (local_rank: 4)"), Some(4));
         assert_eq!(rank_in("frank 9"), None);
+        assert_eq!(rank_in("started with --local_rank=7 --node_rank=2"), None);
+        assert_eq!(rank_in("local rank 7 is global_rank=15"), Some(15));
+    }
+
+    #[test]
+    fn ray_counts_the_processes_that_wrote_a_line() {
+        assert_eq!(repeated_elsewhere("(W pid=3, ip=10.0.0.9) boom [repeated 7x across cluster]"), 7);
+        assert_eq!(repeated_elsewhere("(W pid=3, ip=10.0.0.9) boom"), 0);
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use super::Evidence;
 use super::catalog::Catalog;
+use super::lines;
+use super::scan::RelevantLine;
 use super::structure::{number_after, spots_of};
 use super::vote::Vote;
 
@@ -23,9 +25,10 @@ pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
 /// Whether several ranks crashed in native code, each by itself: incompatible libraries, on every host.
 pub fn crashed_together<'v>(votes: impl Iterator<Item = &'v Vote>) -> bool {
     let crashes = votes.filter(|vote| CRASHES.contains(&vote.id.as_str()));
-    let ranks: BTreeSet<u32> =
-        crashes.flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank)).collect();
-    ranks.len() > 1
+    let spots: Vec<&RelevantLine> =
+        crashes.flat_map(|vote| vote.spots.iter().map(|(_, spot)| spot)).collect();
+    let ranks: BTreeSet<u32> = spots.iter().filter_map(|spot| spot.rank).collect();
+    ranks.len() > 1 || spots.iter().any(|spot| lines::repeated_elsewhere(&spot.text) > 0)
 }
 
 #[cfg(test)]
@@ -65,6 +68,18 @@ mod tests {
     }
 
     #[test]
+    fn a_task_that_left_is_no_rank_where_a_rank_with_another_number_raised() {
+        let raised = "[rank6]: ValueError: the vocabulary is empty\n";
+        let exit = |task: u32| format!("srun: error: n2: task {task}: Exited with exit code 1\n");
+        let of = |log: String| judged(&log).root;
+        let launcher = of(raised.to_owned() + &exit(0));
+        assert_eq!((launcher.rank, launcher.victims.is_empty()), (Some(6), true));
+        assert_eq!(of(raised.to_owned() + &exit(6)).rank, Some(6));
+        let others = of(raised.to_owned() + &exit(6) + &exit(2));
+        assert!(others.victims.contains(&2), "tasks are ranks here");
+    }
+
+    #[test]
     fn the_task_that_left_with_an_error_raised_it() {
         let raised = "FileExistsError: [Errno 17] File exists: '/data/eeg/S043'\n";
         let one = judged(&format!("{raised}srun: error: nid008637: task 3: Exited with exit code 1\n"));
@@ -83,6 +98,16 @@ mod tests {
         assert_eq!(judged(&(crash(0) + &crash(2))).restart, Restart::DoNotRestart);
         let table = "srun: error: nid1: tasks 0,2: Segmentation fault (core dumped)\n";
         assert_eq!(judged(table).restart, Restart::DoNotRestart);
+    }
+
+    #[test]
+    fn a_crash_that_ray_counts_on_other_workers_too_is_one_of_several() {
+        let crash = "(W pid=3, ip=10.0.0.9) *** SIGSEGV received at time=17 on cpu 3 ***";
+        let of_one = judged(&format!("{crash}\n"));
+        let of_many = judged(&format!("{crash} [repeated 7x across cluster]\n"));
+        assert_eq!((of_one.class, of_many.class), (Class::Unknown, Class::SoftwarePlatform));
+        assert_eq!(of_many.restart, Restart::DoNotRestart);
+        assert_eq!(of_many.evidence.first().map(|vote| vote.count), Some(8));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod below_frames;
 mod caught;
 mod completed_steps;
 mod findings;
+mod folded;
 mod raised_lines;
 mod short_texts;
 mod steps;
@@ -215,7 +216,11 @@ impl<'c> Scan<'c> {
             }
             if at >= end {
                 self.look_at(block, start, end);
-                Range { start, end } = line_around(block, at, end);
+                let least = end;
+                Range { start, end } = line_around(block, at, least);
+                if let Some(record) = folded::record(block, least, &(start..end)) {
+                    Range { start, end } = record;
+                }
                 self.findings.lines += newlines(&block[counted..start]);
                 counted = start;
                 let quoted = |line: &str| level::is_python_warning(line);
@@ -241,7 +246,15 @@ impl<'c> Scan<'c> {
 
     /// Examines a line of the block, and the lines below it if it is a frame.
     fn look_at(&mut self, block: &[u8], start: usize, end: usize) {
-        self.look(block.get(start..end).unwrap_or_default());
+        let line = block.get(start..end).unwrap_or_default();
+        let is_record = !self.words.is_empty() && folded::record(block, start, &(start..end)).is_some();
+        match is_record.then(|| folded::lines(line)).flatten() {
+            Some(text) => {
+                self.words.clear();
+                self.take_record(&text);
+            }
+            None => self.look(line),
+        }
         let below = block.get(end + 1..).unwrap_or_default();
         self.source_below(below);
         if self.last_frame.is_some() {
@@ -361,7 +374,7 @@ impl<'c> Scan<'c> {
             sightings.len() - 1
         });
         let sighting = &mut sightings[place];
-        sighting.count += 1;
+        sighting.count += 1 + lines::repeated_elsewhere(&spot.text);
         if sighting.ranks.len() < RANKS {
             sighting.ranks.extend(spot.rank);
         }

@@ -1,6 +1,8 @@
 //! Tracebacks in a log: frames, exceptions, the line above them, and the launcher's table that names ranks.
 
-use super::{Exception, LINE_WINDOW, RANKS, Scan};
+use std::collections::BTreeSet;
+
+use super::{Exception, LINE_WINDOW, RANKS, Scan, SignatureMatch};
 use crate::attribution::lines;
 use crate::attribution::traceback::{self, Raised};
 
@@ -10,6 +12,8 @@ const EXCEPTIONS: usize = 128;
 const TABLE: u64 = 4;
 /// Maximum distance in lines between a traceback's last frame and its exception.
 const FRAME_REACH: u64 = 12;
+/// The signature of a task that srun reports as ended.
+const TASK_EXIT: &str = "srun.task_exit";
 /// How Python starts a traceback.
 const TRACEBACK: &[u8] = b"Traceback (most recent";
 
@@ -94,6 +98,10 @@ impl Scan<'_> {
             embedded: raised.embedded,
             known,
         };
+        self.keep_exception(exception);
+    }
+
+    pub(super) fn keep_exception(&mut self, exception: Exception) {
         if self.findings.exceptions.len() < EXCEPTIONS {
             self.findings.exceptions.push(exception);
             return;
@@ -106,9 +114,21 @@ impl Scan<'_> {
 }
 
 impl Scan<'_> {
+    /// Whether ranks raised exceptions and only tasks with other numbers ended with an error: a task runs several ranks.
+    fn tasks_mislead(&self) -> bool {
+        let raised: BTreeSet<u32> =
+            self.findings.exceptions.iter().filter_map(|of| of.spot.rank_without_label).collect();
+        let is_exit = |of: &&SignatureMatch| {
+            self.catalog.signatures().get(of.signature).is_some_and(|signature| signature.id == TASK_EXIT)
+        };
+        let mut ended =
+            self.findings.sightings.iter().filter(is_exit).flat_map(|of| of.ranks.iter()).peekable();
+        !raised.is_empty() && ended.peek().is_some() && !ended.any(|task| raised.contains(task))
+    }
+
     /// Where labels have differed from ranks, such as those of `srun --label` around torchrun, no label is a rank.
     pub(super) fn drop_misleading_labels(&mut self) {
-        if !self.labels_mislead {
+        if !self.labels_mislead && !self.tasks_mislead() {
             return;
         }
         let spots = self.findings.sightings.iter_mut().flat_map(|of| &mut of.spots);
