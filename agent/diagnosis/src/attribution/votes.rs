@@ -26,6 +26,8 @@ const MOST_ALL_WORDS: f64 = 1.5;
 const FEW_WORDS: usize = 40;
 /// Words with lower log-odds are ignored.
 const LEAST_WORDS: f64 = 0.3;
+/// From this weight on a cause explains a text whose words name none.
+const EXPLAINED: f64 = 2.0;
 /// The maximum log-odds of a line's words.
 const MOST_WORDS: f64 = 2.0;
 /// If any signature has this weight, the words of lines are not used.
@@ -68,6 +70,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     votes.extend(structure::votes(catalog, evidence));
     structure::demote_stopped_ranks(catalog, evidence, &mut votes);
     structure::demote_followers(&mut votes);
+    structure::fold_library_kernels(&mut votes);
     structure::lower_devices_beside_the_program(catalog, &mut votes);
     structure::name_client(evidence, &mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
@@ -87,6 +90,10 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         spots: Vec::new(),
         count: 1,
     }));
+    // Words of consequences are worded like no cause. Beside a cause that says nothing against it.
+    if votes.iter().any(|vote| vote.role == Role::Primary && !vote.hint && vote.weight >= EXPLAINED) {
+        votes.retain(|vote| !vote.is_of_words() || vote.class != Class::Unknown);
+    }
     // Hints count only without better evidence: a cause, or a report that is surely a victim's.
     if votes
         .iter()

@@ -14,6 +14,7 @@ mod attribution_catalog;
 mod attribution_lines;
 mod attribution_robust;
 mod client_modules;
+mod consequences;
 mod healthy_reports;
 mod healthy_runs;
 mod labelled;

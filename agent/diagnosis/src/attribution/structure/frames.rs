@@ -11,6 +11,9 @@ use crate::attribution::vote::Vote;
 /// Log-odds of a kernel fault whose frames are in a kernel library.
 const LIBRARY_KERNEL: f64 = 1.4;
 
+/// The most that the fault of a library's kernel says against the program, which gave it its data.
+const OF_ANY_KERNEL: f64 = 1.4;
+
 /// Log-odds of a library that uses what another one lacks: incompatible versions.
 const BETWEEN_LIBRARIES: f64 = 2.4;
 
@@ -103,6 +106,22 @@ pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<V
         }
     }
     None
+}
+
+/// Lowers what a kernel's fault says against the program where it is a library's kernel: the XIDs and the access are that one fault.
+pub fn fold_library_kernels(votes: &mut [Vote]) {
+    const OF_LIBRARY: [&str; 2] = ["frame.kernel_library", "cuda.library_kernel"];
+    const OF_ACCESS: [&str; 5] =
+        ["xid.13", "xid.31", "xid.out_of_range_address", "cuda.illegal_access", "cuda.misaligned"];
+    if !votes.iter().any(|vote| OF_LIBRARY.contains(&vote.id.as_str())) {
+        return;
+    }
+    for vote in votes.iter_mut().filter(|vote| OF_ACCESS.contains(&vote.id.as_str())) {
+        if vote.class == Class::UserCode {
+            vote.weight = vote.weight.min(OF_ANY_KERNEL);
+            "cuda".clone_into(&mut vote.family);
+        }
+    }
 }
 
 /// A kernel fault reported by a process of an inference engine.

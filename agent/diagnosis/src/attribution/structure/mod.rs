@@ -18,6 +18,7 @@ pub use client::{CLIENT_FAILED, name_client};
 pub use collectives::laggard;
 pub use devices::lower_devices_beside_the_program;
 pub use followers::{demote_followers, demote_stopped_ranks};
+pub use frames::fold_library_kernels;
 
 /// Votes based on several lines.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
