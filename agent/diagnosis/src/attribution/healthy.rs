@@ -81,7 +81,7 @@ const NAMES_OF_SETTINGS: [&str; 19] = [
 ];
 
 /// What reports and a starting system say about what is in order.
-const IN_ORDER: [&str; 22] = [
+const IN_ORDER: [&str; 26] = [
     "no issue found",
     "found no issue",
     "issues: none",
@@ -103,6 +103,10 @@ const IN_ORDER: [&str; 22] = [
     "\"health\":\"healthy\"",
     "\"status\":\"healthy\"",
     "op=exists",
+    "conditions:",
+    "\"passed\": true",
+    "\"passed\":true",
+    ") unlimited",
     "error source: ",
 ];
 
@@ -236,19 +240,21 @@ fn is_measurement(text: &str) -> bool {
 }
 
 fn is_nothing(value: &str) -> bool {
+    const BEGINNINGS: [&str; 6] = ["pass -", "none ", "inactive ", "not active", "not enabled", "no issue"];
     NOTHING.contains(&value)
-        || value.starts_with("pass -")
-        || value == "none found"
         || value == "state active"
+        || BEGINNINGS.iter().any(|begin| value.starts_with(begin))
 }
 
 /// `no xid 79`, `0 machine check events logged`: none of the events is reported.
 fn denies(part: &str) -> bool {
     let part = part.rsplit(']').next().unwrap_or(part).trim();
     // "no space left" is a fault, "0 bad nodes" is none.
-    let none = part.strip_prefix("no ").is_some_and(|of| EVENTS.iter().any(|event| of.contains(event)));
-    let reported = || EVENTS.iter().chain(&level::COMPLAINTS);
-    none || part.strip_prefix("0 ").is_some_and(|of| reported().any(|event| of.contains(event)))
+    if part.strip_prefix("no ").is_some_and(|of| EVENTS.iter().any(|event| of.contains(event))) {
+        return true;
+    }
+    let none = part.strip_prefix("0 ").or_else(|| part.strip_prefix("none "));
+    none.is_some_and(|of| EVENTS.iter().chain(&level::COMPLAINTS).any(|event| of.contains(event)))
 }
 
 /// Whether it may be the name of a value. Messages with an address or a bracket in the middle are none, nor is an exception whose text
@@ -278,13 +284,14 @@ fn is_json_of_nothing(text: &str) -> bool {
     let Some(body) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else { return false };
     let mut numbers = 0;
     let all = body.split(',').all(|pair| {
-        let Some((_, value)) = pair.split_once(':') else { return false };
-        let value = value.trim();
-        if let Some(text) = value.strip_prefix('"') {
+        let pair = pair.trim_matches(|of: char| of.is_whitespace() || "{}[]".contains(of));
+        if let Some((_, text)) = pair.rsplit_once(":\"").or_else(|| pair.rsplit_once(": \"")) {
             return !EVENTS.iter().any(|event| text.contains(event)) && !text.contains("fail");
         }
+        let Some((_, value)) = pair.rsplit_once(':') else { return pair.is_empty() };
+        let value = value.trim();
         numbers += 1;
-        is_nothing(value)
+        value.is_empty() || is_nothing(value)
     });
     all && numbers > 0
 }
@@ -292,7 +299,7 @@ fn is_json_of_nothing(text: &str) -> bool {
 /// `| GPU Memory | Pass - All |`
 fn last_cell_is_nothing(text: &str) -> bool {
     let Some(cells) = text.strip_suffix('|') else { return false };
-    cells.rsplit_once('|').is_some_and(|(_, last)| is_nothing(last.trim()))
+    cells.rsplit_once('|').is_some_and(|(_, last)| is_nothing(last.trim()) || last.trim() == "enabled")
 }
 
 /// `index, ecc.errors.uncorrected.volatile.total, retired_pages.pending`: names of columns and no value.

@@ -78,7 +78,9 @@ pub fn starts_a_message(line: &str) -> bool {
         Some(rest) => {
             rest.split_once(']').is_some_and(|(tag, text)| tag.len() <= 40 && text.starts_with(' '))
         }
-        None if line.starts_with("NVRM:") => true,
+        None if line.starts_with("NVRM:") || line.starts_with(['●', '✔', '✗', '•', '*', '#', '|', '+']) => {
+            true
+        }
         None => matches!(line.bytes().next(), Some(b'0'..=b'9')) && stamped(line).is_some() || month(line),
     }
 }
@@ -282,7 +284,9 @@ pub fn rank_at_start(line: &str) -> Option<u32> {
 
 /// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` in torchrun's directories.
 pub fn rank_of_path(path: &str) -> Option<u32> {
-    let mut parts = path.rsplit('/');
+    let unpacked =
+        [".gz", ".zst", ".xz", ".bz2"].iter().find_map(|end| path.strip_suffix(end)).unwrap_or(path);
+    let mut parts = unpacked.rsplit('/');
     let name = parts.next()?.to_ascii_lowercase();
     let stem = name.rsplit_once('.').map_or(name.as_str(), |(stem, _)| stem);
     let parent = parts.next().unwrap_or_default().to_ascii_lowercase();
@@ -413,6 +417,7 @@ mod tests {
         assert_eq!(rank_of_path("logs/rank3.log"), Some(3));
         assert_eq!(rank_of_path("logs/rank_12/out.txt"), Some(12));
         assert_eq!(rank_of_path("/tmp/run/attempt_0/7/stderr.log"), Some(7));
+        assert_eq!(rank_of_path("/tmp/run/attempt_0/7/stderr.log.zst"), Some(7));
         assert_eq!(rank_of_path("slurm-4711.out"), None);
     }
 
