@@ -23,6 +23,7 @@ use super::output::{self, Paint};
 mod dumps;
 mod files;
 mod markdown;
+mod packed;
 mod run_dir;
 mod show;
 
@@ -146,11 +147,12 @@ fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings
 fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow::Result<Findings> {
     let name = file.display().to_string();
     let reading = || format!("reading {name}");
-    let mut source: Box<dyn Read> = if file.as_os_str() == "-" {
+    let source: Box<dyn Read> = if file.as_os_str() == "-" {
         Box::new(std::io::stdin().lock())
     } else {
         Box::new(output::open_input(file).with_context(reading)?)
     };
+    let (mut source, packed) = packed::text_of(source).with_context(reading)?;
     let mut scan = Scan::new(catalog, &name, rank.or_else(|| lines::rank_of_path(&name)), kind);
     let (mut piece, mut starts) = (vec![0; PIECE], true);
     loop {
@@ -168,6 +170,11 @@ fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow
                 scan.feed(piece.get(..count).unwrap_or_default());
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            // A file that is torn or too large is read up to there.
+            Err(error) if packed && !starts => {
+                output::note(&format!("{name} is read in part, it cannot be unpacked to its end: {error}"));
+                return Ok(scan.finish());
+            }
             Err(error) => return Err(error).with_context(reading),
         }
     }

@@ -92,7 +92,8 @@ fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
     let logs = dir.path().to_str().expect("plain text");
     let empty = mainstay(&["--logs", logs, "--json"]);
     assert!(notes(&empty).contains("no file in this directory"), "{}", notes(&empty));
-    fs::write(dir.path().join("rank0.log.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).expect("written");
+    fs::write(dir.path().join("rank0.log.bz2"), "BZh91AY").expect("written");
+    fs::write(dir.path().join("rank3.log.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).expect("written");
     for nothing in [empty, mainstay(&["--logs", logs, "--json"])] {
         assert_eq!(
             (nothing.status.code(), text(&nothing)),
@@ -100,13 +101,12 @@ fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
             "nothing read is no verdict"
         );
     }
-    fs::write(dir.path().join("rank1.log"), ECC).expect("written");
     let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(ECC.bytes().flat_map(|byte| [byte, 0])).collect();
-    fs::write(dir.path().join("rank2.log"), utf_16).expect("written");
+    fs::write(dir.path().join("rank1.log"), utf_16).expect("written");
     let output = mainstay(&["--logs", logs, "--json"]);
     let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
     assert_eq!((&reported["class"], &reported["culprit"]), (&"hardware_gpu".into(), &1.into()));
-    for note in ["rank0.log.gz is compressed with gzip", "zcat", "rank2.log is UTF-16", "iconv"] {
+    for note in ["rank0.log.bz2 is compressed with bzip2", "bzcat", "rank3.log.gz"] {
         assert!(notes(&output).contains(note), "{note} in {}", notes(&output));
     }
     assert!(!notes(&output).contains("rank1.log"), "{}", notes(&output));
