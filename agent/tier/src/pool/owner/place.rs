@@ -15,16 +15,22 @@ use super::POLL_INTERVAL;
 use crate::pool::lock::lock;
 use crate::pool::{PoolError, Settings, recover, reported};
 
-/// Takes the pool's lock. Waits for the guardian of a killed launcher, which may still hold it.
+/// Takes the pool's lock. Waits for the guardian of a killed launcher, which may still hold it, and a moment for a process
+/// that an ended launcher had just started: it holds the launcher's open files until it executes its program.
 pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
     const TRIES: u32 = 6000;
+    const TRIES_IF_OWNED: u32 = 10;
     let path = directory.join("lock");
+    let mut owned = 0;
     for _ in 0..TRIES {
         if let Some(lock) = lock(&path).map_err(reported(&path))? {
             return Ok(lock);
         }
         if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
-            return Err(PoolError::Taken(checkpoints.to_owned()));
+            owned += 1;
+            if owned == TRIES_IF_OWNED {
+                return Err(PoolError::Taken(checkpoints.to_owned()));
+            }
         }
         std::thread::sleep(Duration::from_millis(100));
         // The guardian may have removed the directory.
