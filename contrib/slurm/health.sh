@@ -16,18 +16,19 @@ about=$(scontrol --oneliner show node "$node") || exit 1
 state=$(sed -n 's/.* State=\([^ ]*\).*/\1/p' <<<"$about")
 reason=$(sed -n 's/.* Reason=\(.*\) \[[^]]*\].*/\1/p' <<<"$about")
 
-# An idle node that this program drained passes a deeper check before it gets jobs again.
+# An idle node that this program drained passes a deeper check before it gets jobs again: what cannot be read is no pass.
 deep=
+fail_on=fail
 case $state,$reason in
-IDLE*DRAIN*,"$own"*) deep=--deep ;;
+IDLE*DRAIN*,"$own"*) deep=--deep fail_on=fail,unknown ;;
 esac
 # shellcheck disable=SC2086
-said=$(mainstay check $deep --fail-on fail $MAINSTAY_CHECK 2>&1)
+said=$(mainstay check $deep --fail-on $fail_on $MAINSTAY_CHECK 2>&1)
 status=$?
 case $status,$reason in
 0,"$own"*) [ -n "$deep" ] && scontrol update nodename="$node" state=resume ;;
 0,*) ;;
-# 64: this program calls it in a wrong way, which says nothing about the node.
-64,*) echo "$said" >&2 ;;
+# Called in a wrong way (64), or not installed (126, 127): that says nothing about the node.
+64,* | 126,* | 127,*) echo "$said" >&2 ;;
 *,"") scontrol update nodename="$node" state=drain reason="$own $(head -1 <<<"$said" | cut -c1-150)" ;;
 esac

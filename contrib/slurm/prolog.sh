@@ -4,7 +4,12 @@
 # itself, a prolog that fails drains the node as "Prolog error". health.sh resumes the node when it is fit again.
 export PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
 # shellcheck disable=SC2086
-said=$(mainstay check --fail-on fail $MAINSTAY_CHECK 2>&1) && exit 0
+said=$(mainstay check --fail-on fail $MAINSTAY_CHECK 2>&1)
+case $? in
+0) exit 0 ;;
+# Called in a wrong way (64), or not installed (126, 127): that says nothing about the node, and must not drain all of them.
+64 | 126 | 127) echo "$said" >&2; exit 0 ;;
+esac
 reason="[node_problem] mainstay: $(head -1 <<<"$said" | cut -c1-150)"
 scontrol update nodename="${SLURMD_NODENAME:-$(hostname -s)}" state=drain reason="$reason"
 exit 1

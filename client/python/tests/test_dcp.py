@@ -189,7 +189,7 @@ reader = mainstay.dcp.Reader()
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     dcp.load(loaded, storage_reader=reader)
-assert any("does not answer" in str(each.message) for each in warned), warned
+assert [each.category for each in warned] == [RuntimeWarning], warned
 assert reader.step == 3, reader.step
 assert_is(loaded, 3)
 dist.destroy_process_group()

@@ -171,18 +171,19 @@ fn a_job_that_ended_in_order_is_not_lost() {
     assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::LauncherLost { .. })));
 }
 
-#[test]
-fn an_agent_of_another_user_is_not_trusted() {
-    let no_one = match as_unprivileged() {
-        Ok(no_one) => no_one,
-        Err(why) => return skipped(why),
-    };
-    let stage = Stage::new();
+/// An agent of the user 65534; none, with a reported skip, if no other user can be played.
+fn agent_of_no_one(stage: &Stage) -> Option<Agent> {
+    let no_one = as_unprivileged().map_err(skipped).ok()?;
     stage.open_to_all();
     let program = stage.program("mainstay", &mainstay());
-    let mut line: Vec<String> = no_one.iter().map(|part| (*part).to_owned()).collect();
-    line.push(program);
-    let agent = Agent::start_under(&line, &stage);
+    let line: Vec<String> = no_one.iter().map(|part| (*part).to_owned()).chain([program]).collect();
+    Some(Agent::start_under(&line, stage))
+}
+
+#[test]
+fn an_agent_of_another_user_is_not_trusted() {
+    let stage = Stage::new();
+    let Some(agent) = agent_of_no_one(&stage) else { return };
     let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
     job.wait_until_printed("is served by user 65534");
     stage.mark("seen");
@@ -195,16 +196,8 @@ fn an_agent_of_another_user_is_not_trusted() {
 /// As in a pod, where the agent's container has another user than the job's.
 #[test]
 fn an_agent_of_another_user_is_trusted_if_the_user_is_named() {
-    let no_one = match as_unprivileged() {
-        Ok(no_one) => no_one,
-        Err(why) => return skipped(why),
-    };
     let stage = Stage::new();
-    stage.open_to_all();
-    let program = stage.program("mainstay", &mainstay());
-    let mut line: Vec<String> = no_one.iter().map(|part| (*part).to_owned()).collect();
-    line.push(program);
-    let agent = Agent::start_under(&line, &stage);
+    let Some(agent) = agent_of_no_one(&stage) else { return };
     let job = stage.sh("wait_for seen").with(&agent).variable("MAINSTAY_AGENT_UID", "65534").start();
     wait_for_agents(&job, 1);
     wait_until_reported(&agent, &job);

@@ -15,9 +15,6 @@ use nix::sys::signal::Signal;
 
 const RANKS: u32 = 3;
 
-/// How often the last count is repeated: for it, the kernel has no event.
-const LOOKS: u32 = 200;
-
 /// Ranks that step together, in memory that outlives them, and write down each step with its attempt.
 const TRAINING: &str = r#"
 import mainstay, mmap, struct
@@ -135,23 +132,15 @@ fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
     }
     let ranks = trace.wait_for(trace.attempt, 100);
     // What the last fault took, such as a connection of an order, is given back soon; what leaks stays.
-    let more = || -> Vec<String> {
+    processes::wait_until("no more is held than at a quarter of the faults", || {
         let is_more = |(what, count): &(&str, usize)| *count > at_first[what];
-        let of = |(what, count)| format!("{what}: {count}, {} at a quarter of the faults", at_first[what]);
-        held(&job, &stage, &ranks).into_iter().filter(is_more).map(of).collect()
-    };
-    let mut left = more();
-    for _ in 0..LOOKS {
-        if left.is_empty() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        left = more();
-    }
+        let more: Vec<_> = held(&job, &stage, &ranks).into_iter().filter(is_more).collect();
+        println!("held: {more:?}, and {at_first:?} at a quarter of the faults");
+        more.is_empty()
+    });
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    assert!(left.is_empty(), "{left:?}\n{end}");
     assert!(trace.overlaps.is_empty(), "{:?}\n{end}", trace.overlaps);
     assert!(overlapping(&end.journal).is_empty(), "{:?}\n{end}", overlapping(&end.journal));
     let started =

@@ -174,6 +174,18 @@ const ADVISED: Advised = Advised {
 
 const COPIED: CopiedStep = CopiedStep { attempt: 0, step: 11 };
 
+/// The job is stopped after its first failure.
+pub fn stop() -> Body {
+    Body::Decision(Decision {
+        incident: Incident(1),
+        action: Action::Stop { exit: 1 },
+        after: Span(0),
+        why: "it would fail again".into(),
+        by: DecidedBy::Launcher,
+        agent_evidence: false,
+    })
+}
+
 /// A server with one of everything.
 pub async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let mut server = Server::with_checkpoints(dir, checkpoints::knowing_one_step(dir)).await;
@@ -185,15 +197,7 @@ pub async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     server.snapshots.set_gpus(vec![gpu()]);
     server.job(JOB);
     server.record(95, Some(JOB), verdict(1, "rank 3 raised ValueError: first"));
-    let stop = Decision {
-        incident: Incident(1),
-        action: Action::Stop { exit: 1 },
-        after: Span(0),
-        why: "it would fail again".into(),
-        by: DecidedBy::Launcher,
-        agent_evidence: false,
-    };
-    server.record(95, Some(JOB), Body::Decision(stop));
+    server.record(95, Some(JOB), stop());
     server.record(96, Some(JOB), Body::Finding(slow_rank()));
     server.record(96, Some(JOB), Body::Fact(ADVISED.fact()));
     server.record(96, Some(JOB), Body::Fact(COPIED.fact()));

@@ -9,16 +9,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use mainstay_api::metrics::METRICS;
-use mainstay_model::entry::Body;
-use mainstay_model::id::Incident;
-use mainstay_model::time::Span;
-use mainstay_model::verdict::{Action, DecidedBy, Decision};
 use serde_json::Value;
 use tokio::net::TcpStream;
 
 use super::events::verdict;
 use super::http::{get, get_from};
-use super::metrics::{JOB, scraped};
+use super::metrics::{JOB, scraped, stop};
 use super::server::Server;
 
 /// The output of promtool; none where it is not installed.
@@ -167,15 +163,7 @@ async fn a_real_prometheus_sees_the_first_failure_of_a_job_by_its_name() {
     // `increase()` needs two samples.
     prometheus.found(&format!("count_over_time({failures}[1m]) > 1")).await;
     server.record(95, Some(JOB), verdict(1, "rank 3 raised ValueError: first"));
-    let stop = Decision {
-        incident: Incident(1),
-        action: Action::Stop { exit: 1 },
-        after: Span(0),
-        why: "it would fail again".into(),
-        by: DecidedBy::Launcher,
-        agent_evidence: false,
-    };
-    server.record(95, Some(JOB), Body::Decision(stop));
+    server.record(95, Some(JOB), stop());
     let seen = prometheus.found(&format!("sum by (training_job) (increase({failures}[1m])) > 0")).await;
     assert_eq!(seen[0]["metric"]["training_job"], JOB);
     server.stop().await;

@@ -137,7 +137,7 @@ fn a_node_of_slurm_is_lost_and_the_task_beyond_the_job_takes_its_place() {
 }
 
 #[test]
-fn the_health_program_for_slurm_drains_a_node_and_resumes_only_what_it_drained() {
+fn the_programs_for_slurm_drain_a_node_that_fails_and_resume_only_what_they_drained() {
     if !has_slurm() {
         return;
     }
@@ -170,7 +170,20 @@ fn the_health_program_for_slurm_drains_a_node_and_resumes_only_what_it_drained()
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     std::fs::write(slurm.file("broken"), "").expect("a file");
-    processes::wait_until("node2 is drained", || node(2).contains("Reason=[node_problem] mainstay:"));
+    let reason =
+        || node(2).split_once("Reason=[node_problem] mainstay:").map(|(_, reason)| reason.to_owned());
+    processes::wait_until("node2 is drained", || reason().is_some());
+    // The prolog: a wrong call says nothing about the node, and a check that fails gives its reason.
+    let prolog = |check: &str| {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/slurm/prolog.sh");
+        let path = format!("PATH={}:$PATH", slurm.file("bin").display());
+        let line = format!("{path} SLURMD_NODENAME=node2 MAINSTAY_CHECK='{check}' {}", program.display());
+        slurm.run(&line).status.code()
+    };
+    let before = reason();
+    assert_eq!((prolog("--no-such-option"), reason()), (Some(0), before.clone()));
+    assert_eq!(prolog("--alone --group gpu --require gpu=9"), Some(1));
+    assert!(reason().is_some_and(|reason| Some(reason) != before), "{}", node(2));
     assert!(slurm.run("scontrol update nodename=node1 state=drain reason=by-hand").status.success());
     std::fs::remove_file(slurm.file("broken")).expect("our own file");
     processes::wait_until("node2 is resumed", || !node(2).contains("DRAIN"));
