@@ -307,8 +307,17 @@ fn listening_at(path: &Path, mode: u32, group: Option<u32>) -> io::Result<std::o
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-    if group.is_some() {
-        std::os::unix::fs::chown(path, None, group)?;
+    if let Some(group) = group {
+        std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied => io::Error::new(
+                error.kind(),
+                format!(
+                    "giving it to the group {group} of socket_gid: {error}; under systemd a drop-in of the unit needs \
+                     SupplementaryGroups={group} and SystemCallFilter=@chown"
+                ),
+            ),
+            _ => error,
+        })?;
     }
     std::fs::set_permissions(path, Permissions::from_mode(mode))?;
     listen(&fd, Backlog::new(128)?)?;

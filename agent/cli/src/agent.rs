@@ -38,13 +38,27 @@ pub(super) struct Args {
     /// error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
+    /// Text, or one JSON object per line on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum LogFormat {
+    #[default]
+    Text,
+    Json,
 }
 
 /// Runs until asked to stop.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let started = match config(&args) {
         Ok(config) => {
-            logging::start(tracing::Level::from(config.log).into());
+            let format = match args.log_format {
+                LogFormat::Text => logging::Format::Text,
+                LogFormat::Json => logging::Format::Json,
+            };
+            logging::start(tracing::Level::from(config.log).into(), format);
             app::run_agent(config).await
         }
         Err(error) => {

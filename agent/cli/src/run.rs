@@ -430,7 +430,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    logging::start(tracing::level_filters::LevelFilter::WARN);
+    logging::start(tracing::level_filters::LevelFilter::WARN, logging::Format::Text);
     let ended = app::run_job(plan).await;
     logging::flush(logging::PATIENCE);
     match ended {

@@ -56,6 +56,21 @@ fn a_job_says_whether_it_is_attached_and_why_not() {
 }
 
 #[test]
+fn the_log_of_an_agent_is_json_where_it_is_asked_for() {
+    let stage = Stage::new();
+    let program = mainstay().display().to_string();
+    let line = ["sh", "-c", r#"exec "$0" "$@" --log-format json"#, &program];
+    assert_eq!(Agent::start_under(&line.map(str::to_owned), &stage).stop(), Some(0));
+    let log = std::fs::read_to_string(stage.home().join("agent.err")).expect("a log");
+    let lines: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+    let is_whole = |line: &serde_json::Value| {
+        line["timestamp"].is_string() && line["level"].is_string() && line["fields"]["message"].is_string()
+    };
+    assert!(!lines.is_empty() && lines.iter().all(is_whole), "{log}");
+}
+
+#[test]
 fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no_history() {
     if !has_client() {
         return;

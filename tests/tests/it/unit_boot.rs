@@ -194,7 +194,7 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
         let output = machine.enter(&["sh", "-c", step]);
         let reports_health = REPORT_HEALTH.contains(&step);
         assert!(output.status.success() || reports_health, "{step}: {output:?}\n{}", machine.journal());
-        if step == "mainstay config --check" {
+        if step == "mainstay config --check --as mainstay" {
             checked = text(&output.stdout);
         }
     }
@@ -210,6 +210,13 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
         assert!(checked.contains(path), "`config --check` names {path}: {checked}");
     }
     machine.run(&["sh", "-c", "test -n \"$(ls /var/lib/mainstay/journal)\""]);
+
+    // A directory that the unit does not make.
+    machine.run(&["sh", "-c", "mkdir -m 700 /tmp/of-root; echo 'state_dir = \"/tmp/of-root\"' > /tmp/of-root.toml"]);
+    let check = ["mainstay", "config", "--check", "--as", "mainstay", "--config", "/tmp/of-root.toml"];
+    let refused = machine.enter(&check);
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+    assert!(text(&refused.stderr).contains("state_dir: /tmp/of-root"), "{refused:?}");
 
     // Every user is answered.
     let status = ["mainstay", "status", "--json"];
