@@ -19,7 +19,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::budget::{Budgets, Share};
 use super::roles::Roles;
-use mainstay_launcher::launcher_link::wire;
+use mainstay_launcher::agent_link::wire;
 use mainstay_node::{Attached, Hello, Input, Session, ToLauncher};
 use mainstay_sys::clock;
 use mainstay_view::convert::{evidence, failure};

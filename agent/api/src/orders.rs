@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use mainstay_launcher::launch::drill::{Fault, Injected};
-use mainstay_launcher::launch::order::{JobOrder, Ordered, Refused};
+use mainstay_launcher::drill::{Fault, Injected};
+use mainstay_launcher::order::{JobOrder, Ordered, Refused};
 
 /// The service.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use mainstay_health::hardware::gpu::reset::{self, ResetError, ResetOrder};
 use mainstay_health::hardware::gpu::{DeviceReport, GpuReading, ProbeAnswer};
 use tokio::sync::mpsc;
 
+use crate::reset::{ResetPlan, holders, reset as reset_now};
 use mainstay_journal::state::Roster;
-use mainstay_launcher::act::reset::{ResetPlan, holders, reset as reset_now};
 use mainstay_node::Input;
 use mainstay_sensors::source::device::{DeviceSource, ProbePlan, Waited};
 use mainstay_sys::clock;

@@ -33,16 +33,17 @@ use mainstay_api::orders::Orders;
 use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, Limits};
-use mainstay_launcher::act::output::{LineStyle, Terminal};
-use mainstay_launcher::act::rank_spec::RankSpec;
-use mainstay_launcher::launch::hosts::HostsPlan;
-use mainstay_launcher::launch::order::Ordered;
-use mainstay_launcher::launch::paths::{self, LaunchPaths};
-use mainstay_launcher::launch::rendezvous::JoinOutcome;
-use mainstay_launcher::launch::replicas::{Known, Listening, Replicas};
-use mainstay_launcher::launch::sealing::{NotToStart, Sealing};
-use mainstay_launcher::launch::{JobEnd, JobResources, Launcher, Outside, Settings, Warm};
-use mainstay_launcher::launcher_link;
+use mainstay_launcher::agent_link;
+use mainstay_launcher::checkpoints::replicas::{Known, Listening, Replicas};
+use mainstay_launcher::checkpoints::sealing::{NotToStart, Sealing};
+use mainstay_launcher::group::plan::HostsPlan;
+use mainstay_launcher::group::rendezvous::JoinOutcome;
+use mainstay_launcher::order::Ordered;
+use mainstay_launcher::output::{LineStyle, Terminal};
+use mainstay_launcher::paths::{self, LaunchPaths};
+use mainstay_launcher::ranks::spec::RankSpec;
+use mainstay_launcher::ranks::warm::Warm;
+use mainstay_launcher::{JobEnd, JobResources, Launcher, Outside, Settings};
 use mainstay_sensors::source::host::{HostSource, Roots, standard_paths};
 use mainstay_sys::cgroup::Cgroup;
 use mainstay_sys::{clock, limits, spawn};
@@ -258,7 +259,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
         }
     }
     let directories = resume::directories(&outputs, pool);
-    let link = launcher_link::agent::keep(sockets, JobId(rank_spec.job.clone()), directories, link_sender);
+    let link = agent_link::stream::keep(sockets, JobId(rank_spec.job.clone()), directories, link_sender);
     let link = tokio::spawn(link);
     let paths = standard_paths(&[&launch_paths.run_dir, &rank_spec.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
@@ -275,7 +276,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     let JobEnd { exit, summary, terminal, may_return } = launcher.run(outside).await;
     drop(sensing);
     // The agent receives the end before the launcher's process is gone.
-    let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
+    let _ = tokio::time::timeout(agent_link::stream::LEAVE_WITHIN, link).await;
 
     write_summary(&launch_paths.run_dir, &summary, &terminal);
     if plan.print_summary && !may_return {

@@ -12,6 +12,7 @@ mod kernel_log;
 pub mod logging;
 mod nvrx;
 pub mod one_check;
+mod reset;
 mod resume;
 mod sensors;
 mod watch;

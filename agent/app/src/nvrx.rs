@@ -1,5 +1,7 @@
 //! The interfaces for NVRx: its node health service, and its segment health files.
 
+mod segment_file;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
+use self::segment_file::SegmentFiles;
 use mainstay_api::nvrx::{NodeHealthService, health};
 use mainstay_api::{self as api, Clock, UnixSocket};
 use mainstay_journal::state::StateReader;
-use mainstay_launcher::act::segment_file::SegmentFiles;
 use mainstay_node::config::{Config, NvrxConfig};
 use mainstay_sensors::source::host::identify;
 use mainstay_sensors::source::slurm;

@@ -18,8 +18,8 @@ use crate::{about, catalog, device, sensors};
 use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, JournalReader};
-use mainstay_launcher::act::hook::Hooks;
 use mainstay_node::config::Config;
+use mainstay_node::hook::Hooks;
 use mainstay_node::{Before, GpuLook, Node};
 use mainstay_sys::clock;
 

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_launcher::launch::Settings;
-use mainstay_launcher::launch::lineage::{self, Known, Output};
-use mainstay_launcher::launch::sealing::{NotToStart, Sealing, protection};
-use mainstay_launcher::launcher_link::checkpoint::{self, KnownStep, Resumed};
-use mainstay_launcher::launcher_link::handover;
+use mainstay_launcher::agent_link::checkpoint;
+use mainstay_launcher::agent_link::checkpoint::{KnownStep, Resumed};
+use mainstay_launcher::agent_link::handover;
+use mainstay_launcher::checkpoints::lineage;
+use mainstay_launcher::checkpoints::lineage::{Known, Output};
+use mainstay_launcher::checkpoints::sealing::{NotToStart, Sealing, protection};
+use mainstay_launcher::settings::Settings;
 
 /// The outputs of a job with their runs.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{ListCheckpointsResponse, RestoreCheckpointResponse};
 use serde_json::json;
 
-use mainstay_launcher::launcher_link::lent_files::LentFiles;
+use mainstay_launcher::agent_link::lent_files::LentFiles;
 
 use super::client::Client;
 use super::find::{Ask, find};

@@ -30,7 +30,7 @@ use tonic::transport::{Channel, Endpoint, Error, Uri};
 use tonic::{Code, Status, Streaming};
 
 use super::output::in_full;
-use mainstay_launcher::launcher_link::handover;
+use mainstay_launcher::agent_link::handover;
 
 /// How long a server may take before the user is informed that it does not answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use mainstay_launcher::act::guardian;
+use mainstay_launcher::ranks::guardian;
 
 /// Guards a launcher
 #[derive(Debug, clap::Args)]

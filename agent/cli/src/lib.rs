@@ -98,7 +98,7 @@ enum Command {
     Completions(completions::Args),
     #[command(hide = true)]
     Man(man::Args),
-    #[command(name = mainstay_launcher::act::guardian::SUBCOMMAND, hide = true)]
+    #[command(name = mainstay_launcher::ranks::guardian::SUBCOMMAND, hide = true)]
     Guardian(guardian::Args),
     #[command(name = mainstay_sensors::probe::SUBCOMMAND, hide = true)]
     Probe(probe::Args),

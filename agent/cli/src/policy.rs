@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
-use mainstay_launcher::act::policy::{Reply, WITHIN};
+use mainstay_launcher::policy::{Reply, WITHIN};
 use mainstay_recovery::policy::{Answer, Choice, Trouble, decide, decide_with, question};
 use mainstay_view::replay::{UserPolicy, replay, replay_with};
 

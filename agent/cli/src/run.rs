@@ -17,8 +17,8 @@ use mainstay_recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 
 use crate::{exit, output};
 use mainstay_app::{self as app, logging};
-use mainstay_launcher::launch::hang::Mode;
-use mainstay_launcher::launcher_link::trust;
+use mainstay_launcher::agent_link::trust;
+use mainstay_launcher::hang::Mode;
 
 use host_options::HostOptions;
 use values::{

@@ -1,7 +1,25 @@
-//! The launcher: `launch` is the loop of one job, `act` starts and stops processes, `launcher_link` is the wire to the agent,
-//! `hosts` are the streams between the launchers of one job.
+//! The launcher: the loop of one job ([`run`]), and its parts.
 
-pub mod act;
-pub mod hosts;
-pub mod launch;
-pub mod launcher_link;
+pub mod agent_link;
+mod begin;
+pub mod checkpoints;
+pub mod drill;
+pub mod group;
+pub mod hang;
+mod journal;
+pub mod log_files;
+mod obey;
+pub mod order;
+mod ordered;
+pub mod output;
+pub mod pages;
+pub mod paths;
+pub mod policy;
+pub mod ranks;
+pub mod run;
+pub mod settings;
+mod signatures;
+
+pub use begin::JobResources;
+pub use run::{JobEnd, Launcher, Outside};
+pub use settings::Settings;

@@ -7,6 +7,7 @@ pub mod config;
 mod evidence;
 mod gpus;
 mod hardware;
+pub mod hook;
 mod host;
 mod inputs;
 mod job_entries;
@@ -41,9 +42,9 @@ use gpus::Gpus;
 use launchers::Launcher;
 use resets::Resets;
 
+use hook::Hooks;
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::sync_thread::Forcing;
-use mainstay_launcher::act::hook::Hooks;
 use mainstay_sys::clock;
 
 /// Inputs that are processed before the loop checks the clock again.

@@ -4,6 +4,7 @@
 pub mod affinity;
 pub mod calls;
 pub mod cgroup;
+pub mod child;
 pub mod clock;
 pub mod foreign_files;
 pub mod guarded;

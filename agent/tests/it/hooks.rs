@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_launcher::act::hook::{HookPlan, Hooks};
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::{BootId, JobId};
 use mainstay_model::time::Stamp;
+use mainstay_node::hook::{HookPlan, Hooks};
 use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

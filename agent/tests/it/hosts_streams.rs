@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use mainstay_group::wire::Join;
-use mainstay_launcher::hosts::connect::{self, FromLeader};
-use mainstay_launcher::hosts::listen::{Bound, FromHost, Listener};
-use mainstay_launcher::hosts::{Ends, Token};
+use mainstay_launcher::group::streams::connect;
+use mainstay_launcher::group::streams::connect::FromLeader;
+use mainstay_launcher::group::streams::listen::{Bound, FromHost, Listener};
+use mainstay_launcher::group::streams::{Ends, Token};
 use mainstay_tier::peer::tls::Tls;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

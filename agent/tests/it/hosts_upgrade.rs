@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use mainstay_coord::{Client, Endpoint, Group, GroupOptions, Leader, Settings};
 use mainstay_group::wire::{Down, Join, PROTOCOL};
-use mainstay_launcher::hosts::Token;
-use mainstay_launcher::hosts::connect::{self, FromLeader};
+use mainstay_launcher::group::streams::Token;
+use mainstay_launcher::group::streams::connect;
+use mainstay_launcher::group::streams::connect::FromLeader;
 use tokio::sync::{mpsc, watch};
 
 const RUN: &str = "upgrade";

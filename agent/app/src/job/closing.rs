@@ -9,8 +9,8 @@ use mainstay_progress::goodput::TimeCategory;
 use mainstay_recovery::job::Summary;
 
 use super::signals::caught;
-use mainstay_launcher::act::log_files;
-use mainstay_launcher::act::output::Terminal;
+use mainstay_launcher::log_files;
+use mainstay_launcher::output::Terminal;
 
 /// A terminal that accepts no output for this long is treated as unread.
 const UNREAD_FOR: Duration = Duration::from_secs(5);

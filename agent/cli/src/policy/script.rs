@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use mainstay_launcher::act::policy::{News, Policy, Reply};
+use mainstay_launcher::policy::{News, Policy, Reply};
 use mainstay_model::id::Incident;
 use mainstay_recovery::policy::Advice;
 use mainstay_view::replay::UserPolicy;

@@ -12,7 +12,7 @@ use mainstay_model::time::Span;
 
 use super::Args;
 use crate::torchrun;
-use mainstay_launcher::launch::hosts::{HostsPlan, StoreKind};
+use mainstay_launcher::group::plan::{HostsPlan, StoreKind};
 
 /// Default of torchrun, in seconds.
 const JOIN_TIMEOUT: u64 = 600;

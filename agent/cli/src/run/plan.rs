@@ -11,11 +11,14 @@ use super::values::{CheckpointMemory, duration, limits};
 use super::{Args, cluster, hosts, xpu};
 use crate::torchrun;
 use mainstay_app::{JobPlan, default_paths};
-use mainstay_launcher::act::stop::Grace;
-use mainstay_launcher::act::{devices, policy};
-use mainstay_launcher::launch::hang::HangSettings;
-use mainstay_launcher::launch::hosts::HostsPlan;
-use mainstay_launcher::launch::{CheckpointSettings, Settings, Shown, WarmSettings, lineage};
+use mainstay_launcher::checkpoints::lineage;
+use mainstay_launcher::group::plan::HostsPlan;
+use mainstay_launcher::hang::HangSettings;
+use mainstay_launcher::policy;
+use mainstay_launcher::ranks::devices;
+use mainstay_launcher::ranks::stop::Grace;
+use mainstay_launcher::ranks::warm::WarmSettings;
+use mainstay_launcher::settings::{CheckpointSettings, Settings, Shown};
 use mainstay_node::config::{Config, Environment};
 
 pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
@@ -175,7 +178,7 @@ mod tests {
     use mainstay_recovery::policy::CauseKind;
 
     use super::*;
-    use mainstay_launcher::launch::hang::Mode;
+    use mainstay_launcher::hang::Mode;
 
     #[derive(Debug, Parser)]
     struct Line {

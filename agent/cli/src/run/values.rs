@@ -6,7 +6,7 @@ use mainstay_hang::Limits;
 use mainstay_model::time::Span;
 use mainstay_recovery::policy::{Budget, CauseKind};
 
-use mainstay_launcher::launch::hang::Mode;
+use mainstay_launcher::hang::Mode;
 
 /// A span such as `30s`, `2m`, `1h 30m`, or a bare number of seconds.
 pub(super) fn duration(text: &str) -> Result<Span, String> {

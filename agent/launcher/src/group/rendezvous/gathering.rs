@@ -1,0 +1,251 @@
+//! One attempt of a launcher to lead or to join the first round of its job.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use mainstay_coord::Leader;
+use mainstay_group::clock::Mapping;
+use mainstay_group::record::Record;
+use mainstay_group::round::{self, Member, Seated};
+use mainstay_group::wire::{Down, Join, Spare};
+use mainstay_model::id::Attempt;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::group::plan::{Aborting, HostsPlan};
+use crate::group::rendezvous::arrivals;
+use crate::group::rendezvous::arrivals::Waiting;
+use crate::group::rendezvous::{FIRST_RECORD, MAY_LEAD_EVERY, Outcome, REPORT_EVERY, Welcomed, not_come};
+use crate::group::store::{Elected, FromStore, StoreSession};
+use crate::group::streams::connect;
+use crate::group::streams::connect::FromLeader;
+use crate::group::streams::listen::Listener;
+use crate::group::streams::streams;
+use mainstay_sys::clock;
+
+pub(crate) struct Gathering<'a> {
+    pub(crate) plan: &'a HostsPlan,
+    pub(crate) join: &'a Join,
+    pub(crate) names: &'a (String, String),
+    pub(crate) timeout: Instant,
+}
+
+impl Gathering<'_> {
+    /// No launcher leads: this one stands for election if it may.
+    pub(crate) async fn stand(
+        &self,
+        store_session: &mut StoreSession,
+        elected: &mut Option<Elected>,
+        signals: &mut mpsc::Receiver<i32>,
+    ) -> anyhow::Result<Outcome> {
+        let mut looks = tokio::time::interval(MAY_LEAD_EVERY);
+        loop {
+            tokio::select! {
+                update = store_session.next() => match update {
+                    FromStore::Elected(now) => {
+                        *elected = Some(*now);
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Leader(Some(leader)) if !store_session.is_me(&leader) => {
+                        store_session.stand_down();
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Leader(_)
+                    | FromStore::LeaderMissed
+                    | FromStore::Deposed(_)
+                    | FromStore::Written(_) => {}
+                },
+                // A job that others can go on with is not started again.
+                _ = looks.tick() => {
+                    if store_session.may_begin && !store_session.goes_on_elsewhere().await {
+                        store_session.campaign();
+                    }
+                }
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in("no launcher leads the job")),
+            }
+        }
+    }
+
+    pub(crate) async fn lead(
+        &self,
+        elected: Elected,
+        store_session: &mut StoreSession,
+        listener: &mut Listener,
+        signals: &mut mpsc::Receiver<i32>,
+        print: &impl Fn(String),
+    ) -> anyhow::Result<Outcome> {
+        let Gathering { plan, join: mine, timeout, .. } = *self;
+        let (least, most) = plan.hosts;
+        let record_writer = elected.record_writer;
+        print(format!("this host leads the job (epoch {})", record_writer.epoch));
+        let me = Member { leads: true, ..Member::of(mine) };
+        let mut waiting: Vec<Waiting> = Vec::new();
+        let mut enough_since: Option<Instant> = None;
+        let mut reported = String::new();
+        // The round is final once it is being written: hosts that come later are spares.
+        let mut round: Option<Vec<Seated>> = None;
+        loop {
+            let members: Vec<Member> =
+                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+            let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
+            let last_call_over =
+                enough_since.is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
+            let hosts = if joined < most && last_call_over { joined.max(least) } else { most };
+            let mut lacking = None;
+            if round.is_none() {
+                match round::first(&members, hosts) {
+                    Ok(now) => {
+                        record_writer.write(FIRST_RECORD, &self.record(&now));
+                        round = Some(now);
+                    }
+                    Err(error) => lacking = Some(error),
+                }
+            }
+            if let Some(lacking) = &lacking
+                && lacking.to_string() != reported
+            {
+                reported = lacking.to_string();
+                print(reported.clone());
+                for of in &waiting {
+                    let _ = of.to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
+                }
+            }
+            enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
+            let last_call = enough_since.map(|since| since + Duration::from_nanos(plan.last_call.0));
+            let wake = last_call.filter(|at| *at > Instant::now()).map_or(timeout, |at| at.min(timeout));
+            tokio::select! {
+                event = listener.events.recv() => {
+                    let Some(event) = event else { bail!("the listening socket is gone") };
+                    arrivals::take(plan, mine, &me, event, &mut waiting, print);
+                }
+                update = store_session.next() => match update {
+                    FromStore::Written(FIRST_RECORD) => {
+                        if let Some(round) = round {
+                            return Ok(Outcome::Round(round, waiting, record_writer));
+                        }
+                    }
+                    FromStore::Deposed(_) => {
+                        print("the coordination store lost this leader; the hosts come together again".to_owned());
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Leader(_)
+                    | FromStore::LeaderMissed
+                    | FromStore::Elected(_)
+                    | FromStore::Written(_) => {}
+                },
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(wake) => {
+                    if Instant::now() >= timeout {
+                        match lacking {
+                            Some(lacking) => bail!("{}", not_come(plan, &mine.run_id, &lacking)),
+                            None => bail!("{}", self.not_in("the coordination store did not take the round")),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn record(&self, round: &[Seated]) -> Record {
+        let (job, launch) = self.names.clone();
+        Record {
+            at: clock::now(),
+            seats: round.to_vec(),
+            leader: self.join.launcher.clone(),
+            job,
+            launch,
+            attempt: Attempt(0),
+            running: false,
+            carried: None,
+            ended: None,
+        }
+    }
+
+    pub(crate) async fn follow(
+        &self,
+        leader: Leader,
+        store_session: &mut StoreSession,
+        listener: &mut Listener,
+        signals: &mut mpsc::Receiver<i32>,
+        print: &impl Fn(String),
+    ) -> anyhow::Result<Outcome> {
+        let (join_sender, join_receiver) = watch::channel(self.join.clone());
+        let (sender, mut events) = mpsc::channel(1024);
+        let keep =
+            connect::keep(leader.addresses.clone(), store_session.token.clone(), join_receiver, sender);
+        let task = Aborting(streams().spawn(keep));
+        let at = format!("{} at {}", leader.host, leader.addresses.join(", "));
+        print(format!("joining the job; its leader is {at}"));
+        let mut to = None;
+        let mut clock = Mapping::default();
+        let (mut trouble, mut reported_at) = (String::new(), None::<Instant>);
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    None => bail!("the connection to {at} is gone"),
+                    Some(FromLeader::Connected { to: way }) => to = Some(way),
+                    Some(FromLeader::Lost { why, .. }) => {
+                        to = None;
+                        if store_session.leader().is_none() {
+                            return Ok(Outcome::Again);
+                        }
+                        if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                            print(format!("cannot reach the leader {at}: {why}; still trying"));
+                            (trouble, reported_at) = (why, Some(Instant::now()));
+                        }
+                    }
+                    Some(FromLeader::Received { at: received, down }) => match down {
+                        Down::Waiting { reported, spare: None } => print(reported),
+                        Down::Waiting { reported, spare: Some(spare) } => {
+                            print(reported);
+                            let Spare { seat, job, launch } = *spare;
+                            let (waits, epoch) = (true, leader.epoch);
+                            return Ok(Outcome::Seated(Box::new(Welcomed {
+                                waits, newest: 0, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            })));
+                        }
+                        Down::Refused { why, .. } => bail!("the leader {at} refuses this host: {why}"),
+                        Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
+                        Down::Welcome { seat, job, launch, epoch, newest, .. } => {
+                            return Ok(Outcome::Seated(Box::new(Welcomed {
+                                waits: false, newest, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            })));
+                        }
+                        Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}
+                    },
+                },
+                update = store_session.next() => match update {
+                    FromStore::Leader(Some(now)) if now.launch != leader.launch => return Ok(Outcome::Again),
+                    // One that has a connection is there, even if the store has lost it.
+                    FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => print(why),
+                    FromStore::Leader(_)
+                    | FromStore::LeaderMissed
+                    | FromStore::Elected(_)
+                    | FromStore::Deposed(_)
+                    | FromStore::Written(_) => {}
+                },
+                // A launcher that takes this one for the leader gets no answer.
+                Some(_) = listener.events.recv() => {}
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in(&trouble)),
+            }
+        }
+    }
+
+    fn not_in(&self, trouble: &str) -> String {
+        format!(
+            "this host did not get into the job at {} within {}{}. Check that `mainstay run` is running on the \
+             endpoint's host with the same --nnodes and --rdzv-id, and that the port is open in the firewall",
+            self.plan.endpoint(),
+            self.plan.join_timeout,
+            if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
+        )
+    }
+}

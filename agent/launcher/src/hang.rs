@@ -1,0 +1,297 @@
+//! Hangs of the job's ranks: pages, processes and devices are read here and judged in the core (`core::hang`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use mainstay_group::round::Seated;
+use mainstay_hang::{ActivitySample, HangJudge, Limits, RankSeen, Waits};
+use mainstay_model::entry::Fact;
+use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::time::{Mono, Span};
+use mainstay_progress::memory::Learned;
+
+use tokio::sync::oneshot;
+
+use crate::log_files;
+use crate::ranks::process::RankProcess;
+use mainstay_sensors::source::activity;
+use mainstay_sensors::source::evidence::{self, Frames, Subject, Taken};
+use mainstay_sensors::source::pages::PageReader;
+use mainstay_sensors::source::tpu;
+use mainstay_sys::clock;
+
+/// Whether ranks hang.
+#[derive(Debug)]
+pub(crate) struct Hang {
+    pub(crate) judge: Judge,
+    /// What ranks that hang are doing, while it is recorded.
+    pub(crate) evidence: Option<Evidence>,
+}
+
+/// What to do about hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Ranks that hang are stopped and started again.
+    Auto,
+    /// They are only reported.
+    Report,
+    /// Hangs are not detected.
+    Off,
+}
+
+/// The user's settings for hangs.
+#[derive(Clone, Debug)]
+pub struct HangSettings {
+    /// What to do about hangs.
+    pub mode: Mode,
+    /// How long things may take.
+    pub limits: Limits,
+}
+
+/// The judge of hangs of one job, with its sources outside the core.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    mode: Mode,
+    job: HangJudge,
+    /// Whether this host may have TPUs, once checked; and a query to libtpu that is in progress.
+    tpus: Option<bool>,
+    asked_tpus: Option<mpsc::Receiver<Option<Span>>>,
+    /// A query to NCCL's RAS service that is in progress.
+    asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
+}
+
+impl Judge {
+    pub(crate) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Judge {
+        let acts = settings.mode == Mode::Auto;
+        Judge {
+            mode: settings.mode,
+            job: HangJudge::new(settings.limits.clone(), acts, first, ranks, now),
+            tpus: None,
+            asked_tpus: None,
+            asked: None,
+        }
+    }
+
+    /// Judges the ranks of all hosts of the job.
+    pub(crate) fn judge_all<'a>(&mut self, seats: impl Iterator<Item = &'a Seated>, now: Mono) {
+        let of_each = |seated: &Seated| {
+            let ranks = seated.member.ranks as usize;
+            std::iter::repeat_n(seated.seat.group_rank, ranks)
+        };
+        self.job.judge_all(seats.flat_map(of_each).collect(), now);
+    }
+
+    /// Leaves the judgement to the leader of the job.
+    pub(crate) fn judged_by_leader(&mut self, hosts: u32) {
+        self.job.judged_by_leader(hosts);
+    }
+
+    /// What to report to the leader about the ranks here.
+    pub(crate) fn due_to_report(&mut self, now: Mono) -> Vec<RankSeen> {
+        if self.mode == Mode::Off { Vec::new() } else { self.job.to_report(now) }
+    }
+
+    /// Takes in a report of another host.
+    pub(crate) fn seen_elsewhere(&mut self, ranks: &[RankSeen], now: Mono) {
+        ranks.iter().for_each(|seen| self.job.seen_elsewhere(now, seen));
+    }
+
+    /// A rank's process on another host ended with status 0.
+    pub(crate) fn finished_elsewhere(&mut self, rank: Rank, now: Mono) {
+        self.job.finished_elsewhere(rank, now);
+    }
+
+    /// Whether ranks that hang are stopped, not only reported.
+    pub(crate) fn acts(&self) -> bool {
+        self.job.acts()
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub(crate) fn recall(&mut self, learned: &Learned) {
+        self.job.phases().recall(&learned.phases);
+        self.job.idle().recall(learned.rest);
+    }
+
+    /// Adds what this run learned, for the next one.
+    pub(crate) fn remember(&mut self, learned: &mut Learned) {
+        learned.phases = self.job.phases().remembered();
+        learned.rest = self.job.idle().longest_rest();
+    }
+
+    pub(crate) fn begin_attempt(&mut self, attempt: Attempt, now: Mono) {
+        self.job.begin_attempt(attempt, now);
+        self.asked = None;
+    }
+
+    /// Takes in whether ranks' GPUs are busy, as the agent reports it; empty without an agent.
+    pub(crate) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
+        self.job.gpus_at_work(at_work, now);
+    }
+
+    /// A rank's process ended with status 0.
+    pub(crate) fn finished(&mut self, rank: &RankProcess, now: Mono) {
+        self.job.finished(rank.local_rank as usize, now);
+    }
+
+    /// Takes in the latest look at a rank's page.
+    pub(crate) fn see(&mut self, local_rank: u32, page: &mut PageReader, now: Mono) {
+        if self.mode == Mode::Off {
+            return;
+        }
+        page.teach(self.job.phases());
+        let (sight, counts) = page.sight(self.job.phases());
+        self.job.sight(local_rank as usize, now, &sight, counts);
+    }
+
+    /// Judges after a look at all pages; returns the fact to record.
+    pub(crate) fn judge(&mut self, ranks: &[RankProcess], now: Mono) -> Option<Fact> {
+        if self.mode == Mode::Off || ranks.is_empty() {
+            return None;
+        }
+        let living: Vec<&RankProcess> = ranks.iter().filter(|rank| rank.exit.is_none()).collect();
+        let pulses = if self.job.wants_pulses(now) { self.pulses(&living, now) } else { None };
+        if self.job.wants_probes(now) {
+            for rank in &living {
+                if let Some(probe) = activity::probe(rank.pid, Some(&rank.files.stacks)) {
+                    self.job.probe(rank.local_rank as usize, probe);
+                }
+            }
+        }
+        let living: Vec<Rank> = living.iter().map(|rank| rank.rank).collect();
+        self.job.judge(now, pulses.as_deref(), &living)
+    }
+
+    /// Whether ranks that were judged to hang have made progress again.
+    pub(crate) fn passed(&mut self, now: Mono) -> Option<Fact> {
+        self.job.passed(now)
+    }
+
+    /// What the processes of the living ranks do, with what devices and NCCL report meanwhile. None if a rank cannot be
+    /// read: then nothing is judged.
+    fn pulses(&mut self, living: &[&RankProcess], now: Mono) -> Option<Vec<Option<ActivitySample>>> {
+        let mut pulses = vec![None; self.job.ranks()];
+        for rank in living {
+            let probe = activity::probe(rank.pid, Some(&rank.files.stacks))?;
+            let output =
+                [&rank.files.stdout, &rank.files.stderr].map(|file| log_files::length(file).unwrap_or(0));
+            let pulse =
+                ActivitySample { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
+            if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
+                *place = Some(pulse);
+            }
+        }
+        if let Some(answer) = self.asked.as_ref().and_then(|asked| asked.try_recv().ok()) {
+            self.asked = None;
+            if let Some((counts, waits)) = answer {
+                self.job.idle().collectives(now, counts, waits);
+            }
+        }
+        if let Some(idle) = self.devices_idle(living, now) {
+            self.job.idle().devices(now, idle);
+        }
+        if self.job.idle().wants_collectives(now) {
+            let ranks = living.iter().map(|rank| (rank.rank, rank.pid)).collect();
+            self.asked = Some(evidence::ask_nccl(ranks, NCCL_WITHIN));
+        }
+        Some(pulses)
+    }
+
+    /// How long all of the ranks' devices have been idle; none unless known for each device.
+    fn devices_idle(&mut self, living: &[&RankProcess], now: Mono) -> Option<Span> {
+        let ranks: Vec<Rank> = living.iter().map(|rank| rank.rank).collect();
+        if let Some(idle) = self.job.gpus_idle(&ranks, now) {
+            return Some(idle);
+        }
+        if !*self.tpus.get_or_insert_with(|| tpu::may_be_here(Path::new("/sys"))) {
+            return None;
+        }
+        let pids = || living.iter().map(|rank| rank.pid).collect();
+        let asked = self.asked_tpus.get_or_insert_with(|| tpu::ask_idle(pids(), TPU_WITHIN));
+        match asked.try_recv() {
+            Err(mpsc::TryRecvError::Empty) => None,
+            answer => {
+                self.asked_tpus = None;
+                answer.ok().flatten()
+            }
+        }
+    }
+}
+
+/// Evidence that is being collected.
+#[derive(Debug)]
+pub(crate) struct Evidence {
+    attempt: Attempt,
+    file: PathBuf,
+    began: Mono,
+    until: tokio::time::Instant,
+    taken: oneshot::Receiver<(Taken, Result<(), String>)>,
+}
+
+impl Evidence {
+    /// Starts collecting in a separate thread.
+    pub(crate) fn begin(attempt: Attempt, file: PathBuf, subjects: Vec<Subject>, frames: Frames) -> Evidence {
+        let (sender, taken) = oneshot::channel();
+        let path = file.clone();
+        let take = move || {
+            let taken = evidence::take(&subjects, frames, Instant::now() + EVIDENCE_WITHIN);
+            let written = evidence::write(&taken, &path);
+            // The receiver is gone if it took too long.
+            let _ = sender.send((taken, written));
+        };
+        if let Err(error) = std::thread::Builder::new().name("evidence".to_owned()).spawn(take) {
+            tracing::warn!(%error, "no thread to take evidence in");
+        }
+        let until = tokio::time::Instant::now() + EVIDENCE_WITHIN + EVIDENCE_GRACE;
+        Evidence { attempt, file, began: clock::mono(), until, taken }
+    }
+
+    /// The collected evidence; after the deadline, a fact that there is none.
+    pub(crate) async fn taken(&mut self) -> Fact {
+        let taken = tokio::time::timeout_at(self.until, &mut self.taken).await;
+        let took = clock::mono().since(self.began);
+        let attempt = self.attempt;
+        match taken {
+            Ok(Ok((taken, written))) => {
+                let mut summary = taken.findings;
+                let file = written.map_err(|error| summary.push(error)).ok();
+                let file = file.map(|()| self.file.display().to_string());
+                Fact::EvidenceTaken { attempt, file, groups: taken.groups, waits: taken.waits, summary, took }
+            }
+            Ok(Err(_)) | Err(_) => {
+                let summary = vec![format!("the state of the ranks could not be read within {took}")];
+                let (groups, waits) = (Vec::new(), Vec::new());
+                Fact::EvidenceTaken { attempt, file: None, groups, waits, summary, took }
+            }
+        }
+    }
+}
+
+/// How long collecting evidence may take.
+const EVIDENCE_WITHIN: Duration = Duration::from_secs(3);
+/// How long NCCL's RAS service may take if there are no heartbeats to judge by.
+const NCCL_WITHIN: Duration = Duration::from_secs(10);
+/// How long libtpu may take to report what its TPUs do.
+const TPU_WITHIN: Duration = Duration::from_secs(5);
+/// Extra time for what is in progress at that time.
+const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As when `/proc` holds up its reader: the decision does not wait any longer.
+    #[tokio::test]
+    async fn evidence_that_takes_too_long_is_reported_as_missing() {
+        let (_nobody_answers, taken) = oneshot::channel();
+        let until = tokio::time::Instant::now();
+        let file = PathBuf::from("hang.json");
+        let mut evidence = Evidence { attempt: Attempt(3), file, began: clock::mono(), until, taken };
+        let Fact::EvidenceTaken { attempt, file, groups, summary, .. } = evidence.taken().await else {
+            panic!("it is evidence")
+        };
+        assert_eq!((attempt, file, groups), (Attempt(3), None, Vec::new()));
+        assert!(summary[0].starts_with("the state of the ranks could not be read within"), "{summary:?}");
+    }
+}
