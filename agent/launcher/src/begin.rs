@@ -1,12 +1,18 @@
 //! A launcher before its first turn: its resources and state when its job starts.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::path::PathBuf;
 
-use mainstay_model::id::{Attempt, JobId, Rank};
-use mainstay_recovery::in_process::Round;
+use mainstay_journal::state::StateWriter;
+use mainstay_journal::store::learned::Memory;
+use mainstay_model::entry::{JobOwner, JobSpec};
+use mainstay_model::id::{Pid, Rank};
+use mainstay_progress::memory::{self, Learned};
 use mainstay_recovery::job::Job;
+use mainstay_recovery::policy;
+use mainstay_sys::cgroup::Cgroup;
+use mainstay_sys::clock;
 use mainstay_tier::pool::PoolOwner;
-use tokio::sync::mpsc;
 
 use crate::agent_link::AgentLink;
 use crate::checkpoints::Checkpoints;
@@ -16,29 +22,16 @@ use crate::drill::Drill;
 use crate::group::Group;
 use crate::group::rendezvous::JoinOutcome;
 use crate::hang::Hang;
-use crate::hang::Judge;
 use crate::journal::Journal;
-use crate::log_files;
-use crate::output::Output;
-use crate::output::Terminal;
-use crate::output::rank_output::RankOutput;
-use crate::policy::in_job;
+use crate::output::{Output, Terminal};
+use crate::policy::Policy;
 use crate::ranks::guardian::Guardian;
-use crate::ranks::round_server::RoundServer;
 use crate::ranks::spec::RankSpec;
-use crate::ranks::start::{job_spec, memory, previous_size};
 use crate::ranks::warm::Warm;
 use crate::ranks::{Ranks, Stopping};
 use crate::run::Launcher;
 use crate::settings::Settings;
-use mainstay_journal::state::StateWriter;
-use mainstay_journal::store::learned::Memory;
-use mainstay_sensors::source::host::Roots;
-use mainstay_sensors::source::oom::OomKills;
-use mainstay_sensors::source::process_limit::ProcessLimits;
-use mainstay_sys::cgroup::Cgroup;
-use mainstay_sys::clock;
-use mainstay_sys::inotify::Watcher;
+use crate::{log_files, paths};
 
 /// What exists in addition to the ranks for as long as the job runs.
 #[derive(Default)]
@@ -70,49 +63,23 @@ impl Launcher {
         let JobResources { guardian, pool_owner, cgroup, together, sealing, replicas } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
-        let policy = settings.policy_of_job(&rank_spec.job);
-        let mut spec = job_spec(&settings, &rank_spec, policy.clone());
-        let memory = memory(&settings, &rank_spec, &spec);
-        let read = memory.clone().and_then(|memory: Memory| log_files::ask(move || memory.read()).flatten());
+        let job_policy = settings.policy_of_job(&rank_spec.job);
+        let mut spec = job_spec(&settings, &rank_spec, job_policy.clone());
+        let memory = kept(&settings, &rank_spec, |given| memory::key(&spec, given));
+        let read = memory.clone().and_then(|memory| log_files::ask(move || memory.read()).flatten());
         let learned = read.unwrap_or_default();
         spec.earlier.clone_from(&learned.rungs);
         rank_spec.previous_size = previous_size(&settings, &rank_spec, &spec);
-        let watcher = rank_spec.page_dir.as_ref().and_then(|directory| {
-            let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
-            watcher
-                .map_err(|error| {
-                    tracing::warn!(%error, "cannot watch the heartbeat pages' directory; looking regularly instead");
-                })
-                .ok()
-        });
-        let round_server = rank_spec.page_dir.as_ref().and_then(|directory| {
-            RoundServer::open(directory)
-                .inspect_err(|error| {
-                    let place = directory.display();
-                    tracing::warn!(
-                        "restart in process is not available: creating a socket in {place}: {error}"
-                    );
-                })
-                .ok()
-        });
-        let drill = rank_spec.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
-            RoundServer::open_for_drills(directory)
-                .inspect_err(|error| {
-                    let place = directory.display();
-                    tracing::warn!("only signals can be injected: creating a socket in {place}: {error}");
-                })
-                .ok()
-        });
-        let first = Rank(rank_spec.seat.first_rank);
-        let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
-        hangs.recall(&learned);
-        let mut user_policy = None;
+        let (first, count) = (Rank(rank_spec.seat.first_rank), settings.local_world_size as usize);
+        let mut hang = Hang::new(&settings.hang, first, count, began);
+        hang.recall(&learned);
+        let mut policy = None;
         let group = match together {
             Some(JoinOutcome::Following(followed)) => Group::follows(*followed, spec),
             together => {
-                let mut job = Job::begin(began, spec, policy, &mut out);
-                user_policy = in_job::start(&settings, &rank_spec);
-                user_policy.iter().for_each(|policy| job.advised_by(policy.name()));
+                let mut job = Job::begin(began, spec, job_policy, &mut out);
+                policy = Policy::of_job(&settings, &rank_spec);
+                policy.iter().for_each(|policy| job.advised_by(policy.name()));
                 job.recall(&learned);
                 match together {
                     Some(JoinOutcome::Leading(gathered)) => {
@@ -123,51 +90,25 @@ impl Launcher {
                 }
             }
         };
-        group.judge_hangs_with(&mut hangs, began);
-        let roots = Roots::default();
-        let ranks = Ranks {
-            attempt: Attempt(0),
-            processes: Vec::new(),
-            pages: BTreeMap::new(),
-            watcher,
-            endings: mpsc::unbounded_channel(),
-            monitors: BTreeMap::new(),
-            guardian,
-            cgroup,
-            warm,
-            round_server,
-            round: Round::default(),
-            port: None,
-            undying: Vec::new(),
-            oom_kills: OomKills::of(roots.proc.clone(), &roots.sys),
-            limits: ProcessLimits::of(&roots.proc, &roots.sys),
-        };
+        group.judge_hangs_with(&mut hang, began);
         let memory = memory.map(|memory| (memory, learned.runs));
+        let journal = Journal::new(&rank_spec, snapshots, memory);
+        let stopping = Stopping::new(settings.grace, settings.save_signal);
         let mut launcher = Launcher {
-            id: JobId(rank_spec.job.clone()),
-            settings,
-            rank_spec,
             group,
             tasks: VecDeque::new(),
-            ranks,
-            stopping: Stopping::default(),
-            hang: Hang { judge: hangs, evidence: None },
-            checkpoints: Checkpoints {
-                pool_owner,
-                replicas,
-                sealing,
-                starting: None,
-                moving: None,
-                silence_reported: None,
-            },
-            journal: Journal { snapshots, memory, shown: None, outcome_shown: None },
-            output: Output { terminal, spoken: RankOutput::start() },
+            ranks: Ranks::new(rank_spec, warm, stopping, (guardian, cgroup), settings.allow_inject),
+            hang,
+            checkpoints: Checkpoints::new(pool_owner, replicas, sealing),
+            journal,
+            output: Output::new(terminal, settings.shown.clone(), settings.role.clone()),
             agent: AgentLink::default(),
-            drill: Drill { server: drill, due: Vec::new() },
+            drill: Drill::new(settings.allow_inject, settings.gpu_library.clone()),
+            policy,
             looks: 0,
             wake_at: None,
             exit: None,
-            policy: user_policy,
+            settings,
         };
         if let Some(lead) = launcher.group.lead_mut() {
             lead.begin_with(began, out);
@@ -175,5 +116,58 @@ impl Launcher {
         launcher.poll_group(began);
         launcher.begin_to_wait();
         launcher
+    }
+}
+
+/// Where what is learned of the job is kept, by a key: next to the run directories.
+fn kept(settings: &Settings, rank_spec: &RankSpec, key: impl Fn(Option<&str>) -> String) -> Option<Memory> {
+    let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
+    let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
+    Some(Memory::of(log_dir, &key(given.as_deref())))
+}
+
+/// How many ranks the job had in its last run. Also records the present number for the next run.
+fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<u32> {
+    let memory = kept(settings, rank_spec, |given| memory::key_of_any_size(spec, given))?;
+    let now = Learned { ranks: Some(spec.world_size), ..Learned::default() };
+    let exchange = move || {
+        let before = memory.read().and_then(|learned| learned.ranks);
+        if let Err(error) = memory.write(now) {
+            tracing::debug!(%error, "cannot keep how many ranks the job has");
+        }
+        before
+    };
+    log_files::ask(exchange).flatten()
+}
+
+/// Where Kubernetes mounts the namespace of a pod.
+const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// The job's entry in the journal at its start.
+fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings) -> JobSpec {
+    let text = |path: &PathBuf| path.display().to_string();
+    JobSpec {
+        command: settings.command.clone(),
+        world_size: rank_spec.seat.world_size,
+        local_world_size: settings.local_world_size,
+        first_rank: Rank(rank_spec.seat.first_rank),
+        max_restarts: settings.policy.budget.max_restarts,
+        launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+        uid: nix::unistd::getuid().as_raw(),
+        run_dir: text(&rank_spec.run_dir),
+        // A directory that is gone or does not answer only makes the run harder to find.
+        started_in: std::env::current_dir()
+            .map_or_else(|_| String::new(), |place| place.display().to_string()),
+        run: rank_spec.checkpoint_run().to_owned(),
+        checkpoint_dir: text(&rank_spec.checkpoint_dir),
+        page_dir: rank_spec.page_dir.as_ref().map(text),
+        program: paths::hash_of_program(&settings.command).map(String::into_boxed_str),
+        policy: Some(policy),
+        earlier: Vec::new(),
+        follows: false,
+        owner: Box::new(JobOwner::read(
+            |name| std::env::var(name).ok(),
+            std::fs::read_to_string(POD_NAMESPACE).ok(),
+        )),
     }
 }

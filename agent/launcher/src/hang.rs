@@ -1,11 +1,9 @@
-//! Hangs of the job's ranks: pages, processes and devices are read here and judged in the core (`core::hang`).
+//! Hangs of the job's ranks: pages, processes and devices are read here and judged by [`mainstay_hang`].
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use mainstay_group::round::Seated;
 use mainstay_hang::{ActivitySample, HangJudge, Limits, RankSeen, Waits};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::{Attempt, Rank};
@@ -15,20 +13,13 @@ use mainstay_progress::memory::Learned;
 use tokio::sync::oneshot;
 
 use crate::log_files;
+use crate::ranks::Ranks;
 use crate::ranks::process::RankProcess;
 use mainstay_sensors::source::activity;
 use mainstay_sensors::source::evidence::{self, Frames, Subject, Taken};
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sensors::source::tpu;
 use mainstay_sys::clock;
-
-/// Whether ranks hang.
-#[derive(Debug)]
-pub(crate) struct Hang {
-    pub(crate) judge: Judge,
-    /// What ranks that hang are doing, while it is recorded.
-    pub(crate) evidence: Option<Evidence>,
-}
 
 /// What to do about hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,62 +41,30 @@ pub struct HangSettings {
     pub limits: Limits,
 }
 
-/// The judge of hangs of one job, with its sources outside the core.
+/// The judge of hangs of one job, with its sources outside of it.
 #[derive(Debug)]
-pub(crate) struct Judge {
+pub(crate) struct Hang {
     mode: Mode,
-    job: HangJudge,
+    pub(crate) job: HangJudge,
     /// Whether this host may have TPUs, once checked; and a query to libtpu that is in progress.
     tpus: Option<bool>,
     asked_tpus: Option<mpsc::Receiver<Option<Span>>>,
     /// A query to NCCL's RAS service that is in progress.
     asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
+    /// What ranks that hang are doing, while it is recorded.
+    pub(crate) evidence: Option<Evidence>,
 }
 
-impl Judge {
-    pub(crate) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Judge {
-        let acts = settings.mode == Mode::Auto;
-        Judge {
-            mode: settings.mode,
-            job: HangJudge::new(settings.limits.clone(), acts, first, ranks, now),
-            tpus: None,
-            asked_tpus: None,
-            asked: None,
-        }
-    }
-
-    /// Judges the ranks of all hosts of the job.
-    pub(crate) fn judge_all<'a>(&mut self, seats: impl Iterator<Item = &'a Seated>, now: Mono) {
-        let of_each = |seated: &Seated| {
-            let ranks = seated.member.ranks as usize;
-            std::iter::repeat_n(seated.seat.group_rank, ranks)
-        };
-        self.job.judge_all(seats.flat_map(of_each).collect(), now);
-    }
-
-    /// Leaves the judgement to the leader of the job.
-    pub(crate) fn judged_by_leader(&mut self, hosts: u32) {
-        self.job.judged_by_leader(hosts);
+impl Hang {
+    /// For ranks from `first` on.
+    pub(crate) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Hang {
+        let job = HangJudge::new(settings.limits.clone(), settings.mode == Mode::Auto, first, ranks, now);
+        Hang { mode: settings.mode, job, tpus: None, asked_tpus: None, asked: None, evidence: None }
     }
 
     /// What to report to the leader about the ranks here.
     pub(crate) fn due_to_report(&mut self, now: Mono) -> Vec<RankSeen> {
         if self.mode == Mode::Off { Vec::new() } else { self.job.to_report(now) }
-    }
-
-    /// Takes in a report of another host.
-    pub(crate) fn seen_elsewhere(&mut self, ranks: &[RankSeen], now: Mono) {
-        ranks.iter().for_each(|seen| self.job.seen_elsewhere(now, seen));
-    }
-
-    /// A rank's process on another host ended with status 0.
-    pub(crate) fn finished_elsewhere(&mut self, rank: Rank, now: Mono) {
-        self.job.finished_elsewhere(rank, now);
-    }
-
-    /// Whether ranks that hang are stopped, not only reported.
-    pub(crate) fn acts(&self) -> bool {
-        self.job.acts()
     }
 
     /// Takes in what earlier runs of the job learned.
@@ -125,16 +84,6 @@ impl Judge {
         self.asked = None;
     }
 
-    /// Takes in whether ranks' GPUs are busy, as the agent reports it; empty without an agent.
-    pub(crate) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
-        self.job.gpus_at_work(at_work, now);
-    }
-
-    /// A rank's process ended with status 0.
-    pub(crate) fn finished(&mut self, rank: &RankProcess, now: Mono) {
-        self.job.finished(rank.local_rank as usize, now);
-    }
-
     /// Takes in the latest look at a rank's page.
     pub(crate) fn see(&mut self, local_rank: u32, page: &mut PageReader, now: Mono) {
         if self.mode == Mode::Off {
@@ -145,12 +94,13 @@ impl Judge {
         self.job.sight(local_rank as usize, now, &sight, counts);
     }
 
-    /// Judges after a look at all pages; returns the fact to record.
-    pub(crate) fn judge(&mut self, ranks: &[RankProcess], now: Mono) -> Option<Fact> {
-        if self.mode == Mode::Off || ranks.is_empty() {
+    /// Judges after a look at all pages, unless a rank is being stopped or missing; returns the fact to record.
+    pub(crate) fn judge(&mut self, ranks: &Ranks, now: Mono) -> Option<Fact> {
+        let is_off = self.mode == Mode::Off || ranks.processes.is_empty();
+        if is_off || ranks.stopping.stop.is_some() || ranks.has_failed() {
             return None;
         }
-        let living: Vec<&RankProcess> = ranks.iter().filter(|rank| rank.exit.is_none()).collect();
+        let living: Vec<&RankProcess> = ranks.living().collect();
         let pulses = if self.job.wants_pulses(now) { self.pulses(&living, now) } else { None };
         if self.job.wants_probes(now) {
             for rank in &living {
@@ -163,9 +113,12 @@ impl Judge {
         self.job.judge(now, pulses.as_deref(), &living)
     }
 
-    /// Whether ranks that were judged to hang have made progress again.
-    pub(crate) fn passed(&mut self, now: Mono) -> Option<Fact> {
-        self.job.passed(now)
+    /// Starts to record what the ranks do, in a thread: `/proc` may block a reader.
+    pub(crate) fn take_evidence(&mut self, ranks: &Ranks, attempt: Attempt) {
+        let file = ranks.spec.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
+        // Native frames pause a rank for a moment, so they are only for ranks that will be stopped.
+        let frames = if self.job.acts() { Frames::Native } else { Frames::Python };
+        self.evidence = Some(Evidence::begin(attempt, file, ranks.subjects(), frames));
     }
 
     /// What the processes of the living ranks do, with what devices and NCCL report meanwhile. None if a rank cannot be
@@ -216,6 +169,14 @@ impl Judge {
                 answer.ok().flatten()
             }
         }
+    }
+}
+
+/// The next evidence; waits forever if none is collected.
+pub(crate) async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
+    match evidence {
+        Some(evidence) => evidence.taken().await,
+        None => std::future::pending().await,
     }
 }
 

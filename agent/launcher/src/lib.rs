@@ -10,13 +10,12 @@ mod journal;
 pub mod log_files;
 mod obey;
 pub mod order;
-mod ordered;
 pub mod output;
 pub mod pages;
 pub mod paths;
 pub mod policy;
 pub mod ranks;
-pub mod run;
+mod run;
 pub mod settings;
 mod signatures;
 

@@ -1,28 +1,22 @@
-//! Passes the events of this host to the group of the job, and carries out what the group has to do and what it orders.
+//! Carries out what the group has to do on this host, and what it orders.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mainstay_diagnosis::root_rank::host_missing;
 use mainstay_group::late_orders::{OnStart, on_start, on_stop};
 use mainstay_group::lead::Here;
+use mainstay_journal::state::StateWriter;
 use mainstay_model::entry::{Body, Entry, Fact};
-use mainstay_model::id::{Incident, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Action, DecidedBy, Decision, Verdict};
 use mainstay_recovery::protocol::{Command, Event, StopWhy};
-use tokio::sync::mpsc;
+use mainstay_sys::clock;
 
 use crate::group::store::Elected;
 use crate::group::{Act, FromOthers, Group};
-use crate::policy::in_job;
-use crate::ranks::Ranks;
-use crate::ranks::process::RankProcess;
-use crate::ranks::save;
-use crate::run::{Ended, Launcher, from_now};
-use mainstay_journal::state::StateWriter;
-use mainstay_sensors::source::pages::PageReader;
-use mainstay_sys::clock;
+use crate::policy::Policy;
+use crate::ranks::{Ranks, Start, save};
+use crate::run::{Launcher, from_now};
 
 /// How long the end of the job waits for followers to know of it, and a follower for its leader.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -30,8 +24,7 @@ const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the leader asks of its own host.
 pub(crate) struct OwnHost<'a> {
-    ranks: &'a [RankProcess],
-    pages: &'a BTreeMap<Rank, PageReader>,
+    ranks: &'a Ranks,
     snapshots: &'a StateWriter,
     has_others: bool,
 }
@@ -40,7 +33,7 @@ impl Here for OwnHost<'_> {
     fn save_after(&self) -> Option<u64> {
         // Other hosts learn of it later than this one.
         let later = u64::from(self.has_others);
-        save::after_step(self.ranks, self.pages).map(|step| step.saturating_add(later))
+        save::after_step(self.ranks).map(|step| step.saturating_add(later))
     }
 
     fn entries_after(&self, have: u64, most: usize) -> Option<Vec<Entry>> {
@@ -49,55 +42,58 @@ impl Here for OwnHost<'_> {
 }
 
 impl Launcher {
-    /// Something happened on this host.
-    pub(crate) fn step(&mut self, at: Mono, event: Event) {
-        self.group.step(at, event);
-        self.poll_group(at);
-    }
-
-    pub(crate) fn fact(&mut self, fact: Fact) {
-        self.fact_at(clock::mono(), fact);
-    }
-
-    pub(crate) fn fact_at(&mut self, at: Mono, fact: Fact) {
-        self.step(at, Event::Fact(fact));
+    pub(crate) fn group_and_host(&mut self) -> (&mut Group, OwnHost<'_>) {
+        let Launcher { group, ranks, journal, .. } = self;
+        let has_others = group.has_other_hosts();
+        (group, OwnHost { ranks, snapshots: &journal.snapshots, has_others })
     }
 
     /// Carries out what the group has to do, until nothing is left.
     pub(crate) fn poll_group(&mut self, now: Mono) {
         loop {
             let (group, here) = self.group_and_host();
-            let Some(act) = group.poll(now, &here) else { return };
+            let Some(act) = group.poll(now, &here) else { break };
             self.act(now, act);
+        }
+        if let Some((attempt, step)) = self.group.vouched() {
+            self.checkpoints.vouch(attempt, step);
         }
     }
 
     fn act(&mut self, now: Mono, act: Act) {
         match act {
-            Act::Record(at, body) => self.publish_body(at, body),
+            Act::Record(at, body) => self.publish(at, body),
             Act::Entry { seq, at, body, is_past } => {
                 let line = self.journal.line(&body).filter(|_| !is_past);
                 line.into_iter().for_each(|line| self.output.terminal.print(line));
-                let entry = self.record(at, Some(seq), body);
-                self.agent.send_entry(entry, self.rank_spec.own_ranks());
+                let entry = self.journal.record(at, Some(seq), body);
+                self.pass_on(entry);
             }
             Act::Obey(command) => self.tasks.push_back(command),
             Act::Print(line) => self.output.terminal.print(line),
             Act::Finished(attempt, rank) if attempt == self.ranks.attempt => {
-                self.hang.judge.finished_elsewhere(rank, now);
+                self.hang.job.finished_elsewhere(rank, now);
             }
             Act::Seen(attempt, ranks) if attempt == self.ranks.attempt => {
-                self.hang.judge.seen_elsewhere(&ranks, now)
+                ranks.iter().for_each(|seen| self.hang.job.seen_elsewhere(now, seen));
             }
             Act::Finished(..) | Act::Seen(..) => {}
-            Act::Meet { hosts, spares } => self.meet(&hosts, spares),
-            Act::TookSeat => self.has_a_seat(),
+            Act::Meet { hosts, spares } => {
+                if let Some(replicas) = &self.checkpoints.replicas {
+                    replicas.meet(&hosts, spares);
+                }
+            }
+            Act::TookSeat => {
+                let ranks = self.settings.local_world_size;
+                let line = self.group.follower_mut().map(|following| following.seated(ranks));
+                line.into_iter().for_each(|line| self.output.terminal.print(line));
+            }
             // Ranks would wait in their processes forever.
             Act::LeftSeat if self.ranks.are_running() => {
                 self.tasks.push_back(Command::stop(self.ranks.attempt, StopWhy::Dismissed));
             }
             Act::LeftSeat => {}
-            Act::Orphaned(reason) => self.leader_is_lost(&reason),
+            Act::Orphaned(reason) => self.leader_is_lost(reason),
             Act::StopRanks if self.ranks.are_running() => {
                 self.tasks.push_back(Command::stop(self.ranks.attempt, StopWhy::Requested));
             }
@@ -106,72 +102,82 @@ impl Launcher {
         }
     }
 
-    pub(crate) fn group_and_host(&mut self) -> (&mut Group, OwnHost<'_>) {
-        let Launcher { group, ranks: Ranks { processes, pages, .. }, journal, .. } = self;
-        let has_others = group.has_other_hosts();
-        (group, OwnHost { ranks: processes, pages, snapshots: &journal.snapshots, has_others })
-    }
-
     /// Carries out a command.
-    pub(crate) async fn obey(&mut self, command: Command, ended: &mpsc::UnboundedSender<Ended>) {
+    pub(crate) async fn obey(&mut self, command: Command) {
+        let of_ranks = self.ranks.attempt;
         match command {
             Command::Seat { attempt, seat } => self.take_seat(attempt, seat).await,
             Command::Open { attempt } => {
-                let port = self.take_port();
-                self.step(clock::mono(), Event::Opened { attempt, port });
+                let port = self.ranks.take_port(self.settings.master_port, &mut self.group);
+                self.group.step(clock::mono(), Event::Opened { attempt, port });
             }
-            Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
-            Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
+            Command::Gather { attempt, peers } => {
+                self.checkpoints.gather(attempt, peers, &mut self.group);
+            }
+            Command::Bring { attempt, step } => {
+                let world = self.ranks.spec.seat.world_size;
+                self.checkpoints.bring(attempt, step, world, &mut self.group);
+            }
             Command::Start { attempt, in_process, master_addr, master_port, resume, before } => {
-                match on_start(
-                    attempt,
-                    self.ranks.attempt,
-                    !self.ranks.processes.is_empty(),
-                    self.ranks.are_running(),
-                    in_process,
-                ) {
+                let ranks = &mut self.ranks;
+                let has_ranks = !ranks.processes.is_empty();
+                match on_start(attempt, of_ranks, has_ranks, ranks.are_running(), in_process) {
                     OnStart::Ignore => {
                         tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
                         return;
                     }
                     OnStart::Refuse => {
-                        self.ranks.attempt = attempt;
+                        ranks.attempt = attempt;
                         let error = "ranks of an earlier attempt still run on this host".to_owned();
-                        return self.fact(Fact::start_failed(attempt, error));
+                        return self.group.fact(Fact::start_failed(attempt, error));
                     }
                     OnStart::Start => {}
                 }
-                self.rank_spec.master_addr = master_addr;
-                self.rank_spec.ran_before = before;
-                let port = self.resume_from(resume.as_ref()).map(|()| master_port);
-                self.start(attempt, port, in_process, ended).await;
+                (ranks.spec.master_addr, ranks.spec.ran_before) = (master_addr, before);
+                let port = self.checkpoints.to_resume(resume.as_ref()).map(|resume| {
+                    ranks.spec.resume = resume;
+                    master_port
+                });
+                // A spare has not checked yet what it resumes from.
+                let again = attempt.0 > 0 || self.group.was_spare();
+                if let Some(start) = self.checkpoints.hold(Start { attempt, in_process, port }, again) {
+                    self.start(start);
+                }
             }
-            Command::EndRank { attempt, rank } if attempt == self.ranks.attempt => self.end_rank(rank).await,
+            Command::EndRank { attempt, rank } if attempt == of_ranks => self.end_rank(rank).await,
             Command::EndRank { .. } => {}
-            Command::Stop { attempt, why, save_after } if on_stop(attempt, self.ranks.attempt) => {
-                (self.ranks.attempt, self.stopping.save_after) = (attempt, save_after);
-                self.stop_ranks(why).await;
+            Command::Stop { attempt, why, save_after } if on_stop(attempt, of_ranks) => {
+                let _ = self.checkpoints.give_up_start();
+                let (ranks, to) = self.split();
+                (ranks.attempt, ranks.stopping.save_after) = (attempt, save_after);
+                ranks.stop(why, &to);
             }
             // It is over on this host.
             Command::Stop { attempt, .. } => {
-                self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
+                self.group.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
             }
             Command::AskToSave { attempt, save_after } => {
-                self.stopping.save_after = save_after;
-                if attempt == self.ranks.attempt && self.stopping.stop.is_none() {
-                    self.ask_to_save();
+                self.ranks.stopping.save_after = save_after;
+                if attempt == of_ranks && self.ranks.stopping.stop.is_none() {
+                    let line = save::ordered(&mut self.ranks);
+                    line.into_iter().for_each(|line| self.output.terminal.print(line));
                 }
             }
-            Command::TakeEvidence { attempt } => self.take_evidence(attempt),
-            Command::SaveDue { attempt, step }
-                if attempt == self.ranks.attempt && self.stopping.stop.is_none() =>
-            {
-                save::request_save_after(&self.ranks.processes, step);
+            Command::TakeEvidence { attempt } => self.hang.take_evidence(&self.ranks, attempt),
+            Command::SaveDue { attempt, step } => {
+                if attempt == of_ranks && self.ranks.stopping.stop.is_none() {
+                    save::is_due(&self.ranks, step);
+                }
             }
-            Command::SaveDue { .. } => {}
             Command::Look { launcher, address } => self.group.probe(launcher, address),
             Command::Consult(verdict) => self.consult(verdict),
-            Command::AskPolicy { incident, case } => self.ask_policy(incident, &case),
+            Command::AskPolicy { incident, case } => match &mut self.policy {
+                Some(policy) => policy.ask(incident, &case, false),
+                None => {
+                    let answer = Event::PolicyAnswer { incident, advice: Ok(None) };
+                    self.group.step(clock::mono(), answer);
+                }
+            },
             Command::Wake { at } => self.wake_at = Some(from_now(at)),
             Command::Finish { exit, summary } => {
                 if let Some(following) = self.group.follower_mut() {
@@ -184,11 +190,10 @@ impl Launcher {
 
     /// Processes a message of another launcher or of the store.
     pub(crate) fn others_sent(&mut self, event: FromOthers) {
-        let (now, newest) = (clock::mono(), self.journal.snapshots.newest());
-        if let Some(elected) = self.group.receive(now, newest, event) {
+        let newest = self.journal.snapshots.newest();
+        if let Some(elected) = self.group.receive(clock::mono(), newest, event) {
             self.take_over(elected);
         }
-        self.poll_group(now);
     }
 
     /// The leader is lost, and this launcher was elected: it continues from the leader's record and from what hosts report
@@ -196,30 +201,28 @@ impl Launcher {
     fn take_over(&mut self, elected: Elected) {
         let Elected { record_writer, record: Some(record), .. } = elected else { return };
         let now = clock::now();
-        let seat = self.rank_spec.seat.group_rank;
+        let seat = self.ranks.spec.seat.group_rank;
         let Some((adopted, spec, patience)) = self.group.adopt(&record, seat, self.ranks.attempt, now) else {
             return;
         };
-        let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
-        self.policy = in_job::start(&self.settings, &self.rank_spec);
+        let policy = self.settings.policy_of_job(&self.ranks.spec.job);
+        let (mut job, merge) = adopted.resume(now.mono, spec, policy, patience);
+        self.policy = Policy::of_job(&self.settings, &self.ranks.spec);
         self.policy.iter().for_each(|policy| job.advised_by(policy.name()));
-        self.recall(&mut job);
+        self.journal.recall(&mut job);
         self.journal.snapshots.show_due();
         let reader = self.journal.snapshots.reader();
         self.group.take_over(now.mono, &adopted, (job, merge), (&record, record_writer), &reader);
         self.exit = record.ended.or(self.exit);
-        self.group.judge_hangs_with(&mut self.hang.judge, now.mono);
+        self.group.judge_hangs_with(&mut self.hang, now.mono);
     }
 
     /// Records the end of the job for this host: no launcher can lead it.
-    fn leader_is_lost(&mut self, reason: &str) {
+    fn leader_is_lost(&mut self, reason: String) {
         let Some(following) = self.group.follower() else { return };
         let (at, host) = (clock::mono(), following.follow.leader().host.clone());
         let headline = format!("host {host}, which leads the job, is lost");
-        self.journal.snapshots.show_due();
-        let view = self.journal.snapshots.reader().view();
-        let last = view.jobs.get(&self.id).and_then(|job| job.last_verdict.as_ref());
-        let incident = Incident(last.map_or(0, |verdict| verdict.incident.0) + 1);
+        let incident = self.journal.next_incident();
         let exit = self.settings.policy.hand_back_exit;
         let decision = Decision {
             incident,
@@ -230,16 +233,8 @@ impl Launcher {
             agent_evidence: false,
         };
         let verdict = host_missing(incident, self.ranks.attempt, host, &headline, at);
-        let verdict = Verdict { evidence: vec![reason.to_owned()], ..verdict };
-        self.publish_body(at, Body::Verdict(verdict));
-        self.publish_body(at, Body::Decision(decision));
-    }
-
-    /// " on host NAME" in a job of several hosts, whose other terminals show it too.
-    pub(crate) fn on_host(&self) -> String {
-        let several = self.group.has_other_hosts();
-        let name = nix::unistd::gethostname().ok().filter(|_| several);
-        name.map_or_else(String::new, |name| format!(" on host {}", name.to_string_lossy()))
+        self.publish(at, Body::Verdict(Verdict { evidence: vec![reason], ..verdict }));
+        self.publish(at, Body::Decision(decision));
     }
 
     /// Waits until the others know that the job is over, or long enough.
@@ -271,6 +266,7 @@ impl Launcher {
     }
 
     fn others_lack_commands(&mut self) -> bool {
+        self.poll_group(clock::mono());
         let (group, here) = self.group_and_host();
         let Some(lead) = group.lead_mut() else { return false };
         lead.feed_all(&here);

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use mainstay_checkpoint::files::title::title;
 use mainstay_checkpoint::files::{Kind, Rule, is_unknown_checkpoint};
-use mainstay_model::id::Attempt;
 use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
 use mainstay_tier::peer::{Progress, Service, Settings};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use crate::agent_link::checkpoint;
 use crate::agent_link::checkpoint::{Answer, Resumed};
 use crate::checkpoints::lineage::Output;
+use crate::group::plan::Aborting;
+use crate::ranks::Start;
 
 /// Time between two looks at the directories.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -83,6 +83,17 @@ impl Sealing {
             all.push(WentBack { output: output.clone(), resumed, protection });
         }
         Ok(all)
+    }
+
+    /// Begins to restore it for a start of a job that has run before.
+    pub(crate) fn begin(&self, start: Start) -> Starting {
+        let (reported, lines) = mpsc::unbounded_channel();
+        let sealing = self.clone();
+        let task = tokio::spawn(async move {
+            let print = move |line: String| drop(reported.send(line));
+            sealing.go_back(true, &print).await.map(drop).map_err(NotToStart::words)
+        });
+        Starting { start, task: Aborting(task), lines }
     }
 
     async fn go_back_alone(
@@ -236,10 +247,8 @@ pub fn protection(saved: (&Path, bool), kept_by: Option<&str>, watched: &[String
 /// A start that waits until it is decided which step the job resumes from.
 #[derive(Debug)]
 pub(crate) struct Starting {
-    pub(crate) attempt: Attempt,
-    pub(crate) in_process: bool,
-    pub(crate) port: Result<u16, String>,
-    pub(crate) task: JoinHandle<Result<(), String>>,
+    pub(crate) start: Start,
+    task: Aborting<Result<(), String>>,
     pub(crate) lines: mpsc::UnboundedReceiver<String>,
 }
 
@@ -249,19 +258,13 @@ pub(crate) enum Stage {
     Done(Result<(), String>),
 }
 
-impl Drop for Starting {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 /// The next progress of a start.
 pub(crate) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
     let Some(starting) = starting else { return std::future::pending().await };
     tokio::select! {
         biased;
         Some(line) = starting.lines.recv() => Stage::Line(line),
-        done = &mut starting.task => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+        done = &mut starting.task.0 => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
     }
 }
 

@@ -5,6 +5,7 @@ use mainstay_coord::Leader;
 use mainstay_group::clock::Mapping;
 use mainstay_group::follow::{self, CutOff, Follow, Leads, concerns_all};
 use mainstay_group::round::Member;
+use mainstay_group::spare_ready::SpareReady;
 use mainstay_group::wire::{Join, Up};
 use mainstay_hang::RankSeen;
 use mainstay_model::entry::{Body, Fact, JobSpec};
@@ -17,7 +18,7 @@ use mainstay_sys::clock;
 use tokio::sync::{mpsc, watch};
 
 use crate::group::plan::{Aborting, HostsPlan};
-use crate::group::spare_reports::SpareReports;
+use crate::group::spare::SpareReports;
 use crate::group::store::{Elected, FromStore, StoreSession, exit_of};
 use crate::group::streams::connect;
 use crate::group::streams::connect::FromLeader;
@@ -114,6 +115,24 @@ impl Following {
     pub(crate) fn sit(&mut self, seat: &Seat) {
         self.follow.sit(seat);
         (self.spec.world_size, self.spec.first_rank) = (seat.world_size, Rank(seat.first_rank));
+    }
+
+    /// The line for the terminal when this host, with so many ranks, has a seat from now on, or again.
+    pub(crate) fn seated(&mut self, ranks: u32) -> String {
+        if let Some(ready) = &mut self.ready {
+            ready.forget();
+        }
+        let seat = self.follow.seat();
+        let last = seat.first_rank + ranks.saturating_sub(1);
+        format!(
+            "this host joined the job: it is node rank {} of {}, with ranks {} to {last} of {}",
+            seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
+        )
+    }
+
+    /// Takes in what a spare has ready. Returns whether to show it to people; none if it is not to be written down.
+    pub(crate) fn take_ready(&mut self, now: &SpareReady) -> Option<bool> {
+        self.ready.get_or_insert_default().take(now)
     }
 
     /// Whether an event concerns the leader. Facts about a host without ranks do not.

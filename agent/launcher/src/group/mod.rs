@@ -6,14 +6,14 @@ mod following;
 mod leading;
 pub mod plan;
 pub mod rendezvous;
-mod spare_reports;
+mod spare;
 pub mod store;
 pub mod streams;
-mod waiting;
 
 use std::collections::VecDeque;
 
 use mainstay_group::lead::{Here, Lead};
+use mainstay_group::round::Seated;
 use mainstay_hang::RankSeen;
 use mainstay_model::entry::{Body, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Pid, Rank};
@@ -21,6 +21,7 @@ use mainstay_model::time::{Mono, Stamp};
 use mainstay_progress::monitor::Pace;
 use mainstay_recovery::job::{Job, Summary};
 use mainstay_recovery::protocol::{Command, Event, ProbeResult};
+use mainstay_sys::clock;
 use tokio::sync::mpsc;
 
 use crate::group::plan::{HostsPlan, span};
@@ -29,7 +30,7 @@ use crate::group::store::{Elected, FromStore, StoreSession};
 use crate::group::streams::connect::FromLeader;
 use crate::group::streams::listen::{FromHost, Listener};
 use crate::group::streams::{probe, streams};
-use crate::hang::Judge;
+use crate::hang::Hang;
 use crate::ranks::spec::RankSpec;
 pub use following::Followed;
 pub(crate) use following::Following;
@@ -42,6 +43,8 @@ pub(crate) struct Group {
     /// The other launchers; none for a job of one host.
     remote: Option<Remote>,
     acts: VecDeque<Act>,
+    /// The attempt of steps or shards that the leader compares, until [`Group::vouched`] is asked.
+    compares: Option<Attempt>,
     /// The channel for checks whether other launchers are alive.
     probes: (mpsc::UnboundedSender<Probed>, mpsc::UnboundedReceiver<Probed>),
 }
@@ -137,7 +140,7 @@ impl Group {
     }
 
     fn of(role: Role, remote: Option<Remote>) -> Group {
-        Group { role, remote, acts: VecDeque::new(), probes: mpsc::unbounded_channel() }
+        Group { role, remote, acts: VecDeque::new(), compares: None, probes: mpsc::unbounded_channel() }
     }
 
     /// The leader, if the job is decided here.
@@ -155,8 +158,16 @@ impl Group {
         }
     }
 
-    /// Something happened on this host.
+    /// Something happened on this host now.
+    pub(crate) fn fact(&mut self, fact: Fact) {
+        self.step(clock::mono(), Event::Fact(fact));
+    }
+
+    /// Something happened on this host. [`Group::poll`] has what is to be done about it.
     pub(crate) fn step(&mut self, at: Mono, event: Event) {
+        if let Event::Steps { attempt, .. } | Event::Saved { attempt, .. } = &event {
+            self.compares = Some(*attempt);
+        }
         match &mut self.role {
             Role::Leads(leading) if !leading.lead.is_deposed() => leading.lead.step(at, event),
             Role::Follows(following) if following.reports(&event) => following.follow.step(at, event),
@@ -269,6 +280,12 @@ impl Group {
         });
     }
 
+    /// The step that can be resumed from, once for each comparison, with its attempt.
+    pub(crate) fn vouched(&mut self) -> Option<(Attempt, u64)> {
+        let attempt = self.compares.take()?;
+        Some((attempt, self.lead()?.job().vouched()?))
+    }
+
     pub(crate) fn pace(&self, rank: Rank) -> Pace {
         self.lead().map(|lead| lead.job().pace(rank)).unwrap_or_default()
     }
@@ -276,6 +293,12 @@ impl Group {
     /// Whether launchers of other hosts take part, or may.
     pub(crate) fn has_other_hosts(&self) -> bool {
         self.remote.is_some()
+    }
+
+    /// " on host NAME" in a job of several hosts, whose other terminals show it too.
+    pub(crate) fn on_host(&self) -> String {
+        let name = nix::unistd::gethostname().ok().filter(|_| self.has_other_hosts());
+        name.map_or_else(String::new, |name| format!(" on host {}", name.to_string_lossy()))
     }
 
     /// This launcher as a follower, if it is one.
@@ -291,6 +314,11 @@ impl Group {
             Role::Follows(following) => Some(following),
             Role::Leads(_) | Role::Gone => None,
         }
+    }
+
+    /// Whether this host started as a spare.
+    pub(crate) fn was_spare(&self) -> bool {
+        self.follower().is_some_and(|following| following.ready.is_some())
     }
 
     /// This launcher as a follower, while it waits for a seat.
@@ -322,10 +350,15 @@ impl Group {
     }
 
     /// Sets which ranks are judged here: those of all hosts if this launcher leads.
-    pub(crate) fn judge_hangs_with(&self, judge: &mut Judge, at: Mono) {
+    pub(crate) fn judge_hangs_with(&self, hang: &mut Hang, at: Mono) {
         match &self.role {
-            Role::Leads(leading) if self.remote.is_some() => judge.judge_all(leading.lead.seats(), at),
-            Role::Follows(following) => judge.judged_by_leader(following.follow.seat().group_world_size),
+            Role::Leads(leading) if self.remote.is_some() => {
+                let of_each = |seated: &Seated| {
+                    std::iter::repeat_n(seated.seat.group_rank, seated.member.ranks as usize)
+                };
+                hang.job.judge_all(leading.lead.seats().flat_map(of_each).collect(), at);
+            }
+            Role::Follows(following) => hang.job.judged_by_leader(following.follow.seat().group_world_size),
             Role::Leads(_) | Role::Gone => {}
         }
     }

@@ -140,9 +140,9 @@ fn switch() -> Option<String> {
 
 /// A task that ends with its handle.
 #[derive(Debug)]
-pub struct Aborting(pub tokio::task::JoinHandle<()>);
+pub struct Aborting<T = ()>(pub tokio::task::JoinHandle<T>);
 
-impl Drop for Aborting {
+impl<T> Drop for Aborting<T> {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -3,38 +3,28 @@
 
 mod notice;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_journal::state::StateWriter;
+use mainstay_journal::store::learned::Memory;
+use mainstay_model::entry::{Body, Entry};
 use mainstay_model::finding::Finding;
-use mainstay_model::time::{Mono, Stamp};
-use mainstay_model::verdict::Outcome;
+use mainstay_model::id::{Attempt, Incident, JobId};
+use mainstay_model::time::Stamp;
+use mainstay_model::verdict::{FaultDomain, Outcome};
 use mainstay_progress::goodput::Ledger;
 use mainstay_progress::memory::Learned;
-use mainstay_recovery::job::Summary;
+use mainstay_recovery::job::{Job, Summary};
+use mainstay_sys::clock;
+use mainstay_sys::timed_files::Patient;
 use mainstay_view::node::{JobPhase, JobView};
 use mainstay_view::summary::Recounted;
 
+use crate::checkpoints::doubtful;
+use crate::hang::Hang;
 use crate::log_files;
-use crate::run::Launcher;
-use mainstay_journal::state::StateWriter;
-use mainstay_journal::store::learned::Memory;
-use mainstay_model::id::{Attempt, Incident};
-use mainstay_model::verdict::FaultDomain;
-use mainstay_sys::clock;
-use mainstay_sys::timed_files::Patient;
-
-/// The journal, and what people have seen of it.
-#[derive(Debug)]
-pub(crate) struct Journal {
-    pub(crate) snapshots: StateWriter,
-    /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
-    pub(crate) memory: Option<(Memory, u32)>,
-    /// The verdict that the terminal showed last: its incident, headline and domain.
-    pub(crate) shown: Option<(Incident, String, FaultDomain)>,
-    /// The attempt whose start the terminal reported last.
-    pub(crate) outcome_shown: Option<Attempt>,
-}
+use crate::ranks::spec::RankSpec;
 
 /// Writes in checkpoint directories.
 static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
@@ -45,7 +35,34 @@ const MARK_WITHIN: Duration = Duration::from_millis(200);
 /// The most entries of the journal that are in memory when they are counted.
 const ENTRIES_AT_ONCE: usize = 512;
 
+/// The journal, and what people have seen of it.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    pub(crate) job: JobId,
+    launch: String,
+    checkpoint_dir: PathBuf,
+    pub(crate) snapshots: StateWriter,
+    /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
+    memory: Option<(Memory, u32)>,
+    /// The verdict that the terminal showed last: its incident, headline and domain.
+    shown: Option<(Incident, String, FaultDomain)>,
+    /// The attempt whose start the terminal reported last.
+    outcome_shown: Option<Attempt>,
+}
+
 impl Journal {
+    pub(crate) fn new(spec: &RankSpec, snapshots: StateWriter, memory: Option<(Memory, u32)>) -> Journal {
+        Journal {
+            job: JobId(spec.job.clone()),
+            launch: spec.launch.clone(),
+            checkpoint_dir: spec.checkpoint_dir.clone(),
+            snapshots,
+            memory,
+            shown: None,
+            outcome_shown: None,
+        }
+    }
+
     /// The line for an entry on the terminal, if people should see it and have not seen it yet.
     pub(crate) fn line(&mut self, body: &Body) -> Option<String> {
         notice::line(body).filter(|_| !self.was_shown(body))
@@ -63,60 +80,48 @@ impl Journal {
             _ => false,
         }
     }
-}
 
-impl Launcher {
-    /// Writes an entry to the journal.
+    /// Writes an entry; `origin`: its number in the leader's journal.
     pub(crate) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
-        // The leader's orders are in its journal too, and come in bursts.
-        let entry = match origin {
-            Some(_) => self.journal.snapshots.gather(stamp, Some(&self.id), origin, body),
-            None => self.journal.snapshots.record(stamp, Some(&self.id), None, body),
-        };
-        if let Some(lead) = self.group.lead_mut() {
-            lead.keep_recent(&entry);
+        match origin {
+            // The leader's orders are in its journal too, and come in bursts.
+            Some(_) => self.snapshots.gather(stamp, Some(&self.job), origin, body),
+            None => self.snapshots.record(stamp, Some(&self.job), None, body),
         }
-        entry
-    }
-
-    /// Shows and records an entry of this host's journal.
-    pub(crate) fn publish_body(&mut self, at: Mono, body: Body) {
-        let line = self.journal.line(&body);
-        line.into_iter().for_each(|line| self.output.terminal.print(line));
-        let entry = self.record(clock::stamp_of(at), None, body);
-        self.agent.send_entry(entry, self.rank_spec.own_ranks());
     }
 
     /// Marks doubtful checkpoints in their directory.
     fn mark_checkpoints(&self, finding: &Finding) {
-        let directory = self.rank_spec.checkpoint_dir.clone();
-        let (job, launch, finding) = (self.id.clone(), self.rank_spec.launch.clone(), finding.clone());
-        let mark = {
-            let directory = directory.clone();
-            move || crate::checkpoints::doubtful::mark(&directory, &job, &launch, &finding)
-        };
+        let directory = self.checkpoint_dir.clone();
+        let (job, launch, finding) = (self.job.clone(), self.launch.clone(), finding.clone());
+        let mark = move || doubtful::mark(&directory, &job, &launch, &finding);
         let marked = CHECKPOINTS.ask(MARK_WITHIN, mark);
         if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
-            tracing::warn!(directory = %directory.display(), %error, "cannot mark checkpoints as doubtful");
+            let directory = self.checkpoint_dir.display();
+            tracing::warn!(%directory, %error, "cannot mark checkpoints as doubtful");
         }
     }
 
-    /// Records the end of the job, unless it is recorded.
-    pub(crate) fn record_end(&mut self, exit: i32) {
-        let view = self.journal.snapshots.reader().view();
+    /// The incident after the last one that has a verdict.
+    pub(crate) fn next_incident(&mut self) -> Incident {
+        self.snapshots.show_due();
+        let view = self.snapshots.reader().view();
+        let last = view.jobs.get(&self.job).and_then(|job| job.last_verdict.as_ref());
+        Incident(last.map_or(0, |verdict| verdict.incident.0) + 1)
+    }
+
+    /// Whether the end of the job is recorded.
+    pub(crate) fn has_end(&self) -> bool {
         let has_ended = |job: &JobView| matches!(job.phase, JobPhase::Ended(_));
-        if !view.jobs.get(&self.id).is_some_and(has_ended) {
-            let reason = self.group.reason();
-            self.publish_body(clock::mono(), Body::Fact(Fact::JobEnded { exit, reason }));
-        }
+        self.snapshots.reader().view().jobs.get(&self.job).is_some_and(has_ended)
     }
 
     /// The summary from this host's journal: the leader, which accounts every step, is gone.
-    pub(crate) fn recount(&self, exit: i32) -> Summary {
-        let (at, reason, reader) = (clock::mono(), self.group.reason(), self.journal.snapshots.reader());
+    pub(crate) fn recount(&self, exit: i32, reason: String) -> Summary {
+        let (at, reader) = (clock::mono(), self.snapshots.reader());
         let recounted = log_files::ask(move || {
             let (mut recounted, mut cursor) = (Recounted::default(), 0);
             while let Ok(read) = reader.entries_after(cursor, ENTRIES_AT_ONCE)
@@ -128,24 +133,29 @@ impl Launcher {
             recounted
         });
         let summary = recounted.and_then(|recounted| recounted.summary(at, exit, reason.clone()));
-        let accounting = || Ledger::open(at).accounting(at);
         summary.unwrap_or_else(|| Summary {
             exit,
             reason,
             attempts: 0,
-            accounting: accounting(),
+            accounting: Ledger::open(at).accounting(at),
             incidents: Vec::new(),
             saving: None,
         })
     }
 
+    /// Passes to a job what earlier runs learned of it.
+    pub(crate) fn recall(&self, job: &mut Job) {
+        if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
+            job.recall(&learned);
+        }
+    }
+
     /// Keeps what was learned of the job for its next run.
-    pub(crate) fn remember(&mut self) {
-        let Some((memory, runs)) = &self.journal.memory else { return };
+    pub(crate) fn remember(&self, job: &Job, hang: &mut Hang) {
+        let Some((memory, runs)) = &self.memory else { return };
         let mut learned = Learned { runs: *runs, ..Learned::default() };
-        let Some(lead) = self.group.lead() else { return };
-        lead.job().remember(&mut learned);
-        self.hang.judge.remember(&mut learned);
+        job.remember(&mut learned);
+        hang.remember(&mut learned);
         let memory = memory.clone();
         if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
             tracing::debug!(%error, "cannot store what was learned about the job");

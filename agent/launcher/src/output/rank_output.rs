@@ -41,7 +41,7 @@ pub(crate) struct RankOutput {
     /// The last line of the traceback of each rank that left an exit note.
     raised: BTreeMap<Rank, String>,
     /// Whether the end of a rank shows that the program cannot run.
-    may_not_run: bool,
+    pub(crate) may_not_run: bool,
 }
 
 impl RankOutput {
@@ -91,14 +91,6 @@ impl RankOutput {
         })
     }
 
-    pub(crate) fn note_that_it_may_not_run(&mut self) {
-        self.may_not_run = true;
-    }
-
-    pub(crate) fn may_not_run(&self) -> bool {
-        self.may_not_run
-    }
-
     pub(crate) fn has_steps(&self) -> bool {
         !self.steps.is_empty()
     }
@@ -114,7 +106,7 @@ impl RankOutput {
         &mut self,
         rank: Rank,
         files: &RankFiles,
-        all: &[RankFiles],
+        all: &[&RankFiles],
         at: Mono,
     ) -> StreamTails {
         let steps = self.steps_of(rank).cloned();

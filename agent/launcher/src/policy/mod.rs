@@ -1,7 +1,6 @@
 //! The user's own policy: a Python script in a process of its own. It is started before the first failure and kept, so that
 //! a restart only pays for the decision. Nothing that it does costs a restart more than [`WITHIN`].
 
-pub(crate) mod in_job;
 mod process;
 
 use std::collections::VecDeque;
@@ -16,6 +15,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::Settings;
+use crate::ranks::spec::RankSpec;
+use crate::ranks::warm::interpreter_of;
 use process::{Process, Turn};
 
 /// The classes that the script imports.
@@ -76,6 +78,13 @@ pub struct Reply {
 }
 
 impl Policy {
+    /// Starts the policy that the job has, if it has one.
+    pub(crate) fn of_job(settings: &Settings, spec: &RankSpec) -> Option<Policy> {
+        let interpreter = interpreter_of(&settings.command, std::env::var_os("PATH").as_deref());
+        let file = settings.policy_file.as_deref()?;
+        Some(Policy::start(file, interpreter, Some(spec.mark()), WITHIN))
+    }
+
     /// Reads a policy and starts its process, within a tokio runtime. An error is reported as [`News::Broken`].
     pub fn start(file: &Path, interpreter: String, mark: Option<String>, within: Duration) -> Policy {
         let mut policy = Policy {
@@ -246,6 +255,14 @@ impl Policy {
         if let Some(process) = self.process.take() {
             self.news.extend(process.kill().into_iter().map(News::Printed));
         }
+    }
+}
+
+/// The next news of a policy; waits forever without one.
+pub(crate) async fn next_news(policy: Option<&mut Policy>) -> News {
+    match policy {
+        Some(policy) => policy.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -261,6 +261,15 @@ impl RankSpec {
 }
 
 impl RankProcess {
+    /// Sends a signal, unless it has ended.
+    pub(crate) fn signal(&self, signal: i32) {
+        if self.exit.is_none()
+            && let Err(error) = self.pidfd.signal(signal)
+        {
+            tracing::error!(rank = self.rank.0, signal, %error, "could not signal a rank");
+        }
+    }
+
     fn new(
         rank: Rank,
         local_rank: u32,

@@ -39,29 +39,19 @@ pub struct RoundServer {
 }
 
 impl RoundServer {
-    /// Creates the socket in `directory`.
+    /// Creates the socket in `directory`, or the one for drills, from which nothing is ever received.
     ///
     /// # Errors
     /// It cannot be created: its path has more than 107 bytes, or the directory cannot be written.
-    pub fn open(directory: &Path) -> io::Result<RoundServer> {
-        RoundServer::open_at(directory.join(SOCKET))
-    }
-
-    /// Creates the socket for drills in `directory`. Nothing is ever received from it.
-    ///
-    /// # Errors
-    /// The same as for [`RoundServer::open`].
-    pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
-        let mut round_server = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
-        round_server.words.close();
-        Ok(round_server)
-    }
-
-    fn open_at(path: PathBuf) -> io::Result<RoundServer> {
+    pub fn open(directory: &Path, for_drills: bool) -> io::Result<RoundServer> {
+        let path = directory.join(if for_drills { DRILL_SOCKET } else { SOCKET });
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        let (sender, words) = mpsc::unbounded_channel();
+        let (sender, mut words) = mpsc::unbounded_channel();
+        if for_drills {
+            words.close();
+        }
         let mouths = Mouths::default();
         let task = spawn_local(accept(listener, sender, mouths.clone()));
         Ok(RoundServer { path, words, mouths, task })
@@ -177,7 +167,7 @@ mod tests {
     fn words_come_with_the_process_that_sent_them_and_calls_reach_it() {
         local(async {
             let root = testing::tempdir().expect("a directory");
-            let mut round_server = RoundServer::open(root.path()).expect("a socket");
+            let mut round_server = RoundServer::open(root.path(), false).expect("a socket");
             let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
             rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
             let us = Pid(i32::try_from(std::process::id()).expect("a pid"));
@@ -196,7 +186,7 @@ mod tests {
     fn nonsense_ends_its_connection_and_the_process_may_reconnect() {
         local(async {
             let root = testing::tempdir().expect("a directory");
-            let mut round_server = RoundServer::open(root.path()).expect("a socket");
+            let mut round_server = RoundServer::open(root.path(), false).expect("a socket");
             let path = root.path().join(SOCKET);
             let mut bad = UnixStream::connect(&path).await.expect("connected");
             bad.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("said");

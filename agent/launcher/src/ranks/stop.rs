@@ -196,11 +196,7 @@ impl Stop {
 
     fn send<'a>(&mut self, signal: i32, ranks: impl IntoIterator<Item = &'a RankProcess>) {
         self.sent.push(signal);
-        for rank in ranks.into_iter().filter(|rank| rank.exit.is_none()) {
-            if let Err(error) = rank.pidfd.signal(signal) {
-                tracing::error!(rank = rank.rank.0, signal, %error, "could not signal a rank");
-            }
-        }
+        ranks.into_iter().for_each(|rank| rank.signal(signal));
     }
 }
 

@@ -1,4 +1,5 @@
-//! What was reported about what a spare has ready.
+//! A launcher that waits as a spare gets ready: its template imports what ranks import, and it keeps copies of checkpoints
+//! for the hosts with ranks. The terminal, the journal and `mainstay status` show what it has.
 
 use std::time::{Duration, Instant};
 
