@@ -10,7 +10,6 @@ pub mod beneath;
 pub mod bytes;
 pub mod disk;
 pub mod files;
-mod handed_over;
 pub mod inventory;
 pub mod lent_files;
 mod medium;

@@ -10,7 +10,7 @@ use mainstay_checkpoint_format::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum
 
 use crate::aside;
 use crate::disk::volume::Volume;
-use crate::disk::{read, shard_directory, step_directory};
+use crate::disk::{found, shard_directory, step_directory, steps};
 use crate::seal::ReadAt;
 
 /// Maximum number of bytes that wait for the disk: more would evict pages that training reads, and cause one long stall.
@@ -101,7 +101,7 @@ pub fn write(
     given_up: &dyn Fn() -> bool,
 ) -> Result<(), WriteError> {
     let identity = &manifest.identity;
-    if let Some(there) = read::found(volume, directory, identity.step, identity.rank)
+    if let Some(there) = found(volume, directory, identity.step, identity.rank)
         && there.manifest.root().is_some()
         && there.manifest.root() == manifest.root()
     {
@@ -257,7 +257,7 @@ pub fn clear_aside(volume: &dyn Volume, directory: &Path, lives: &dyn Fn(u32) ->
         }
     };
     clear(directory);
-    for step in read::steps(volume, directory) {
+    for step in steps(volume, directory) {
         clear(&step_directory(directory, step));
     }
 }

@@ -11,28 +11,21 @@
 mod all;
 pub mod cache;
 mod catalog;
-mod compare;
-mod copies;
-mod delegated;
 mod host;
-mod judge;
 mod pack;
 mod put_back;
 pub mod replicator;
 mod restore;
-mod seal_in_place;
 pub(crate) mod tree;
 mod unpack;
-mod unsealed;
 pub mod watch;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub use all::{Files, Plan, Wanted, WantedCache};
-pub use delegated::{PutBack, Started, Unfit};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
-pub use put_back::put_back;
+pub use put_back::{PutBack, Started, Unfit, put_back};
 pub use tree::{Mark, Member, is_shared, members};
 pub use watch::FileWatch;
 

@@ -11,13 +11,13 @@ use mainstay_checkpoint_format::MANIFEST_NAME;
 use rustix::fs::FileType;
 
 use super::FilesError;
-use super::compare::is_alike;
-use super::delegated::{Started, Unfit};
 use super::host::{self, Place, report_line};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;
 use super::watch::{DirectoryScan, Inner, Settings, State};
+use crate::files::put_back::{Started, Unfit};
+use crate::files::watch::is_alike;
 use crate::peer::Progress;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;

@@ -3,29 +3,31 @@
 //! its seal (`compare`) is no longer offered. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use mainstay_checkpoint::files::{
+    Complete, DirectorySnapshot, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
+};
+use mainstay_checkpoint::inventory::Shard;
+use mainstay_checkpoint_format::Identity;
 use rustix::fs::FileType;
 
-use mainstay_checkpoint::files::{
-    DirectorySnapshot, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
-};
-
-use super::FilesError;
-use super::catalog::Catalog;
-use super::copies::Copies;
-use super::delegated::{Left, Started};
-use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
-use super::tree::{self, Mark, Member};
-use super::unsealed::Unsealed;
 use crate::beneath::Beneath;
+use crate::files::FilesError;
+use crate::files::catalog::{Catalog, Lost, Note};
+use crate::files::host::{self, AGAIN, Bell, DirectoryUser, Place};
+use crate::files::pack::{Content, Pack};
+use crate::files::put_back::{Left, Started};
+use crate::files::tree::{self, Mark, Member};
 use crate::os::lower_priority;
+use crate::peer::error::PeerError;
 use crate::peer::user::User;
-use crate::peer::{Progress, Restored, Service};
+use crate::peer::{Progress, Restored, Service, Watched, land};
 
 /// Number of the newest steps that are checked: older ones were sealed when they were new, or are no longer of use.
 const NEWEST: usize = 4;
@@ -414,4 +416,442 @@ pub(super) fn read_text(at: &Beneath, name: &str) -> Option<(String, Written)> {
     let mut text = String::new();
     file.take(LONGEST_TEXT).read_to_string(&mut text).ok()?;
     Some((text, written))
+}
+
+// Checks the sealed steps of one directory: which are still offered, and which may be sealed as another step.
+
+impl Inner {
+    /// Compares each sealed step with the files.
+    pub(super) fn judge(
+        &self,
+        state: &mut State,
+        look: &DirectorySnapshot,
+        files: &BTreeMap<u64, Vec<Member>>,
+        place: &Place,
+    ) -> Result<(), FilesError> {
+        let Settings { run, .. } = &self.settings;
+        let trackers: BTreeMap<String, Written> =
+            look.texts.iter().map(|(name, (_, written))| (name.clone(), *written)).collect();
+        let lost = state.catalog.lost().iter().map(|(step, lost)| (*step, Arc::clone(&lost.pack)));
+        let known: Vec<(u64, Arc<Pack>)> =
+            state.catalog.packs().iter().map(|(step, pack)| (*step, Arc::clone(pack))).chain(lost).collect();
+        let fence = host::fence(&self.service, run);
+        state.grown.clear();
+        for (step, pack) in known {
+            let members = pack.content.members();
+            let now = match files.get(&step) {
+                Some(now) => now.clone(),
+                // An older step, or one whose names are gone.
+                None => {
+                    let _as_user = place.act()?;
+                    let there = |of: &&Member| of.words.is_none();
+                    let of = |of: &Member| tree::one(&place.at, &of.path);
+                    members.iter().filter(there).filter_map(of).collect()
+                }
+            };
+            let went_back = fence * AGAIN > pack.sealed.shard.of.attempt;
+            let became = compare(members, &now, &trackers, went_back);
+            if pack.sealed.shard.of.run_id() != run
+                && matches!(became, StepChange::Unchanged | StepChange::Extended)
+            {
+                // It is sealed for this run too after its bytes are compared.
+                self.lose(state, step, "it was sealed for another run".to_owned(), true, false);
+                continue;
+            }
+            match became {
+                StepChange::Unchanged => _ = state.catalog.find(step),
+                StepChange::Extended => {
+                    state.catalog.find(step);
+                    state.grown.push(step);
+                }
+                StepChange::Rewritten => {
+                    self.lose(state, step, "it was written again".to_owned(), true, false);
+                }
+                StepChange::Damaged(why) => self.lose(state, step, why, false, false),
+                // Its trainer has deleted it; its copies stay valid.
+                StepChange::Missing => self.lose(state, step, "its files are gone".to_owned(), false, true),
+            }
+        }
+        // A step that a trainer deletes when it has newer ones is no loss.
+        let newest = state.catalog.packs().keys().next_back().copied();
+        let is_over = |(step, lost): (&u64, &Lost)| {
+            let is_replaced = self.is_in_place(&lost.pack.content);
+            ((lost.is_gone || is_replaced) && Some(*step) < newest).then_some(*step)
+        };
+        let over: Vec<u64> = state.catalog.lost().iter().filter_map(is_over).collect();
+        for step in over {
+            state.catalog.remove(step);
+            state.first_seen.remove(&step);
+        }
+        Ok(())
+    }
+
+    pub(super) fn lose(&self, state: &mut State, step: u64, why: String, is_again: bool, is_gone: bool) {
+        let words = why.clone();
+        let sealed = state.catalog.sealed(step);
+        let is_overwritten = is_again && sealed.is_some_and(|pack| self.is_in_place(&pack.content));
+        if !state.catalog.lose(step, why, is_again, is_gone) || is_gone {
+            return;
+        }
+        let Settings { run, directory, .. } = &self.settings;
+        let place = directory.display();
+        if !is_overwritten {
+            tracing::warn!(run, step, directory = %place, "a sealed step is no longer offered here: {words}");
+        } else if !std::mem::replace(&mut state.overwriting_reported, true) {
+            tracing::warn!(
+                "{place}: each save overwrites the one before, so a failure during a save leaves no whole step there: write \
+                 each step to a file of its own, or keep copies on peers (`checkpoint.peers` of the agent)"
+            );
+        }
+    }
+
+    /// Whether the next step overwrites these files.
+    pub(super) fn is_in_place(&self, content: &Content) -> bool {
+        content.members().iter().all(|of| in_place(&self.settings.rules, &of.path, false).is_some())
+    }
+}
+
+// Seals a step of a trainer in place: checks its files by their formats, reads them once and writes a note.
+
+/// Job name of the steps in watched directories; the run id distinguishes the jobs.
+const JOB: &str = "files";
+
+/// A step that is written again more than this many seconds after it was sealed is another step. Before that, its writer was not done.
+const ANOTHER: u64 = 120;
+
+impl Inner {
+    /// Seals a step that has its mark, if its files are sound. Returns whether it was sealed.
+    pub(super) fn seal(
+        &self,
+        state: &mut State,
+        of: &Complete,
+        look: &DirectorySnapshot,
+        files: Option<&Vec<Member>>,
+        place: &Place,
+    ) -> Result<bool, FilesError> {
+        let Some(mut members) = files.cloned().filter(|files| !files.is_empty()) else { return Ok(false) };
+        let Settings { directory, run, part, .. } = &self.settings;
+        if let Err(why) = sound(place, &members) {
+            tracing::warn!(run, step = of.step, directory = %directory.display(), "a step has its mark and is not sealed: {why}");
+            state.unsound.insert(of.step, (members, why));
+            return Ok(false);
+        }
+        let of_another_run = |pack: &&Arc<Pack>| pack.sealed.shard.of.run_id() != run;
+        if let Some(known) = state.catalog.sealed(of.step).filter(of_another_run).cloned()
+            && known.content.is_still()
+            && !matches!(known.sealed.first_bad_from_start(&known.content), Ok(None))
+        {
+            let why = "its bytes are not those that were sealed for another run".to_owned();
+            self.lose(state, of.step, why, false, false);
+            return Ok(false);
+        }
+        let trackers = of.trackers.iter().map(|(name, words)| {
+            let written = look.texts.get(name).map_or_else(Default::default, |(_, written)| *written);
+            let mark = Mark { written, ..Mark::default() };
+            Member { path: name.clone(), mode: 0o644, mark, words: Some(words.clone()) }
+        });
+        members.extend(trackers);
+        let former = state.catalog.sealed(of.step).map(|pack| pack.sealed.shard.clone());
+        if former.as_ref().is_some_and(|former| former.of.run_id() != run) {
+            state.first_seen.insert(of.step, host::fence(&self.service, run) * AGAIN);
+        } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
+            let age = host::now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
+            if age > ANOTHER {
+                // Written by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
+                state.first_seen.insert(of.step, former.of.attempt + 1);
+            }
+        }
+        let (rank, world_size) = if self.is_shared { (0, 1) } else { *part };
+        let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
+        let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
+        let content = Content::of(directory, place.access.clone(), members)?;
+        let manifest = match content.seal(&identity, run, host::now_unix_s()) {
+            // The next check decides.
+            Err(FilesError::Changed(_)) => return Ok(false),
+            sealed => sealed?,
+        };
+        let manifest =
+            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        let members = content.members().to_vec();
+        let note = Note { manifest, base: directory.clone(), user: place.access.user(), members };
+        let pack = state.catalog.insert(note, self.is_shared)?;
+        state.unsound.remove(&of.step);
+        let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.of.run_id() == run;
+        if let Some(former) = former.filter(replaced) {
+            // Its replicas are of files that no longer exist.
+            self.service.shared.own.forget_pack(&former.root);
+            self.service.shared.withdraw(&former.root);
+        }
+        if self.is_in_place(&pack.content)
+            && let Err(error) = self.copies.keep(&self.service, &pack)
+        {
+            tracing::warn!(run, directory = %directory.display(), %error, "no copy of a file that is written over could be kept");
+        }
+        tracing::info!(run, step = of.step, directory = %directory.display(), "a step was sealed as its trainer wrote it");
+        Ok(true)
+    }
+}
+
+/// Checks by their formats whether all files are complete.
+fn sound(place: &Place, members: &[Member]) -> Result<(), String> {
+    for member in members {
+        let problem = |problem: String| format!("{}: {problem}", member.path);
+        let open = || {
+            let _as_user = place.act().map_err(|error| error.to_string())?;
+            place.at.read(Path::new(&member.path)).map_err(|error| error.to_string())
+        };
+        let file = open().map_err(problem)?;
+        let mut read = |at: u64, buffer: &mut [u8]| {
+            FileExt::read_exact_at(&file, buffer, at).map_err(|error| error.to_string())
+        };
+        proof::sound(&member.path, member.mark.size, &mut read).map_err(problem)?;
+    }
+    Ok(())
+}
+
+// Compares a step with its seal: its files are unchanged, a trainer wrote all of them again and completed them, or they are damaged.
+// What was sealed once is not sealed again just because it looks complete.
+
+/// The state of a step after it was sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StepChange {
+    /// Nothing has changed.
+    Unchanged,
+    /// All sealed files exist, and more.
+    Extended,
+    /// All of it was written again, and its framework's mark last: when complete, it is sealed as another step.
+    Rewritten,
+    /// None of its files exists.
+    Missing,
+    /// A part of it differs from what was sealed.
+    Damaged(String),
+}
+
+/// Compares the files `now` with the sealed ones. `trackers`: when the small files that name a step were last written;
+/// `went_back`: whether the job has restarted since the step was sealed.
+pub(super) fn compare(
+    sealed: &[Member],
+    now: &[Member],
+    trackers: &BTreeMap<String, Written>,
+    went_back: bool,
+) -> StepChange {
+    let now: BTreeMap<&str, Mark> = now.iter().map(|of| (of.path.as_str(), of.mark)).collect();
+    let files: Vec<&Member> = sealed.iter().filter(|of| of.words.is_none()).collect();
+    let there = |of: &&&Member| now.contains_key(of.path.as_str());
+    if files.iter().filter(there).count() == 0 {
+        return StepChange::Missing;
+    }
+    let changed: Vec<&Member> =
+        files.iter().copied().filter(|of| now.get(of.path.as_str()) != Some(&of.mark)).collect();
+    let Some(first) = changed.first() else {
+        return if now.len() == files.len() { StepChange::Unchanged } else { StepChange::Extended };
+    };
+    let is_whole_set = files.iter().filter(there).count() == files.len();
+    if is_whole_set {
+        let newest = changed.iter().filter_map(|of| now.get(of.path.as_str())).map(|mark| mark.written).max();
+        let reported_again = sealed
+            .iter()
+            .filter(|of| of.words.is_some())
+            .any(|of| trackers.get(&of.path).is_some_and(|at| *at > of.mark.written && Some(*at) >= newest));
+        // A single file without its own checksum may also be damaged.
+        let is_evident = files.len() > 1 || !first.path.ends_with(".safetensors") || went_back;
+        if reported_again || (changed.len() == files.len() && is_evident) {
+            return StepChange::Rewritten;
+        }
+    }
+    StepChange::Damaged(match now.get(first.path.as_str()) {
+        None => format!("{} is missing", first.path),
+        Some(mark) if mark.size != first.mark.size => {
+            format!("{} has {} bytes and had {} when it was sealed", first.path, mark.size, first.mark.size)
+        }
+        Some(_) => format!("{} was written to after it was sealed", first.path),
+    })
+}
+
+/// Whether two names differ in their numbers only, so that they are from the same writer.
+pub(super) fn is_alike(a: &str, b: &str) -> bool {
+    let without_numbers = |name: &str| {
+        let mut text = String::new();
+        for letter in name.chars() {
+            match letter.is_ascii_digit() {
+                true if text.ends_with('#') => {}
+                true => text.push('#'),
+                false => text.push(letter),
+            }
+        }
+        text
+    };
+    without_numbers(a) == without_numbers(b)
+}
+
+// Detects a trainer whose checkpoints are never sealed, because it changes each of them before the next check.
+
+/// Number of checks, without a sealed step between them, in which the complete step had changed again.
+const CHECKS: u32 = 30;
+
+/// The checks since a step was sealed or was found unchanged.
+#[derive(Debug, Default)]
+pub(super) struct Unsealed {
+    changed: u32,
+    name: String,
+}
+
+impl Unsealed {
+    /// A check found this complete step changed since the check before.
+    pub(super) fn changed(&mut self, name: &str) {
+        self.changed = self.changed.saturating_add(1);
+        name.clone_into(&mut self.name);
+    }
+
+    /// A step was sealed, or stays as it is.
+    pub(super) fn settled(&mut self) {
+        *self = Unsealed::default();
+    }
+
+    /// The problem and how to fix it; none after fewer checks.
+    pub(super) fn problem(&self, interval: Duration) -> Option<String> {
+        (self.changed >= CHECKS).then(|| {
+            format!(
+                "{} is not protected: {CHECKS} checks in a row, {} s apart, found that it had changed again; save less often, or \
+                 write each step to a file of its own",
+                self.name,
+                interval.as_secs_f64()
+            )
+        })
+    }
+}
+
+// A copy of files that the next checkpoint overwrites: a writer that is killed while it overwrites them leaves no intact checkpoint.
+// The copy is stored next to the notes, as an ordinary shard.
+
+/// The copies of one watched directory.
+#[derive(Debug)]
+pub(super) struct Copies {
+    directory: PathBuf,
+    run: String,
+}
+
+impl Copies {
+    /// Opens the copies and offers existing ones.
+    pub(super) fn open(home: &Path, run: &str, service: &Service) -> Copies {
+        let copies = Copies { directory: home.join("copies"), run: run.to_owned() };
+        if copies.directory.is_dir() {
+            service.watch(copies.watched());
+        }
+        copies
+    }
+
+    fn watched(&self) -> Watched {
+        Watched { run: self.run.clone(), directory: self.directory.clone(), user: User::own(), pool: None }
+    }
+
+    /// Copies a step and removes previous copies.
+    ///
+    /// # Errors
+    /// The step changed while it was copied, or there is no room.
+    pub(super) fn keep(&self, service: &Service, pack: &Pack) -> Result<(), PeerError> {
+        let local =
+            |error: std::io::Error| PeerError::Local(format!("{}: {error}", self.directory.display()));
+        fs::create_dir_all(&self.directory).map_err(local)?;
+        land(service, &self.directory, &pack.sealed, &pack.content)?;
+        let newest = format!("step-{:012}", pack.sealed.shard.of.step);
+        for entry in fs::read_dir(&self.directory).map_err(local)?.flatten() {
+            if entry.file_name().to_str() != Some(&newest) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        service.watch(self.watched());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod compare_tests {
+    use super::*;
+
+    fn file(path: &str, size: u64, written: i64) -> Member {
+        let mark = Mark { ino: 1, size, written: (written, 0) };
+        Member { path: path.to_owned(), mode: 0o644, mark, words: None }
+    }
+
+    fn tracker(written: i64) -> Member {
+        Member { words: Some("10".to_owned()), ..file("latest", 2, written) }
+    }
+
+    fn became(sealed: &[Member], now: &[Member], tracker: i64) -> StepChange {
+        compare(sealed, now, &BTreeMap::from([("latest".to_owned(), (tracker, 0))]), false)
+    }
+
+    #[test]
+    fn one_file_that_changed_or_disappeared_is_damage_and_is_named() {
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
+        assert_eq!(became(&sealed, &sealed, 0), StepChange::Unchanged);
+        for (now, reported) in [
+            (vec![file("c/model", 4, 20), file("c/state", 5, 11)], "c/model has 4 bytes"),
+            (vec![file("c/model", 9, 20), file("c/state", 5, 11)], "c/model was written to"),
+            (vec![file("c/model", 9, 10), file("c/state", 5, 12)], "c/state was written to"),
+            (vec![file("c/model", 9, 10)], "c/state is missing"),
+            (vec![file("c/model", 9, 20), file("c/state.tmp", 5, 21)], "c/model was written to"),
+        ] {
+            let StepChange::Damaged(why) = became(&sealed, &now, 0) else { panic!("{reported}") };
+            assert!(why.contains(reported), "{why}");
+        }
+        assert_eq!(became(&sealed, &[], 0), StepChange::Missing);
+        assert_eq!(became(&sealed, &[file("c/other", 1, 1)], 0), StepChange::Missing);
+    }
+
+    #[test]
+    fn files_that_were_all_written_again_or_named_again_by_their_tracker_are_another_step() {
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
+        assert_eq!(
+            became(&sealed, &[file("c/model", 9, 20), file("c/state", 5, 21)], 0),
+            StepChange::Rewritten
+        );
+        let more = [file("c/model", 9, 10), file("c/state", 5, 11), file("c/more", 1, 30)];
+        assert_eq!(became(&sealed, &more, 0), StepChange::Extended);
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 10), tracker(11)];
+        let now = [file("c/model", 9, 20), file("c/state", 5, 10)];
+        assert_eq!(became(&sealed, &now, 21), StepChange::Rewritten);
+        assert!(matches!(became(&sealed, &now, 11), StepChange::Damaged(_)), "its tracker is the old one");
+    }
+
+    #[test]
+    fn a_single_changed_file_without_a_checksum_is_another_step_only_if_the_job_went_back() {
+        let (sealed, now) = ([file("m_5.safetensors", 9, 10)], [file("m_5.safetensors", 9, 20)]);
+        let none = BTreeMap::new();
+        assert!(matches!(compare(&sealed, &now, &none, false), StepChange::Damaged(_)));
+        assert_eq!(compare(&sealed, &now, &none, true), StepChange::Rewritten);
+        let (sealed, now) = ([file("m_5.pt", 9, 10)], [file("m_5.pt", 9, 20)]);
+        assert_eq!(compare(&sealed, &now, &none, false), StepChange::Rewritten, "its checksums are compared");
+    }
+
+    #[test]
+    fn names_that_differ_in_numbers_only_are_alike() {
+        assert!(
+            is_alike("checkpoint-9", "checkpoint-120")
+                && is_alike("epoch=1-step=5.ckpt", "epoch=10-step=50.ckpt")
+        );
+        assert!(!is_alike("runs2024", "checkpoint-9"));
+    }
+}
+
+#[cfg(test)]
+mod unsealed_tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_changes_before_each_check_is_reported_until_one_settles() {
+        let interval = Duration::from_secs(1);
+        let mut unsealed = Unsealed::default();
+        for _ in 1..CHECKS {
+            unsealed.changed("ckpt.pt");
+            assert_eq!(unsealed.problem(interval), None);
+        }
+        unsealed.changed("ckpt.pt");
+        let problem = unsealed.problem(interval).unwrap();
+        assert!(problem.starts_with("ckpt.pt is not protected"), "{problem}");
+        unsealed.settled();
+        unsealed.changed("ckpt.pt");
+        assert_eq!(unsealed.problem(interval), None);
+    }
 }

@@ -1,26 +1,27 @@
 //! Requests of an agent to others: store a shard, return one, list what they have.
 
-mod fetch;
-mod upload;
-
-use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::collections::VecDeque;
+use std::hash::Hasher;
+use std::net::TcpStream;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mainstay_checkpoint::backoff::Backoff;
 use mainstay_checkpoint::decision::{Decision, Word};
+use twox_hash::XxHash3_64;
 
-use self::fetch::Fetch;
-use self::upload::Upload;
-use super::credentials::Credentials;
-use super::error::PeerError;
-use super::frame::{Header, Kind};
-use super::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
-use super::pace::Limit;
-use super::sealed::Sealed;
-use super::wire::{Frame, Timeouts, Wire};
-use super::withdrawal::WithdrawalLock;
 use crate::bytes::Bytes;
-use crate::os::Lent;
+use crate::os::{Lent, monotonic_ms, signs};
+use crate::peer::credentials::Credentials;
+use crate::peer::error::{PeerError, Reason};
+use crate::peer::frame::{Header, Kind};
+use crate::peer::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
+use crate::peer::pace::{Limit, pace};
+use crate::peer::sealed::Sealed;
+use crate::peer::wire::{Frame, Timeouts, Wire};
+use crate::peer::withdrawal::WithdrawalLock;
 
 /// A peer below this rate is too slow, bytes per second.
 const SLOWEST: u64 = 1 << 20;
@@ -292,4 +293,234 @@ fn check_speed(peer: &str, began: Instant, bytes: u64, grace: Duration, floor: u
         return Err(PeerError::Slow { peer: peer.to_owned(), bytes, seconds: passed.as_secs() });
     }
     Ok(())
+}
+
+// Sends a shard to a peer over one or more connections.
+
+/// Number of times a chunk is sent if it arrives damaged: a third failure is no accident.
+const TRIES: u32 = 3;
+
+/// A shard that is being sent over one or more connections.
+pub struct Upload<'a> {
+    /// The shard.
+    pub sealed: &'a Sealed,
+    /// Its bytes.
+    pub bytes: &'a Bytes,
+    /// How it is sent.
+    pub how: &'a Sending<'a>,
+    /// Start time.
+    pub began: Instant,
+    /// Number of chunks that the peer accepts before it confirms one.
+    pub credits: u32,
+    /// How long the peer waits for the next bytes.
+    pub stall: Duration,
+    /// Number of open connections.
+    pub sending: AtomicUsize,
+    /// Chunks that were not sent yet.
+    pub left: Mutex<VecDeque<u32>>,
+}
+
+impl Upload<'_> {
+    fn next(&self) -> Option<u32> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Sends chunks until none are left, as many at once as the peer gives credit for.
+    ///
+    /// # Errors
+    /// The peer is lost, refuses or is too slow, or the bytes no longer match the manifest.
+    pub fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
+        let peer = wire.peer().to_owned();
+        let mut way = self.how.limit.way(&peer);
+        let sent = self.send_by(wire, &mut way);
+        self.how.limit.keep_way(&peer, way);
+        self.sending.fetch_sub(1, Ordering::Relaxed);
+        sent
+    }
+
+    /// Lets the kernel pace one connection, slightly faster than its part of the limit: otherwise data would accumulate in the socket
+    /// until the other side has received nothing for too long.
+    fn spread(&self, stream: &TcpStream) {
+        let rate = self.how.limit.rate();
+        pace(stream, rate.saturating_add(rate / 4) / self.sending.load(Ordering::Relaxed).max(1) as u64);
+    }
+
+    fn send_by(&self, wire: &mut Wire, way: &mut Backoff) -> Result<(), PeerError> {
+        let mut on_the_way = 0;
+        let mut bytes = 0;
+        let mut failures = 0;
+        loop {
+            match self.next() {
+                Some(index) => {
+                    bytes += self.send_chunk(wire, way, index)?;
+                    on_the_way += 1;
+                }
+                None if on_the_way == 0 => return Ok(()),
+                None => {}
+            }
+            if on_the_way >= self.credits || (on_the_way > 0 && self.is_empty()) {
+                on_the_way -= 1;
+                if let Some(wrong) = answer(wire)? {
+                    failures += 1;
+                    self.again(wire, wrong, failures)?;
+                }
+            }
+            let floor = if self.how.limit.rate() == 0 {
+                SLOWEST
+            } else {
+                // On a full link it may be at a sixteenth of the limit.
+                SLOWEST.min(self.how.limit.rate() / 256).max(1)
+            };
+            check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn send_chunk(&self, wire: &mut Wire, way: &mut Backoff, index: u32) -> Result<u64, PeerError> {
+        let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
+        let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
+        wire.send_chunk(header, self.bytes, |stream, left| {
+            (self.how.going)();
+            self.spread(stream);
+            // Also within a chunk: if a chunk takes long, so would the detection of a lost share.
+            if let Some(signs) = signs(stream) {
+                way.saw(monotonic_ms(), signs);
+            }
+            let piece = self.how.limit.piece(way, self.stall, left);
+            let wait = self.how.limit.take_by(way, piece, Instant::now());
+            if !wait.is_zero() {
+                std::thread::sleep(wait);
+            }
+            piece
+        })?;
+        Ok(u64::from(length))
+    }
+
+    /// Handles a chunk that arrived damaged: if it is intact here, it is sent again.
+    fn again(&self, wire: &Wire, chunk: u32, failures: u32) -> Result<(), PeerError> {
+        let good = self
+            .sealed
+            .chunk_is_good(self.bytes, chunk, &mut Vec::new())
+            .map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
+        if !good {
+            return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
+        }
+        if failures >= TRIES {
+            return Err(PeerError::Corrupt { peer: wire.peer().to_owned(), chunk });
+        }
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).push_back(chunk);
+        Ok(())
+    }
+}
+
+/// Receives the peer's answer to a chunk: none if it was accepted, its number if it arrived damaged.
+fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
+    match wire.receive()? {
+        Some(Frame::Message(header, _)) if header.kind == Kind::Taken => Ok(None),
+        Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
+            match PeerError::reported(wire.peer(), &message) {
+                PeerError::Reported { reason: Reason::Corrupt, .. } => Ok(Some(header.chunk)),
+                other => Err(other),
+            }
+        }
+        Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
+            Err(PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted: Kind::Taken })
+        }
+        None => Err(PeerError::lost(wire.peer(), std::io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+// Fetches a shard from a peer over one or more connections.
+
+/// Maximum number of chunks per request.
+const MOST_CHUNKS: u32 = 64;
+
+/// A shard that is being fetched over one or more connections.
+pub struct Fetch<'a> {
+    sealed: &'a Sealed,
+    target: &'a dyn Target,
+    /// Number of chunks that a connection requests at a time.
+    share: u32,
+    next: AtomicU32,
+    stall: Duration,
+}
+
+impl<'a> Fetch<'a> {
+    /// For `streams` connections. A peer may send almost nothing for `stall` before it counts as too slow.
+    pub fn new(sealed: &'a Sealed, target: &'a dyn Target, streams: usize, stall: Duration) -> Fetch<'a> {
+        let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MOST_CHUNKS);
+        Fetch { sealed, target, share, next: AtomicU32::new(0), stall }
+    }
+
+    /// Fetches shares until none are left. Returns the bytes received over this connection.
+    ///
+    /// # Errors
+    /// The peer sends something else or is too slow, or the bytes cannot be written.
+    pub fn run(&self, wire: &mut Wire) -> Result<u64, PeerError> {
+        let (began, mut bytes) = (Instant::now(), 0);
+        let mut buffer = Vec::new();
+        loop {
+            let from = self.next.fetch_add(self.share, Ordering::Relaxed);
+            let to = from.saturating_add(self.share).min(self.sealed.chunks());
+            if from >= to {
+                return Ok(bytes);
+            }
+            let done = self.get(wire, from..to, &mut buffer, (began, bytes));
+            if done.is_err() {
+                // Without this share the shard is incomplete: do not fetch the others.
+                self.next.store(self.sealed.chunks(), Ordering::Relaxed);
+            }
+            bytes += done?;
+        }
+    }
+
+    fn get(
+        &self,
+        wire: &mut Wire,
+        chunks: Range<u32>,
+        buffer: &mut Vec<u8>,
+        (began, before): (Instant, u64),
+    ) -> Result<u64, PeerError> {
+        let peer = wire.peer().to_owned();
+        let unreadable = |error: String| PeerError::Unreadable { peer: peer.clone(), error };
+        let root = self.sealed.shard.root.clone();
+        wire.send_json(Header::of(Kind::Get), &Get { root, from: chunks.start, to: Some(chunks.end) })?;
+        if wire.expect(Kind::Manifest)?.1 != self.sealed.manifest {
+            return Err(unreadable("it sent another manifest than before".to_owned()));
+        }
+        let mut bytes = 0;
+        for index in chunks {
+            let Some(Frame::Chunk(header)) = wire.receive()? else {
+                return Err(unreadable(format!("chunk {index} did not come")));
+            };
+            let due = self.sealed.chunk(index);
+            if header.chunk != index
+                || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length))
+            {
+                return Err(unreadable(format!("another chunk came where {index} was due")));
+            }
+            let mut hasher = XxHash3_64::new();
+            if let Some(mut memory) = self.target.memory(header.offset, header.length) {
+                wire.read_chunk_into(memory.bytes(), |piece| hasher.write(piece))?;
+            } else {
+                let mut offset = header.offset;
+                wire.read_chunk(header.length, buffer, |piece| {
+                    hasher.write(piece);
+                    self.target.write(offset, piece)?;
+                    offset += piece.len() as u64;
+                    Ok(())
+                })?;
+            }
+            if due.map(|(_, _, sum)| sum) != Some(hasher.finish()) {
+                return Err(PeerError::Corrupt { peer, chunk: index });
+            }
+            bytes += u64::from(header.length);
+            check_speed(&peer, began, before + bytes, self.stall, SLOWEST)?;
+        }
+        wire.expect(Kind::End)?;
+        Ok(bytes)
+    }
 }

@@ -1,31 +1,29 @@
 //! Shards of this host's ranks: the checkpoint directories of its jobs, read with the rights of their users.
 
-mod look;
-mod opened;
-mod pinned;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
 use mainstay_checkpoint::owner::owner;
 use mainstay_checkpoint_format::MANIFEST_NAME;
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::look::rank_directories;
-use self::look::{Read, Turn};
-pub use self::opened::Opened;
-use self::pinned::PinnedShard;
-use super::pooled::{self, Pooled};
-use super::sealed::Sealed;
-use super::user::{Access, User, Users};
+use crate::beneath::Beneath;
 use crate::bytes::Bytes;
 use crate::files::Pack;
+use crate::files::tree::Mark;
+use crate::medium::medium_at;
 use crate::os::Outgoing;
+use crate::peer::pooled::{self, Pooled};
+use crate::peer::sealed::Sealed;
+use crate::peer::user::{Access, User, Users};
 
 /// Maximum number of watched directories of one user.
 const WATCHED_EACH: usize = 64;
@@ -341,4 +339,427 @@ impl LocalShards {
 /// Whether a slot's file exists and is unchanged: device, inode and length.
 fn is_still(place: &Path, was: &(u64, u64, u64)) -> bool {
     fs::symlink_metadata(place).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
+}
+
+// Checks the watched directories and launchers' memory with the rights of their users.
+
+/// The mark of a file when it was last read, and its manifest; none if it was not valid.
+type LastRead = (Mark, Option<Arc<Sealed>>);
+
+/// Maximum time for the check of one place before the check continues without it.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// Manifests that were read, by user and path.
+type Read = BTreeMap<(u32, PathBuf), LastRead>;
+
+/// The result of checking one place.
+#[derive(Debug, Default)]
+struct Seen {
+    pooled: Vec<Pooled>,
+    looked: Read,
+    shards: Vec<(String, Found)>,
+}
+
+/// Whether a check of a place is running, and whether it is stuck.
+#[derive(Debug, Default)]
+struct Turn {
+    is_taken: AtomicBool,
+    is_stuck: AtomicBool,
+}
+
+impl Turn {
+    fn take(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        self.is_stuck.store(false, Ordering::SeqCst);
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+}
+
+impl LocalShards {
+    /// Checks one place on a separate thread. A check that does not return is waited for once, and not started again until it has returned.
+    fn look_aside(&self, place: &Watched, were_read: &Arc<Read>, known: &Arc<Vec<Pooled>>) -> Option<Seen> {
+        let turn = {
+            let mut inner = self.inner();
+            let Inner { turns, watched, .. } = &mut *inner;
+            turns.retain(|(uid, directory), _| {
+                watched.iter().any(|of| of.user.uid == *uid && of.directory == *directory)
+            });
+            Arc::clone(turns.entry((place.user.uid, place.directory.clone())).or_default())
+        };
+        let until = Instant::now() + LOOK_WITHIN;
+        // Another check may be running that started before the change that this one is about.
+        while !turn.take() {
+            if turn.is_stuck.load(Ordering::SeqCst) || Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (reported, reports) = std::sync::mpsc::sync_channel(1);
+        let access = self.users.access(place.user);
+        let (place, were_read, known, of_thread) =
+            (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
+        let work = move || {
+            let seen = look_at(&place, &access, &were_read, &known);
+            of_thread.end();
+            let _ = reported.send(seen);
+        };
+        if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(work).is_err() {
+            turn.end();
+            return None;
+        }
+        let seen = reports.recv_timeout(until.saturating_duration_since(Instant::now()));
+        if seen.is_err() {
+            turn.is_stuck.store(true, Ordering::SeqCst);
+            tracing::warn!(
+                "a watched checkpoint directory does not answer: what was seen there last is offered"
+            );
+        }
+        seen.ok()
+    }
+}
+
+/// Checks one place.
+fn look_at(place: &Watched, access: &Access, were_read: &Read, known: &[Pooled]) -> Seen {
+    let mut seen = Seen::default();
+    if let Some(pool) = &place.pool {
+        seen.pooled = pooled::look(pool, access, &place.run, known);
+    }
+    let Ok(as_user) = access.act() else { return seen };
+    let Ok(at) = as_user.open(&place.directory) else { return seen };
+    let medium = medium_at(&at);
+    for below in rank_directories(&at) {
+        let manifest = below.join(MANIFEST_NAME);
+        let path = place.directory.join(&manifest);
+        let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
+        let known = were_read
+            .get(&(place.user.uid, path.clone()))
+            .filter(|(before, _)| *before == mark)
+            .map(|(_, sealed)| sealed.clone());
+        // Only agents create and store pieces: no rank seals one.
+        let read = || {
+            let sealed = Sealed::read_in(&at, &manifest).ok();
+            let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
+            sealed.owned_as(&place.run).ok()
+        };
+        let sealed = known.unwrap_or_else(|| read().map(Arc::new));
+        seen.looked.insert((place.user.uid, path), (mark, sealed.clone()));
+        if let Some(sealed) = sealed {
+            let (root, access) = (place.directory.clone(), access.clone());
+            let found = Found { sealed: Arc::clone(&sealed), root, below, access, medium };
+            seen.shards.push((sealed.shard.root.clone(), found));
+        }
+    }
+    seen
+}
+
+/// The directories of ranks below `directory`: `step-*/rank-*`.
+pub(crate) fn rank_directories(at: &Beneath) -> Vec<PathBuf> {
+    let named = |below: &Path, prefix: &str| -> Vec<PathBuf> {
+        let is_ours = |name: &str| {
+            let digits = name.strip_prefix(prefix);
+            digits
+                .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        let names = at.list(below).unwrap_or_default().into_iter().map(|(name, _)| name);
+        names.filter(|name| name.to_str().is_some_and(is_ours)).map(|name| below.join(name)).collect()
+    };
+    named(Path::new(""), "step-").iter().flat_map(|step| named(step, "rank-")).collect()
+}
+
+fn mark_of(at: &Beneath, below: &Path, user: User) -> Option<Mark> {
+    let found = at.stat(below).ok().filter(|found| found.st_uid == user.uid)?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    is_file.then(|| Mark::of_stat(&found))
+}
+
+// Steps whose files stay open until their copies are made. If saves are faster than copies, each step is overwritten in memory and
+// deleted from disk before it is sent, so that no step would ever get its copies.
+
+/// A shard whose bytes exist as long as its file is open, even if it is deleted.
+#[derive(Debug)]
+struct PinnedShard {
+    found: Found,
+    file: Arc<File>,
+}
+
+impl PinnedShard {
+    fn sealed(&self) -> &Sealed {
+        &self.found.sealed
+    }
+
+    fn medium(&self) -> Medium {
+        self.found.medium
+    }
+
+    /// Whether it is from that directory.
+    fn is_of(&self, place: &Watched) -> bool {
+        self.found.root == place.directory && self.found.access.user().uid == place.user.uid
+    }
+}
+
+impl LocalShards {
+    /// The steps of which all ranks of this host have their shard on disk, or held.
+    pub(crate) fn on_disk(&self) -> BTreeSet<StepKey> {
+        let inner = self.inner();
+        let in_files = || {
+            let held = inner.held.values().map(|of| &of.found.sealed);
+            inner.shards.values().map(|of| &of.sealed).chain(held)
+        };
+        let all = ranks_of_steps(inner.pooled.values().map(|of| &of.sealed).chain(in_files()));
+        // A rank that has saved nothing of a step yet may be about to.
+        let most = |run: &str| {
+            let of_run = all.iter().filter(|(key, _)| key.run_id() == run);
+            of_run.map(|(_, ranks)| ranks.len()).max().unwrap_or(0)
+        };
+        let on_disk = ranks_of_steps(in_files()).into_iter();
+        on_disk.filter(|(key, ranks)| ranks.len() == most(key.run_id())).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Whether the files of this step are kept open, those of all ranks of this host.
+    pub(crate) fn holds_all_of(&self, launch: &str, at: (u64, u64)) -> bool {
+        let inner = self.inner();
+        // In another attempt this host may have other ranks.
+        let of_attempt = |sealed: &&Arc<Sealed>| {
+            let of = &sealed.shard.of;
+            of.run == launch && of.attempt == at.0
+        };
+        let in_memory = inner.pooled.values().map(|of| &of.sealed);
+        let saved = in_memory.chain(inner.shards.values().map(|of| &of.sealed)).filter(of_attempt);
+        let ranks: BTreeSet<u32> = saved.map(|sealed| sealed.shard.rank).collect();
+        let held = inner.held.values().map(|of| &of.found.sealed).filter(of_attempt);
+        let of_step = held.filter(|sealed| sealed.shard.of.step == at.1);
+        let held: BTreeSet<u32> = of_step.map(|sealed| sealed.shard.rank).collect();
+        !held.is_empty() && held.is_superset(&ranks)
+    }
+
+    /// Keeps the files of a step that are on disk open.
+    pub(crate) fn hold(&self, of: &StepKey) {
+        let wanted: Vec<(String, Found)> = {
+            let Inner { shards, held, bad, .. } = &*self.inner();
+            let of_step = shards.iter().filter(|(_, found)| found.sealed.shard.of == *of);
+            let wanted = of_step.filter(|(root, _)| !held.contains_key(*root) && !bad.contains(*root));
+            wanted.map(|(root, found)| (root.clone(), found.clone())).collect()
+        };
+        for (root, found) in wanted {
+            if let Some((_, file)) = self.open_file(&root) {
+                self.inner().held.insert(root, PinnedShard { found, file: Arc::new(file) });
+            }
+        }
+    }
+
+    /// Sets the step that is being sent, or none. A step that is sent from memory may be overwritten there and deleted from disk before its
+    /// copy is complete: without its owner's copy, it would have one too few. So its files are opened as soon as they are on disk.
+    pub(crate) fn set_sending(&self, of: Option<StepKey>) {
+        self.inner().sending = of;
+    }
+
+    /// Closes the files of all steps except the wanted ones, and those of the step of a launch that is kept from. A step of an
+    /// attempt before the newest is not wanted: its owner has continued from another step.
+    pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>, from: Option<&(String, (u64, u64))>) {
+        let Inner { shards, pooled, held, .. } = &mut *self.inner();
+        if held.is_empty() {
+            return;
+        }
+        let own = shards.values().map(|of| &of.sealed).chain(pooled.values().map(|of| &of.sealed));
+        let mut attempts: BTreeMap<&str, u64> = BTreeMap::new();
+        for of in own.map(|sealed| &sealed.shard.of) {
+            let newest = attempts.entry(of.run_id()).or_default();
+            *newest = of.attempt.max(*newest);
+        }
+        held.retain(|_, shard| {
+            let of = &shard.sealed().shard.of;
+            let is_kept = from.is_some_and(|(launch, at)| of.run == *launch && (of.attempt, of.step) == *at);
+            (is_kept || wanted.contains(of))
+                && attempts.get(of.run_id()).is_none_or(|newest| of.attempt >= *newest)
+        });
+    }
+
+    /// The runs with files that are kept open.
+    pub(crate) fn pinned_runs(&self) -> BTreeSet<String> {
+        self.inner().held.values().map(|shard| shard.sealed().shard.of.run_id().to_owned()).collect()
+    }
+
+    /// Whether the file of a shard is kept open.
+    pub(crate) fn is_held(&self, root: &str) -> bool {
+        self.inner().held.contains_key(root)
+    }
+
+    /// Opens a shard whose file is kept open.
+    pub(crate) fn open_pinned(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+        let inner = self.inner();
+        let shard = inner.held.get(root)?;
+        Some((Arc::clone(&shard.found.sealed), shard.file.try_clone().ok()?))
+    }
+}
+
+/// The ranks that have saved each step.
+fn ranks_of_steps<'s>(shards: impl Iterator<Item = &'s Arc<Sealed>>) -> BTreeMap<&'s StepKey, BTreeSet<u32>> {
+    let mut steps: BTreeMap<&StepKey, BTreeSet<u32>> = BTreeMap::new();
+    for shard in shards.map(|sealed| &sealed.shard) {
+        steps.entry(&shard.of).or_default().insert(shard.rank);
+    }
+    steps
+}
+
+// A shard that is open for reading, wherever it is stored.
+
+/// A shard that is open for reading.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its manifest.
+    pub sealed: Arc<Sealed>,
+    /// Its bytes: they start with the shard.
+    pub bytes: Arc<Bytes>,
+    /// Its slot in a launcher's memory, which may be used for another step at any time.
+    pooled: Option<Pooled>,
+}
+
+impl Opened {
+    /// From a file that has only the shard.
+    pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
+        Opened { sealed, bytes: Arc::new(file.into()), pooled: None }
+    }
+
+    /// From a replica in the store.
+    pub(crate) fn of_replica((sealed, file, memory): (Arc<Sealed>, File, Option<Outgoing>)) -> Opened {
+        Opened { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
+    }
+
+    /// From files in their trainer's directory.
+    fn of_pack(pack: &Arc<Pack>) -> Opened {
+        let bytes = Arc::new(Bytes::Pack(Arc::clone(pack)));
+        Opened { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
+    }
+
+    /// Whether it is in files of a trainer: it need not be fetched to this host.
+    pub(crate) fn is_pack(&self) -> bool {
+        matches!(*self.bytes, Bytes::Pack(_))
+    }
+
+    /// Whether the file still has the shard: then differing bytes are damaged.
+    pub fn is_still(&self) -> bool {
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(..) => self.pooled.as_ref().is_none_or(Pooled::is_still),
+        }
+    }
+
+    /// Asks the pool owner to keep it in its slot for the next seconds.
+    pub fn pin(&self) {
+        self.pooled.iter().for_each(Pooled::pin);
+    }
+
+    /// Whether the file is long enough.
+    pub(crate) fn fits(&self) -> bool {
+        let bytes = self.sealed.shard.bytes;
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(file, _) => file.metadata().is_ok_and(|found| match self.pooled {
+                Some(_) => found.len() >= bytes,
+                None => found.len() == bytes,
+            }),
+        }
+    }
+
+    /// The first chunk that differs from the seal.
+    pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
+        match (&*self.bytes, &self.pooled) {
+            (Bytes::File(file, _), None) => self.sealed.first_bad(file),
+            (bytes, _) => self.sealed.first_bad_from_start(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+
+    use super::*;
+    use crate::peer::User;
+
+    /// The shard of a rank, as its launcher seals it on disk.
+    fn seal(directory: &Path, step: u64, rank: u32) {
+        let identity = Identity { job: "job".into(), attempt: 0, step, rank, world_size: 2 };
+        let content = b"weights".as_slice();
+        let manifest = Manifest {
+            identity,
+            run: "run".to_owned(),
+            created_unix_s: 1_700_000_000,
+            serialisation: "safetensors".to_owned(),
+            software: BTreeMap::new(),
+            file: SealedFile {
+                name: "state".to_owned(),
+                size: 7,
+                xxh3_128: twox_hash::XxHash3_128::oneshot(content),
+            },
+            chunks: Some(Chunks { bytes: 4096, sums: vec![chunk_sum(content)] }),
+            shared_content: None,
+        };
+        let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
+        fs::create_dir_all(&home).unwrap();
+        fs::write(home.join("state"), content).unwrap();
+        fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
+    }
+
+    /// The shards of a directory, before the first look.
+    fn watching(directory: &Path) -> LocalShards {
+        let own = LocalShards::default();
+        let (run, directory) = ("run".to_owned(), directory.to_owned());
+        own.watch(Watched { run, directory, user: User::own(), pool: None });
+        own
+    }
+
+    #[test]
+    fn a_step_that_is_being_sent_keeps_its_files_from_the_time_they_are_on_disk() {
+        let directory = testing::tempdir().unwrap();
+        let own = watching(directory.path());
+        [10, 20].into_iter().for_each(|step| seal(directory.path(), step, 0));
+        own.look();
+        let shards: Vec<_> = own.list().into_iter().map(|(shard, ..)| shard).collect();
+        let of = |step: u64| shards.iter().find(|shard| shard.of.step == step).unwrap().clone();
+        let (sent, other) = (of(10), of(20));
+        fs::remove_dir_all(directory.path().join("step-000000000010")).unwrap();
+        own.look();
+        // As if it had been sent from memory all the time.
+        own.set_sending(Some(sent.of.clone()));
+        seal(directory.path(), 10, 0);
+        own.look();
+        // A newer step has replaced it.
+        fs::remove_dir_all(directory.path()).unwrap();
+        own.look();
+        assert!(own.is_held(&sent.root), "its owner still has it");
+        assert!(!own.is_held(&other.root));
+        assert_eq!(own.open_pinned(&sent.root).map(|(sealed, _)| sealed.shard.of.step), Some(10));
+        // It stays as long as it is the step that the job goes back to.
+        let launch = sent.of.run.to_string();
+        assert!(own.holds_all_of(&launch, (0, 10)) && !own.holds_all_of(&launch, (0, 20)));
+        own.hold_only(&BTreeSet::new(), Some(&(launch.clone(), (0, 10))));
+        assert!(own.holds_all_of(&launch, (0, 10)));
+        own.hold_only(&BTreeSet::new(), Some(&(launch.clone(), (0, 20))));
+        assert!(!own.holds_all_of(&launch, (0, 10)));
+    }
+
+    #[test]
+    fn a_step_is_held_only_with_the_shards_of_all_ranks_of_the_host() {
+        let directory = testing::tempdir().unwrap();
+        let own = watching(directory.path());
+        seal(directory.path(), 10, 0);
+        seal(directory.path(), 20, 1);
+        own.look();
+        let shards = own.list();
+        let of = |step: u64| &shards.iter().find(|(shard, ..)| shard.of.step == step).unwrap().0.of;
+        own.hold(of(10));
+        assert!(!own.holds_all_of(&of(10).run, (0, 10)), "the other rank of the host has no shard of it");
+        seal(directory.path(), 10, 1);
+        own.look();
+        own.hold(of(10));
+        assert!(own.holds_all_of(&of(10).run, (0, 10)));
+        assert!(!own.holds_all_of("another", (0, 10)));
+    }
 }

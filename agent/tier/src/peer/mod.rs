@@ -12,7 +12,6 @@
 mod channel;
 pub mod client;
 pub mod credentials;
-mod divergence;
 mod durable;
 pub mod error;
 pub mod frame;
@@ -28,7 +27,6 @@ mod restore;
 pub(crate) mod sealed;
 mod server;
 pub(crate) mod service;
-mod spare;
 pub mod store;
 pub(crate) mod throttle;
 pub mod tls;

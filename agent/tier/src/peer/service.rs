@@ -2,54 +2,43 @@
 
 mod ask_pace;
 mod connection_slots;
-mod counts;
-mod decide;
-mod divergence;
-mod eligibility;
-mod failures;
 mod known_copies;
-mod lag;
-mod loops;
-mod members;
-mod refusals;
-mod removal;
 mod repair;
-mod settings;
-mod signals;
 
-use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::decision::Decisions;
 use mainstay_checkpoint::divergence::ReplicaDivergence;
 use mainstay_checkpoint::eligibility::PlacementEligibility;
-use mainstay_checkpoint::inventory::Copy;
-use mainstay_checkpoint::lag::CopyLags;
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_checkpoint::lag::{CopyLag, CopyLags, LagReason};
 use mainstay_checkpoint::parity::Parity;
-use mainstay_checkpoint::replication_cost::StepTime;
+use mainstay_checkpoint::placement::{Host, Rules};
+use mainstay_checkpoint::replication_cost::{DelayReason, StepTime};
+use mainstay_checkpoint::spares::SpareHost;
 use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
-use mainstay_diagnosis::repeats::RemoteFailure;
+use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
-use self::connection_slots::ConnectionSlots;
-use self::counts::Counters;
-pub use self::counts::Counts;
-pub use self::lag::Lag;
-use self::members::JobHosts;
-use self::refusals::Refusals;
-pub use self::settings::Settings;
-use self::signals::Signals;
-use super::client::Asking;
-use super::credentials::Credentials;
-use super::durable::{Durable, Figures};
-use super::local_shards::{LocalShards, Opened, Watched};
-use super::message::Inventory;
-use super::pace::Limit;
-use super::store::{Store, StoreError};
-use super::throttle::{ReplicationOverhead, ReplicationThrottle};
-use super::user::Users;
+use crate::os::{lower_priority, monotonic};
+use crate::peer::client::Asking;
+use crate::peer::credentials::Credentials;
+use crate::peer::durable::{Durable, Figures};
+use crate::peer::error::PeerError;
+use crate::peer::local_shards::{LocalShards, Opened, Watched};
+use crate::peer::message::{Inventory, Withdrawal};
+use crate::peer::pace::Limit;
+use self::ask_pace::AskPace;
+use self::connection_slots::{ConnectionSlots, Refusals};
+use crate::peer::store::{Store, StoreError};
+use crate::peer::throttle::{ReplicationOverhead, ReplicationThrottle};
+use crate::peer::user::Users;
+use crate::peer::wire::{Timeouts, Wire};
+use crate::peer::{REPLICATE_NICE, server};
 
 /// Time until an incomplete shard without new chunks is discarded.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -125,7 +114,7 @@ struct Withdrawals {
 #[derive(Debug, Default)]
 struct Reports {
     /// Shards that should have been equal and were not.
-    divergences: Mutex<divergence::Found>,
+    divergences: Mutex<known_copies::Found>,
     /// The time since which steps wait for their copies.
     lags: Mutex<CopyLags>,
     /// This host's eligibility as a holder of replicas.
@@ -232,16 +221,16 @@ impl Service {
             settings,
         });
         for (name, work) in [
-            ("ckpt-verify", loops::verify as fn(&Shared)),
-            ("ckpt-ask", loops::ask),
-            ("ckpt-send", loops::send),
-            ("ckpt-ready", loops::make_ready),
+            ("ckpt-verify", verify as fn(&Shared)),
+            ("ckpt-ask", ask),
+            ("ckpt-send", send),
+            ("ckpt-ready", make_ready),
         ] {
             let shared = Arc::clone(&shared);
             spawn(name, move || work(&shared))?;
         }
         let accepting = Arc::clone(&shared);
-        spawn("ckpt-listen", move || loops::accept(&listener, &accepting))?;
+        spawn("ckpt-listen", move || accept(&listener, &accepting))?;
         Ok(Service { shared, address })
     }
 
@@ -441,4 +430,661 @@ impl Shared {
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_replica))
     }
+}
+
+// Settings of the service among peers.
+
+/// Settings of the service.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// The name by which the others know this agent: its entry in their `peers`.
+    pub name: String,
+    /// All agents, as `host:port`; this one may be among them.
+    pub peers: Vec<String>,
+    /// Failure domain of this host.
+    pub domain: String,
+    /// Directory of the replicas.
+    pub store: PathBuf,
+    /// Maximum number of bytes of replicas.
+    pub quota: u64,
+    /// Replicas of each shard in addition to the owner's copy.
+    pub copies: usize,
+    /// How shards are cut into pieces, which are stored instead of replicas if there are enough failure domains.
+    pub parity: Option<Parity>,
+    /// Minimum number of whole steps to keep.
+    pub keep: usize,
+    /// Peers that are used only if there is no other.
+    pub avoid: BTreeSet<String>,
+    /// Bytes per second for all replication; 0: no limit.
+    pub rate: u64,
+    /// The share of training time that replication may cost, measured by its steps; 0: no limit.
+    pub slowdown: f64,
+    /// Connections for one shard.
+    pub streams: usize,
+    /// Time between two checks of own directories and peers.
+    pub interval: Duration,
+    /// Time limits for peers.
+    pub patience: Timeouts,
+    /// This version of Mainstay.
+    pub software: String,
+    /// The users for whom this process acts.
+    pub users: Arc<Users>,
+}
+
+impl Settings {
+    /// Settings without peers and replicas: the service knows only the shards of this host.
+    pub fn alone(store: PathBuf, name: String) -> Settings {
+        Settings {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            name,
+            peers: Vec::new(),
+            domain: String::new(),
+            store,
+            quota: 0,
+            copies: 0,
+            parity: None,
+            keep: 1,
+            avoid: BTreeSet::new(),
+            rate: 0,
+            slowdown: 0.0,
+            streams: 1,
+            interval: Duration::from_millis(500),
+            patience: Timeouts::default(),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+            users: Arc::default(),
+        }
+    }
+}
+
+// The threads of the service: they verify, ask, send and listen as long as it lives.
+
+fn verify(shared: &Shared) {
+    lower_priority(19, true);
+    shared.store.verify_all(|shard| {
+        shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            run = %shard.of.run,
+            step = shard.of.step,
+            rank = shard.rank,
+            "a replica was damaged and is deleted"
+        );
+    });
+}
+
+/// Prepares memory for the shards that are expected.
+fn make_ready(shared: &Shared) {
+    lower_priority(19, true);
+    let mut seen = Vec::new();
+    while let Some(sizes) = shared.signals.expected_other_than(&seen) {
+        shared.store.prepare(&sizes, &|| !shared.stops());
+        seen = sizes;
+    }
+}
+
+/// Asks peers in turn as long as the service lives.
+fn ask(shared: &Shared) {
+    let mut pace = AskPace::default();
+    while !shared.stops() {
+        let changes = shared.signals.changes();
+        let known: Vec<(String, bool)> =
+            shared.peers().iter().map(|(name, peer)| (name.clone(), peer.alive)).collect();
+        let spread = ask_pace::spread(shared.settings.interval, known.len());
+        let has_leader = shared.has_leader();
+        shared.ask_peers(&pace.next(known, has_leader && shared.copies().is_empty()), spread);
+        shared.compare_shared_content();
+        shared.withdraw_again();
+        shared.expect();
+        shared.store.sweep(UPLOAD_PATIENCE);
+        shared.collect();
+        shared.signals.wake();
+        pace.round(changes, has_leader && shared.is_settled());
+        let until = Instant::now() + shared.settings.interval;
+        while !shared.stops() && Instant::now() < until {
+            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// Sends shards with too few copies whenever something may have changed.
+fn send(shared: &Shared) {
+    // The threads that it starts, one for each connection, inherit this.
+    lower_priority(REPLICATE_NICE, false);
+    let (mut last, mut seen) = (Instant::now(), 0);
+    loop {
+        let nudged = shared.wait();
+        if shared.stops() {
+            return;
+        }
+        let stamp = shared.own.stamp_of_memory();
+        if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
+            continue;
+        }
+        let is_other = stamp != seen;
+        (last, seen) = (Instant::now(), stamp);
+        let had_shards = is_other && shared.own.has_shards();
+        shared.own.look();
+        // Launchers also change their memory at each start of their ranks; that is no change if no rank saves anything.
+        if is_other && (had_shards || shared.own.has_shards()) {
+            shared.signals.count_change();
+        }
+        // One at a time: each transfer may change what is needed next.
+        while !shared.stops() {
+            let Some(repair) = shared.next_repair() else { break };
+            if !shared.throttle.allows() {
+                // While it waits, a newer step may replace it.
+                break;
+            }
+            let busy = shared.throttle.begin_to_send();
+            shared.own.set_sending(Some(repair.shard.of.clone()));
+            shared.repair(&repair);
+            drop(busy);
+            shared.own.look();
+            shared.own.set_sending(None);
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming() {
+        if shared.stops() {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Too many open files may be temporary; the loop must not spin.
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        let host = stream.peer_addr().ok().map(|address| address.ip());
+        let Some(slot) = shared.incoming.slots.take(host, shared.peers_at(host)) else { continue };
+        let serving = Arc::clone(shared);
+        let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
+            let patience = serving.settings.patience;
+            let (mut slot, mut is_greeted) = (slot, false);
+            let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
+                slot.is_known();
+                is_greeted = true;
+                server::converse(&mut wire, &serving)
+            });
+            // A stored shard may change what has to be sent. A connection that failed after its greeting may have stored
+            // something, too.
+            let changed = *talked.as_ref().unwrap_or(&is_greeted);
+            if let Err(error) = talked {
+                if error.is_refusal() && serving.incoming.refusals.is_news(host, &error, Instant::now()) {
+                    tracing::warn!(%error, "a connection was refused");
+                } else {
+                    tracing::debug!(%error, "a peer's connection ended");
+                }
+            }
+            drop(slot);
+            if changed {
+                serving.changed();
+            }
+        });
+        if let Err(error) = served {
+            tracing::warn!(%error, "no thread for a peer's connection");
+        }
+    }
+}
+
+// How the threads of a service wake each other.
+
+/// Signals between the threads.
+#[derive(Debug)]
+struct Signals {
+    stop: AtomicBool,
+    nudged: Mutex<bool>,
+    nudge: Condvar,
+    changes: AtomicU64,
+    /// Sizes of shards that may arrive soon.
+    expected: Mutex<Vec<u64>>,
+    expects: Condvar,
+}
+
+impl Default for Signals {
+    /// The first look is due.
+    fn default() -> Signals {
+        Signals {
+            stop: AtomicBool::new(false),
+            nudged: Mutex::new(true),
+            nudge: Condvar::new(),
+            changes: AtomicU64::new(0),
+            expected: Mutex::default(),
+            expects: Condvar::new(),
+        }
+    }
+}
+
+impl Signals {
+    /// Ends all threads.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Counts a possible change on this host: a step was sealed, a copy was added or removed, the peers changed.
+    fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of possible changes.
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self) {
+        *self.nudged.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.nudge.notify_all();
+        drop(self.expected.lock().unwrap_or_else(PoisonError::into_inner));
+        self.expects.notify_all();
+    }
+
+    /// Waits for [`Signals::wake`], at most `longest`. Returns whether it was called.
+    fn wait(&self, longest: Duration) -> bool {
+        let nudged = self.nudged.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
+        let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;
+        std::mem::take(&mut *nudged)
+    }
+
+    /// Sets the sizes of shards that may arrive soon.
+    fn expect(&self, sizes: Vec<u64>) {
+        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+        self.expects.notify_all();
+    }
+
+    /// Waits until the expected sizes differ from `seen`; none when the service stops.
+    fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
+        let sizes = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
+        let sizes = self.expects.wait_while(sizes, same).unwrap_or_else(PoisonError::into_inner);
+        (!self.stops()).then(|| sizes.clone())
+    }
+}
+
+// Counters since the start.
+
+/// Counters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Sent shards.
+    pub shards_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Shards received for other hosts.
+    pub shards_taken: u64,
+    /// Their bytes.
+    pub bytes_taken: u64,
+    /// Failed tries to send.
+    pub failures: u64,
+    /// Copies that were found damaged.
+    pub damaged: u64,
+    /// Steps of which ranks saved different bytes although they declared them equal.
+    pub divergences: u64,
+}
+
+/// The running counters.
+#[derive(Debug, Default)]
+struct Counters {
+    shards_sent: AtomicU64,
+    bytes_sent: AtomicU64,
+    shards_taken: AtomicU64,
+    bytes_taken: AtomicU64,
+    failures: AtomicU64,
+    damaged: AtomicU64,
+    divergences: AtomicU64,
+}
+
+impl Counters {
+    /// The current values.
+    fn now(&self) -> Counts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, divergences } =
+            self;
+        Counts {
+            shards_sent: of(shards_sent),
+            bytes_sent: of(bytes_sent),
+            shards_taken: of(shards_taken),
+            bytes_taken: of(bytes_taken),
+            failures: of(failures),
+            damaged: of(damaged),
+            divergences: of(divergences),
+        }
+    }
+}
+
+// The peers and spares of a service, which change with the hosts of a job.
+
+/// A launch of a job, and the attempt and step from which its owners on this host keep their shards.
+pub(crate) type KeptFrom = (String, (u64, u64));
+
+/// What a launcher tells its service of the hosts of its job. An agent tells nothing: its peers are those of the
+/// configuration, and no one else reports which of them are lost.
+#[derive(Debug, Default)]
+struct JobHosts {
+    /// Hosts that wait to replace another one. They store additional copies, which do not count.
+    spares: BTreeSet<String>,
+    keeps_from: Option<KeptFrom>,
+}
+
+impl Service {
+    /// Sets the peers, which may include this host. Spares stay, and so does the state of known peers.
+    pub fn meet(&self, peers: &[String]) {
+        self.meet_with_spares(peers, self.shared.spares().into_iter().collect());
+    }
+
+    /// Same as [`Service::meet`], and sets the spares. A peer in both lists is not a spare.
+    pub fn meet_with_spares(&self, peers: &[String], mut spares: Vec<String>) {
+        spares.retain(|name| !peers.contains(name));
+        let mut known = self.shared.peers();
+        let before: Vec<String> = known.keys().cloned().collect();
+        known.retain(|name, _| peers.contains(name) || spares.contains(name));
+        for peer in peers.iter().chain(&spares).filter(|peer| *peer != self.name()) {
+            known.entry(peer.clone()).or_default();
+        }
+        let are_others = !known.keys().eq(&before);
+        drop(known);
+        self.shared.job().get_or_insert_default().spares = spares.into_iter().collect();
+        if are_others {
+            self.nudge();
+        } else {
+            self.shared.signals.wake();
+        }
+    }
+
+    /// Keeps this step of a launch from now on if the files of this host's shards of it are held open. Returns whether they
+    /// are.
+    pub fn keep_from_files(&self, launch: &str, at: (u64, u64)) -> bool {
+        // The files of a step that is not kept are released with this lock held.
+        let mut job = self.shared.job();
+        let are_held = self.shared.own.holds_all_of(launch, at);
+        if are_held {
+            job.get_or_insert_default().keeps_from = Some((launch.to_owned(), at));
+        }
+        are_held
+    }
+
+    /// Keeps this step of a launch, in the memory of its owners on this host or in files that are held open: only copies of
+    /// older ones may be deleted.
+    pub fn keep_from(&self, launch: &str, at: (u64, u64)) {
+        self.shared.job().get_or_insert_default().keeps_from = Some((launch.to_owned(), at));
+    }
+}
+
+impl Shared {
+    /// The hosts of the job, if a launcher told them.
+    fn job(&self) -> MutexGuard<'_, Option<JobHosts>> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a leader reports which peers are lost.
+    fn has_leader(&self) -> bool {
+        self.job().is_some()
+    }
+
+    fn spares(&self) -> BTreeSet<String> {
+        self.job().as_ref().map(|job| job.spares.clone()).unwrap_or_default()
+    }
+
+    fn keeps_from(&self) -> Option<KeptFrom> {
+        self.job().as_ref()?.keeps_from.clone()
+    }
+}
+
+// Eligibility of this host and its peers as holders of replicas: each agent judges its own host.
+
+impl Service {
+    /// Sets this host's eligibility; peers receive it with its inventory.
+    pub fn stands(&self, standing: PlacementEligibility) {
+        let shared = &self.shared;
+        let before = {
+            let mut known = shared.reports.standing.lock().unwrap_or_else(PoisonError::into_inner);
+            if *known == standing {
+                return;
+            }
+            std::mem::replace(&mut *known, standing.clone())
+        };
+        report_eligibility("this host", before.excluded.as_deref(), standing.excluded.as_deref());
+        shared.changed();
+    }
+
+    /// This host's current eligibility.
+    pub fn standing(&self) -> PlacementEligibility {
+        self.shared.standing()
+    }
+}
+
+impl Shared {
+    fn standing(&self) -> PlacementEligibility {
+        self.reports.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All agents that count for replicas. Copies on spares are made in addition.
+    fn hosts(&self) -> Vec<Host> {
+        let now = Instant::now();
+        let spares = self.spares();
+        let mut hosts = vec![Host {
+            name: self.name().to_owned(),
+            domain: self.settings.domain.clone(),
+            usable: true,
+            excluded: self.standing().excluded.is_some(),
+        }];
+        let peers = self.peers();
+        let others = peers.iter().filter(|(name, _)| !spares.contains(*name));
+        hosts.extend(others.map(|(name, peer)| Host {
+            name: name.clone(),
+            domain: peer.inventory.domain.clone(),
+            usable: peer.alive && peer.not_before.is_none_or(|until| until <= now),
+            excluded: peer.inventory.excluded().is_some(),
+        }));
+        hosts
+    }
+
+    /// The spares that answer, with the room in their last inventory.
+    fn spare_hosts(&self) -> Vec<SpareHost> {
+        let now = Instant::now();
+        let spares = self.spares();
+        let peers = self.peers();
+        let usable = peers.iter().filter(|(name, peer)| {
+            spares.contains(*name) && peer.alive && peer.not_before.is_none_or(|until| until <= now)
+        });
+        let room = |peer: &Peer| peer.inventory.quota.saturating_sub(peer.inventory.used);
+        usable.map(|(name, peer)| SpareHost { name: name.clone(), free_bytes: room(peer) }).collect()
+    }
+
+    /// Rules for a placement: avoid the hosts in the configuration, and those whose ranks are next to this host's.
+    fn rules(&self) -> Rules {
+        let Settings { copies, avoid, parity, .. } = &self.settings;
+        let own = self.standing();
+        let peers = self.peers();
+        let beside = peers.iter().filter(|(_, peer)| own.is_beside(&peer.inventory.standing));
+        let avoid: BTreeSet<String> = beside.map(|(name, _)| name).chain(avoid).cloned().collect();
+        Rules { copies: *copies, avoid, parity: *parity }
+    }
+}
+
+/// Logs that a host is excluded as a holder of replicas, or is eligible again.
+fn report_eligibility(host: &str, before: Option<&str>, now: Option<&str>) {
+    match (before, now) {
+        (None, Some(reason)) => {
+            tracing::warn!(
+                host,
+                reason,
+                "a host is excluded: replicas go elsewhere, and those it has no longer count"
+            );
+        }
+        (Some(_), None) => tracing::info!(host, "a host is a place for replicas again"),
+        _ => {}
+    }
+}
+
+// Whether replicas keep up with the saves of this host's ranks, and the reason if not.
+
+/// How far the replicas of a run lag, and the reason.
+#[derive(Clone, Debug)]
+pub struct Lag {
+    /// The lag.
+    pub of: CopyLag,
+    /// The reason.
+    pub reason: LagReason,
+    /// The reason as text.
+    pub why: String,
+}
+
+impl Lag {
+    /// The message for users if a step has waited for long.
+    pub fn sentence(&self) -> Option<String> {
+        self.of.is_reported().then(|| self.of.sentence(&self.why))
+    }
+}
+
+impl Service {
+    /// The lag of the replicas of each run of this host, without asking peers. Empty if no replicas are made.
+    pub fn lags(&self) -> Vec<Lag> {
+        let shared = &self.shared;
+        if shared.settings.copies == 0 && shared.settings.parity.is_none() {
+            return Vec::new();
+        }
+        let mut copies = shared.copies();
+        let needs_none = shared.own.shared();
+        copies.retain(|copy| !needs_none.contains(&copy.shard.root));
+        let mut known = shared.reports.lags.lock().unwrap_or_else(PoisonError::into_inner);
+        let lags = known.look(monotonic(), shared.name(), &copies);
+        drop(known);
+        let (reason, why) = self.delay();
+        lags.into_iter().map(|of| Lag { of, reason, why: why.clone() }).collect()
+    }
+
+    /// Why copies do not keep up with saves, as far as known, as a reason and as text.
+    pub fn delay(&self) -> (LagReason, String) {
+        let shared = &self.shared;
+        let peers = shared.peers();
+        let fails = peers.iter().find(|(_, peer)| !peer.alive || peer.not_before.is_some());
+        if let Some((name, peer)) = fails {
+            let error = peer.error.as_deref().unwrap_or("it does not answer");
+            return (LagReason::Peer, format!("{name}: {error}"));
+        }
+        if peers.is_empty() {
+            return (LagReason::Peer, "no peer is configured".to_owned());
+        }
+        drop(peers);
+        match shared.throttle.holds() {
+            Some(DelayReason::Spent) => {
+                let percent = shared.settings.slowdown * 100.0;
+                let why = format!(
+                    "copies have used their {percent:.0} % of training time; an agent's limit is `checkpoint.slowdown_percent`"
+                );
+                return (LagReason::Slowdown, why);
+            }
+            Some(DelayReason::Measurement) => {
+                let why = "one is left out, to measure what copies cost training".to_owned();
+                return (LagReason::Measurement, why);
+            }
+            None => {}
+        }
+        let rate = shared.sender.limit.rate();
+        let limit = if rate > 0 { format!(" at {} MiB/s at most", rate >> 20) } else { String::new() };
+        (LagReason::Speed, format!("saves come faster than copies{limit}"))
+    }
+}
+
+// Deletes the copies of a step everywhere, and replicas that no rule keeps.
+
+impl Service {
+    /// Deletes all copies of a step, on this host, on peers and in durable storage. Returns their number.
+    ///
+    /// # Errors
+    /// A copy exists and cannot be deleted.
+    pub fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
+        let shared = &self.shared;
+        let copies = shared.copies();
+        let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.of == *key);
+        let is_theirs =
+            |copy: &&Copy| copy.own && copy.medium != Medium::Durable && copy.holder != shared.name();
+        let elsewhere = copies.iter().filter(|copy| copy.shard.of == *key).find(is_theirs);
+        if let Some(copy) = elsewhere.filter(|_| shared.pass.tls().is_none()) {
+            return Err(PeerError::Local(format!(
+                "ranks on {} wrote step {}, and agents without TLS do not delete what ranks of another host wrote: run \
+                 `mainstay ckpt rm` on that host",
+                copy.holder, key.step
+            )));
+        }
+        let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
+        let _deleting = shared.withdrawals.deleting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Copies that are being made, or that are on an unreachable host, are deleted later.
+        shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
+        let mut count = 0;
+        for root in shards.keys() {
+            let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
+            count += usize::from(own) + usize::from(shared.store.remove(root));
+        }
+        if let Some(durable) = shared.durable() {
+            count += durable.remove(key)?;
+        }
+        let what = Withdrawal {
+            everything: true,
+            ..Withdrawal::of(shards.into_values(), shared.store.withdrawal_key())
+        };
+        let mut stays = None;
+        for peer in shared.alive() {
+            let dropped = shared.asking().forget(&peer, &what)?;
+            count += dropped.count;
+            stays = stays.or((dropped.refused > 0).then_some(peer));
+        }
+        shared.refresh();
+        match stays {
+            None => Ok(count),
+            Some(peer) => Err(PeerError::Local(format!(
+                "{count} copies of step {} were deleted, and those at {peer} stay: another host has put them there, and agents without \
+                 TLS delete a replica only for that host. Run `mainstay ckpt rm` on it, or give the agents certificates (`checkpoint.tls_certificate`)",
+                key.step
+            ))),
+        }
+    }
+
+    /// Deletes replicas on this host that no rule keeps. Returns their number.
+    pub fn collect(&self) -> usize {
+        self.shared.collect()
+    }
+}
+
+// Failures of jobs on this host and on its peers: passed on unchanged to the code that diagnoses failures.
+
+/// Maximum length of a program name or fingerprint from a peer, bytes: they are numbers of 16 digits.
+const LONGEST: usize = 64;
+
+impl Service {
+    /// Sets the failures of jobs on this host; peers receive them with its inventory.
+    pub fn failed(&self, reported: Vec<RemoteFailure>) {
+        *self.shared.reports.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
+    }
+
+    /// The failures that peers reported last, including peers that no longer answer, and the number of peers that answer.
+    pub fn failed_elsewhere(&self) -> RemoteFailures {
+        let peers = self.shared.peers();
+        let answered_by = peers.values().filter(|peer| peer.alive).count();
+        let reported = |(name, peer): (&String, &Peer)| {
+            let sound = peer.inventory.failures.iter().filter(|reported| is_sound(reported));
+            let failures: Vec<RemoteFailure> = sound.take(MAX_REPORTED).cloned().collect();
+            (!failures.is_empty()).then(|| (name.clone(), failures))
+        };
+        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(reported).collect();
+        RemoteFailures { answered_by: u32::try_from(answered_by).unwrap_or(u32::MAX), failures }
+    }
+}
+
+impl Shared {
+    fn failures(&self) -> Vec<RemoteFailure> {
+        self.reports.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn is_sound(reported: &RemoteFailure) -> bool {
+    let names = [Some(&reported.program), Some(&reported.fingerprint), reported.content.as_ref()];
+    names.into_iter().flatten().all(|name| name.len() <= LONGEST)
 }

@@ -11,33 +11,28 @@
 //! when its manifest does, which appears last and atomically. Replicas found at a start are verified in
 //! the background. Until then only a restore uses them, which verifies the bytes itself.
 
-mod error;
 pub mod place;
 mod prepared_memory;
-mod shares;
-mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
-
-use self::error::disk;
-use self::place::Private;
-use super::sealed::{Sealed, open_plainly};
-use super::spare::{Spare, Spares};
-use super::withdrawal::{WithdrawalKey, WithdrawalLock};
-use crate::os::{MappedFile, Outgoing};
-use crate::small_file::sync_directory;
-pub use error::StoreError;
+use mainstay_checkpoint::owner::owner;
 pub(crate) use prepared_memory::PreparedMemory;
-pub use upload::{Claim, Upload};
+
+use crate::os::{Lent, MappedFile, Outgoing};
+use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::store::place::Private;
+use crate::peer::store::prepared_memory::{Spare, Spares};
+use crate::peer::withdrawal::{WithdrawalKey, WithdrawalLock};
+use crate::small_file::sync_directory;
 
 /// Name of the file in the store, regardless of its name at the owner.
 const DATA: &str = "shard";
@@ -424,4 +419,267 @@ pub enum Withdrawn {
 fn make_private(directory: &Path) -> Result<(), StoreError> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory).map_err(disk("making", directory))
+}
+
+// A shard that is being received into the store, and the right to write one of its chunks.
+
+/// A shard that is being received into the store. Several connections may send its chunks.
+#[derive(Debug)]
+pub struct Upload {
+    /// The expected shard.
+    pub sealed: Arc<Sealed>,
+    /// The lock against deletion.
+    lock: Option<WithdrawalLock>,
+    file: File,
+    path: PathBuf,
+    /// The file's memory, if it was used before.
+    memory: Option<Arc<MappedFile>>,
+    /// Dropped with the upload: until then a connection may write into the file.
+    writers: Arc<()>,
+    progress: Mutex<Progress>,
+    /// Whether local copies of chunks were searched.
+    searched: AtomicBool,
+    /// Whether it became a replica; none before its commit. Locked while a connection commits it.
+    stored: Mutex<Option<bool>>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    missing: BTreeSet<u32>,
+    /// Chunks that a connection is sending now: no other connection writes them.
+    coming: BTreeSet<u32>,
+    /// Time of the last progress.
+    moved: Instant,
+}
+
+/// The right to write one chunk of an upload. It is released when it is dropped.
+#[derive(Debug)]
+pub struct Claim<'u> {
+    upload: &'u Upload,
+    chunk: u32,
+}
+
+impl Upload {
+    /// Creates an upload without any chunk.
+    fn new(
+        (sealed, lock): (Sealed, Option<WithdrawalLock>),
+        file: File,
+        path: PathBuf,
+        memory: Option<Arc<MappedFile>>,
+    ) -> Upload {
+        let missing = (0..sealed.chunks()).collect();
+        Upload {
+            sealed: Arc::new(sealed),
+            lock,
+            file,
+            path,
+            memory,
+            writers: Arc::default(),
+            progress: Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() }),
+            searched: AtomicBool::new(false),
+            stored: Mutex::new(None),
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The numbers of the missing chunks.
+    pub fn missing(&self) -> Vec<u32> {
+        let progress = self.progress();
+        progress.missing.union(&progress.coming).copied().collect()
+    }
+
+    /// The right to write a chunk; none if it is already stored, or another connection is sending it.
+    pub fn claim(&self, chunk: u32) -> Option<Claim<'_>> {
+        let mut progress = self.progress();
+        progress.moved = Instant::now();
+        if !progress.missing.remove(&chunk) {
+            return None;
+        }
+        progress.coming.insert(chunk);
+        Some(Claim { upload: self, chunk })
+    }
+
+    /// Whether to search for local copies of chunks now. Only the first connection does, because it requests the rest
+    /// afterwards. A later search would claim chunks that the first connection is sending.
+    pub fn search_begins(&self) -> bool {
+        !self.searched.swap(true, Ordering::SeqCst)
+    }
+
+    /// Time since the last progress.
+    pub fn idle(&self) -> Duration {
+        self.progress().moved.elapsed()
+    }
+}
+
+impl Claim<'_> {
+    /// Writes a part of the chunk.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.upload.file.write_all_at(bytes, offset)
+    }
+
+    /// The memory for the chunk, if the file is mapped; otherwise it must be written.
+    pub fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+        self.upload.memory.as_ref()?.lend(offset, length)
+    }
+
+    /// Records that the whole chunk is verified and written.
+    pub fn done(self) {
+        self.upload.progress().coming.remove(&self.chunk);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut progress = self.upload.progress();
+        progress.moved = Instant::now();
+        if progress.coming.remove(&self.chunk) {
+            progress.missing.insert(self.chunk);
+        }
+    }
+}
+
+// Shares of users in a store.
+//
+// One user may fill it. As soon as another user needs room, each has an equal part: the oldest replicas of the user with more are
+// deleted first. Runs of the agents themselves count as one more user.
+
+/// A user of a store by uid; none for the agents' own runs.
+type Owner = Option<u32>;
+
+impl Store {
+    /// Makes room for a shard: deletes `deletable` steps first, then what other users have beyond their part. Also deletes spare files
+    /// that are in the way.
+    fn make_room(&self, inner: &mut Inner, shard: &Shard, deletable: &[StepKey]) -> Result<(), StoreError> {
+        let (wanted, quota) = (shard.bytes, self.quota);
+        let fits = |inner: &Inner| inner.used().saturating_add(wanted) <= quota;
+        if fits(inner) {
+            return Ok(());
+        }
+        for step in deletable {
+            let of_step = inner.replicas.values().filter(|replica| replica.sealed.shard.of == *step);
+            let roots: Vec<String> = of_step.map(|replica| replica.sealed.shard.root.clone()).collect();
+            roots.iter().for_each(|root| self.drop_replica(inner, root));
+        }
+        let user = owner_of(shard);
+        let has = inner.used_by_users();
+        let users = has.keys().chain([&user]).collect::<BTreeSet<_>>().len() as u64;
+        let part = quota / users.max(1);
+        let of_user = has.get(&user).copied().unwrap_or(0);
+        if of_user.saturating_add(wanted) <= part {
+            while !fits(inner) {
+                let Some(root) = inner.oldest_beyond(part) else { break };
+                self.drop_replica(inner, &root);
+            }
+        }
+        // A spare of the right size is used; all others are deleted if necessary.
+        while inner.used().saturating_add(inner.spares.bytes()).saturating_add(wanted) > quota {
+            if !inner.spares.give_up_one() {
+                break;
+            }
+        }
+        let free = quota.saturating_sub(inner.used());
+        match fits(inner) {
+            true => Ok(()),
+            false if users > 1 => Err(StoreError::Part { wanted, free, quota, of_user, part, users }),
+            false => Err(StoreError::Full { wanted, free, quota }),
+        }
+    }
+}
+
+impl Inner {
+    /// Bytes of replicas and uploads. Spares do not count: they are deleted when room is needed.
+    fn used(&self) -> u64 {
+        self.shards().map(|shard| shard.bytes).fold(self.lent, u64::saturating_add)
+    }
+
+    fn shards(&self) -> impl Iterator<Item = &Shard> {
+        let held = self.replicas.values().map(|replica| &replica.sealed.shard);
+        held.chain(self.uploads.values().map(|upload| &upload.sealed.shard))
+    }
+
+    /// Same as [`Inner::used`], by user and without lent memory.
+    fn used_by_users(&self) -> BTreeMap<Owner, u64> {
+        let mut has: BTreeMap<Owner, u64> = BTreeMap::new();
+        for shard in self.shards() {
+            let bytes = has.entry(owner_of(shard)).or_default();
+            *bytes = bytes.saturating_add(shard.bytes);
+        }
+        has
+    }
+
+    /// The oldest replica of the user with the most bytes, if that is more than a part.
+    fn oldest_beyond(&self, part: u64) -> Option<String> {
+        let has = self.used_by_users();
+        let (most, bytes) = has.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        if bytes <= part {
+            return None;
+        }
+        let of_user = self.replicas.values().filter(|replica| owner_of(&replica.sealed.shard) == most);
+        // All replicas that were found at a start count as equally old.
+        let age = |replica: &&Replica| (replica.since, replica.sealed.shard.of.step);
+        of_user.min_by_key(age).map(|replica| replica.sealed.shard.root.clone())
+    }
+}
+
+fn owner_of(shard: &Shard) -> Owner {
+    owner(shard.of.run_id())
+}
+
+// Why a store does not accept a shard.
+
+/// Why a shard is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no room.
+    #[error("the store is full: {wanted} bytes are wanted and {free} of {quota} are free")]
+    Full {
+        /// Bytes of the shard.
+        wanted: u64,
+        /// Free bytes.
+        free: u64,
+        /// The quota.
+        quota: u64,
+    },
+    /// There is no room, and this user already has its part.
+    #[error(
+        "the store is full: {wanted} bytes are wanted and {free} of {quota} are free; {users} users share it, each has a part of \
+         {part} bytes while it is full, and this one uses {of_user}"
+    )]
+    Part {
+        /// Bytes of the shard.
+        wanted: u64,
+        /// Free bytes.
+        free: u64,
+        /// The quota.
+        quota: u64,
+        /// Bytes that the shard's user has.
+        of_user: u64,
+        /// Bytes of one part.
+        part: u64,
+        /// Number of users.
+        users: u64,
+    },
+    /// Chunks are missing.
+    #[error("{0} chunk(s) have not come")]
+    Missing(usize),
+    /// An I/O error.
+    #[error("{what}: {source}")]
+    Disk {
+        /// The operation.
+        what: String,
+        /// The error.
+        source: io::Error,
+    },
+}
+
+/// The error of an operation on a path.
+fn disk(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let what = format!("{what} {}", path.display());
+    move |source| StoreError::Disk { what, source }
 }

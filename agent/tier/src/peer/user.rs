@@ -1,17 +1,17 @@
 //! Accesses files of a user with that user's rights: an agent that runs as root must not read or write for a launcher what its
 //! user may not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::Beneath;
-use crate::handed_over::HandedOver;
 use crate::lent_files::LentFiles;
 
 /// A user and the group of its process.
@@ -235,5 +235,233 @@ impl Drop for UserGuard {
             // Restores the thread's previous groups.
             let _ = rustix::thread::set_thread_groups(&self.groups);
         }
+    }
+}
+
+// Directories that users handed over as open descriptors. An agent that may not act as a user (the shipped unit has a system user that
+// may not become another one) reads that user's checkpoints only through them. A descriptor that is open for reading proves that its
+// user may read the directory, and a later change of the directory's name has no effect. Files below must belong to that user.
+// Nothing is written through them.
+
+/// Maximum number of directories per user; the newest are kept.
+const EACH: usize = 64;
+
+/// Maximum number of users; directories of further users are refused.
+const USERS: usize = 64;
+
+/// The directories of one user, the newest last.
+type Handed = VecDeque<(PathBuf, Arc<OwnedFd>)>;
+
+/// The directories of all users.
+#[derive(Debug, Default)]
+pub(crate) struct HandedOver(RwLock<BTreeMap<u32, Handed>>);
+
+fn is_there(directory: &OwnedFd) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|found| found.st_nlink > 0)
+}
+
+impl HandedOver {
+    /// Keeps a directory of the user `uid`, as reported by the kernel, under the name by which the user asks for it.
+    ///
+    /// # Errors
+    /// It is not a directory open for reading, belongs to another user, or there are too many.
+    pub(crate) fn keep(&self, uid: u32, path: &Path, directory: OwnedFd) -> io::Result<()> {
+        let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+        let found = rustix::fs::fstat(&directory)?;
+        if !path.is_absolute() || FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            return refused(format!("{}: no directory with an absolute path", path.display()));
+        }
+        // Opening a directory with O_PATH needs no right to read it.
+        if rustix::fs::fcntl_getfl(&directory)?.contains(OFlags::PATH) {
+            return refused(format!("{}: it is not open for reading", path.display()));
+        }
+        if found.st_uid != uid {
+            return refused(format!("{}: it is of user {}, not of user {uid}", path.display(), found.st_uid));
+        }
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        all.values_mut().for_each(|of_user| of_user.retain(|(_, directory)| is_there(directory)));
+        all.retain(|_, of_user| !of_user.is_empty());
+        if all.len() >= USERS && !all.contains_key(&uid) {
+            return refused(format!("{USERS} users have handed directories over, which is the most"));
+        }
+        let of_user = all.entry(uid).or_default();
+        of_user.retain(|(other, _)| other != path);
+        of_user.push_back((path.to_owned(), Arc::new(directory)));
+        while of_user.len() > EACH {
+            of_user.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether a user handed over any directory.
+    pub(crate) fn has_any(&self, uid: u32) -> bool {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        all.get(&uid).is_some_and(|of_user| !of_user.is_empty())
+    }
+
+    /// The directory that a user handed over under this name or a parent of it, and the path from there.
+    ///
+    /// # Errors
+    /// The user has not handed it over, or no descriptor is free.
+    pub(crate) fn find(&self, uid: u32, path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let below = all.get(&uid).into_iter().flat_map(|of_user| of_user.iter().rev()).filter_map(
+            |(root, directory)| {
+                let way = path.strip_prefix(root).ok()?;
+                Some((Arc::clone(directory), way.to_owned()))
+            },
+        );
+        let found = below
+            .filter(|(directory, _)| is_there(directory))
+            .min_by_key(|(_, way)| way.components().count());
+        drop(all);
+        let Some((directory, way)) = found else {
+            let problem = format!("{}: user {uid} has not handed this directory over", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+        };
+        Ok((directory.as_fd().try_clone_to_owned()?, way))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::{OpenOptionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, RenameFlags};
+
+    use super::*;
+    use crate::peer::Users;
+
+    fn own() -> u32 {
+        nix::unistd::geteuid().as_raw()
+    }
+
+    fn open(path: &Path) -> OwnedFd {
+        File::open(path).unwrap().into()
+    }
+
+    #[test]
+    fn only_a_users_own_directory_that_is_open_for_reading_is_kept() {
+        let users = Arc::new(Users::default());
+        let at = testing::tempdir().unwrap();
+        let file = at.path().join("file");
+        fs::write(&file, "words").unwrap();
+        let place = File::options().read(true).custom_flags(nix::libc::O_PATH).open(at.path()).unwrap();
+        let reported = |path: &Path, directory: OwnedFd| {
+            users.hand_over(own(), path, directory).unwrap_err().to_string()
+        };
+        assert!(reported(at.path(), place.into()).contains("not open for reading"));
+        assert!(reported(&file, open(&file)).contains("no directory"));
+        assert!(reported(Path::new("out"), open(at.path())).contains("absolute"));
+        let other = users.hand_over(own() + 1, at.path(), open(at.path())).unwrap_err().to_string();
+        assert!(other.contains(&format!("not of user {}", own() + 1)), "{other}");
+        assert!(users.read_for(own() + 1).is_none());
+    }
+
+    #[test]
+    fn only_handed_over_directories_are_read_and_nothing_is_written() {
+        let users = Arc::new(Users::default());
+        let at = testing::tempdir().unwrap();
+        let (out, secret) = (at.path().join("out"), at.path().join("secret"));
+        for (directory, words) in [(&out, "own"), (&secret, "secret")] {
+            fs::create_dir_all(directory.join("sub")).unwrap();
+            fs::write(directory.join("sub/file"), words).unwrap();
+        }
+        symlink(&secret, out.join("way")).unwrap();
+        nix::unistd::mkfifo(&out.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        users.hand_over(own(), &out, open(&out)).unwrap();
+        let reading = users.read_for(own()).unwrap();
+        let of_out = reading.open(&out).unwrap();
+        assert!(of_out.read(Path::new("sub/file")).is_ok());
+        assert!(reading.open(&out.join("sub")).unwrap().read(Path::new("file")).is_ok(), "what is below it");
+        assert!(reading.open(&secret).is_err() && reading.open(at.path()).is_err());
+        let giant = "n".repeat(300);
+        for below in ["way/sub/file", "pipe", "../secret/sub/file", &giant] {
+            assert!(of_out.read(Path::new(below)).is_err(), "{below}");
+        }
+        let new = Path::new("sub/new");
+        for refused in [
+            of_out.create(new, 0o600).map(drop),
+            of_out.make_directory(new),
+            of_out.write_whole(new, b"x"),
+            of_out.write_over(Path::new("sub/file")).map(drop),
+            of_out.rename(Path::new("sub/file"), new),
+            of_out.remove_tree(Path::new("sub")),
+            of_out.remove_file(Path::new("sub/file")),
+            of_out.link_to(Path::new("/"), new),
+        ] {
+            assert!(refused.unwrap_err().to_string().contains("write nothing"));
+        }
+        if nix::unistd::geteuid().is_root() {
+            // Hard link to another user's file in this user's directory.
+            let theirs = at.path().join("theirs");
+            fs::write(&theirs, "theirs").unwrap();
+            std::os::unix::fs::chown(&theirs, Some(61_001), Some(61_001)).unwrap();
+            fs::hard_link(&theirs, out.join("linked")).unwrap();
+            let reported = of_out.read(Path::new("linked")).unwrap_err().to_string();
+            assert!(reported.contains("is not of user 0"), "{reported}");
+        }
+    }
+
+    #[test]
+    fn a_name_exchanged_after_the_handover_does_not_redirect_reads() {
+        let users = Arc::new(Users::default());
+        let at = testing::tempdir().unwrap();
+        let (out, way, secret) = (at.path().join("out"), at.path().join("way"), at.path().join("secret"));
+        for (directory, words) in [(&out, "own"), (&secret, "secret")] {
+            fs::create_dir(directory).unwrap();
+            fs::write(directory.join("file"), words).unwrap();
+        }
+        symlink(&secret, &way).unwrap();
+        users.hand_over(own(), &out, open(&out)).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &out, CWD, &way, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let reading = users.read_for(own()).unwrap();
+            for _ in 0..2_000 {
+                let file = reading.open(&out).and_then(|at| at.read(Path::new("file"))).unwrap();
+                assert_eq!(io::read_to_string(file).unwrap(), "own");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_user_who_hands_over_very_many_loses_the_oldest_and_uses_no_more_descriptors() {
+        let users = Arc::new(Users::default());
+        let at = testing::tempdir().unwrap();
+        let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+        let name = |index: usize| at.path().join(index.to_string());
+        (0..4 * EACH).for_each(|index| fs::create_dir(name(index)).unwrap());
+        (0..EACH).for_each(|index| users.hand_over(own(), &name(index), open(&name(index))).unwrap());
+        let before = descriptors();
+        (EACH..4 * EACH).for_each(|index| users.hand_over(own(), &name(index), open(&name(index))).unwrap());
+        // Other tests of this process open files at the same time.
+        assert!(descriptors() < before + EACH);
+        let reading = users.read_for(own()).unwrap();
+        assert!(reading.open(&name(0)).is_err() && reading.open(&name(4 * EACH - 1)).is_ok());
+        // The descriptor of a removed directory is closed.
+        fs::remove_dir(name(4 * EACH - 1)).unwrap();
+        assert!(reading.open(&name(4 * EACH - 1)).is_err());
+    }
+
+    #[test]
+    fn reading_without_free_descriptors_is_an_error_and_works_again_afterwards() {
+        let users = Arc::new(Users::default());
+        let at = testing::tempdir().unwrap();
+        fs::write(at.path().join("file"), "own").unwrap();
+        users.hand_over(own(), at.path(), open(at.path())).unwrap();
+        let read = || {
+            let reading = users.read_for(own()).unwrap();
+            reading.open(at.path()).and_then(|at| at.read(Path::new("file")))
+        };
+        testing::without_descriptors(|| assert!(read().is_err()));
+        assert_eq!(io::read_to_string(read().unwrap()).unwrap(), "own");
     }
 }

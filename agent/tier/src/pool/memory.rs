@@ -2,13 +2,13 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainstay_checkpoint_format::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlError};
 use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 
 use crate::os::ControlPage;
 
@@ -127,4 +127,24 @@ impl Memory {
         let bytes = fs::metadata(&path).ok().filter(|found| found.len() <= MANIFEST_LIMIT as u64);
         Manifest::decode(&bytes.and_then(|_| fs::read(&path).ok())?).ok()
     }
+}
+
+// The lock of a pool.
+
+/// Takes the lock of a pool; none if another process holds it.
+pub(super) fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    let file = File::options().create(true).append(true).open(path)?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => {
+            // If the file was removed or created again meanwhile, this is not the pool's lock.
+            let (mine, there) = (lock.metadata()?, fs::metadata(path));
+            Ok(there.is_ok_and(|there| there.ino() == mine.ino()).then_some(lock))
+        }
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => Err(error.into()),
+    }
+}
+
+pub(super) fn lives(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
 }

@@ -14,12 +14,10 @@
 
 mod available;
 pub mod choose;
-mod lock;
 mod memory;
 mod owner;
 mod recover;
 pub mod world;
-mod writer;
 
 pub use available::available;
 pub use owner::{PoolOwner, Status, View, Whole};

@@ -1,35 +1,30 @@
 //! The pool owner: the thread in the launcher that owns the memory of a job's ranks.
 
-mod contents;
-mod look;
-mod place;
-mod reserve;
-mod slots;
-mod threads;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use mainstay_checkpoint_format::Manifest;
-use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State};
+use mainstay_checkpoint_format::control::{Answer, BELL_NAME, Control, POOL_NAME, Slot, State};
+use mainstay_checkpoint_format::{Identity, Manifest};
 use nix::fcntl::Flock;
+use nix::sys::statvfs::statvfs;
+use serde_json::json;
 
-use self::place::{describe, open_bell, remove_ranks, ring, take};
-use self::threads::{keep, write_on};
-use crate::disk::{self, Pace, StdVolume};
+use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
 use crate::inventory::{Shard, Tier};
-use crate::pool::choose::At;
-use crate::pool::lock::lives;
-use crate::pool::memory::{self, Memory};
-use crate::pool::writer::Batch;
-use crate::pool::{PoolError, Settings, directory_of, recover, reported};
+use crate::os::{lower_priority, monotonic_ms};
+use crate::pool::choose::{self, At, SealedSlot};
+use crate::pool::memory::{self, Memory, lives, lock};
+use crate::pool::{PoolError, Settings, available, directory_of, recover, reported};
+use crate::seal::{SealError, seal};
 
 /// Interval of the pool owner's checks without a ring.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -406,6 +401,762 @@ impl Shared {
         self.stopped.store(true, Ordering::SeqCst);
         self.batch.notify_all();
     }
+}
+
+// The content of the memory: which steps are whole in it, and which of them are written next.
+
+/// Maximum number of steps that wait to be taken.
+const WHOLE: usize = 4;
+
+impl Inner {
+    fn pages(&self) -> impl Iterator<Item = Control<'_>> {
+        self.ranks.iter().filter_map(|memory| memory.control().ok())
+    }
+
+    fn add_notice(&mut self, words: String) {
+        if self.last_messages != words {
+            tracing::debug!("{words}");
+            self.last_messages.clone_from(&words);
+            self.messages.push(words);
+        }
+    }
+
+    fn held(&self) -> Vec<SealedSlot> {
+        let held = self.sealed.iter().map(|((rank, index), sealed)| SealedSlot {
+            rank: *rank,
+            index: *index,
+            at: (sealed.slot.epoch, sealed.slot.step),
+            writing: sealed.writing,
+        });
+        held.collect()
+    }
+
+    /// The newest step that is whole over memory and the shards that ranks wrote to disk themselves when they had no slot.
+    fn newest_whole(&self, settings: &Settings) -> Option<At> {
+        self.newest_whole_of(&self.held(), settings)
+    }
+
+    /// The shards to write next: first the step to go back to, then the newest whole one.
+    fn unsaved(&self, settings: &Settings) -> Vec<SealedSlot> {
+        let held = self.held();
+        let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
+        let vouched = choose::to_write(&held, self.vouched, &on_disk);
+        if vouched.is_empty() {
+            choose::to_write(&held, self.newest_whole_of(&held, settings), &on_disk)
+        } else {
+            vouched
+        }
+    }
+
+    /// Determines the whole step that was saved before the replicas last agreed.
+    fn vouch(&mut self, settings: &Settings) {
+        let Some((attempt, agreed)) = self.agreed else { return };
+        let mut held = self.held();
+        held.retain(|shard| shard.at.0 == attempt && shard.at.1 <= agreed);
+        let newest = self.newest_whole_of(&held, settings).filter(|at| Some(*at) > self.vouched);
+        if let Some(at) = newest {
+            self.vouched = Some(at);
+            self.pages().for_each(|control| control.set_vouched(at.1));
+        }
+    }
+
+    /// Records a step whose last shard was sealed, for the comparison of what ranks saved.
+    fn note_whole(&mut self, at: At) {
+        let of_rank = |memory: &Memory| {
+            let sealed = self.sealed.range((memory.rank, 0)..=(memory.rank, usize::MAX));
+            let mut found = sealed.filter(|(_, sealed)| (sealed.slot.epoch, sealed.slot.step) == at);
+            found.next().and_then(|(_, sealed)| Some(sealed.manifest.chunks.as_ref()?.sums.clone()))
+        };
+        if self.ranks.len() < 2 {
+            return;
+        }
+        let Some(chunks) = self.ranks.iter().map(of_rank).collect::<Option<Vec<_>>>() else { return };
+        if self.whole.len() == WHOLE {
+            self.whole.remove(0);
+        }
+        self.whole.push(Whole { attempt: at.0, step: at.1, chunks });
+    }
+
+    fn newest_whole_of(&self, held: &[SealedSlot], settings: &Settings) -> Option<At> {
+        let elsewhere =
+            |at: At, rank: u32| self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank));
+        choose::newest_whole(held, &settings.ranks, &elsewhere)
+    }
+
+    /// Shards that steps in memory lack: their ranks may have written them to the disk themselves.
+    fn lacking(&self, settings: &Settings) -> Vec<(At, u32)> {
+        let held: BTreeSet<(At, u32)> =
+            self.sealed.iter().map(|((rank, _), of)| ((of.slot.epoch, of.slot.step), *rank)).collect();
+        let steps: BTreeSet<At> = held.iter().map(|(at, _)| *at).collect();
+        let all = steps.into_iter().flat_map(|at| settings.ranks.clone().map(move |rank| (at, rank)));
+        all.filter(|shard| !held.contains(shard) && !self.on_disk.contains(shard)).collect()
+    }
+}
+
+// The life of each slot: accepted, sealed, passed to the writer, freed, withdrawn.
+
+type Task = (u32, Slot, Arc<File>);
+
+impl Inner {
+    /// The slots to seal: filled in this attempt, or accepted when it ended.
+    fn accept(&mut self, settings: &Settings) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        let mut messages = Vec::new();
+        for memory in &self.ranks {
+            let Ok(control) = memory.control() else { continue };
+            for slot in control.all() {
+                let file = memory.files.get(slot.index);
+                let fits = slot.used <= slot.capacity && slot.world_size == u64::from(settings.world_size);
+                match (slot.state, file) {
+                    (State::Sealing, Some(file)) => tasks.push((memory.rank, slot, file.clone())),
+                    (State::Filled, Some(file)) if fits && slot.epoch == self.epoch => {
+                        if let Some(slot) = control.advance(&slot, State::Sealing) {
+                            tasks.push((memory.rank, slot, file.clone()));
+                        }
+                    }
+                    (State::Filled, _) => {
+                        _ = control.advance(&slot, State::Damaged);
+                        messages.push(format!(
+                            "step {} of rank {} is not taken: it is of attempt {} and a world of {}, and this is attempt {} of {}",
+                            slot.step, memory.rank, slot.epoch, slot.world_size, self.epoch, settings.world_size
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        messages.into_iter().for_each(|words| self.add_notice(words));
+        tasks
+    }
+
+    /// Records the result of sealing a slot.
+    fn sealed(&mut self, rank: u32, slot: &Slot, sealed: Result<Manifest, SealError>) {
+        let Some(memory) = self.ranks.iter().find(|memory| memory.rank == rank) else { return };
+        let Ok(control) = memory.control() else { return };
+        let laid = sealed.map_err(|error| error.to_string()).and_then(|manifest| {
+            memory.lay_manifest(slot.index, &manifest).map_err(|error| error.to_string())?;
+            Ok(manifest)
+        });
+        match laid {
+            Ok(manifest) => {
+                if let Some(slot) = control.advance(slot, State::Sealed) {
+                    let sealed = Sealed { slot, manifest, writing: false, when: Instant::now() };
+                    self.sealed.insert((rank, slot.index), sealed);
+                    self.note_whole((slot.epoch, slot.step));
+                }
+            }
+            Err(error) => {
+                _ = control.advance(slot, State::Damaged);
+                let step = slot.step;
+                self.add_notice(format!(
+                    "step {step} of rank {rank} is not sealed: {error}; older steps are untouched"
+                ));
+            }
+        }
+    }
+
+    /// Ensures that every rank has a free slot, if one may be freed. With `replace`, a slot that is being written to disk
+    /// may be freed too for a rank that has waited long: it gets another file, and the write goes on in the old one.
+    fn free(&mut self, settings: &Settings, replace: bool) {
+        let newest = self.newest_whole(settings);
+        if let Some(newest) = newest {
+            let sealed =
+                self.sealed.values().filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == newest);
+            if let Some(when) = sealed.map(|sealed| sealed.when).max() {
+                self.memory = Some((newest.1, when));
+            }
+        }
+        let held = self.held();
+        // While ranks of this attempt may still be loading, keep every step that they could choose.
+        let all_have_saved = settings
+            .ranks
+            .clone()
+            .all(|rank| held.iter().any(|shard| shard.rank == rank && shard.at.0 == self.epoch));
+        let (mut freed, now) = (Vec::new(), monotonic_ms());
+        for memory in &self.ranks {
+            let Ok(control) = memory.control() else { continue };
+            let waits = control.waits();
+            let since = if waits {
+                Some(*self.waiting_since.entry(memory.rank).or_insert_with(Instant::now))
+            } else {
+                self.waiting_since.remove(&memory.rank);
+                None
+            };
+            let has_one = control.all().any(|slot| {
+                let fits = slot.capacity >= memory.wanted;
+                matches!(slot.state, State::Free | State::Filling | State::Damaged) && (fits || !waits)
+            });
+            if has_one || !(waits || all_have_saved) {
+                continue;
+            }
+            let long = since.is_some_and(|since| since.elapsed() > LONG);
+            // A copy on disk is safe.
+            let vouched = self.vouched.filter(|at| !self.on_disk.contains(&(*at, memory.rank)));
+            // Of two slots, one must be freed eventually, regardless of the disk.
+            let vouched = vouched.filter(|_| !long || control.slots() > 2);
+            // A slot that is being sent to a peer is not freed, but a save does not wait for that.
+            let pinned = |slot: &Slot| !waits && control.is_pinned(slot, now);
+            let mut held = held.clone();
+            held.iter_mut()
+                .filter(|shard| shard.rank == memory.rank && pinned(&control.slot(shard.index)))
+                .for_each(|shard| shard.writing = true);
+            let copied = self.copied.filter(|_| !long || control.slots() > 2);
+            let kept: Vec<_> = vouched.into_iter().chain(copied).collect();
+            let to_free = |held: &[SealedSlot]| choose::to_free(held, memory.rank, newest, &kept, long);
+            let idle = to_free(&held);
+            let written = || {
+                held.iter_mut().for_each(|shard| shard.writing = false);
+                to_free(&held)
+            };
+            let Some(index) = idle.or_else(|| (replace && long).then(written).flatten()) else { continue };
+            let slot = control.slot(index);
+            // Too small for what the rank saves now, or read by the writer: it gets another file.
+            let another = slot.capacity < memory.wanted || idle.is_none();
+            let to = if another { State::Damaged } else { State::Free };
+            if slot.state == State::Sealed && control.advance(&slot, to).is_some() {
+                freed.push((memory.rank, index));
+            }
+        }
+        for key in freed {
+            self.sealed.remove(&key);
+        }
+    }
+
+    /// Passes the newest whole step to the writer, if it is idle.
+    fn begin_write(&mut self, settings: &Settings, finishing: bool) {
+        let paused = self.trouble.as_ref().is_some_and(|(_, at)| finishing || at.elapsed() < PAUSE);
+        if self.writing || self.batch.is_some() || paused {
+            return;
+        }
+        let wanted = self.unsaved(settings);
+        if wanted.is_empty() {
+            return;
+        }
+        let mut shards = Vec::new();
+        for held in wanted {
+            let file = self.ranks.iter().find(|memory| memory.rank == held.rank);
+            let file = file.and_then(|memory| memory.files.get(held.index)).cloned();
+            if let (Some(sealed), Some(file)) = (self.sealed.get_mut(&(held.rank, held.index)), file) {
+                sealed.writing = true;
+                shards.push((held, sealed.manifest.clone(), file));
+            }
+        }
+        self.writing = true;
+        let is_alone = settings.ranks == (0..settings.world_size);
+        let among = (!is_alone).then(|| (settings.ranks.clone(), self.copied.map(|at| at.1)));
+        self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1), among });
+    }
+
+    /// Records the result of a batch.
+    fn written(&mut self, batch: &Batch, written: Written) {
+        self.writing = false;
+        for (held, ..) in &batch.shards {
+            if let Some(sealed) = self.sealed.get_mut(&(held.rank, held.index)) {
+                sealed.writing = false;
+            }
+        }
+        self.on_disk.extend(written.done.iter().map(|held| (held.at, held.rank)));
+        match written.failed {
+            None => {
+                self.trouble = None;
+                if let Some((held, ..)) = batch.shards.first() {
+                    let sealed = self.sealed.get(&(held.rank, held.index));
+                    // Its slot may have another step by now.
+                    let sealed = sealed.filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == held.at);
+                    let when = sealed.map_or_else(Instant::now, |sealed| sealed.when);
+                    self.disk = Some((held.at.1, when));
+                }
+            }
+            Some((_, WriteError::GivenUp)) => {}
+            Some((held, WriteError::Changed { chunk })) => {
+                self.withdraw(held);
+                self.add_notice(format!(
+                    "step {} of rank {} is withdrawn: chunk {chunk} of it changed in memory after it was sealed. Something \
+                     writes where it must not, or the memory is faulty; older steps are untouched",
+                    held.at.1, held.rank
+                ));
+            }
+            Some((held, error)) => {
+                let words = format!("step {} cannot be written to the disk: {error}", held.at.1);
+                let reported = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
+                self.trouble = Some((error.to_string(), Instant::now()));
+                if !reported {
+                    self.add_notice(format!("{words}; it stays in memory, and the next one is tried"));
+                }
+            }
+        }
+    }
+
+    fn withdraw(&mut self, held: SealedSlot) {
+        let sealed = self.sealed.get(&(held.rank, held.index));
+        if sealed.is_some_and(|sealed| (sealed.slot.epoch, sealed.slot.step) != held.at) {
+            // The slot has another file and step by now.
+            return;
+        }
+        self.sealed.remove(&(held.rank, held.index));
+        let memory = self.ranks.iter().find(|memory| memory.rank == held.rank);
+        if let Some(Ok(control)) = memory.map(Memory::control) {
+            let slot = control.slot(held.index);
+            _ = control.advance(&slot, State::Damaged);
+        }
+    }
+}
+
+// Memory for slots: allocated when a rank requests it, enlarged when its state grows, replaced if its content cannot be trusted.
+
+impl Shared {
+    /// Allocates the slots that ranks request. Files are created without the lock, so that a new attempt need not wait for them.
+    fn answer(&self) {
+        let asked: Vec<(usize, u64, u64)> = {
+            let inner = self.inner();
+            let asked = inner.ranks.iter().enumerate().filter_map(|(place, memory)| {
+                let (number, bytes) = memory.control().ok()?.asked()?;
+                Some((place, number, bytes))
+            });
+            asked.collect()
+        };
+        for (place, number, bytes) in asked {
+            let answer = self.reserve(place, bytes.max(1).next_multiple_of(2 << 20));
+            let inner = self.inner();
+            if let Some(Ok(control)) = inner.ranks.get(place).map(Memory::control) {
+                control.give(number, answer);
+            }
+        }
+    }
+
+    fn reserve(&self, place: usize, bytes: u64) -> Answer {
+        let slots = match self.slots_for(place, bytes) {
+            Ok(slots) => slots,
+            Err(why) => {
+                self.inner().add_notice(why);
+                return Answer::NoRoom;
+            }
+        };
+        if let Some(memory) = self.inner().ranks.get_mut(place) {
+            memory.wanted = memory.wanted.max(bytes);
+        }
+        for index in 0..slots {
+            if let Err(error) = self.grow(place, index, bytes) {
+                self.inner().add_notice(format!(
+                    "no memory for checkpoints of rank {place}: {error}; they are written to the disk in training"
+                ));
+                return if error.kind() == io::ErrorKind::StorageFull {
+                    Answer::NoRoom
+                } else {
+                    Answer::Failed
+                };
+            }
+        }
+        Answer::Granted
+    }
+
+    /// The number of slots of `bytes` bytes that each rank may have if all of them want the same.
+    fn slots_for(&self, place: usize, bytes: u64) -> Result<usize, String> {
+        let inner = self.inner();
+        let held = |memory: &Memory| -> u64 {
+            memory.control().map_or(0, |control| control.all().map(|slot| slot.capacity).sum())
+        };
+        let had: u64 = inner.ranks.iter().map(held).sum();
+        let there = inner.ranks.get(place).and_then(|memory| memory.control().ok()).map_or(0, |c| c.slots());
+        drop(inner);
+        let free = available(&self.directory);
+        let bound = self.settings.memory.unwrap_or_else(|| free.saturating_add(had) / 2);
+        let all = bytes.saturating_mul(self.settings.ranks.len() as u64);
+        let most = self.settings.slots.clamp(2, mainstay_checkpoint_format::control::MAX_SLOTS).max(there);
+        let fits = |slots: &usize| {
+            let wanted = all.saturating_mul(*slots as u64);
+            wanted <= bound && wanted.saturating_sub(had) <= free
+        };
+        (2..=most).rev().find(fits).filter(|slots| *slots >= there).ok_or_else(|| {
+            format!(
+                "no memory for checkpoints: two of {} MiB for each of {} rank(s) are more than {} MiB, which is what may be \
+                 taken; they are written to the disk in training. --checkpoint-memory sets the bound",
+                bytes >> 20,
+                self.settings.ranks.len(),
+                bound.min(free.saturating_add(had)) >> 20
+            )
+        })
+    }
+
+    /// Gives a slot a file that is large enough, if it has none and its content is not needed.
+    fn grow(&self, place: usize, index: usize, bytes: u64) -> io::Result<()> {
+        let mut inner = self.inner();
+        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
+        let control = memory.control().map_err(io::Error::other)?;
+        let is_new = index >= control.slots();
+        let slot = control.slot(index);
+        if !is_new {
+            if slot.capacity >= bytes || slot.state != State::Free {
+                return Ok(());
+            }
+            // Ranks do not see it while it changes; `renew` makes it available again.
+            _ = control.advance(&slot, State::Damaged);
+            drop(inner);
+            return self.renew_one(place, index);
+        }
+        let (number, directory) = (memory.next_file(), memory.directory.clone());
+        drop(inner);
+        let file = memory::allocate(&memory::slot_path(&directory, index, number), bytes)?;
+        let mut inner = self.inner();
+        if let Some(memory) = inner.ranks.get_mut(place) {
+            memory.install(index, number, file, bytes);
+            if let Ok(control) = memory.control() {
+                control.set_slots(index + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives new files to slots whose old file a process may still write to, or whose content cannot be trusted.
+    fn renew(&self) {
+        let damaged: Vec<(usize, usize)> = {
+            let inner = self.inner();
+            let ranks = inner.ranks.iter().enumerate();
+            let slots = ranks.filter_map(|(place, memory)| Some((place, memory.control().ok()?)));
+            let all = slots.flat_map(|(place, control)| {
+                control.all().map(move |slot| (place, slot)).collect::<Vec<_>>()
+            });
+            all.filter(|(_, slot)| slot.state == State::Damaged)
+                .map(|(place, slot)| (place, slot.index))
+                .collect()
+        };
+        for (place, index) in damaged {
+            if let Err(error) = self.renew_one(place, index) {
+                self.inner().add_notice(format!("a slot of rank {place} cannot be created again: {error}"));
+            }
+        }
+    }
+
+    fn renew_one(&self, place: usize, index: usize) -> io::Result<()> {
+        let mut inner = self.inner();
+        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
+        let slot = memory.control().map_err(io::Error::other)?.slot(index);
+        let (number, bytes, directory) =
+            (memory.next_file(), slot.capacity.max(memory.wanted), memory.directory.clone());
+        // Free the old memory first: there may not be enough for both.
+        let _ = fs::remove_file(memory::slot_path(&directory, index, slot.file));
+        drop(inner);
+        let file = memory::allocate(&memory::slot_path(&directory, index, number), bytes)?;
+        let mut inner = self.inner();
+        if let Some(memory) = inner.ranks.get_mut(place) {
+            memory.install(index, number, file, bytes);
+            if let Ok(control) = memory.control() {
+                let seen = control.slot(index);
+                _ = control.advance(&seen, State::Free);
+            }
+        }
+        Ok(())
+    }
+}
+
+// The threads of the pool: one checks the ranks' pages and computes checksums, one writes to disk.
+
+fn keep(shared: &Arc<Shared>, bell: Option<&UnixDatagram>) {
+    lower_priority(SEAL_NICE, false);
+    loop {
+        match bell {
+            Some(bell) => drop(bell.recv(&mut [0; 64])),
+            None => std::thread::sleep(LOOK_WITHOUT_BELL),
+        }
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.look();
+        if shared.finishing.load(Ordering::SeqCst) && shared.is_settled() {
+            return;
+        }
+    }
+}
+
+fn write_on(shared: &Shared) {
+    lower_priority(WRITE_NICE, true);
+    loop {
+        let mut inner = shared.inner();
+        let batch = loop {
+            if let Some(batch) = inner.batch.take() {
+                break batch;
+            }
+            if shared.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            inner = shared.batch.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(inner);
+        let given_up = || shared.stopped.load(Ordering::SeqCst) && !shared.finishing.load(Ordering::SeqCst);
+        let settings = &shared.settings;
+        let written = write_batch(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
+        shared.inner().written(&batch, written);
+        ring(&shared.directory);
+    }
+}
+
+impl Shared {
+    /// Checks all pages once.
+    fn look(self: &Arc<Self>) {
+        self.answer();
+        self.renew();
+        self.seal_all();
+        self.look_elsewhere();
+        let replace = self.can_replace(SILENT);
+        let mut inner = self.inner();
+        inner.pages().for_each(|control| control.beat());
+        inner.vouch(&self.settings);
+        inner.free(&self.settings, replace);
+        inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
+        self.batch.notify_all();
+    }
+
+    /// Whether filled slots still have to be sealed.
+    fn is_sealing(&self) -> bool {
+        let inner = self.inner();
+        inner
+            .pages()
+            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)))
+    }
+
+    /// Whether nothing is left to do or to try.
+    fn is_settled(&self) -> bool {
+        let at_work = self.is_sealing();
+        if self.is_silent(SILENT_AT_END) {
+            return !at_work;
+        }
+        let inner = self.inner();
+        let unsaved = inner.unsaved(&self.settings);
+        // A shard whose last write failed is not tried forever.
+        let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
+        !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
+    }
+
+    /// Accepts filled slots and computes their checksums, several in parallel.
+    fn seal_all(&self) {
+        let tasks = self.inner().accept(&self.settings);
+        let several = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 4));
+        for some in tasks.chunks(several) {
+            std::thread::scope(|scope| {
+                for (rank, slot, file) in some {
+                    scope.spawn(move || {
+                        lower_priority(SEAL_NICE, false);
+                        let sealed = self.seal_one(*rank, slot, file);
+                        self.inner().sealed(*rank, slot, sealed);
+                    });
+                }
+            });
+        }
+    }
+
+    fn seal_one(&self, rank: u32, slot: &Slot, file: &File) -> Result<Manifest, SealError> {
+        let settings = &self.settings;
+        let identity = Identity {
+            job: settings.job.clone(),
+            attempt: slot.epoch,
+            step: slot.step,
+            rank,
+            world_size: settings.world_size,
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        seal(file, slot.used, &identity, &settings.run, now)
+    }
+}
+
+// Looks at the checkpoint directory, each in a thread of its own: a file system that does not answer must keep the pool
+// owner neither from sealing and freeing slots nor from its end.
+
+impl Shared {
+    /// Searches the disk for shards that steps in memory lack, unless an earlier look has not ended.
+    fn look_elsewhere(self: &Arc<Self>) {
+        let (lacking, writing) = {
+            let mut inner = self.inner();
+            let lacking = inner.lacking(&self.settings);
+            if lacking.is_empty() {
+                inner.elsewhere.clear();
+            }
+            (lacking, inner.writing)
+        };
+        let mut since = self.looks_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.is_some() || (lacking.is_empty() && !writing) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let look = move || {
+            let directory = &shared.settings.directory;
+            // Answered by the file system's server, not from a cache. The result does not matter.
+            let _ = statvfs(directory);
+            let is_there = |(at, rank): &(At, u32)| {
+                disk::manifest(&StdVolume, directory, at.1, *rank).is_some_and(|(manifest, _)| {
+                    let there = &manifest.identity;
+                    (there.job.as_str(), there.attempt, there.world_size)
+                        == (shared.settings.job.as_str(), at.0, shared.settings.world_size)
+                })
+            };
+            let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
+            let before = std::mem::replace(&mut shared.inner().elsewhere, found.clone());
+            *shared.looks_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            if before != found {
+                ring(&shared.directory);
+            }
+        };
+        // Without a thread, the next look tries again.
+        if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(look).is_ok() {
+            *since = Some(Instant::now());
+        }
+    }
+
+    /// Whether the file system of the checkpoints has not answered for this long.
+    fn is_silent(&self, span: Duration) -> bool {
+        let since = self.looks_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.is_some_and(|since| since.elapsed() >= span)
+    }
+
+    /// Whether slots whose step is being written may get other memory: the write does not end, and there is enough.
+    fn can_replace(&self, within: Duration) -> bool {
+        self.is_silent(within) && {
+            let wanted: u64 = self.inner().ranks.iter().map(|memory| memory.wanted).sum();
+            available(&self.directory) / 2 >= wanted
+        }
+    }
+}
+
+// The pool's directory: its lock, its description for recovery, and the socket that ranks ring.
+
+/// Takes the pool's lock. Waits for the guardian of a killed launcher, which may still hold it, and a moment for a process
+/// that an ended launcher had just started: it holds the launcher's open files until it executes its program.
+fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
+    const TRIES: u32 = 6000;
+    const TRIES_IF_OWNED: u32 = 10;
+    let path = directory.join("lock");
+    let mut owned = 0;
+    for _ in 0..TRIES {
+        if let Some(lock) = lock(&path).map_err(reported(&path))? {
+            return Ok(lock);
+        }
+        if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
+            owned += 1;
+            if owned == TRIES_IF_OWNED {
+                return Err(PoolError::Taken(checkpoints.to_owned()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        // The guardian may have removed the directory.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(reported(directory))?;
+    }
+    Err(PoolError::Taken(checkpoints.to_owned()))
+}
+
+/// Removes the ranks' memory of a pool and its lock, which the next pool in the same place takes again.
+fn remove_ranks(pool: &Path) -> io::Result<()> {
+    // Its description first: without it the rest is not recognized as a pool.
+    fs::remove_file(pool.join(POOL_NAME))?;
+    for entry in fs::read_dir(pool)?.flatten() {
+        let path = entry.path();
+        let is_a_ranks = entry.file_name().as_encoded_bytes().starts_with(b"rank-");
+        match path.is_dir() {
+            true if is_a_ranks => fs::remove_dir_all(path)?,
+            true => {}
+            false => fs::remove_file(path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes the description of the pool for recovery.
+fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
+    let path = directory.join(POOL_NAME);
+    let aside = path.with_extension("new");
+    let reported_of = json!({
+        "version": mainstay_checkpoint_format::control::VERSION,
+        "directory": settings.directory,
+        "job": settings.job,
+        "run": settings.run,
+        "world_size": settings.world_size,
+        "first_rank": settings.ranks.start,
+        "ranks": settings.ranks.len(),
+        "keep": settings.keep.steps,
+        "keep_bytes": settings.keep.bytes,
+    });
+    fs::write(&aside, reported_of.to_string())
+        .and_then(|()| fs::rename(&aside, &path))
+        .map_err(reported(&path))
+}
+
+fn open_bell(directory: &Path) -> Option<UnixDatagram> {
+    let path = directory.join(BELL_NAME);
+    let _ = fs::remove_file(&path);
+    let bell =
+        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(POLL_INTERVAL)).map(|()| bell));
+    bell.inspect_err(
+        |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
+    )
+    .ok()
+}
+
+fn ring(directory: &Path) {
+    // A pool owner that does not receive it checks by itself a little later.
+    if let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.set_nonblocking(true);
+        let _ = socket.send_to(b"!", directory.join(BELL_NAME));
+    }
+}
+
+// The thread that writes to disk, with the lowest priority.
+
+/// Shards of one step that are being written.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) shards: Vec<(SealedSlot, Manifest, Arc<File>)>,
+    /// The step that always stays on disk.
+    pub(super) vouched: Option<u64>,
+    /// The ranks of this host, and the newest step with copies on other hosts; none if the job has one host.
+    pub(super) among: Option<(Range<u32>, Option<u64>)>,
+}
+
+impl Batch {
+    fn prune(&self, directory: &Path, keep: Keep) {
+        let volume = StdVolume;
+        match &self.among {
+            None => {
+                disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory), self.vouched);
+            }
+            Some((ranks, Some(copied))) => disk::prune_of_ranks(&volume, directory, ranks, keep, *copied),
+            // The step that all hosts can go back to is still unknown.
+            Some((_, None)) => {}
+        }
+    }
+}
+
+/// The result of a batch.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) done: Vec<SealedSlot>,
+    pub(super) failed: Option<(SealedSlot, WriteError)>,
+}
+
+/// Writes the shards of a step, then removes what need not be kept. On a full disk, older steps are removed first if
+/// possible.
+fn write_batch(
+    directory: &Path,
+    batch: &Batch,
+    keep: Keep,
+    pace: &Pace,
+    given_up: &dyn Fn() -> bool,
+) -> Written {
+    let volume = StdVolume;
+    let mut written = Written { done: Vec::new(), failed: None };
+    for (held, manifest, file) in &batch.shards {
+        let mut done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
+        if done.as_ref().is_err_and(WriteError::is_full) {
+            batch.prune(directory, Keep { steps: 1, bytes: None });
+            done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
+        }
+        match done {
+            Ok(()) => written.done.push(*held),
+            Err(error) => {
+                written.failed = Some((*held, error));
+                return written;
+            }
+        }
+    }
+    batch.prune(directory, keep);
+    written
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::pool::choose::{self, At, SealedSlot};
-use crate::pool::lock::{lives, lock};
 use crate::pool::memory::Memory;
+use crate::pool::memory::{lives, lock};
 use crate::pool::{PoolError, reported};
 use crate::seal::{self, seal};
 

@@ -6,13 +6,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::inventory::{Copy, Medium, Shard, steps};
+use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::decision::{Decision, Word};
+use mainstay_checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences};
+use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::prepared_memory::expected;
 
-use super::{DISTRUST, Peer, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
+use crate::peer::sealed::Sealed;
+use crate::peer::service::{DISTRUST, Peer, REMEMBERED, Shared, report_eligibility};
 
 /// Between two requests, interval of checks whether the service stops.
 const WAITS: Duration = Duration::from_millis(50);
@@ -269,7 +273,7 @@ impl Shared {
                 if !peer.alive {
                     tracing::info!(peer = name, software = inventory.software, "a peer answers");
                 }
-                eligibility::report(name, peer.inventory.excluded(), inventory.excluded());
+                report_eligibility(name, peer.inventory.excluded(), inventory.excluded());
                 (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
                 peer.asked = Some(asked);
                 if peer.not_before.is_none() {
@@ -290,6 +294,173 @@ impl Shared {
                 }
                 (peer.alive, peer.error) = (false, Some(text));
             }
+        }
+    }
+}
+
+// Decides which step a job goes back to where no launcher leads: the first agent by name chooses it, for all agents that ask,
+// and announces it to all peers that answer.
+
+impl Shared {
+    /// The decision of the leader: the first by name of the hosts that answer.
+    pub(crate) fn decide(&self, run: &str) -> Result<Decision, PeerError> {
+        self.refresh();
+        let mut leaders = self.alive();
+        leaders.push(self.name().to_owned());
+        leaders.sort();
+        let mut last = None;
+        for leader in leaders {
+            let asked = if leader == self.name() {
+                self.lead(run, self.name(), &[])
+            } else {
+                self.asking().decide(&leader, run, self.name(), self.distrusted())
+            };
+            match asked {
+                Ok(decision) => {
+                    let reported = self.decisions().report(&decision);
+                    if let Word::Refused(newer) = reported {
+                        return Ok(newer);
+                    }
+                    return Ok(decision);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
+    }
+
+    /// Makes the decision for `asker` and announces it to all peers that answer.
+    pub(crate) fn lead(
+        &self,
+        run: &str,
+        asker: &str,
+        distrusted: &[(String, String)],
+    ) -> Result<Decision, PeerError> {
+        for (holder, root) in distrusted {
+            let mut known = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+            known.entry((holder.clone(), root.clone())).or_insert_with(Instant::now);
+        }
+        self.own.look();
+        self.refresh();
+        self.refresh_durable(run);
+        let newest = self.newest_after_second_request(run);
+        // A peer that knows a newer decision raises the number; after this many tries something is wrong.
+        for _ in 0..8 {
+            let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
+            let Some(newer) = self.announce(&decision) else { return Ok(decision) };
+            let mut decisions = self.decisions();
+            let newer = Decision {
+                fence: newer.fence.max(decision.fence).saturating_add(1),
+                step: newest.clone(),
+                by: self.name().to_owned(),
+                ..newer
+            };
+            let _ = decisions.report(&newer);
+        }
+        Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
+    }
+
+    /// The newest whole step. Peers that did not answer are asked once more if the job would otherwise start from scratch or
+    /// lose a step that is whole with what they reported last: on a busy host one request may time out. A lost host whose
+    /// shards have copies elsewhere delays nothing.
+    fn newest_after_second_request(&self, run: &str) -> Option<StepKey> {
+        let wanted = Wanted { run: Some(run), ..Wanted::default() };
+        let newest = |copies: Vec<Copy>| choose(&restorable(copies), wanted).key();
+        let answered = newest(self.copies());
+        let silent = self.silent();
+        if silent.is_empty() || (answered.is_some() && answered == newest(self.copies_as_last_reported())) {
+            return answered;
+        }
+        tracing::info!(
+            run,
+            peers = silent.join(", "),
+            "peers that may have the newest step do not answer: asking once more"
+        );
+        self.ask_peers(&silent, Duration::ZERO);
+        newest(self.copies())
+    }
+
+    /// Announces a decision to all peers that answer. Returns the newest decision with which one of them rejects it.
+    pub(super) fn announce(&self, decision: &Decision) -> Option<Decision> {
+        let alive = self.alive();
+        let words = std::thread::scope(|scope| {
+            let reported: Vec<_> =
+                alive.iter().map(|peer| scope.spawn(|| self.asking().report(peer, decision))).collect();
+            reported.into_iter().map(|word| word.join()).collect::<Vec<_>>()
+        });
+        let refused = words.into_iter().filter_map(|word| match word {
+            Ok(Ok(Word::Refused(newer))) => Some(newer),
+            _ => None,
+        });
+        refused.max_by_key(|newer| newer.fence)
+    }
+
+    /// The known state of a step, with all copies that a restore can use.
+    pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
+        self.refresh_durable(key.run_id());
+        steps(&restorable(self.copies()), Some(key.run_id())).into_iter().find(|step| step.key == *key)
+    }
+}
+
+// Detects ranks that declared that they save equal bytes and did not, on this host and on all peers that answer.
+
+/// Maximum number that is remembered; the oldest steps are forgotten first.
+const MOST: usize = 64;
+
+/// Divergences by step and group.
+pub(super) type Found = BTreeMap<(StepKey, String), ReplicaDivergence>;
+
+impl Shared {
+    /// Compares shards that ranks declared equal: of this host, and of peers by their last inventories.
+    pub(super) fn compare_shared_content(&self) {
+        divergences(&self.reported_shared_content()).into_iter().for_each(|found| self.remember(found));
+    }
+
+    /// Same for an offered shard. If it differs from those of others, asks peers again: only its owner reports the rank and host.
+    pub(crate) fn compare_offered(&self, sealed: &Sealed) {
+        let Some(content) = &sealed.shared_content else { return };
+        let is_equal = |of: &SavedShard| {
+            of.of != sealed.shard.of || of.group != content.group || of.root == content.root
+        };
+        let is_known = |of: &SavedShard| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
+        let reported = self.reported_shared_content();
+        if !reported.iter().all(is_equal) && !reported.iter().any(is_known) {
+            self.refresh();
+            self.compare_shared_content();
+        }
+    }
+
+    fn reported_shared_content(&self) -> Vec<SavedShard> {
+        let of = |holder: &str, held: &StoredCopy| {
+            let (group, root) = held.shared_content.clone().filter(|_| held.own)?;
+            let (of, rank) = (held.shard.of.clone(), held.shard.rank);
+            Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })
+        };
+        let own = self.inventory_unlooked();
+        let mut reported: Vec<SavedShard> = own.iter().filter_map(|held| of(self.name(), held)).collect();
+        for (name, peer) in self.peers().iter() {
+            reported.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
+        }
+        reported
+    }
+
+    fn remember(&self, found: ReplicaDivergence) {
+        let mut known = self.reports.divergences.lock().unwrap_or_else(PoisonError::into_inner);
+        let roots = |of: &ReplicaDivergence| -> Vec<(u32, String)> {
+            of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
+        };
+        let place = (found.of.clone(), found.group.clone());
+        let before = known.get(&place);
+        if before.is_some_and(|before| roots(before) == roots(&found)) {
+            return;
+        }
+        if before.is_none() {
+            self.counters.divergences.fetch_add(1, Ordering::Relaxed);
+        }
+        tracing::error!("{}", found.sentence());
+        known.insert(place, found);
+        while known.len() > MOST {
+            known.pop_first();
         }
     }
 }
