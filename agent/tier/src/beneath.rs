@@ -30,9 +30,6 @@ pub struct Beneath {
 
 impl Beneath {
     /// Opens the directory at `path`. The path to it may contain links, paths below it may not.
-    ///
-    /// # Errors
-    /// There is no directory, or this thread's user may not search it.
     pub fn open(path: &Path) -> io::Result<Beneath> {
         Beneath::open_with(path, OFlags::empty())
     }
@@ -80,34 +77,22 @@ impl Beneath {
     }
 
     /// Status of the directory itself.
-    ///
-    /// # Errors
-    /// As fstat(2).
     pub fn own_stat(&self) -> io::Result<Stat> {
         Ok(rustix::fs::fstat(&*self.root)?)
     }
 
     /// The magic number of its file system, as in statfs(2).
-    ///
-    /// # Errors
-    /// As fstatfs(2).
     pub fn file_system(&self) -> io::Result<i64> {
         Ok(rustix::fs::fstatfs(&*self.root)?.f_type & 0xffff_ffff)
     }
 
     /// A directory below as a new root; the directory itself for an empty path.
-    ///
-    /// # Errors
-    /// There is no directory, or a link is on the way.
     pub fn below(&self, below: &Path) -> io::Result<Beneath> {
         let root = Arc::new(self.directory(below)?);
         Ok(Beneath { root, path: self.path.join(below).into(), reads_for: self.reads_for })
     }
 
     /// Status of a file below, without following a link.
-    ///
-    /// # Errors
-    /// There is no such file, or a link is on the way.
     pub fn stat(&self, below: &Path) -> io::Result<Stat> {
         if below.as_os_str().is_empty() {
             return self.own_stat();
@@ -123,17 +108,11 @@ impl Beneath {
     }
 
     /// Opens a regular file for reading; refuses links, pipes and devices.
-    ///
-    /// # Errors
-    /// It is not a regular file, or cannot be read.
     pub fn read(&self, below: &Path) -> io::Result<File> {
         self.plain(below, OFlags::RDONLY)
     }
 
     /// Opens a regular file for overwriting.
-    ///
-    /// # Errors
-    /// It is not a regular file, or cannot be written.
     pub fn write_over(&self, below: &Path) -> io::Result<File> {
         self.check_write()?;
         self.plain(below, OFlags::WRONLY)
@@ -153,9 +132,6 @@ impl Beneath {
     }
 
     /// Creates a file for writing. The name must be free.
-    ///
-    /// # Errors
-    /// The name is taken, or the file cannot be created.
     pub fn create(&self, below: &Path, mode: u32) -> io::Result<File> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -164,9 +140,6 @@ impl Beneath {
     }
 
     /// Creates a directory. The name must be free.
-    ///
-    /// # Errors
-    /// The name is taken, or the directory cannot be created.
     pub fn make_directory(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -174,9 +147,6 @@ impl Beneath {
     }
 
     /// Creates a directory and its missing parents.
-    ///
-    /// # Errors
-    /// One cannot be created, or a link or a file is on the way.
     pub fn make_directories(&self, below: &Path) -> io::Result<()> {
         let mut made = PathBuf::new();
         for part in plain_parts(below)? {
@@ -191,9 +161,6 @@ impl Beneath {
     }
 
     /// The names in a directory, each with the file type that the directory entry reports.
-    ///
-    /// # Errors
-    /// It cannot be read, or has too many names.
     pub fn list(&self, below: &Path) -> io::Result<Vec<(OsString, FileType)>> {
         let opened = self.readable(below)?;
         names(&opened).map_err(|error| match error.kind() {
@@ -206,25 +173,16 @@ impl Beneath {
     }
 
     /// Renames `from` to `to` and replaces what has that name.
-    ///
-    /// # Errors
-    /// As renameat2(2).
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::empty())
     }
 
     /// Exchanges the two names.
-    ///
-    /// # Errors
-    /// As renameat2(2).
     pub fn exchange(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::EXCHANGE)
     }
 
     /// Renames `from` to `to` if that name is free.
-    ///
-    /// # Errors
-    /// As renameat2(2).
     pub fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::NOREPLACE)
     }
@@ -236,9 +194,6 @@ impl Beneath {
     }
 
     /// Removes a file or a link.
-    ///
-    /// # Errors
-    /// As unlinkat(2).
     pub fn remove_file(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -246,9 +201,6 @@ impl Beneath {
     }
 
     /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// As unlinkat(2).
     pub fn remove_directory(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -256,9 +208,6 @@ impl Beneath {
     }
 
     /// Removes a file, a link or a directory with its content. A missing name is no error.
-    ///
-    /// # Errors
-    /// A part of it cannot be removed.
     pub fn remove_tree(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = match self.parent(below) {
@@ -269,9 +218,6 @@ impl Beneath {
     }
 
     /// Creates a symbolic link with this target. The name must be free.
-    ///
-    /// # Errors
-    /// As symlinkat(2).
     pub fn link_to(&self, words: &Path, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -279,9 +225,6 @@ impl Beneath {
     }
 
     /// Syncs the names in a directory to disk.
-    ///
-    /// # Errors
-    /// As fsync(2).
     pub fn sync_directory(&self, below: &Path) -> io::Result<()> {
         File::from(self.readable(below)?).sync_all()
     }
@@ -304,9 +247,6 @@ impl Beneath {
     }
 
     /// A directory below as a descriptor that can be listed and synced.
-    ///
-    /// # Errors
-    /// There is no directory, a link is on the way, or it cannot be read.
     pub fn readable(&self, below: &Path) -> io::Result<OwnedFd> {
         let found = self.directory(below)?;
         self.check_owner(&rustix::fs::fstat(&found)?, below)?;

@@ -106,9 +106,6 @@ pub(crate) struct Wanted<'a> {
 
 impl LentFiles {
     /// Asks this user for `count` files.
-    ///
-    /// # Errors
-    /// Too many, alone or together with those of other restores.
     pub(crate) fn want(&self, uid: u32, count: usize) -> io::Result<Wanted<'_>> {
         // Differs from tokens of an earlier agent process, whose callers may still lend files.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -129,9 +126,6 @@ impl LentFiles {
 
     /// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the number of the first
     /// file: one message carries a part of them.
-    ///
-    /// # Errors
-    /// One is not a file of that user that is open for writing, or no restore waits for them.
     pub(crate) fn lend(&self, uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
         let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
         for file in &files {

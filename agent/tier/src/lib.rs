@@ -1,5 +1,5 @@
 //! The checkpoint tier of one host. A rank copies its state into memory that the launcher owns ([`pool`]) and continues. Everything
-//! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), the inventory ([`shelf`]), and replicas on other hosts
+//! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), and replicas on other hosts
 //! ([`peer`]), complete or in pieces ([`parity`]). [`files`] handles what trainers write without Mainstay.
 //!
 //! Three rules hold everywhere: a shard without an intact manifest does not count; a manifest appears last and atomically; the
@@ -10,7 +10,6 @@ pub mod beneath;
 pub mod bytes;
 pub mod disk;
 pub mod files;
-pub mod inventory;
 pub mod lent_files;
 mod medium;
 mod os;

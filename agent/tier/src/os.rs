@@ -8,69 +8,40 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::UNIX_EPOCH;
 
 use mainstay_checkpoint::backoff::ConnectionSample;
 use mainstay_checkpoint_format::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
-use mainstay_model::time::Mono;
 use mainstay_sys::guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A control page, mapped as long as this value lives.
 #[derive(Debug)]
 pub struct ControlPage {
-    start: NonNull<std::ffi::c_void>,
-    length: NonZeroUsize,
-    guard: Option<Guard>,
+    // Dropped before the mapping: the next mapping at this address belongs to other code.
+    _guard: Guard,
+    mapping: Mapping,
 }
-
-// SAFETY: the mapping is plain memory, valid until drop and bound to no thread; it is accessed as atomics only.
-unsafe impl Send for ControlPage {}
-// SAFETY: as above.
-unsafe impl Sync for ControlPage {}
 
 impl ControlPage {
     /// Maps the page in `file`, which must be at least as long as a page.
-    ///
-    /// # Errors
-    /// The file is shorter, or the kernel refuses the mapping.
     pub fn of(file: &File) -> io::Result<ControlPage> {
-        let length = NonZeroUsize::new(CONTROL_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-        if file.metadata()?.len() < length.get() as u64 {
-            // Access beyond the end of the file would end this process.
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than a control page"));
-        }
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory of this process.
-        let start = unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0)? };
-        let guard = Some(Guard::of(start.as_ptr() as usize, length.get()));
-        Ok(ControlPage { start, length, guard })
+        let mapping = Mapping::of(file, CONTROL_BYTES as u64, both, MapFlags::empty())?;
+        let guard = Guard::of(mapping.start.as_ptr() as usize, mapping.length.get());
+        Ok(ControlPage { _guard: guard, mapping })
     }
 
     /// The words of the page, before it is formatted.
-    ///
-    /// # Errors
-    /// None in practice: the mapping has the size of a page.
     pub fn words(&self) -> Result<&ControlWords, ControlError> {
         // SAFETY: the mapping lives as long as `self`, also if the file is truncated (`guarded`); this process accesses it only through
         // Control.
-        unsafe { Control::words_at(self.start.as_ptr().cast(), self.length.get()) }
+        unsafe { Control::words_at(self.mapping.start.as_ptr(), self.mapping.length.get()) }
     }
 
     /// The page.
-    ///
-    /// # Errors
-    /// It is not a control page of this version.
     pub fn control(&self) -> Result<Control<'_>, ControlError> {
         Control::new(self.words()?)
-    }
-}
-
-impl Drop for ControlPage {
-    fn drop(&mut self) {
-        // Drop the guard first: the next mapping at this address belongs to other code.
-        self.guard = None;
-        // SAFETY: start and length are those of our mapping, to which no reference is left.
-        let _ = unsafe { munmap(self.start, self.length.get()) };
     }
 }
 
@@ -93,7 +64,7 @@ impl Mapping {
         if file.metadata()?.len() < bytes {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                "it is shorter than what is to be mapped",
+                "it is shorter than what is to be mapped: access beyond its end would end this process",
             ));
         }
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory of this process.
@@ -167,9 +138,6 @@ pub struct Lent<'m> {
 impl MappedFile {
     /// Maps the first `bytes` of `file` and populates all pages. The file must not become shorter while it is mapped: access beyond
     /// its end would end this process. So only files in this process's own directories may be mapped.
-    ///
-    /// # Errors
-    /// The file is shorter, or the kernel refuses the mapping.
     pub fn of(file: &File, bytes: u64) -> io::Result<MappedFile> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let mapping = Mapping::of(file, bytes, both, MapFlags::MAP_POPULATE)?;
@@ -229,19 +197,15 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Time on CLOCK_MONOTONIC, which all processes of this host share and which steps are measured with.
-#[must_use]
-pub fn monotonic() -> Mono {
-    let mut now = nix::libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a local timespec; the call writes it and keeps no pointer. If the call fails, it stays zero.
-    unsafe { nix::libc::clock_gettime(nix::libc::CLOCK_MONOTONIC, &raw mut now) };
-    Mono(now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs()))
-}
-
 /// Milliseconds on CLOCK_MONOTONIC, which all processes of this host share.
 #[must_use]
 pub fn monotonic_ms() -> u64 {
-    monotonic().0 / 1_000_000
+    mainstay_sys::clock::mono().0 / 1_000_000
+}
+
+/// Seconds since 1970.
+pub(crate) fn now_unix_s() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
 /// Round-trip time and retransmissions of a connection; none if the kernel does not report them.

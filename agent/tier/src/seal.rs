@@ -20,9 +20,6 @@ pub(crate) const PIECE: usize = 256 << 10;
 /// Bytes that can be read at any offset.
 pub trait ReadAt: Sync {
     /// Fills `buffer` from `offset` on.
-    ///
-    /// # Errors
-    /// The source has fewer bytes, or they cannot be read.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -43,27 +40,17 @@ impl ReadAt for Vec<u8> {
 
 /// Why the content of a slot is not a shard.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum SealError {
-    /// It cannot be read.
     #[error("reading it: {0}")]
     Io(#[from] io::Error),
-    /// It is not a container.
     #[error("it is not a checkpoint: {0}")]
     Container(#[from] ContainerError),
-    /// The container names an identity different from the slot's.
     #[error("its manifest identifies it as {found}, not {expected}")]
-    Another {
-        /// Identity in the slot.
-        expected: String,
-        /// Identity in the container.
-        found: String,
-    },
+    Another { expected: String, found: String },
 }
 
 /// The checksums of the first `size` bytes: of all bytes, and of each chunk of `chunk` bytes.
-///
-/// # Errors
-/// They cannot be read.
 pub fn sums(source: &dyn ReadAt, size: u64, chunk: u64) -> io::Result<(u128, Vec<u64>)> {
     sums_beside(source, size, chunk, 0..0).map(|(whole, parts, _)| (whole, parts))
 }
@@ -105,9 +92,6 @@ fn within<'a>(bytes: &'a [u8], at: u64, range: &Range<u64>) -> &'a [u8] {
 
 /// Computes the checksums of a container and creates its manifest. The container's header must match `identity`: this detects what a
 /// late writer left under another name.
-///
-/// # Errors
-/// [`SealError`]
 pub fn seal(
     source: &dyn ReadAt,
     size: u64,
@@ -165,9 +149,6 @@ fn header(source: &dyn ReadAt, size: u64) -> Result<container::Header, SealError
 }
 
 /// Whether the bytes match the manifest. Reads all of them.
-///
-/// # Errors
-/// They cannot be read.
 pub fn is_as_sealed(source: &dyn ReadAt, manifest: &Manifest) -> io::Result<bool> {
     let chunk = manifest.chunks.as_ref().map_or(CHUNK_BYTES, |chunks| chunks.bytes);
     let (whole, parts) = match sums(source, manifest.file.size, chunk) {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME, Manifest};
+use serde::Deserialize;
 use serde_json::Value;
 pub(crate) use volume::FileSink;
 pub use volume::{Sink, StdVolume, Volume, open_own};
@@ -150,11 +151,11 @@ pub struct Keep {
 #[derive(Clone, Debug, Default)]
 pub struct Doubts(Vec<Doubt>);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
 struct Doubt {
     job: String,
-    /// The launch; empty if written by an earlier version, which recorded only the job.
-    run: String,
+    /// The launch; earlier versions recorded only the job.
+    run: Option<String>,
     attempt: u64,
     after: Option<u64>,
 }
@@ -171,15 +172,7 @@ impl Doubts {
             return Doubts::default();
         }
         let entries: Vec<Value> = serde_json::from_slice(&bytes).unwrap_or_default();
-        let doubt = |entry: &Value| {
-            Some(Doubt {
-                job: entry.get("job")?.as_str()?.to_owned(),
-                run: entry.get("run").and_then(Value::as_str).unwrap_or_default().to_owned(),
-                attempt: entry.get("attempt")?.as_u64()?,
-                after: entry.get("after").and_then(Value::as_u64),
-            })
-        };
-        Doubts(entries.iter().filter_map(doubt).collect())
+        Doubts(entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect())
     }
 
     /// Whether a shard is of a doubtful step. A later attempt or another launch computed its steps of the same number again.
@@ -188,7 +181,7 @@ impl Doubts {
         let of = &shard.identity;
         self.0.iter().any(|doubt| {
             doubt.job == of.job
-                && is_of_one_launch(&doubt.run, &shard.run)
+                && is_of_one_launch(doubt.run.as_deref().unwrap_or_default(), &shard.run)
                 && of.attempt <= doubt.attempt
                 && doubt.after.is_none_or(|after| of.step > after)
         })

@@ -13,104 +13,58 @@ use crate::seal::ReadAt;
 /// A file that is being written.
 pub trait Sink {
     /// Appends bytes.
-    ///
-    /// # Errors
-    /// An I/O error.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Syncs the written bytes to disk.
-    ///
-    /// # Errors
-    /// An I/O error.
     fn sync(&mut self) -> io::Result<()>;
     /// Reports that the whole file is on disk and need not stay in the page cache.
     fn forget(&mut self) {}
 }
 
-/// A file system.
+/// A file system. The provided methods are those of the real one; a test overrides all of them.
 pub trait Volume: Sync {
-    /// Creates one directory.
-    ///
-    /// # Errors
-    /// It already exists, or an I/O error.
-    fn make_directory(&self, path: &Path) -> io::Result<()>;
-    /// Creates a new file.
-    ///
-    /// # Errors
-    /// It already exists, or an I/O error.
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>>;
-    /// Renames a file or directory to a free name, or a file over another file.
-    ///
-    /// # Errors
-    /// An I/O error.
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Syncs the names in a directory to disk.
-    ///
-    /// # Errors
-    /// An I/O error.
-    fn sync_directory(&self, path: &Path) -> io::Result<()>;
-    /// Removes a file.
-    ///
-    /// # Errors
-    /// An I/O error.
-    fn remove_file(&self, path: &Path) -> io::Result<()>;
-    /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// An I/O error.
-    fn remove_directory(&self, path: &Path) -> io::Result<()>;
-    /// The names in a directory.
-    ///
-    /// # Errors
-    /// It is not a directory, or an I/O error.
-    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Whether a directory of that name exists.
-    fn is_directory(&self, path: &Path) -> bool;
-    /// Opens a file that belongs to this user, with its length.
-    ///
-    /// # Errors
-    /// It does not exist, belongs to another user, or an I/O error.
-    fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)>;
-}
-
-/// The real file system.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StdVolume;
-
-impl Volume for StdVolume {
+    /// Creates one directory, which must not exist.
     fn make_directory(&self, path: &Path) -> io::Result<()> {
         DirBuilder::new().mode(0o777).create(path)
     }
 
+    /// Creates a file, which must not exist.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(path)?;
         Ok(Box::new(FileSink(file)))
     }
 
+    /// Renames a file or directory to a free name, or a file over another file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
 
+    /// Syncs the names in a directory to disk.
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
     }
 
+    /// Removes a file.
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
 
+    /// Removes an empty directory.
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir(path)
     }
 
+    /// The names in a directory.
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         names.collect()
     }
 
+    /// Whether a directory of that name exists.
     fn is_directory(&self, path: &Path) -> bool {
         path.is_dir()
     }
 
+    /// Opens a file that belongs to this user, with its length.
     fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)> {
         let file = open_own(path)?;
         let length = file.metadata()?.len();
@@ -118,11 +72,14 @@ impl Volume for StdVolume {
     }
 }
 
+/// The real file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StdVolume;
+
+impl Volume for StdVolume {}
+
 /// Opens a regular file that belongs to this user. Follows no link and does not wait for the other end of a FIFO. The owner matters because
 /// the content is unpickled.
-///
-/// # Errors
-/// It is not such a file, or an I/O error.
 pub fn open_own(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC).open(path)?;
     let found = file.metadata()?;

@@ -18,21 +18,12 @@ const SYNC_EVERY: u64 = 64 << 20;
 
 /// Why a shard was not written. A previous shard stays.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum WriteError {
-    /// An I/O error.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// The bytes differ from the seal.
+    Io { path: PathBuf, source: io::Error },
     #[error("its bytes changed between sealing and writing (chunk {chunk})")]
-    Changed {
-        /// The first chunk that differs.
-        chunk: usize,
-    },
+    Changed { chunk: usize },
     /// A newer shard is waiting to be written.
     #[error("it was abandoned")]
     GivenUp,

@@ -11,8 +11,8 @@ use mainstay_checkpoint::files::Rule;
 use mainstay_checkpoint::owner::{name, owner};
 
 use super::FilesError;
-use super::cache::{self, Cache};
-use super::replicator::{self, Replicator};
+use super::cache::Cache;
+use super::replicator::Replicator;
 use super::watch::{self, FileWatch};
 use crate::peer::Service;
 use crate::peer::user::{Access, User};
@@ -30,6 +30,23 @@ pub struct Plan {
     pub interval: Duration,
 }
 
+/// What this process keeps for one directory, outside it.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    /// Directory of the notes.
+    pub(super) home: PathBuf,
+    /// Directory of restored archives until they are unpacked.
+    pub(super) spool: PathBuf,
+    /// Time between two checks.
+    pub(super) interval: Duration,
+}
+
+impl Plan {
+    fn room(&self, place: &str) -> Room {
+        Room { home: self.home.join(place), spool: self.spool.join(place), interval: self.interval }
+    }
+}
+
 /// A directory to watch.
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -37,7 +54,8 @@ pub struct Wanted {
     pub directory: PathBuf,
     /// The run id of what is in it, the same on each host.
     pub run: String,
-    /// The user who requested it; none for a directory of the configuration.
+    /// The user who requested it and whose rights are used; none for a directory of the configuration: then its owner when it is first
+    /// seen.
     pub user: Option<User>,
     /// Rules that recognize checkpoints.
     pub rules: Vec<Rule>,
@@ -90,9 +108,6 @@ impl Files {
     }
 
     /// Ensures that a directory exists and belongs to this user; creates it with the user's rights.
-    ///
-    /// # Errors
-    /// It cannot be created, or belongs to another user.
     pub fn ensure_directory(&self, directory: &Path, user: User) -> io::Result<()> {
         ensure_directory(directory, &self.service.users().access(user))
     }
@@ -114,19 +129,8 @@ impl Files {
         inner.watches.retain(|(of, _)| !is_it(of));
         let part = self.part(&wanted.hosts)?;
         let rules = wanted.rules.clone();
-        let settings = watch::Settings {
-            home: self.plan.home.join(place_for(&wanted.directory, &wanted.run)),
-            spool: self.plan.spool.join(place_for(&wanted.directory, &wanted.run)),
-            user: wanted.user,
-            directory: wanted.directory,
-            run: wanted.run,
-            rules: wanted.rules,
-            expect: wanted.expect,
-            quiet: wanted.quiet,
-            part,
-            shared: wanted.shared,
-            interval: self.plan.interval,
-        };
+        let room = self.plan.room(&place_for(&wanted.directory, &wanted.run));
+        let settings = watch::Settings { wanted, part, room };
         let watch = Arc::new(FileWatch::start(&self.service, settings)?);
         inner.watches.push((Arc::clone(&watch), rules));
         Ok(watch)
@@ -159,37 +163,17 @@ impl Files {
     }
 
     /// Serves a directory with the protocol of GKE's replicator.
-    ///
-    /// # Errors
-    /// A thread cannot be started.
     pub fn replicate(&self, directory: &Path) -> Result<(), FilesError> {
-        let settings = replicator::Settings {
-            directory: directory.to_owned(),
-            home: self.plan.home.join(place_of(directory)),
-            spool: self.plan.spool.join(place_of(directory)),
-            interval: self.plan.interval,
-        };
-        let replicator = Replicator::start(&self.service, settings)?;
+        let room = self.plan.room(&place_of(directory));
+        let replicator = Replicator::start(&self.service, directory, room)?;
         self.inner().replicators.push(replicator);
         Ok(())
     }
 
     /// Starts to keep a cache.
-    ///
-    /// # Errors
-    /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn cache(&self, wanted: WantedCache) -> Result<(), FilesError> {
-        let WantedCache { name, directory, quota, quiet } = wanted;
-        let settings = cache::Settings {
-            home: self.plan.home.join(place_of(&directory)),
-            spool: self.plan.spool.join(place_of(&directory)),
-            name,
-            directory,
-            quota,
-            quiet,
-            interval: self.plan.interval,
-        };
-        let cache = Arc::new(Cache::start(&self.service, settings)?);
+        let room = self.plan.room(&place_of(&wanted.directory));
+        let cache = Arc::new(Cache::start(&self.service, wanted, room)?);
         self.inner().caches.push(cache);
         Ok(())
     }

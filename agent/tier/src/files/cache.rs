@@ -3,21 +3,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use mainstay_checkpoint::cache::{Cached, chosen, run_of, worth_bringing};
 use mainstay_checkpoint::inventory::StepState;
 use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
-use super::catalog::{Catalog, Note};
+use super::all::{Room, WantedCache};
+use super::catalog::Catalog;
 use super::host::{self, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
-use crate::os::lower_priority;
+use crate::os::{lower_priority, now_unix_s};
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
 use crate::peer::user::User;
@@ -25,25 +25,6 @@ use crate::peer::{Progress, Service};
 
 /// The name of the job of all caches.
 const JOB: &str = "cache";
-
-/// Settings of a cache.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Its name, the same on all hosts.
-    pub name: String,
-    /// The directory that compilers write to.
-    pub directory: PathBuf,
-    /// Maximum number of bytes to keep: the newest files.
-    pub quota: u64,
-    /// Seconds without a change before a file is sealed.
-    pub quiet: u64,
-    /// Directory of the notes.
-    pub home: PathBuf,
-    /// Directory of restored archives until they are unpacked.
-    pub spool: PathBuf,
-    /// Time between two checks.
-    pub interval: Duration,
-}
 
 /// A cache that is kept until this value is dropped.
 #[derive(Debug)]
@@ -53,7 +34,8 @@ pub struct Cache {
 
 #[derive(Debug)]
 struct Inner {
-    settings: Settings,
+    wanted: WantedCache,
+    room: Room,
     service: Arc<Service>,
     catalog: Mutex<Catalog>,
     /// The files of each archive that was added, by its root: it is not fetched again while they exist.
@@ -64,16 +46,18 @@ struct Inner {
 
 impl Cache {
     /// Starts to keep a cache.
-    ///
-    /// # Errors
-    /// The directory of notes cannot be created, or a thread cannot be started.
-    pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
-        let catalog = Mutex::new(Catalog::open(&settings.home, service.users(), false)?);
+    pub(super) fn start(
+        service: &Arc<Service>,
+        wanted: WantedCache,
+        room: Room,
+    ) -> Result<Cache, FilesError> {
+        let catalog = Mutex::new(Catalog::open(&room.home, service.users(), false)?);
         let service = Arc::clone(service);
         let acting = DirectoryUser::new(service.users(), None);
-        let _ = acting.in_directory(&settings.directory);
+        let _ = acting.in_directory(&wanted.directory);
         let inner = Arc::new(Inner {
-            settings,
+            wanted,
+            room,
             service,
             catalog,
             brought: Mutex::default(),
@@ -81,24 +65,13 @@ impl Cache {
             acting,
         });
         let working = Arc::clone(&inner);
-        host::spawn("ckpt-cache", move || working.work())
-            .map_err(FilesError::reading(&inner.settings.home))?;
+        host::spawn("ckpt-cache", move || working.work()).map_err(FilesError::reading(&inner.room.home))?;
         Ok(Cache { inner })
-    }
-
-    /// Reports a change in the directory.
-    pub fn nudge(&self) {
-        self.inner.bell.ring();
-    }
-
-    /// The directory.
-    pub fn directory(&self) -> &Path {
-        &self.inner.settings.directory
     }
 
     /// The name.
     pub fn name(&self) -> &str {
-        &self.inner.settings.name
+        &self.inner.wanted.name
     }
 
     /// Adds files that other hosts have compiled and this one lacks. Returns their number. A missing directory is created as `user`'s.
@@ -126,7 +99,7 @@ impl Inner {
     }
 
     fn run_id(&self) -> String {
-        run_of(&self.settings.name, self.service.name())
+        run_of(&self.wanted.name, self.service.name())
     }
 
     fn work(&self) {
@@ -136,25 +109,25 @@ impl Inner {
             if let Err(error) = self.look() {
                 let words = error.to_string();
                 if words != message {
-                    tracing::warn!(cache = self.settings.name, error = words, "a cache");
+                    tracing::warn!(cache = self.wanted.name, error = words, "a cache");
                 }
                 message = words;
             }
-            if !self.bell.wait(self.settings.interval) {
+            if !self.bell.wait(self.room.interval) {
                 return;
             }
         }
     }
 
     fn look(&self) -> Result<(), FilesError> {
-        let Settings { directory, quota, quiet, .. } = &self.settings;
+        let WantedCache { directory, quota, quiet, .. } = &self.wanted;
         let Some(place) = self.acting.in_directory(directory) else { return Ok(()) };
         let user = place.access.user();
         let members = {
             let _as_user = place.act()?;
             tree::plain(&place.at)
         };
-        let now = host::now_unix_s();
+        let now = now_unix_s();
         let cached: Vec<Cached> = members
             .iter()
             .map(|of| Cached { path: of.path.clone(), size: of.mark.size, written: of.mark.written.0 })
@@ -180,21 +153,19 @@ impl Inner {
             Err(FilesError::Changed(_)) => return Ok(()),
             sealed => sealed?,
         };
-        let manifest =
-            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
         let members = content.members().to_vec();
         let files = members.len();
-        catalog.insert(Note { manifest, base: directory.clone(), user, members }, false)?;
+        catalog.insert(manifest.encode(), directory, user, members, false)?;
         if let Some(before) = before {
             catalog.remove(before.sealed.shard.of.step);
         }
         host::offer(&self.service, directory, &self.run_id(), catalog.packs().values().cloned().collect());
-        tracing::info!(cache = self.settings.name, files, "a cache was sealed");
+        tracing::info!(cache = self.wanted.name, files, "a cache was sealed");
         Ok(())
     }
 
     fn pull(&self, user: User) -> Result<usize, FilesError> {
-        let Settings { directory, spool, .. } = &self.settings;
+        let (directory, spool) = (&self.wanted.directory, &self.room.spool);
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         {
             let _as_user =
@@ -209,12 +180,8 @@ impl Inner {
         let _catalog = self.catalog();
         self.service.refresh();
         self.service.refresh_durable(&self.run_id());
-        let sources = worth_bringing(
-            &self.service.copies(),
-            &self.settings.name,
-            self.service.name(),
-            self.settings.quota,
-        );
+        let sources =
+            worth_bringing(&self.service.copies(), &self.wanted.name, self.service.name(), self.wanted.quota);
         let roots: BTreeSet<&str> = sources.iter().flat_map(StepState::roots).collect();
         self.brought().retain(|root, _| roots.contains(root.as_str()));
         let (mut added, mut failed) = (0, None);
@@ -223,7 +190,7 @@ impl Inner {
                 Ok(files) => added += files,
                 // Other hosts may have compiled the same files.
                 Err(error) => {
-                    tracing::warn!(cache = self.settings.name, run = %source.key.run, %error, "a cache was not brought");
+                    tracing::warn!(cache = self.wanted.name, run = %source.key.run, %error, "a cache was not brought");
                     failed = Some(error);
                 }
             }
@@ -244,7 +211,7 @@ impl Inner {
 
     /// Adds the files that one host has sealed. Returns how many were missing.
     fn bring(&self, source: &StepState, place: &Place) -> Result<usize, FilesError> {
-        let Settings { name, spool, .. } = &self.settings;
+        let (name, spool) = (&self.wanted.name, &self.room.spool);
         let run = source.key.run_id();
         let silent = |_: Progress| {};
         let restored = self.service.restore(&host::spool_of(spool, run), Some(&[0]), &silent)?;

@@ -18,16 +18,15 @@ use crate::small_file::write_at_once;
 const DECISION_NAME: &str = "decision.json";
 
 /// The note of a step.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Note {
-    /// The manifest, as text.
-    pub(super) manifest: String,
+#[derive(Serialize, Deserialize)]
+struct Note {
+    manifest: String,
     /// Directory of the files.
-    pub(super) base: PathBuf,
+    base: PathBuf,
     /// Owner of the files.
-    pub(super) user: User,
+    user: User,
     /// The files as they were sealed, in the archive's order.
-    pub(super) members: Vec<Member>,
+    members: Vec<Member>,
 }
 
 /// A step that was sealed and is no longer whole in its directory.
@@ -128,9 +127,19 @@ impl Catalog {
     }
 
     /// Writes the note of a step and replaces a previous one.
-    pub(super) fn insert(&mut self, note: Note, is_shared: bool) -> Result<Arc<Pack>, FilesError> {
-        let content = Content::of(&note.base, self.users.access(note.user), note.members.clone())?;
-        let pack = Arc::new(Pack::new(content, note.manifest.clone().into_bytes(), is_shared)?);
+    pub(super) fn insert(
+        &mut self,
+        manifest: Vec<u8>,
+        base: &Path,
+        user: User,
+        members: Vec<Member>,
+        is_shared: bool,
+    ) -> Result<Arc<Pack>, FilesError> {
+        let content = Content::of(base, self.users.access(user), members.clone())?;
+        let pack = Arc::new(Pack::new(content, manifest.clone(), is_shared)?);
+        let manifest =
+            String::from_utf8(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        let note = Note { manifest, base: base.to_owned(), user, members };
         let step = pack.sealed.shard.of.step;
         let words = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
         write_at_once(&self.home, &name(step), &words).map_err(FilesError::reading(&self.home))?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::placement::score;
 
@@ -118,10 +118,6 @@ impl DirectoryUser {
 pub(super) fn identity(place: &Place) -> Option<(u64, u64)> {
     let found = place.at.own_stat().ok()?;
     Some((found.st_dev.into(), found.st_ino.into()))
-}
-
-pub(super) fn now_unix_s() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The directory of restored archives until they are unpacked.

@@ -9,16 +9,16 @@
 //! agent manages).
 
 mod all;
-pub mod cache;
+mod cache;
 mod catalog;
 mod host;
 mod pack;
 mod put_back;
-pub mod replicator;
+mod replicator;
 mod restore;
 pub(crate) mod tree;
 mod unpack;
-pub mod watch;
+mod watch;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,28 +31,19 @@ pub use watch::FileWatch;
 
 /// Why files were not sealed or restored.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum FilesError {
-    /// They cannot be read or written.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// A process wrote to them while they were read.
+    Io { path: PathBuf, source: io::Error },
     #[error("{0} was written to while it was read")]
     Changed(PathBuf),
-    /// The files cannot form an archive, or the bytes are not an archive.
     #[error(transparent)]
     Archive(#[from] mainstay_checkpoint::archive::ArchiveError),
-    /// A manifest is not valid.
     #[error("{0}")]
     Manifest(String),
     /// Steps were sealed and none of them is whole anywhere: a trainer must not be started with what is left.
     #[error("{0}")]
     Lost(String),
-    /// Error of peers or storage.
     #[error(transparent)]
     Peer(#[from] crate::peer::error::PeerError),
 }

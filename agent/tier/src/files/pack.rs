@@ -40,9 +40,6 @@ pub struct Content {
 
 impl Content {
     /// Creates the content from files below `base`, which are read with these rights.
-    ///
-    /// # Errors
-    /// Their names are not valid in an archive.
     pub fn of(base: &Path, access: Access, members: Vec<Member>) -> Result<Content, FilesError> {
         let entry =
             |member: &Member| Entry { path: member.path.clone(), size: member.size(), mode: member.mode };
@@ -79,9 +76,6 @@ impl Content {
     }
 
     /// Reads all files and creates the manifest. Files that change meanwhile are not a checkpoint.
-    ///
-    /// # Errors
-    /// They cannot be read, or have changed.
     pub fn seal(&self, identity: &Identity, run: &str, now_unix_s: u64) -> Result<Manifest, FilesError> {
         let (whole, parts) =
             sums(self, self.layout.size, CHUNK_BYTES).map_err(FilesError::reading(&self.base))?;

@@ -24,7 +24,7 @@ use rustix::fs::FileType;
 
 use crate::beneath::Beneath;
 use crate::files::FilesError;
-use crate::files::catalog::Note;
+use crate::files::all::Wanted;
 use crate::files::host::{Place, report_line};
 use crate::files::pack::{ARCHIVE_NAME, Content};
 use crate::files::tree::{Mark, Member};
@@ -67,7 +67,7 @@ impl Inner {
         if place.access.act_to_write().is_err() {
             return self.leave(state, place, changes, restored, report);
         }
-        let Settings { rules, .. } = &self.settings;
+        let Settings { wanted: Wanted { rules, .. }, .. } = &self.settings;
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
             let members = unpack_step(place, rules, archive, sealed, key.step)?;
             self.note(state, place, key, sealed, members)?;
@@ -135,7 +135,7 @@ impl Inner {
 
     /// Handles the report that the user's process has finished.
     pub(super) fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
-        let Settings { directory, rules, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, rules, .. }, .. } = &self.settings;
         let mut state = self.state();
         let left = state.left.take_if(|left| left.token == token);
         let left = left.ok_or_else(|| FilesError::Manifest("no restore waits for this".to_owned()))?;
@@ -168,11 +168,9 @@ impl Inner {
         sealed: &Sealed,
         members: Vec<Member>,
     ) -> Result<(), FilesError> {
-        let manifest = String::from_utf8(sealed.manifest.clone());
-        let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
         state.first_seen.insert(key.step, key.attempt);
-        let base = self.settings.directory.clone();
-        state.catalog.insert(Note { manifest, base, user: place.access.user(), members }, self.is_shared)?;
+        let (base, user) = (&self.settings.wanted.directory, place.access.user());
+        state.catalog.insert(sealed.manifest.clone(), base, user, members, self.is_shared)?;
         self.service.shared.trust_own(&sealed.shard.root);
         Ok(())
     }
@@ -180,16 +178,13 @@ impl Inner {
     fn empty_spool(&self, changes: &Changes) {
         if let Some(key) = &changes.step {
             let step = format!("step-{:012}", key.step);
-            let _ = std::fs::remove_dir_all(self.settings.spool.join(step));
+            let _ = std::fs::remove_dir_all(self.settings.room.spool.join(step));
         }
     }
 }
 
 /// Makes the changes of an agent that may not write into `directory`, with the rights of this process, and reports them in lines.
 /// `archive`: the file that was lent. The agent is not trusted: what it names must be what a trainer with these rules writes.
-///
-/// # Errors
-/// The agent asks for something else, the archive is not what was sealed, or an I/O error.
 pub fn put_back(
     directory: &Path,
     rules: &[Rule],

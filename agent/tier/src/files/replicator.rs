@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::FileType;
 
@@ -18,12 +18,13 @@ use mainstay_checkpoint::replicator::{
 use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
-use super::catalog::{Catalog, Note};
+use super::all::Room;
+use super::catalog::Catalog;
 use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
-use crate::os::lower_priority;
+use crate::os::{lower_priority, now_unix_s};
 use crate::peer::sealed::Sealed;
 use crate::peer::{Progress, Service};
 use crate::small_file::write_at_once;
@@ -37,19 +38,6 @@ const LONGEST_ASKED: u64 = 64 << 10;
 /// Number of tries to restore a step.
 const TRIES: u32 = 3;
 
-/// Settings of a replicator.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The trainer's directory: the local volume.
-    pub directory: PathBuf,
-    /// Directory of the notes.
-    pub home: PathBuf,
-    /// Directory of a restored step until it is unpacked.
-    pub spool: PathBuf,
-    /// Time between two checks.
-    pub interval: Duration,
-}
-
 /// Name under which all jobs of a directory are offered: it has one job at a time.
 const REPLICATED: &str = "";
 
@@ -62,17 +50,19 @@ pub struct Replicator {
 
 impl Replicator {
     /// Starts to serve.
-    ///
-    /// # Errors
-    /// A thread cannot be started.
-    pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
+    pub(super) fn start(
+        service: &Arc<Service>,
+        directory: &Path,
+        room: Room,
+    ) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
-        let directory = settings.directory.clone();
+        let directory = directory.to_owned();
         let acting = DirectoryUser::new(service.users(), None);
-        let _ = acting.in_directory(&settings.directory);
+        let _ = acting.in_directory(&directory);
         let mut work = Work {
             acting,
-            settings,
+            directory: directory.clone(),
+            room,
             service: Arc::clone(service),
             bell: Arc::clone(&bell),
             job: None,
@@ -102,7 +92,8 @@ impl Drop for Replicator {
 #[derive(Debug)]
 struct Work {
     acting: DirectoryUser,
-    settings: Settings,
+    directory: PathBuf,
+    room: Room,
     service: Arc<Service>,
     bell: Arc<Bell>,
     job: Option<Job>,
@@ -124,17 +115,17 @@ impl Work {
         self.resume();
         let mut message = String::new();
         loop {
-            if let Some(place) = self.acting.in_directory(&self.settings.directory)
+            if let Some(place) = self.acting.in_directory(&self.directory)
                 && let Err(error) = self.look(&place)
             {
                 let words = error.to_string();
                 if words != message {
-                    tracing::warn!(directory = %self.settings.directory.display(), error = words, "a replicator's directory");
+                    tracing::warn!(directory = %self.directory.display(), error = words, "a replicator's directory");
                     let _ = report(&place, ERRORS_NAME, &format!("{words}\n"));
                 }
                 message = words;
             }
-            if !self.bell.wait(self.settings.interval) {
+            if !self.bell.wait(self.room.interval) {
                 return;
             }
         }
@@ -142,7 +133,7 @@ impl Work {
 
     /// Continues the job that was served before a restart of the agent. Its trainer does not notice.
     fn resume(&mut self) {
-        let asked = fs::read_to_string(self.settings.home.join(ASKED_NAME)).ok();
+        let asked = fs::read_to_string(self.room.home.join(ASKED_NAME)).ok();
         if let Some(asked) = asked.and_then(|text| parse(&text).ok()) {
             self.job = self.begin(asked).ok();
         }
@@ -150,7 +141,7 @@ impl Work {
 
     fn begin(&self, asked: Asked) -> Result<Job, FilesError> {
         let run = asked.job.clone();
-        let catalog = Catalog::open(&self.settings.home.join(&run), self.service.users(), false)?;
+        let catalog = Catalog::open(&self.room.home.join(&run), self.service.users(), false)?;
         host::keep_decision(&self.service, &run, &catalog);
         Ok(Job { asked, run, catalog })
     }
@@ -167,7 +158,7 @@ impl Work {
             Ok(text) if text.is_empty() => remove(place, ASKED_NAME),
             Ok(text) => self.take_up(place, &text),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(FilesError::reading(&self.settings.directory.join(ASKED_NAME))(error))
+                Err(FilesError::reading(&self.directory.join(ASKED_NAME))(error))
             }
             Err(_) => self.serve(place),
         }
@@ -175,7 +166,7 @@ impl Work {
 
     /// Handles the request of a new trainer: ends the previous job, stores and removes the request, and restores a step.
     fn take_up(&mut self, place: &Place, text: &str) -> Result<(), FilesError> {
-        let directory = self.settings.directory.clone();
+        let directory = self.directory.clone();
         let asked = match parse(text) {
             Ok(asked) => asked,
             Err(problem) => {
@@ -189,9 +180,9 @@ impl Work {
         self.before.clear();
         self.job = None;
         tidy(place)?;
-        fs::create_dir_all(&self.settings.home).map_err(FilesError::reading(&self.settings.home))?;
-        write_at_once(&self.settings.home, ASKED_NAME, text.as_bytes())
-            .map_err(FilesError::reading(&self.settings.home))?;
+        fs::create_dir_all(&self.room.home).map_err(FilesError::reading(&self.room.home))?;
+        write_at_once(&self.room.home, ASKED_NAME, text.as_bytes())
+            .map_err(FilesError::reading(&self.room.home))?;
         let mut job = self.begin(asked)?;
         let packs = job.catalog.packs().values().cloned().collect();
         host::offer(&self.service, &directory, REPLICATED, packs);
@@ -222,7 +213,7 @@ impl Work {
 
     /// Decides on a step, fetches this node's part and reports it to the trainer.
     fn restore(&self, place: &Place, job: &mut Job) -> Result<Option<u64>, FilesError> {
-        let Settings { spool, .. } = &self.settings;
+        let spool = &self.room.spool;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         let reported = Mutex::new(None);
         let tell_of = |at: Progress| {
@@ -251,7 +242,7 @@ impl Work {
 
     /// Unpacks this node's part of a step. Returns the name of its directory.
     fn land(&self, place: &Place, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
-        let Settings { directory, spool, .. } = &self.settings;
+        let (directory, spool) = (&self.directory, &self.room.spool);
         let home = host::in_spool(spool, key.step, job.asked.node);
         if let Ok(sealed) =
             Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run))
@@ -264,9 +255,7 @@ impl Work {
             }
             let way = UnpackMode::Inside(Path::new(&data));
             let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, way, &|_, _| true)?;
-            let manifest = String::from_utf8(sealed.manifest.clone());
-            let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
-            job.catalog.insert(Note { manifest, base, user: place.access.user(), members }, false)?;
+            job.catalog.insert(sealed.manifest, &base, place.access.user(), members, false)?;
             let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
             return Ok(data);
         }
@@ -289,14 +278,14 @@ impl Work {
     fn offer(&self, job: &Job) {
         host::offer(
             &self.service,
-            &self.settings.directory,
+            &self.directory,
             REPLICATED,
             job.catalog.packs().values().cloned().collect(),
         );
     }
 
     fn seal_new(&mut self, place: &Place, job: &mut Job) -> Result<(), FilesError> {
-        let directory = self.settings.directory.clone();
+        let directory = self.directory.clone();
         let mut now = BTreeMap::new();
         {
             let _as_user = place.act()?;
@@ -311,9 +300,7 @@ impl Work {
             }
         }
         for (step, (name, members)) in &now {
-            if members.is_empty()
-                || !host::is_same(&self.before, *step, Some(members), self.settings.interval)
-            {
+            if members.is_empty() || !host::is_same(&self.before, *step, Some(members), self.room.interval) {
                 continue;
             }
             let from = directory.join(name);
@@ -325,13 +312,15 @@ impl Work {
                 rank: job.asked.node,
                 world_size: job.asked.nodes,
             };
-            let manifest = match content.seal(&identity, &job.run, host::now_unix_s()) {
+            let manifest = match content.seal(&identity, &job.run, now_unix_s()) {
                 Err(FilesError::Changed(_)) => continue,
                 sealed => sealed?,
             };
-            let text = String::from_utf8(manifest.encode())
-                .map_err(|error| FilesError::Manifest(error.to_string()))?;
-            let root = manifest.root().map(|root| blake_hex(&root)).unwrap_or_default();
+            let sealed = manifest.encode();
+            let root = Sealed::of(sealed.clone())
+                .map_err(|error| FilesError::Manifest(error.to_string()))?
+                .shard
+                .root;
             let data = data_name(&root);
             let base = directory.join(&data);
             {
@@ -344,8 +333,7 @@ impl Work {
                 self.service.shared.withdraw(&before.sealed.shard.root);
                 self.delete(place, before.content.base());
             }
-            let note = Note { manifest: text, base, user: place.access.user(), members: members.clone() };
-            job.catalog.insert(note, false)?;
+            job.catalog.insert(sealed, &base, place.access.user(), members.clone(), false)?;
             tracing::info!(run = job.run, step, "a step of a trainer was sealed");
         }
         let now = now.into_iter().map(|(step, (_, members))| (step, members)).collect();
@@ -366,7 +354,7 @@ impl Work {
     }
 
     fn delete(&self, place: &Place, base: &Path) {
-        let Ok(below) = base.strip_prefix(&self.settings.directory) else { return };
+        let Ok(below) = base.strip_prefix(&self.directory) else { return };
         let Ok(_as_user) = place.act() else { return };
         let _ = place.at.remove_tree(below);
     }
@@ -395,8 +383,4 @@ fn report(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
     let _as_user = place.act()?;
     let put = place.at.write_whole(Path::new(name), words.as_bytes());
     put.map_err(FilesError::reading(&place.at.path().join(name)))
-}
-
-fn blake_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

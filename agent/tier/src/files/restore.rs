@@ -11,6 +11,7 @@ use mainstay_checkpoint_format::MANIFEST_NAME;
 use rustix::fs::FileType;
 
 use super::FilesError;
+use super::all::{Room, Wanted};
 use super::host::{self, Place, report_line};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
@@ -38,7 +39,8 @@ impl Inner {
         again: bool,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Started, FilesError> {
-        let Settings { directory, run, part, spool, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, run, .. }, part, room: Room { spool, .. }, .. } =
+            &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         self.wait_for_directory(again, report)?;
         let place = self.place_for_restore()?;
@@ -98,7 +100,7 @@ impl Inner {
 
     /// Waits for a directory that disappeared with all sealed steps: its absence may be temporary.
     fn wait_for_directory(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<(), FilesError> {
-        let directory = &self.settings.directory;
+        let directory = &self.settings.wanted.directory;
         let newest = {
             let state = self.state();
             state.catalog.packs().keys().chain(state.catalog.lost().keys()).max().copied()
@@ -128,7 +130,7 @@ impl Inner {
 
     /// Whether the directory is not the one in which steps were sealed. In that one, a trainer or its user may delete all steps.
     fn is_away(&self) -> bool {
-        let Some(place) = self.acting.in_directory(&self.settings.directory) else { return true };
+        let Some(place) = self.acting.in_directory(&self.settings.wanted.directory) else { return true };
         let state = self.state();
         let lost = state.catalog.lost().values().map(|lost| &lost.pack);
         let mut files = state.catalog.packs().values().chain(lost).flat_map(|pack| pack.content.members());
@@ -144,9 +146,9 @@ impl Inner {
     /// Whether a copy of a step of this run is known outside the directory.
     fn has_copies(&self) -> bool {
         // After this check, steps in the directory are no longer offered.
-        let _ = self.look(&mut self.state(), self.settings.interval);
+        let _ = self.look(&mut self.state(), self.settings.room.interval);
         self.service.refresh();
-        let run = &self.settings.run;
+        let run = &self.settings.wanted.run;
         self.service.copies().iter().any(|copy| copy.shard.of.run_id() == run)
     }
 
@@ -157,7 +159,7 @@ impl Inner {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    let directory = self.settings.directory.display();
+                    let directory = self.settings.wanted.directory.display();
                     tracing::warn!("checkpoints in {directory}, before a start: {error}");
                     return;
                 }
@@ -199,7 +201,7 @@ impl Inner {
             FilesError::Lost(format!(
                 "no whole checkpoint is left in {} or elsewhere{error}: {}. The trainer is not started: bring a whole one back, or \
                  move these away to start from the beginning",
-                self.settings.directory.display(),
+                self.settings.wanted.directory.display(),
                 all.join("; ")
             ))
         })
@@ -207,7 +209,7 @@ impl Inner {
 
     /// The directory and user for the restore. A missing directory is created with that user's rights, never with this process's.
     fn place_for_restore(&self) -> Result<Place, FilesError> {
-        let directory = &self.settings.directory;
+        let directory = &self.settings.wanted.directory;
         if let Some(place) = self.acting.in_directory(directory) {
             return Ok(place);
         }
@@ -236,7 +238,7 @@ impl Inner {
     /// Names of incomplete or invalid checkpoints that a trainer that loads the newest name must not find. Excludes
     /// names that may not be checkpoints.
     fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
-        let Settings { directory, rules, expect, quiet, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, rules, expect, quiet, .. }, .. } = &self.settings;
         let DirectoryScan { look, .. } = self.sight(place, state)?;
         let done: Vec<u64> = complete(rules, &look, *expect, *quiet).iter().map(|of| of.step).collect();
         let _as_user = place.act()?;

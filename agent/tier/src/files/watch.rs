@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::files::{
-    Complete, DirectorySnapshot, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
+    Complete, DirectorySnapshot, Proof, Seen, Written, complete, in_place, proof, rule_of, texts,
 };
 use mainstay_checkpoint::inventory::Shard;
 use mainstay_checkpoint_format::Identity;
@@ -19,12 +19,13 @@ use rustix::fs::FileType;
 
 use crate::beneath::Beneath;
 use crate::files::FilesError;
-use crate::files::catalog::{Catalog, Lost, Note};
+use crate::files::all::{Room, Wanted};
+use crate::files::catalog::{Catalog, Lost};
 use crate::files::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use crate::files::pack::{Content, Pack};
 use crate::files::put_back::{Left, Started};
 use crate::files::tree::{self, Mark, Member};
-use crate::os::lower_priority;
+use crate::os::{lower_priority, now_unix_s};
 use crate::peer::error::PeerError;
 use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service, Watched, land};
@@ -37,30 +38,11 @@ const LONGEST_TEXT: u64 = 4096;
 
 /// Settings of a watch.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The directory.
-    pub directory: PathBuf,
-    /// The run id of what is in it: the same on each host; with its owner if a user requested the watch.
-    pub run: String,
-    /// The user who requested it and whose rights are used; none for a directory of the configuration: then its owner when it is first
-    /// seen.
-    pub user: Option<User>,
-    /// Rules that recognize checkpoints.
-    pub rules: Vec<Rule>,
-    /// Number of files or directories of a step on one host; 0: any number.
-    pub expect: usize,
-    /// Seconds without a change that replace a completion mark; 0: never.
-    pub quiet: u64,
+pub(super) struct Settings {
+    pub(super) wanted: Wanted,
     /// Index of this host, and the number of hosts that hold a part of each step.
-    pub part: (u32, u32),
-    /// Whether all hosts see the same files; none: derived from the file system.
-    pub shared: Option<bool>,
-    /// Directory of the notes.
-    pub home: PathBuf,
-    /// Directory of a restored step until it is unpacked.
-    pub spool: PathBuf,
-    /// Time between two checks.
-    pub interval: Duration,
+    pub(super) part: (u32, u32),
+    pub(super) room: Room,
 }
 
 /// A directory that is watched until this value is dropped.
@@ -113,12 +95,9 @@ pub(super) struct DirectoryScan {
 
 impl FileWatch {
     /// Starts to watch. The directory need not exist yet.
-    ///
-    /// # Errors
-    /// The directory of notes cannot be created, or a thread cannot be started.
-    pub fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
-        let is_shared = settings.shared.unwrap_or_else(|| tree::is_shared(&settings.directory));
-        let catalog = Catalog::open_with_lost(&settings.home, service.users(), is_shared)?;
+    pub(super) fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
+        let is_shared = settings.wanted.shared.unwrap_or_else(|| tree::is_shared(&settings.wanted.directory));
+        let catalog = Catalog::open_with_lost(&settings.room.home, service.users(), is_shared)?;
         let lost = catalog.lost().values().map(|lost| &lost.pack);
         let known = catalog.packs().values().chain(lost).map(|pack| &pack.sealed.shard.of);
         let first_seen = known.map(|of| (of.step, of.attempt)).collect();
@@ -135,16 +114,16 @@ impl FileWatch {
             left: None,
             problem: None,
         };
-        let copies = Copies::open(&settings.home, &settings.run, service);
+        let copies = Copies::open(&settings.room.home, &settings.wanted.run, service);
         let service = Arc::clone(service);
         let (state, bell, acting) =
-            (Mutex::new(state), Bell::default(), DirectoryUser::new(service.users(), settings.user));
+            (Mutex::new(state), Bell::default(), DirectoryUser::new(service.users(), settings.wanted.user));
         // Determine the owner of a directory of the configuration now, before another user can exchange it.
-        let _ = acting.in_directory(&settings.directory);
+        let _ = acting.in_directory(&settings.wanted.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-files", move || working.work())
-            .map_err(FilesError::reading(&inner.settings.home))?;
+            .map_err(FilesError::reading(&inner.settings.room.home))?;
         Ok(FileWatch { inner })
     }
 
@@ -155,12 +134,12 @@ impl FileWatch {
 
     /// The directory.
     pub fn directory(&self) -> &Path {
-        &self.inner.settings.directory
+        &self.inner.settings.wanted.directory
     }
 
     /// The run id.
     pub fn run(&self) -> &str {
-        &self.inner.settings.run
+        &self.inner.settings.wanted.run
     }
 
     /// Whether a step was sealed in it at any time and is not forgotten.
@@ -226,8 +205,9 @@ impl Inner {
         lower_priority(5, true);
         loop {
             let mut state = self.state();
-            let looked = self.look(&mut state, self.settings.interval);
-            let Settings { directory, interval, .. } = &self.settings;
+            let looked = self.look(&mut state, self.settings.room.interval);
+            let Settings { wanted: Wanted { directory, .. }, room: Room { interval, .. }, .. } =
+                &self.settings;
             let problem = match looked {
                 Ok(_) => state.unsealed.problem(*interval),
                 Err(error) => Some(error.to_string()),
@@ -238,7 +218,7 @@ impl Inner {
             }
             state.problem = problem;
             drop(state);
-            if !self.bell.wait(self.settings.interval) {
+            if !self.bell.wait(self.settings.room.interval) {
                 return;
             }
         }
@@ -247,7 +227,7 @@ impl Inner {
     /// One check: steps that have changed are no longer offered; steps that are complete and unchanged for the time `settled` are sealed.
     /// Returns whether something was sealed.
     pub(super) fn look(&self, state: &mut State, settled: Duration) -> Result<bool, FilesError> {
-        let Settings { directory, run, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, run, .. }, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
         let Some(place) = self.acting.in_directory(directory) else {
             // The directory may reappear unchanged: its steps are not forgotten.
@@ -269,7 +249,7 @@ impl Inner {
             state.home = host::identity(&place);
         }
         state.unsound.retain(|step, _| files.contains_key(step));
-        let Settings { rules, expect, quiet, .. } = &self.settings;
+        let Settings { wanted: Wanted { rules, expect, quiet, .. }, .. } = &self.settings;
         let mut changed = None;
         let all_complete = complete(rules, &look, *expect, *quiet);
         let has_complete = !all_complete.is_empty();
@@ -314,7 +294,7 @@ impl Inner {
 
     pub(super) fn offer(&self, state: &State) {
         let packs = state.catalog.packs().values().cloned().collect();
-        host::offer(&self.service, &self.settings.directory, &self.settings.run, packs);
+        host::offer(&self.service, &self.settings.wanted.directory, &self.settings.wanted.run, packs);
     }
 
     /// The directory as it is now, and the files of its newest steps.
@@ -323,10 +303,10 @@ impl Inner {
         at: &Beneath,
         containers: &mut BTreeMap<String, (Mark, bool)>,
     ) -> Result<(DirectorySnapshot, BTreeMap<u64, Vec<Member>>), FilesError> {
-        let Settings { directory, rules, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, rules, .. }, .. } = &self.settings;
         let reading = FilesError::reading;
         let mut look = DirectorySnapshot {
-            now: i64::try_from(host::now_unix_s()).unwrap_or(0),
+            now: i64::try_from(now_unix_s()).unwrap_or(0),
             ..DirectorySnapshot::default()
         };
         let mut steps: BTreeMap<u64, Vec<(String, bool)>> = BTreeMap::new();
@@ -429,7 +409,7 @@ impl Inner {
         files: &BTreeMap<u64, Vec<Member>>,
         place: &Place,
     ) -> Result<(), FilesError> {
-        let Settings { run, .. } = &self.settings;
+        let Settings { wanted: Wanted { run, .. }, .. } = &self.settings;
         let trackers: BTreeMap<String, Written> =
             look.texts.iter().map(|(name, (_, written))| (name.clone(), *written)).collect();
         let lost = state.catalog.lost().iter().map(|(step, lost)| (*step, Arc::clone(&lost.pack)));
@@ -493,7 +473,7 @@ impl Inner {
         if !state.catalog.lose(step, why, is_again, is_gone) || is_gone {
             return;
         }
-        let Settings { run, directory, .. } = &self.settings;
+        let Settings { wanted: Wanted { run, directory, .. }, .. } = &self.settings;
         let place = directory.display();
         if !is_overwritten {
             tracing::warn!(run, step, directory = %place, "a sealed step is no longer offered here: {words}");
@@ -507,7 +487,7 @@ impl Inner {
 
     /// Whether the next step overwrites these files.
     pub(super) fn is_in_place(&self, content: &Content) -> bool {
-        content.members().iter().all(|of| in_place(&self.settings.rules, &of.path, false).is_some())
+        content.members().iter().all(|of| in_place(&self.settings.wanted.rules, &of.path, false).is_some())
     }
 }
 
@@ -530,7 +510,7 @@ impl Inner {
         place: &Place,
     ) -> Result<bool, FilesError> {
         let Some(mut members) = files.cloned().filter(|files| !files.is_empty()) else { return Ok(false) };
-        let Settings { directory, run, part, .. } = &self.settings;
+        let Settings { wanted: Wanted { directory, run, .. }, part, .. } = &self.settings;
         if let Err(why) = sound(place, &members) {
             tracing::warn!(run, step = of.step, directory = %directory.display(), "a step has its mark and is not sealed: {why}");
             state.unsound.insert(of.step, (members, why));
@@ -555,7 +535,7 @@ impl Inner {
         if former.as_ref().is_some_and(|former| former.of.run_id() != run) {
             state.first_seen.insert(of.step, host::fence(&self.service, run) * AGAIN);
         } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
-            let age = host::now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
+            let age = now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
             if age > ANOTHER {
                 // Written by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
                 state.first_seen.insert(of.step, former.of.attempt + 1);
@@ -565,16 +545,14 @@ impl Inner {
         let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
         let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
         let content = Content::of(directory, place.access.clone(), members)?;
-        let manifest = match content.seal(&identity, run, host::now_unix_s()) {
+        let manifest = match content.seal(&identity, run, now_unix_s()) {
             // The next check decides.
             Err(FilesError::Changed(_)) => return Ok(false),
             sealed => sealed?,
         };
-        let manifest =
-            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
         let members = content.members().to_vec();
-        let note = Note { manifest, base: directory.clone(), user: place.access.user(), members };
-        let pack = state.catalog.insert(note, self.is_shared)?;
+        let user = place.access.user();
+        let pack = state.catalog.insert(manifest.encode(), directory, user, members, self.is_shared)?;
         state.unsound.remove(&of.step);
         let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.of.run_id() == run;
         if let Some(former) = former.filter(replaced) {

@@ -7,16 +7,10 @@ use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 
 /// Errors of coding and decoding.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum CodeError {
-    /// Too few blocks are left.
     #[error("{left} of the {needed} pieces that are needed are left")]
-    TooFew {
-        /// Number of different blocks.
-        left: usize,
-        /// Number of blocks that are needed.
-        needed: u32,
-    },
-    /// They have different lengths, an invalid number, or one was given twice.
+    TooFew { left: usize, needed: u32 },
     #[error("the blocks make no sense together: {0}")]
     Blocks(String),
 }
@@ -41,17 +35,11 @@ impl fmt::Debug for Encoder {
 
 impl Encoder {
     /// For blocks of `block` bytes, an even number.
-    ///
-    /// # Errors
-    /// The number is odd or 0.
     pub fn new(of: Parity, block: usize) -> Result<Encoder, CodeError> {
         Ok(Encoder { of, encoder: ReedSolomonEncoder::new(of.data as usize, of.parity as usize, block)? })
     }
 
     /// Parity number `index`, from 0, over one block of each lane of data.
-    ///
-    /// # Errors
-    /// The blocks are too few, too many or of another length.
     pub fn parity<B: AsRef<[u8]>>(
         &mut self,
         blocks: &[B],
@@ -74,9 +62,6 @@ impl Encoder {
 }
 
 /// The blocks of data that are not among `given`, each with its number.
-///
-/// # Errors
-/// Too few are given, or they are inconsistent.
 pub fn restore(of: Parity, given: &[(u32, &[u8])]) -> Result<Vec<(u32, Vec<u8>)>, CodeError> {
     if given.len() < of.data as usize {
         return Err(CodeError::TooFew { left: given.len(), needed: of.data });

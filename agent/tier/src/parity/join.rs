@@ -34,9 +34,6 @@ impl LocalPiece {
 }
 
 /// The manifest of the whole shard, which each piece includes. It must match the shard that the holder reported.
-///
-/// # Errors
-/// It does not match, or cannot be read.
 pub(crate) fn whole_of(given: &LocalPiece) -> Result<Sealed, PeerError> {
     let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
     let Some(piece) = &given.shard.piece else { return Err(wrong("it is not a piece".to_owned())) };

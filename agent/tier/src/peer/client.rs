@@ -71,9 +71,6 @@ impl Asking<'_> {
     }
 
     /// Asks `address` for its inventory.
-    ///
-    /// # Errors
-    /// The connection fails, or the answer is not valid.
     pub fn list(&self, address: &str) -> Result<Inventory, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send(Header::of(Kind::List), &[])?;
@@ -82,9 +79,6 @@ impl Asking<'_> {
 
     /// Asks the leader `address` to which step `run` goes back. The leader asks other agents, those that are silent twice, so
     /// more time is allowed.
-    ///
-    /// # Errors
-    /// The connection fails, or the answer is not valid.
     pub fn decide(
         &self,
         address: &str,
@@ -101,9 +95,6 @@ impl Asking<'_> {
     }
 
     /// Sends a decision to `address`.
-    ///
-    /// # Errors
-    /// The connection fails, or the answer is not valid.
     pub fn report(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Announce), decision)?;
@@ -112,9 +103,6 @@ impl Asking<'_> {
 
     /// Withdraws replicas at `address`. With `everything`, it also deletes what its own ranks have written of these shards. Returns how
     /// many there were, and how many it keeps for other hosts.
-    ///
-    /// # Errors
-    /// The connection fails, or the answer is not valid.
     pub(crate) fn forget(&self, address: &str, what: &Withdrawal) -> Result<Dropped, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Drop), what)?;
@@ -188,21 +176,10 @@ impl Asking<'_> {
                 Ok(None)
             }
             Some(Frame::Message(header, message)) if header.kind == Kind::Wanted => {
-                let wanted = serde_json::from_slice(&message).map_err(|error| PeerError::Unreadable {
-                    peer: address.to_owned(),
-                    error: error.to_string(),
-                })?;
+                let wanted = wire.parse(&message)?;
                 Ok(Some((wire, wanted)))
             }
-            Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
-                Err(PeerError::reported(address, &message))
-            }
-            Some(Frame::Message(header, _) | Frame::Chunk(header)) => Err(PeerError::Unexpected {
-                peer: address.to_owned(),
-                got: header.kind,
-                wanted: Kind::Wanted,
-            }),
-            None => Err(PeerError::lost(address, std::io::ErrorKind::UnexpectedEof.into())),
+            other => Err(wire.unexpected(other, Kind::Wanted)),
         }
     }
 
@@ -215,9 +192,6 @@ impl Asking<'_> {
 
     /// Fetches a shard over `streams` parallel connections, 1 to 4. `begin` gets its manifest first, then `write` gets each part with its
     /// offset, from all connections.
-    ///
-    /// # Errors
-    /// The peer does not have it, or sends something else.
     pub fn get(
         &self,
         address: &str,
@@ -256,15 +230,9 @@ impl Asking<'_> {
 /// The destination of a fetched shard.
 pub trait Target: Sync {
     /// Called when the manifest is valid, before the first byte.
-    ///
-    /// # Errors
-    /// There is no room for it.
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError>;
 
     /// Writes a part of the bytes; called from several threads. The bytes are verified only when all have arrived.
-    ///
-    /// # Errors
-    /// They cannot be written.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
 
     /// The memory for a part of the bytes, if it is mapped; otherwise they are written.
@@ -326,9 +294,6 @@ impl Upload<'_> {
     }
 
     /// Sends chunks until none are left, as many at once as the peer gives credit for.
-    ///
-    /// # Errors
-    /// The peer is lost, refuses or is too slow, or the bytes no longer match the manifest.
     pub fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
         let peer = wire.peer().to_owned();
         let mut way = self.how.limit.way(&peer);
@@ -420,16 +385,13 @@ impl Upload<'_> {
 fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
     match wire.receive()? {
         Some(Frame::Message(header, _)) if header.kind == Kind::Taken => Ok(None),
-        Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
-            match PeerError::reported(wire.peer(), &message) {
-                PeerError::Reported { reason: Reason::Corrupt, .. } => Ok(Some(header.chunk)),
-                other => Err(other),
+        other => {
+            let chunk = if let Some(Frame::Message(header, _)) = &other { header.chunk } else { 0 };
+            match wire.unexpected(other, Kind::Taken) {
+                PeerError::Reported { reason: Reason::Corrupt, .. } => Ok(Some(chunk)),
+                error => Err(error),
             }
         }
-        Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
-            Err(PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted: Kind::Taken })
-        }
-        None => Err(PeerError::lost(wire.peer(), std::io::ErrorKind::UnexpectedEof.into())),
     }
 }
 

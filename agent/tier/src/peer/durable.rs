@@ -38,9 +38,6 @@ pub trait Durable: Debug + Send + Sync {
     fn refresh(&self, run_id: &str) -> Result<(), PeerError>;
 
     /// Fetches a shard and verifies all bytes with its manifest. Returns the number of bytes.
-    ///
-    /// # Errors
-    /// It is not available, or differs from its seal.
     fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError>;
 
     /// Deletes a step. Returns the number of its shards.

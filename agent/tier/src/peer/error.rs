@@ -8,152 +8,52 @@ use super::frame::{FrameError, Kind};
 
 /// An error between two agents.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum PeerError {
-    /// The peer does not answer.
     #[error("{peer} cannot be reached: {source}")]
-    Unreachable {
-        /// The peer.
-        peer: String,
-        /// The error.
-        source: io::Error,
-    },
-    /// The connection broke or stalled.
+    Unreachable { peer: String, source: io::Error },
     #[error("the connection to {peer} was lost: {source}")]
-    Lost {
-        /// The peer.
-        peer: String,
-        /// The error.
-        source: io::Error,
-    },
-    /// It does not accept our token.
+    Lost { peer: String, source: io::Error },
     #[error("{peer} refused our token: the token files of both hosts must have the same text")]
-    Refused {
-        /// The peer.
-        peer: String,
-    },
-    /// It has a different token, or none.
+    Refused { peer: String },
     #[error("{peer} does not know the token")]
-    WrongToken {
-        /// The peer.
-        peer: String,
-    },
-    /// It accepted our token without knowing it.
+    WrongToken { peer: String },
     #[error("{peer} takes our token but cannot show that it knows it: it is not one of our agents")]
-    Impostor {
-        /// The peer.
-        peer: String,
-    },
-    /// It uses no TLS, and this agent does.
+    Impostor { peer: String },
     #[error(
         "{peer} does not use TLS and this agent does: checkpoint.tls_certificate, tls_key and tls_authorities must be set on all hosts or on none"
     )]
-    SpeaksPlainly {
-        /// The peer.
-        peer: String,
-    },
-    /// It uses TLS, and this agent does not.
+    SpeaksPlainly { peer: String },
     #[error(
         "{peer} uses TLS and this agent does not: set checkpoint.tls_certificate, tls_key and tls_authorities here as well"
     )]
-    SpeaksTls {
-        /// The peer.
-        peer: String,
-    },
-    /// This agent does not accept its certificate.
+    SpeaksTls { peer: String },
     #[error(
         "the certificate of {peer} is not accepted: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
     )]
-    BadCertificate {
-        /// The peer.
-        peer: String,
-        /// The problem.
-        why: String,
-    },
-    /// It does not accept our certificate.
+    BadCertificate { peer: String, why: String },
     #[error(
         "{peer} refused our certificate: {why} (checkpoint.tls_certificate here, checkpoint.tls_authorities there)"
     )]
-    CertificateRefused {
-        /// The peer.
-        peer: String,
-        /// The peer's message.
-        why: String,
-    },
-    /// The TLS handshake failed for another reason.
+    CertificateRefused { peer: String, why: String },
     #[error("TLS with {peer}: {why}")]
-    Tls {
-        /// The peer.
-        peer: String,
-        /// The error.
-        why: String,
-    },
-    /// A header that is not of this protocol.
+    Tls { peer: String, why: String },
     #[error("{peer}: {error}")]
-    Frame {
-        /// The peer.
-        peer: String,
-        /// The problem.
-        error: FrameError,
-    },
-    /// A frame without a valid code of the other side.
+    Frame { peer: String, error: FrameError },
     #[error("what came from {peer} was changed on the way: its code does not match")]
-    Forged {
-        /// The peer.
-        peer: String,
-    },
-    /// A frame at the wrong time.
+    Forged { peer: String },
     #[error("{peer} sent {got:?} where {wanted:?} was due")]
-    Unexpected {
-        /// The peer.
-        peer: String,
-        /// The received kind.
-        got: Kind,
-        /// The expected kind.
-        wanted: Kind,
-    },
-    /// A message that cannot be read.
+    Unexpected { peer: String, got: Kind, wanted: Kind },
     #[error("{peer} sent what cannot be read: {error}")]
-    Unreadable {
-        /// The peer.
-        peer: String,
-        /// The problem.
-        error: String,
-    },
-    /// Bytes do not match the manifest.
+    Unreadable { peer: String, error: String },
     #[error("chunk {chunk} from {peer} is not what the manifest says")]
-    Corrupt {
-        /// The peer.
-        peer: String,
-        /// The index of the chunk.
-        chunk: u32,
-    },
-    /// The other side reports an error.
+    Corrupt { peer: String, chunk: u32 },
     #[error("{peer} says: {text}")]
-    Reported {
-        /// The peer.
-        peer: String,
-        /// The kind of error.
-        reason: Reason,
-        /// The peer's message.
-        text: String,
-    },
-    /// It is too slow.
+    Reported { peer: String, reason: Reason, text: String },
     #[error("{peer} is too slow: {bytes} bytes of a shard went in {seconds} s")]
-    Slow {
-        /// The peer.
-        peer: String,
-        /// Transferred bytes.
-        bytes: u64,
-        /// Elapsed time in seconds.
-        seconds: u64,
-    },
-    /// A message that is too long.
+    Slow { peer: String, bytes: u64, seconds: u64 },
     #[error("a message of {bytes} bytes is longer than the limit")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// An error on this host.
+    TooLong { bytes: usize },
     #[error("{0}")]
     Local(String),
     /// This process may not write as the user, and the user lent no files.
@@ -233,17 +133,6 @@ impl PeerError {
                 | Of::BadCertificate { .. }
                 | Of::CertificateRefused { .. }
                 | Of::Tls { .. }
-        )
-    }
-
-    /// Whether the peer itself works and only this request failed.
-    pub fn is_about_the_request(&self) -> bool {
-        matches!(
-            self,
-            PeerError::Reported { .. }
-                | PeerError::TooLong { .. }
-                | PeerError::Local(_)
-                | PeerError::NoFiles(_)
         )
     }
 }

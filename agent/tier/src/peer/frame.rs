@@ -153,20 +153,16 @@ impl Header {
 
 /// Why a header is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum FrameError {
-    /// It does not start with the magic bytes.
     #[error("the data is not a frame of this protocol: it starts with {0:02x?}")]
     Magic([u8; 4]),
-    /// It has another version.
     #[error("it speaks version {0} of the peers' protocol, and this is version {VERSION}")]
     Version(u8),
-    /// The kind is unknown.
     #[error("a frame of the unknown kind {0}")]
     Kind(u8),
-    /// Bytes that must be zero are not.
     #[error("a frame with bytes set that have no meaning")]
     Reserved,
-    /// It announces more bytes than the limit.
     #[error("a frame that announces {0} bytes, more than the limit")]
     Length(u32),
 }
@@ -190,9 +186,6 @@ pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
 }
 
 /// Decodes what [`encode`] wrote.
-///
-/// # Errors
-/// It is not of this protocol or version, or announces more than the limits.
 pub fn decode(bytes: &[u8; SIGNED_BYTES]) -> Result<Header, FrameError> {
     let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
     if magic != MAGIC {

@@ -43,9 +43,6 @@ impl Wire {
     }
 
     /// Accepts an incoming connection.
-    ///
-    /// # Errors
-    /// It is not an agent, has another protocol version, or authentication fails.
     pub fn accept(stream: TcpStream, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
         let peer = stream
             .peer_addr()

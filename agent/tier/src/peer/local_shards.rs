@@ -313,9 +313,6 @@ impl LocalShards {
     }
 
     /// Deletes a shard. Returns whether it existed.
-    ///
-    /// # Errors
-    /// It exists and cannot be deleted.
     pub fn remove(&self, root: &str) -> io::Result<bool> {
         let (found, was_held) = {
             let mut inner = self.inner();

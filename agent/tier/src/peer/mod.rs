@@ -39,7 +39,6 @@ mod withdrawal;
 /// `throttle` limits what that costs training, and a replica that never arrives is of no use.
 const REPLICATE_NICE: i32 = 10;
 
-pub use crate::os::monotonic;
 pub use durable::{Durable, Figures};
 pub use job_service::Brought;
 pub use local_shards::{Opened, Watched};

@@ -19,9 +19,6 @@ use crate::parity::{CodeError, LocalPiece, join, whole_of};
 use crate::seal::ReadAt;
 
 /// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.
-///
-/// # Errors
-/// Too few intact pieces are left.
 pub(super) fn bring<'a>(
     shared: &Shared,
     landing: &dyn Fn() -> ShardWriter<'a>,

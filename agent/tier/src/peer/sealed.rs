@@ -36,26 +36,20 @@ pub struct Sealed {
 
 /// Why peers cannot use a manifest.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum SealedError {
-    /// It cannot be read.
     #[error("{0}")]
     File(#[from] io::Error),
-    /// It is damaged, or not a manifest.
     #[error("{0}")]
     Manifest(#[from] mainstay_checkpoint_format::ManifestError),
-    /// It has no table of chunks.
     #[error("its manifest has no checksums of chunks (format 1): it can be loaded but not replicated")]
     NoChunks,
-    /// Its chunks are larger than a frame may be.
     #[error("its chunks of {0} bytes are larger than {MAX_CHUNK}")]
     ChunkSize(u64),
 }
 
 impl Sealed {
     /// From the bytes of a manifest.
-    ///
-    /// # Errors
-    /// It is damaged or has no table of chunks.
     pub fn of(manifest: Vec<u8>) -> Result<Sealed, SealedError> {
         let read = Manifest::decode(&manifest)?;
         let (Some(root), Some(chunks)) = (read.root(), read.chunks) else {
@@ -92,9 +86,6 @@ impl Sealed {
 
     /// The same shard under the run `run` with its owner, as agents store it. The owner is part of the manifest and so of the root, by
     /// which a shard is requested and deleted. A run without an owner changes nothing.
-    ///
-    /// # Errors
-    /// As for [`Sealed::of`].
     pub fn owned_as(self, run: &str) -> Result<Sealed, SealedError> {
         let Some(uid) = owner::owner(run) else { return Ok(self) };
         let wanted = owner::owned(uid, &self.shard.of.run);
@@ -102,9 +93,6 @@ impl Sealed {
     }
 
     /// The same shard as its user sees it, without the owner.
-    ///
-    /// # Errors
-    /// As for [`Sealed::of`].
     pub fn as_written(self) -> Result<Sealed, SealedError> {
         let wanted = owner::name(&self.shard.of.run).to_owned();
         self.renamed(wanted)
@@ -121,9 +109,6 @@ impl Sealed {
     }
 
     /// From the manifest in a file.
-    ///
-    /// # Errors
-    /// It cannot be read, is damaged or has no table of chunks.
     pub fn read(path: &Path) -> Result<Sealed, SealedError> {
         let mut bytes = Vec::new();
         let limit = MANIFEST_LIMIT as u64 + 1;
@@ -157,9 +142,6 @@ impl Sealed {
     }
 
     /// The first chunk in `file` that does not match the manifest; none if all match.
-    ///
-    /// # Errors
-    /// The file cannot be read, or has the wrong length.
     pub fn first_bad(&self, file: &File) -> io::Result<Option<u32>> {
         if file.metadata()?.len() != self.shard.bytes {
             return Ok(Some(self.chunks().saturating_sub(1)));
@@ -168,9 +150,6 @@ impl Sealed {
     }
 
     /// Same as [`Sealed::first_bad`], for a file that starts with the shard and may be longer.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn first_bad_from_start(&self, file: &dyn ReadAt) -> io::Result<Option<u32>> {
         let mut buffer = vec![0; PIECE];
         for index in 0..self.chunks() {
@@ -182,9 +161,6 @@ impl Sealed {
     }
 
     /// Whether one chunk in `file` matches the manifest.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn chunk_is_good(&self, file: &dyn ReadAt, index: u32, buffer: &mut Vec<u8>) -> io::Result<bool> {
         let Some((mut offset, length, sum)) = self.chunk(index) else { return Ok(false) };
         let end = offset + u64::from(length);

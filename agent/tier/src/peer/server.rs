@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::decision::Decision;
 use mainstay_checkpoint::inventory::Shard;
-use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use crate::os::lower_priority;
@@ -33,7 +32,7 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
     while let Some(frame) = wire.receive()? {
         let (header, message) = match frame {
             Frame::Message(header, message) => (header, message),
-            Frame::Chunk(header) => return Err(unexpected(wire, header, Kind::Put)),
+            chunk @ Frame::Chunk(_) => return Err(wire.unexpected(Some(chunk), Kind::Put)),
         };
         changed |= matches!(header.kind, Kind::Put | Kind::Drop | Kind::Announce);
         match header.kind {
@@ -41,23 +40,23 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
             Kind::Get => get(wire, shared, &message)?,
             Kind::List => wire.send_json(Header::of(Kind::Inventory), &shared.inventory())?,
             Kind::Decide => {
-                let asked: Decide = read(wire, &message)?;
+                let asked: Decide = wire.parse(&message)?;
                 match shared.lead(&asked.run, &asked.asker, &asked.distrusted) {
                     Ok(decision) => wire.send_json(Header::of(Kind::Decided), &decision)?,
                     Err(error) => report(wire, Header::of(Kind::Error), Reason::Other, &error.to_string())?,
                 }
             }
             Kind::Announce => {
-                let decision: Decision = read(wire, &message)?;
+                let decision: Decision = wire.parse(&message)?;
                 let word = shared.decisions().report(&decision);
                 wire.send_json(Header::of(Kind::Reported), &word)?;
             }
             Kind::Drop => {
-                let asked: Withdrawal = read(wire, &message)?;
+                let asked: Withdrawal = wire.parse(&message)?;
                 let dropped = drop_for(shared, &asked, wire.is_tls());
                 wire.send_json(Header::of(Kind::Dropped), &dropped)?;
             }
-            _ => return Err(unexpected(wire, header, Kind::Put)),
+            _ => return Err(wire.unexpected(Some(Frame::Message(header, message)), Kind::Put)),
         }
     }
     Ok(changed)
@@ -80,15 +79,6 @@ fn drop_for(shared: &Shared, asked: &Withdrawal, shows_certificate: bool) -> Dro
         }
     }
     dropped
-}
-
-fn unexpected(wire: &Wire, header: Header, wanted: Kind) -> PeerError {
-    PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted }
-}
-
-fn read<T: DeserializeOwned>(wire: &Wire, message: &[u8]) -> Result<T, PeerError> {
-    serde_json::from_slice(message)
-        .map_err(|error| PeerError::Unreadable { peer: wire.peer().to_owned(), error: error.to_string() })
 }
 
 fn report(wire: &mut Wire, header: Header, reason: Reason, text: &str) -> Result<(), PeerError> {
@@ -139,7 +129,10 @@ fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) 
             Some(Frame::Message(header, _)) if header.kind == Kind::Commit => {
                 return match shared.store.commit(upload) {
                     Ok(()) => {
-                        shared.count_taken(upload.sealed.shard.bytes);
+                        shared.count(|counts| {
+                            counts.shards_taken += 1;
+                            counts.bytes_taken += upload.sealed.shard.bytes;
+                        });
                         let root = upload.sealed.shard.root.clone();
                         wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes())
                     }
@@ -148,8 +141,8 @@ fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) 
             }
             // The end of one of several connections of this shard.
             Some(Frame::Message(header, _)) if header.kind == Kind::End => return Ok(()),
-            Some(Frame::Message(header, _)) => return Err(unexpected(wire, header, Kind::Chunk)),
             None => return Ok(()),
+            other => return Err(wire.unexpected(other, Kind::Chunk)),
         }
     }
 }
@@ -203,7 +196,7 @@ fn take_chunk(
 
 /// Sends a shard. The requester verifies its bytes.
 fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError> {
-    let asked: Get = read(wire, message)?;
+    let asked: Get = wire.parse(&message)?;
     let Some(opened) = shared.open(&asked.root) else {
         return report(wire, Header::of(Kind::Error), Reason::NotHere, "that shard is not here");
     };

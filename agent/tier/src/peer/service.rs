@@ -24,7 +24,9 @@ use mainstay_checkpoint::spares::SpareHost;
 use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
-use crate::os::{lower_priority, monotonic};
+use self::ask_pace::AskPace;
+use self::connection_slots::{ConnectionSlots, Refusals};
+use crate::os::lower_priority;
 use crate::peer::client::Asking;
 use crate::peer::credentials::Credentials;
 use crate::peer::durable::{Durable, Figures};
@@ -32,13 +34,12 @@ use crate::peer::error::PeerError;
 use crate::peer::local_shards::{LocalShards, Opened, Watched};
 use crate::peer::message::{Inventory, Withdrawal};
 use crate::peer::pace::Limit;
-use self::ask_pace::AskPace;
-use self::connection_slots::{ConnectionSlots, Refusals};
 use crate::peer::store::{Store, StoreError};
 use crate::peer::throttle::{ReplicationOverhead, ReplicationThrottle};
 use crate::peer::user::Users;
 use crate::peer::wire::{Timeouts, Wire};
 use crate::peer::{REPLICATE_NICE, server};
+use mainstay_sys::clock::mono;
 
 /// Time until an incomplete shard without new chunks is discarded.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -97,7 +98,7 @@ pub(crate) struct Shared {
     /// The hosts of the one job that it serves, as a launcher told them.
     job: Mutex<Option<JobHosts>>,
     pub(crate) throttle: ReplicationThrottle,
-    counters: Counters,
+    counts: Mutex<Counts>,
     signals: Signals,
 }
 
@@ -151,28 +152,18 @@ pub struct Service {
 
 /// The service could not start.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum StartError {
-    /// Listening on the address failed.
     #[error("listening for peers on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// The store cannot be opened.
+    Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A thread cannot be started.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
 }
 
 impl Service {
     /// Starts to listen, to ask peers and to send shards.
-    ///
-    /// # Errors
-    /// Listening, opening the store or starting a thread failed.
     pub fn start(settings: Settings, pass: impl Into<Credentials>) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let listener = TcpListener::bind(settings.listen).map_err(listen)?;
@@ -216,7 +207,7 @@ impl Service {
             },
             incoming: Incoming::default(),
             job: Mutex::default(),
-            counters: Counters::default(),
+            counts: Mutex::default(),
             signals: Signals::default(),
             settings,
         });
@@ -310,7 +301,7 @@ impl Service {
 
     /// Counters since the start.
     pub fn counts(&self) -> Counts {
-        self.shared.counters.now()
+        *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports steps that a rank of a job on this host completed, oldest first: they show what replication costs training.
@@ -380,6 +371,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartEr
 impl Shared {
     pub(crate) fn peers(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn count(&self, add: impl FnOnce(&mut Counts)) {
+        add(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(crate) fn decisions(&self) -> MutexGuard<'_, Decisions> {
@@ -503,7 +498,7 @@ impl Settings {
 fn verify(shared: &Shared) {
     lower_priority(19, true);
     shared.store.verify_all(|shard| {
-        shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        shared.count(|counts| counts.damaged += 1);
         tracing::warn!(
             run = %shard.of.run,
             step = shard.of.step,
@@ -728,36 +723,6 @@ pub struct Counts {
     pub divergences: u64,
 }
 
-/// The running counters.
-#[derive(Debug, Default)]
-struct Counters {
-    shards_sent: AtomicU64,
-    bytes_sent: AtomicU64,
-    shards_taken: AtomicU64,
-    bytes_taken: AtomicU64,
-    failures: AtomicU64,
-    damaged: AtomicU64,
-    divergences: AtomicU64,
-}
-
-impl Counters {
-    /// The current values.
-    fn now(&self) -> Counts {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, divergences } =
-            self;
-        Counts {
-            shards_sent: of(shards_sent),
-            bytes_sent: of(bytes_sent),
-            shards_taken: of(shards_taken),
-            bytes_taken: of(bytes_taken),
-            failures: of(failures),
-            damaged: of(damaged),
-            divergences: of(divergences),
-        }
-    }
-}
-
 // The peers and spares of a service, which change with the hosts of a job.
 
 /// A launch of a job, and the attempt and step from which its owners on this host keep their shards.
@@ -954,7 +919,7 @@ impl Service {
         let needs_none = shared.own.shared();
         copies.retain(|copy| !needs_none.contains(&copy.shard.root));
         let mut known = shared.reports.lags.lock().unwrap_or_else(PoisonError::into_inner);
-        let lags = known.look(monotonic(), shared.name(), &copies);
+        let lags = known.look(mono(), shared.name(), &copies);
         drop(known);
         let (reason, why) = self.delay();
         lags.into_iter().map(|of| Lag { of, reason, why: why.clone() }).collect()

@@ -81,9 +81,6 @@ pub enum Offer {
 
 impl Store {
     /// Opens the store at `root`; creates it if it does not exist.
-    ///
-    /// # Errors
-    /// The directory cannot be created or read.
     pub fn open(root: &Path, quota: u64) -> Result<Store, StoreError> {
         for name in ["replicas", "incoming", "spare"] {
             make_private(&root.join(name))?;
@@ -173,9 +170,6 @@ impl Store {
 
     /// Accepts an offered shard if there is room after deleting `deletable` steps. The secret for `lock` allows its deletion; a shard that
     /// is stored or being received keeps its lock.
-    ///
-    /// # Errors
-    /// There is no room, or the disk fails.
     pub fn offer(
         &self,
         sealed: Sealed,
@@ -287,9 +281,6 @@ impl Store {
     }
 
     /// An unnamed file for `bytes` bytes, which is deleted when it is closed. It does not count towards the quota.
-    ///
-    /// # Errors
-    /// There is no room.
     pub(crate) fn scratch(&self, bytes: u64) -> io::Result<File> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let path = self.root.join("incoming").join(format!("scratch.{number}"));
@@ -516,9 +507,6 @@ impl Upload {
 
 impl Claim<'_> {
     /// Writes a part of the chunk.
-    ///
-    /// # Errors
-    /// The disk fails.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.upload.file.write_all_at(bytes, offset)
     }
@@ -635,47 +623,19 @@ fn owner_of(shard: &Shard) -> Owner {
 
 /// Why a shard is not accepted.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum StoreError {
-    /// There is no room.
     #[error("the store is full: {wanted} bytes are wanted and {free} of {quota} are free")]
-    Full {
-        /// Bytes of the shard.
-        wanted: u64,
-        /// Free bytes.
-        free: u64,
-        /// The quota.
-        quota: u64,
-    },
-    /// There is no room, and this user already has its part.
+    Full { wanted: u64, free: u64, quota: u64 },
     #[error(
         "the store is full: {wanted} bytes are wanted and {free} of {quota} are free; {users} users share it, each has a part of \
          {part} bytes while it is full, and this one uses {of_user}"
     )]
-    Part {
-        /// Bytes of the shard.
-        wanted: u64,
-        /// Free bytes.
-        free: u64,
-        /// The quota.
-        quota: u64,
-        /// Bytes that the shard's user has.
-        of_user: u64,
-        /// Bytes of one part.
-        part: u64,
-        /// Number of users.
-        users: u64,
-    },
-    /// Chunks are missing.
+    Part { wanted: u64, free: u64, quota: u64, of_user: u64, part: u64, users: u64 },
     #[error("{0} chunk(s) have not come")]
     Missing(usize),
-    /// An I/O error.
     #[error("{what}: {source}")]
-    Disk {
-        /// The operation.
-        what: String,
-        /// The error.
-        source: io::Error,
-    },
+    Disk { what: String, source: io::Error },
 }
 
 /// The error of an operation on a path.

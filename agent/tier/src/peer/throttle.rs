@@ -7,7 +7,7 @@ use std::time::Duration;
 use mainstay_checkpoint::replication_cost::{DelayReason, ReplicationCost, StepTime};
 use mainstay_model::time::{Mono, Span};
 
-use crate::os::monotonic;
+use mainstay_sys::clock::mono;
 
 /// Number of remembered periods of replication: steps are reported up to a second after they ended.
 const SPELLS: usize = 256;
@@ -100,7 +100,7 @@ impl ReplicationThrottle {
     }
 
     fn begin(&self, is_sent: bool) -> Busy<'_> {
-        let (now, mut state) = (monotonic(), self.state());
+        let (now, mut state) = (mono(), self.state());
         state.any.begin(now);
         if is_sent {
             state.sent.begin(now);
@@ -110,7 +110,7 @@ impl ReplicationThrottle {
 
     /// Records steps that a rank of a job on this host completed.
     pub(crate) fn stepped(&self, job: &str, steps: &[StepTime]) {
-        let now = monotonic();
+        let now = mono();
         let mut state = self.state();
         let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
         let fresh = || (ReplicationCost::new(self.allowed), now);
@@ -121,7 +121,7 @@ impl ReplicationThrottle {
 
     /// Whether a replica may be sent now: no job requires it to wait.
     pub(crate) fn allows(&self) -> bool {
-        let now = monotonic();
+        let now = mono();
         let mut state = self.state();
         state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
         // Ask each job: one with enough budget must also see that time passes.
@@ -147,7 +147,7 @@ impl ReplicationThrottle {
     /// The current and total cost of replication.
     pub(crate) fn overhead(&self) -> ReplicationOverhead {
         let state = self.state();
-        let waits = state.waits.map_or(Span::default(), |(since, _)| monotonic().since(since));
+        let waits = state.waits.map_or(Span::default(), |(since, _)| mono().since(since));
         ReplicationOverhead {
             per_second: state.jobs.values().filter_map(|(cost, _)| cost.per_second()).reduce(f64::max),
             paid: Duration::from_secs_f64(state.paid_s),
@@ -168,7 +168,7 @@ impl State {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        let now = monotonic();
+        let now = mono();
         let mut state = self.throttle.state();
         if let Some(began) = state.any.end() {
             if state.spells.len() >= SPELLS {
@@ -194,10 +194,10 @@ mod tests {
 
     /// Steps before any replication, then steps of twice the duration during replication until now.
     fn dear(throttle: &ReplicationThrottle) {
-        let (began, took) = (Mono(monotonic().0 - 3_000_000_000), Span::millis(10));
+        let (began, took) = (Mono(mono().0 - 3_000_000_000), Span::millis(10));
         let quiet: Vec<StepTime> = (1..=100).map(|n| step(Mono(began.0 + n * took.0), took)).collect();
         throttle.stepped("job", &quiet);
-        throttle.state().spells.push_back((Mono(began.0 + 1_000_000_000), monotonic()));
+        throttle.state().spells.push_back((Mono(began.0 + 1_000_000_000), mono()));
         let slow = Span::millis(20);
         let beside: Vec<StepTime> =
             (1..=100).map(|n| step(Mono(began.0 + 1_000_000_000 + n * slow.0), slow)).collect();
@@ -213,7 +213,7 @@ mod tests {
         // Two transfers overlap: they are one period.
         let (one, other) = (throttle.begin_to_send(), throttle.begin_to_send());
         drop(one);
-        throttle.state().sent.since = Mono(monotonic().0 - 100_000_000_000);
+        throttle.state().sent.since = Mono(mono().0 - 100_000_000_000);
         drop(other);
         assert!(!throttle.allows());
         assert!(throttle.overhead().paid > Duration::from_secs(40), "{:?}", throttle.overhead());
@@ -227,12 +227,12 @@ mod tests {
         let throttle = ReplicationThrottle::new(0.01);
         dear(&throttle);
         let received = throttle.begin_to_receive();
-        throttle.state().any.since = Mono(monotonic().0 - 100_000_000_000);
+        throttle.state().any.since = Mono(mono().0 - 100_000_000_000);
         drop(received);
         assert_eq!((throttle.allows(), throttle.overhead().paid), (true, Duration::ZERO));
         // A short transfer during a long one of another host.
         let (received, sent) = (throttle.begin_to_receive(), throttle.begin_to_send());
-        throttle.state().any.since = Mono(monotonic().0 - 100_000_000_000);
+        throttle.state().any.since = Mono(mono().0 - 100_000_000_000);
         drop((sent, received));
         assert!(throttle.overhead().paid < Duration::from_secs(40), "{:?}", throttle.overhead());
     }
@@ -254,7 +254,7 @@ mod tests {
     fn a_running_transfer_counts_for_current_steps() {
         let throttle = ReplicationThrottle::new(0.01);
         let busy = throttle.begin_to_receive();
-        let (now, state) = (monotonic(), throttle.state());
+        let (now, state) = (mono(), throttle.state());
         let within = state.within(Mono(now.0 - 5), Mono(now.0 + 7), Mono(now.0 + 100));
         assert!(within.0 >= 7, "{within:?}");
         assert_eq!(state.within(Mono(1), Mono(2), now), Span::default());

@@ -105,18 +105,12 @@ impl fmt::Debug for Tls {
 
 impl Tls {
     /// Reads the files.
-    ///
-    /// # Errors
-    /// One of them cannot be read or has other content, other users may read the key, or key and certificate do not match.
     pub fn read(files: TlsFiles) -> Result<Tls, TlsError> {
         let read = Loaded { marks: marks(&files), both: Both::read(&files)? };
         Ok(Tls(Source::Files { files: Arc::new(files), read: Arc::new(Mutex::new(read)) }))
     }
 
     /// TLS between processes that know the secret; others are refused.
-    ///
-    /// # Errors
-    /// TLS cannot be used here.
     pub fn of_secret(secret: &[u8]) -> Result<Tls, rustls::Error> {
         both_of_secret(secret).map(|both| Tls(Source::Secret(both)))
     }

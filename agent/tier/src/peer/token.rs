@@ -31,24 +31,12 @@ impl std::fmt::Debug for Token {
 
 /// A token that cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum TokenError {
-    /// The file cannot be read.
     #[error("reading the token file {path}: {source}")]
-    File {
-        /// The file.
-        path: String,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// Other users may read it.
+    File { path: String, source: std::io::Error },
     #[error("the token file {path} may be read by others (mode {mode:o}): make it 0600")]
-    Open {
-        /// The file.
-        path: String,
-        /// Its mode.
-        mode: u32,
-    },
-    /// It is too short.
+    Open { path: String, mode: u32 },
     #[error(
         "a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`"
     )]
@@ -57,9 +45,6 @@ pub enum TokenError {
 
 impl Token {
     /// A random token that no other agent knows: an agent with it can serve no peer and ask no peer.
-    ///
-    /// # Errors
-    /// The kernel gives no random bytes.
     pub fn of_no_process() -> std::io::Result<Token> {
         let mut key = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
@@ -67,9 +52,6 @@ impl Token {
     }
 
     /// Reads the token from a file that only its owner may read. White space at both ends is ignored.
-    ///
-    /// # Errors
-    /// It cannot be read, other users may read it, or it is too short.
     pub fn read(path: &Path) -> Result<Token, TokenError> {
         let shown = || path.display().to_string();
         let reported = |source| TokenError::File { path: shown(), source };
@@ -84,9 +66,6 @@ impl Token {
     }
 
     /// The token of these bytes.
-    ///
-    /// # Errors
-    /// It is too short.
     pub fn new(bytes: &[u8]) -> Result<Token, TokenError> {
         if bytes.len() < SHORTEST {
             return Err(TokenError::Short(bytes.len()));

@@ -72,18 +72,12 @@ impl Users {
     }
 
     /// Keeps a directory of the user `uid`, as reported by the kernel, under the name by which the user asks for it.
-    ///
-    /// # Errors
-    /// It is not a directory open for reading, belongs to another user, or there are too many.
     pub fn hand_over(&self, uid: u32, path: &Path, directory: OwnedFd) -> io::Result<()> {
         self.handed_over.keep(uid, path, directory)
     }
 
     /// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the
     /// number of the first file: one message carries a part of them.
-    ///
-    /// # Errors
-    /// One is not a file of that user that is open for writing, or no restore waits for them.
     pub fn lend(&self, uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
         self.lent_files.lend(uid, token, first, files)
     }
@@ -262,9 +256,6 @@ fn is_there(directory: &OwnedFd) -> bool {
 
 impl HandedOver {
     /// Keeps a directory of the user `uid`, as reported by the kernel, under the name by which the user asks for it.
-    ///
-    /// # Errors
-    /// It is not a directory open for reading, belongs to another user, or there are too many.
     pub(crate) fn keep(&self, uid: u32, path: &Path, directory: OwnedFd) -> io::Result<()> {
         let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
         let found = rustix::fs::fstat(&directory)?;

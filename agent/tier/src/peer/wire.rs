@@ -90,9 +90,6 @@ impl Wire {
     }
 
     /// Sends a message.
-    ///
-    /// # Errors
-    /// The connection is lost, or accepts nothing for too long.
     pub fn send(&mut self, header: Header, message: &[u8]) -> Result<(), PeerError> {
         let length = u32::try_from(message.len()).ok().filter(|length| *length <= MAX_MESSAGE);
         let Some(length) = length else { return Err(PeerError::TooLong { bytes: message.len() }) };
@@ -103,9 +100,6 @@ impl Wire {
     }
 
     /// Sends a message in JSON.
-    ///
-    /// # Errors
-    /// As for [`Wire::send`].
     pub fn send_json(&mut self, header: Header, message: &impl Serialize) -> Result<(), PeerError> {
         let text = serde_json::to_vec(message).map_err(|error| PeerError::Local(error.to_string()))?;
         self.send(header, &text)
@@ -113,9 +107,6 @@ impl Wire {
 
     /// Sends a chunk; if it is in one file and stays on this host, without copying it through this process. Before each part,
     /// `allow` gets the number of remaining bytes, may block, and returns how many may be sent now.
-    ///
-    /// # Errors
-    /// The connection is lost, or the file is shorter than the chunk.
     pub fn send_chunk(
         &mut self,
         header: Header,
@@ -224,9 +215,6 @@ impl Wire {
     }
 
     /// Receives the next frame; none if the other side closed the connection between two frames.
-    ///
-    /// # Errors
-    /// The connection is lost, nothing arrives for too long, or the other side did not sign what arrived.
     pub fn receive(&mut self) -> Result<Option<Frame>, PeerError> {
         let mut bytes = [0; HEADER_BYTES];
         if !self.read_header(&mut bytes)? {
@@ -313,9 +301,6 @@ impl Wire {
     }
 
     /// Reads the bytes of a chunk into their final place and passes each part on while it is in the cache.
-    ///
-    /// # Errors
-    /// As for [`Wire::read_chunk`].
     pub fn read_chunk_into(
         &mut self,
         memory: &mut [u8],
@@ -332,30 +317,36 @@ impl Wire {
     }
 
     /// Receives the next message, which must be of `kind`. An error that the other side reports is returned as an error.
-    ///
-    /// # Errors
-    /// The connection is lost, or another message arrived.
     pub fn expect(&mut self, kind: Kind) -> Result<(Header, Vec<u8>), PeerError> {
         match self.receive()? {
             Some(Frame::Message(header, message)) if header.kind == kind => Ok((header, message)),
-            Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
-                Err(PeerError::reported(&self.peer, &message))
-            }
-            Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
-                Err(PeerError::Unexpected { peer: self.peer.clone(), got: header.kind, wanted: kind })
-            }
-            None => Err(PeerError::lost(&self.peer, io::ErrorKind::UnexpectedEof.into())),
+            other => Err(self.unexpected(other, kind)),
         }
     }
 
+    /// The error for a frame that is not the `wanted` one: the error that the other side reports, if it is one.
+    pub(super) fn unexpected(&self, got: Option<Frame>, wanted: Kind) -> PeerError {
+        match got {
+            Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
+                PeerError::reported(&self.peer, &message)
+            }
+            Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
+                PeerError::Unexpected { peer: self.peer.clone(), got: header.kind, wanted }
+            }
+            None => PeerError::lost(&self.peer, io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// A received message in JSON.
+    pub(super) fn parse<T: DeserializeOwned>(&self, message: &[u8]) -> Result<T, PeerError> {
+        serde_json::from_slice(message)
+            .map_err(|error| PeerError::Unreadable { peer: self.peer.clone(), error: error.to_string() })
+    }
+
     /// Same as [`Wire::expect`], decoded as JSON.
-    ///
-    /// # Errors
-    /// As for [`Wire::expect`], or the message cannot be decoded.
     pub fn expect_json<T: DeserializeOwned>(&mut self, kind: Kind) -> Result<T, PeerError> {
         let (_, message) = self.expect(kind)?;
-        serde_json::from_slice(&message)
-            .map_err(|error| PeerError::Unreadable { peer: self.peer.clone(), error: error.to_string() })
+        self.parse(&message)
     }
 }
 

@@ -28,9 +28,6 @@ impl std::fmt::Debug for WithdrawalKey {
 
 impl WithdrawalKey {
     /// Reads the key of the store at `root`; creates it if there is none. What was sent with a lost key cannot be withdrawn.
-    ///
-    /// # Errors
-    /// It can be neither read nor created.
     pub fn at(root: &Path) -> io::Result<WithdrawalKey> {
         match fs::read(root.join(FILE)).map(<[u8; 32]>::try_from) {
             Ok(Ok(key)) => return Ok(WithdrawalKey(key)),

@@ -58,19 +58,12 @@ pub struct Settings {
 
 /// Why there is no pool owner, or a pool cannot be recovered.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum PoolError {
-    /// An I/O error of a file of the pool.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// Another launcher keeps checkpoints of this directory.
+    Io { path: PathBuf, source: io::Error },
     #[error("another launcher keeps the checkpoints in {0}")]
     Taken(PathBuf),
-    /// It is not a pool of this version.
     #[error("{0} is not a pool of this version")]
     NotOurs(PathBuf),
 }

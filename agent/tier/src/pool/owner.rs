@@ -10,17 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::control::{Answer, BELL_NAME, Control, POOL_NAME, Slot, State};
 use mainstay_checkpoint_format::{Identity, Manifest};
 use nix::fcntl::Flock;
 use nix::sys::statvfs::statvfs;
-use serde_json::json;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
-use crate::inventory::{Shard, Tier};
-use crate::os::{lower_priority, monotonic_ms};
+use crate::os::{lower_priority, monotonic_ms, now_unix_s};
 use crate::pool::choose::{self, At, SealedSlot};
 use crate::pool::memory::{self, Memory, lives, lock};
 use crate::pool::{PoolError, Settings, available, directory_of, recover, reported};
@@ -160,7 +158,7 @@ impl PoolOwner {
         let _ = fs::remove_file(directory.join(recover::MARK));
         disk::clear_aside(&StdVolume, &settings.directory, &lives);
         let bell = open_bell(&directory);
-        describe(&directory, &settings)?;
+        recover::About::write(&directory, &settings)?;
         let mut inner = Inner { messages, ..Inner::default() };
         for rank in settings.ranks.clone() {
             let at = memory::directory_of(&directory, rank);
@@ -243,23 +241,6 @@ impl PoolOwner {
         std::mem::take(&mut self.shared.inner().whole)
     }
 
-    /// The sealed shards in memory. Files start with their shards and are longer. A slot may be used for another step at any time,
-    /// so readers must verify a shard with its manifest.
-    #[must_use]
-    pub fn shelf(&self) -> Vec<Shard> {
-        let inner = self.shared.inner();
-        let shards = inner.sealed.iter().filter_map(|((rank, index), sealed)| {
-            let memory = inner.ranks.iter().find(|memory| memory.rank == *rank)?;
-            Some(Shard {
-                manifest: sealed.manifest.clone(),
-                manifest_bytes: sealed.manifest.encode(),
-                tier: Tier::Memory,
-                path: memory::slot_path(&memory.directory, *index, sealed.slot.file),
-            })
-        });
-        shards.collect()
-    }
-
     /// The age of the newest whole step of each tier.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -297,9 +278,6 @@ impl PoolOwner {
 
     /// Replaces the ranks of this host with others of the job: writes the steps of the old ones to disk and keeps
     /// the same place for the new ones. Other files in that place stay.
-    ///
-    /// # Errors
-    /// [`PoolError`]; the job can run without a pool owner.
     pub fn move_to(
         mut self,
         world_size: u32,
@@ -953,8 +931,7 @@ impl Shared {
             rank,
             world_size: settings.world_size,
         };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        seal(file, slot.used, &identity, &settings.run, now)
+        seal(file, slot.used, &identity, &settings.run, now_unix_s())
     }
 }
 
@@ -1056,26 +1033,6 @@ fn remove_ranks(pool: &Path) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Writes the description of the pool for recovery.
-fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
-    let path = directory.join(POOL_NAME);
-    let aside = path.with_extension("new");
-    let reported_of = json!({
-        "version": mainstay_checkpoint_format::control::VERSION,
-        "directory": settings.directory,
-        "job": settings.job,
-        "run": settings.run,
-        "world_size": settings.world_size,
-        "first_rank": settings.ranks.start,
-        "ranks": settings.ranks.len(),
-        "keep": settings.keep.steps,
-        "keep_bytes": settings.keep.bytes,
-    });
-    fs::write(&aside, reported_of.to_string())
-        .and_then(|()| fs::rename(&aside, &path))
-        .map_err(reported(&path))
 }
 
 fn open_bell(directory: &Path) -> Option<UnixDatagram> {

@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State, VERSION};
 use mainstay_checkpoint_format::{Identity, Manifest};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
+use crate::os::now_unix_s;
 use crate::pool::choose::{self, At, SealedSlot};
 use crate::pool::memory::Memory;
 use crate::pool::memory::{lives, lock};
-use crate::pool::{PoolError, reported};
+use crate::pool::{PoolError, Settings, reported};
 use crate::seal::{self, seal};
 
 /// Name of the file that marks the lock as held by a recovery, which ends soon.
@@ -76,7 +78,7 @@ pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     fs::write(&mark, []).map_err(reported(&mark))?;
     let about = About::read(pool)?;
     let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
-    let vouched = vouched(pool, about.ranks.start);
+    let vouched = vouched(pool, about.first_rank);
     let shards = shards(pool, &about, &mut recovered.failed);
     write(&about, &shards, vouched, &mut recovered);
     if recovered.failed.is_empty() {
@@ -88,7 +90,7 @@ pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
 }
 
 /// Removes everything in a pool except its lock, which is held.
-fn empty(pool: &Path) -> std::io::Result<()> {
+fn empty(pool: &Path) -> io::Result<()> {
     // Its description first: without it the rest is not recognized as a pool.
     fs::remove_file(pool.join(POOL_NAME))?;
     for entry in fs::read_dir(pool)?.flatten() {
@@ -102,42 +104,56 @@ fn empty(pool: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-struct About {
+/// The description of a pool, with which it can be recovered without its launcher.
+#[derive(Serialize, Deserialize)]
+pub(super) struct About {
+    version: u64,
     directory: PathBuf,
     job: String,
     run: String,
     world_size: u32,
-    ranks: Range<u32>,
-    keep: Keep,
+    /// Neither this nor the number of ranks is in pools of versions that only had whole jobs.
+    #[serde(default)]
+    first_rank: u32,
+    ranks: Option<u32>,
+    keep: usize,
+    keep_bytes: Option<u64>,
 }
 
 impl About {
+    /// Writes the description of a pool with these settings.
+    pub(super) fn write(pool: &Path, settings: &Settings) -> Result<(), PoolError> {
+        let Settings { directory, job, run, world_size, ranks, keep, .. } = settings;
+        let about = About {
+            version: VERSION,
+            directory: directory.clone(),
+            job: job.clone(),
+            run: run.clone(),
+            world_size: *world_size,
+            first_rank: ranks.start,
+            ranks: Some(ranks.end.saturating_sub(ranks.start)),
+            keep: keep.steps,
+            keep_bytes: keep.bytes,
+        };
+        let path = pool.join(POOL_NAME);
+        let aside = path.with_extension("new");
+        let written = serde_json::to_vec(&about).map_err(io::Error::other);
+        written
+            .and_then(|about| fs::write(&aside, about))
+            .and_then(|()| fs::rename(&aside, &path))
+            .map_err(reported(&path))
+    }
+
     fn read(pool: &Path) -> Result<About, PoolError> {
         let path = pool.join(POOL_NAME);
         let bytes = fs::read(&path).map_err(reported(&path))?;
-        let about: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let text = |name: &str| about.get(name)?.as_str().map(str::to_owned);
-        let number = |name: &str| about.get(name)?.as_u64();
-        let read = || {
-            let world_size = number("world_size").and_then(|size| u32::try_from(size).ok())?;
-            let size = |name: &str| number(name).and_then(|size| u32::try_from(size).ok());
-            // An earlier version only had pools of whole jobs.
-            let first = size("first_rank").unwrap_or(0);
-            let ranks = first..first.checked_add(size("ranks").unwrap_or(world_size))?;
-            Some(About {
-                directory: text("directory").map(PathBuf::from)?,
-                job: text("job")?,
-                run: text("run")?,
-                world_size,
-                ranks,
-                keep: Keep {
-                    steps: number("keep").and_then(|keep| usize::try_from(keep).ok())?,
-                    bytes: number("keep_bytes"),
-                },
-            })
-        };
-        let known = number("version") == Some(VERSION);
-        read().filter(|about| known && about.directory.is_absolute()).ok_or(PoolError::NotOurs(path))
+        let about = serde_json::from_slice(&bytes).ok();
+        let is_known = |about: &About| about.version == VERSION && about.directory.is_absolute();
+        about.filter(is_known).ok_or(PoolError::NotOurs(path))
+    }
+
+    fn ranks(&self) -> Range<u32> {
+        self.first_rank..self.first_rank.saturating_add(self.ranks.unwrap_or(self.world_size))
     }
 }
 
@@ -156,12 +172,12 @@ struct Left {
 /// All shards that were filled when the launcher ended: sealed ones by their manifests; others are sealed now.
 fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
     let mut left = Vec::new();
-    for rank in about.ranks.clone() {
+    for rank in about.ranks() {
         let directory = super::memory::directory_of(pool, rank);
         let memory = match Memory::open(&directory) {
             Ok(memory) => memory,
             // Killed before it was created: there is nothing in it.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
                 failed.push(format!("the memory of rank {rank} in {}: {error}", directory.display()));
                 continue;
@@ -192,17 +208,12 @@ fn manifest_of(memory: &Memory, about: &About, slot: &Slot, file: &File, epoch: 
             let is_it = manifest.identity == identity && manifest.file.size == slot.used;
             (is_it && seal::is_as_sealed(file, &manifest).unwrap_or(false)).then_some(manifest)
         }
-        State::Sealing => seal(file, slot.used, &identity, &about.run, now()).ok(),
+        State::Sealing => seal(file, slot.used, &identity, &about.run, now_unix_s()).ok(),
         State::Filled if slot.epoch == epoch && slot.world_size == u64::from(about.world_size) => {
-            seal(file, slot.used, &identity, &about.run, now()).ok()
+            seal(file, slot.used, &identity, &about.run, now_unix_s()).ok()
         }
         _ => None,
     }
-}
-
-fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
 
 /// Writes the newest whole step first, then older whole ones, then steps whose other shards may be on other hosts.
@@ -214,7 +225,7 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
         disk::manifest(&volume, &about.directory, at.1, rank)
             .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt == at.0)
     };
-    let newest = choose::newest_whole(&held, &about.ranks, &on_disk);
+    let newest = choose::newest_whole(&held, &about.ranks(), &on_disk);
     let mut by_step: BTreeMap<At, Vec<&Left>> = BTreeMap::new();
     for left in shards {
         by_step.entry(left.held.at).or_default().push(left);
@@ -245,7 +256,8 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
         }
     }
     // For a job on several hosts, this host does not know which step all of them have.
-    if about.ranks == (0..about.world_size) {
-        disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory), vouched);
+    if about.ranks() == (0..about.world_size) {
+        let keep = Keep { steps: about.keep, bytes: about.keep_bytes };
+        disk::prune(&volume, &about.directory, keep, &Doubts::read(&volume, &about.directory), vouched);
     }
 }

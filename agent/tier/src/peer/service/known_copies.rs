@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -196,7 +195,7 @@ impl Shared {
 
     /// Records a damaged copy: it does not count for a while.
     pub(crate) fn distrust(&self, holder: &str, root: &str) {
-        self.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        self.count(|counts| counts.damaged += 1);
         if holder == self.name() {
             self.own.is_bad(root);
             self.store.remove(root);
@@ -231,11 +230,6 @@ impl Shared {
     /// The peers that did not answer the last request.
     pub(super) fn silent(&self) -> Vec<String> {
         self.peers().iter().filter(|(_, peer)| !peer.alive).map(|(name, _)| name.clone()).collect()
-    }
-
-    pub(crate) fn count_taken(&self, bytes: u64) {
-        self.counters.shards_taken.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes_taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Asks all peers for their inventories at once.
@@ -455,7 +449,7 @@ impl Shared {
             return;
         }
         if before.is_none() {
-            self.counters.divergences.fetch_add(1, Ordering::Relaxed);
+            self.count(|counts| counts.divergences += 1);
         }
         tracing::error!("{}", found.sentence());
         known.insert(place, found);

@@ -152,8 +152,10 @@ impl Shared {
             Ok(sent) => {
                 let (step, rank, took_ms) = (shard.of.step, shard.rank, sent.took.as_millis() as u64);
                 tracing::debug!(peer = to, step, rank, bytes = sent.bytes, took_ms, "a shard was sent");
-                self.counters.shards_sent.fetch_add(1, Ordering::Relaxed);
-                self.counters.bytes_sent.fetch_add(sent.bytes, Ordering::Relaxed);
+                self.count(|counts| {
+                    counts.shards_sent += 1;
+                    counts.bytes_sent += sent.bytes;
+                });
                 let mut peers = self.peers();
                 let Some(peer) = peers.get_mut(to) else { return };
                 (peer.failures, peer.not_before) = (0, None);
@@ -227,7 +229,7 @@ impl Shared {
     }
 
     pub(super) fn failed(&self, shard: &Shard, to: &str, error: &PeerError) {
-        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        self.count(|counts| counts.failures += 1);
         if is_ours(error) {
             tracing::error!(
                 run = %shard.of.run,

@@ -10,7 +10,7 @@ use mainstay_checkpoint::inventory::{Shard, StepKey};
 use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME};
 
 use super::DATA;
-use crate::disk::{FileSink, Sink, StdVolume, Volume, remove_tree};
+use crate::disk::{FileSink, Sink, Volume, remove_tree};
 use crate::peer::sealed::{Sealed, open_plainly};
 use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::ReadAt;
@@ -27,30 +27,6 @@ impl Volume for Private {
     fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         Ok(Box::new(FileSink(file)))
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        StdVolume.rename(from, to)
-    }
-
-    fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        StdVolume.sync_directory(path)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        StdVolume.remove_file(path)
-    }
-
-    fn remove_directory(&self, path: &Path) -> io::Result<()> {
-        StdVolume.remove_directory(path)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        StdVolume.list(path)
-    }
-
-    fn is_directory(&self, path: &Path) -> bool {
-        StdVolume.is_directory(path)
     }
 
     fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)> {

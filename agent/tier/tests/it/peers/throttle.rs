@@ -5,7 +5,7 @@ use std::time::Duration;
 use mainstay_checkpoint::lag::LagReason;
 use mainstay_checkpoint::replication_cost::StepTime;
 use mainstay_model::time::{Mono, Span};
-use mainstay_tier::peer::monotonic;
+use mainstay_sys::clock::mono;
 
 use super::support::{CHUNK, Host, hosts, until};
 
@@ -23,7 +23,7 @@ fn pair(slowdown: f64) -> Vec<Host> {
 
 /// Reports `count` consecutive steps from `from` to now.
 fn steps(host: &Host, from: Mono, count: u64) {
-    let took = monotonic().since(from).0 / count;
+    let took = mono().since(from).0 / count;
     let at = |number: u64| Mono(from.0 + number * took);
     let steps: Vec<StepTime> = (0..count)
         .map(|number| StepTime { start: at(number), end: at(number + 1), saving: Span::default() })
@@ -33,8 +33,8 @@ fn steps(host: &Host, from: Mono, count: u64) {
 
 /// Its job trains without replication, then during a replication, with far longer steps.
 fn learn(host: &Host) {
-    steps(host, Mono(monotonic().0 - 100 * USUAL.0), 100);
-    let began = monotonic();
+    steps(host, Mono(mono().0 - 100 * USUAL.0), 100);
+    let began = mono();
     host.save(0, 10, &[0], 1);
     host.wait_for_copies(10, 2);
     steps(host, began, 200);
@@ -50,10 +50,10 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     // Each replica costs far more than the budget. Whether the first one is counted depends on whether its transfer ended before
     // or after its steps were reported.
     let mut step = 10;
-    let mut from = monotonic();
+    let mut from = mono();
     until("a replica to wait, while training goes on", || {
         steps(host, from, 1);
-        from = monotonic();
+        from = mono();
         host.service().nudge();
         let waits = !host.service().overhead().held.is_zero();
         if !waits && host.least_copies(step) == 2 {
@@ -79,7 +79,7 @@ fn without_a_limit_replicas_never_wait() {
     for step in [20, 30, 40] {
         host.save(0, step, &[0], 1);
         until("the replica, while training goes on", || {
-            steps(host, Mono(monotonic().0 - USUAL.0), 1);
+            steps(host, Mono(mono().0 - USUAL.0), 1);
             host.least_copies(step) == 2
         });
     }
