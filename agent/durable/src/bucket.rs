@@ -16,36 +16,19 @@ const TRIES: u32 = 5;
 
 /// Errors of durable storage.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each says it")]
 pub enum DurableError {
-    /// The URL is not valid.
     #[error("{url}: {problem}")]
-    Url {
-        /// The given URL.
-        url: String,
-        /// The problem.
-        problem: String,
-    },
-    /// The store refuses or does not answer.
+    Url { url: String, problem: String },
     #[error("{what} {path}: {source}")]
-    Store {
-        /// The operation.
-        what: &'static str,
-        /// The object.
-        path: String,
-        /// The store's error.
-        source: Error,
-    },
-    /// Bytes differ from what was sealed.
+    Store { what: &'static str, path: String, source: Error },
     #[error("{path} is not what was sealed: {problem}")]
     Changed {
-        /// The object.
         path: String,
-        /// The problem.
         problem: String,
         /// The first chunk that differs, if known.
         chunk: Option<u32>,
     },
-    /// An error on this host.
     #[error("{0}")]
     Local(String),
     /// There is newer work, or the agent stops.

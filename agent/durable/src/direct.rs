@@ -3,19 +3,16 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint::choice::{Wanted, choose};
 use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps as states};
 use mainstay_checkpoint::lineage::is_asked;
 use mainstay_checkpoint_format::bucket::StepRecord;
-use mainstay_checkpoint_format::{MANIFEST_NAME, Manifest};
-use mainstay_tier::disk::{Pace, shard_directory, step_directory};
+use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::{Sealed, look_directory};
+use mainstay_tier::peer::{Sealed, ShardWriter, look_directory};
 use tokio::runtime::Runtime;
 
 use crate::bucket::{Bucket, DurableError};
@@ -247,72 +244,5 @@ impl Target for Nowhere {
 
     fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), PeerError> {
         Ok(())
-    }
-}
-
-/// A shard that is being written into a directory: next to its place first, and moved into it when complete.
-struct ShardWriter<'a> {
-    directory: &'a Path,
-    taken: Option<(File, PathBuf, Sealed)>,
-}
-
-impl<'a> ShardWriter<'a> {
-    fn new(directory: &'a Path) -> ShardWriter<'a> {
-        ShardWriter { directory, taken: None }
-    }
-
-    fn reported(&self, error: std::io::Error) -> PeerError {
-        PeerError::Local(format!("writing into {}: {error}", self.directory.display()))
-    }
-
-    fn finish(&mut self) -> Result<(), PeerError> {
-        let Some((file, aside, sealed)) = self.taken.take() else { return Ok(()) };
-        let put = || -> std::io::Result<()> {
-            file.sync_all()?;
-            let mut manifest = File::create_new(aside.join(MANIFEST_NAME))?;
-            manifest.write_all(&sealed.manifest)?;
-            manifest.sync_all()?;
-            File::open(&aside)?.sync_all()?;
-            let home = shard_directory(self.directory, sealed.shard.of.step, sealed.shard.rank);
-            if home.exists() {
-                std::fs::remove_dir_all(&home)?;
-            }
-            std::fs::rename(&aside, &home)?;
-            home.parent().map_or(Ok(()), |step| File::open(step)?.sync_all())
-        };
-        put().map_err(|error| self.reported(error))
-    }
-}
-
-impl Target for ShardWriter<'_> {
-    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
-        // The name is from a valid manifest, so it is a plain name, not a path.
-        let is_one = Manifest::decode(&sealed.manifest).is_ok_and(|of| of.file.name == sealed.file);
-        if !is_one {
-            return Err(PeerError::Local("the manifest is none".to_owned()));
-        }
-        let make = || -> std::io::Result<(File, PathBuf)> {
-            let step = step_directory(self.directory, sealed.shard.of.step);
-            std::fs::create_dir_all(&step)?;
-            let aside = step.join(mainstay_tier::aside::name(&format!("rank-{:05}", sealed.shard.rank)));
-            std::fs::create_dir(&aside)?;
-            Ok((File::create_new(aside.join(&sealed.file))?, aside))
-        };
-        let (file, aside) = make().map_err(|error| self.reported(error))?;
-        self.taken = Some((file, aside, sealed.clone()));
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
-        let Some((file, ..)) = &self.taken else { return Ok(()) };
-        file.write_all_at(bytes, offset).map_err(|error| self.reported(error))
-    }
-}
-
-impl Drop for ShardWriter<'_> {
-    fn drop(&mut self) {
-        if let Some((_, aside, _)) = self.taken.take() {
-            let _ = std::fs::remove_dir_all(aside);
-        }
     }
 }

@@ -71,7 +71,6 @@ impl Beneath {
     }
 
     /// The directory's name when it was opened, for messages.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -102,7 +101,6 @@ impl Beneath {
     }
 
     /// Whether a file, directory or link of this name exists.
-    #[must_use]
     pub fn is_there(&self, below: &Path) -> bool {
         self.stat(below).is_ok()
     }

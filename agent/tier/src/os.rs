@@ -96,7 +96,6 @@ impl Outgoing {
     }
 
     /// Number of mapped bytes.
-    #[must_use]
     pub fn length(&self) -> u64 {
         self.0.length.get() as u64
     }
@@ -124,7 +123,6 @@ impl Outgoing {
 #[derive(Debug)]
 pub struct MappedFile {
     mapping: Arc<Mapping>,
-    /// The lent ranges.
     lent: Mutex<Vec<Range<usize>>>,
 }
 
@@ -145,13 +143,11 @@ impl MappedFile {
     }
 
     /// Number of mapped bytes.
-    #[must_use]
     pub fn length(&self) -> u64 {
         self.mapping.length.get() as u64
     }
 
     /// The same memory, for sending.
-    #[must_use]
     pub fn outgoing(&self) -> Outgoing {
         Outgoing(Arc::clone(&self.mapping))
     }
@@ -198,7 +194,6 @@ impl Drop for Lent<'_> {
 }
 
 /// Milliseconds on CLOCK_MONOTONIC, which all processes of this host share.
-#[must_use]
 pub fn monotonic_ms() -> u64 {
     mainstay_sys::clock::mono().0 / 1_000_000
 }
@@ -209,7 +204,6 @@ pub(crate) fn now_unix_s() -> u64 {
 }
 
 /// Round-trip time and retransmissions of a connection; none if the kernel does not report them.
-#[must_use]
 pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
     // Offsets of tcpi_rtt, tcpi_rttvar and tcpi_total_retrans in `struct tcp_info` of linux/tcp.h, which only grows at its end.
     const ROUND_TRIP: usize = 68;

@@ -90,6 +90,25 @@ fn within<'a>(bytes: &'a [u8], at: u64, range: &Range<u64>) -> &'a [u8] {
     bytes.get(place(range.start)..place(range.end)).unwrap_or_default()
 }
 
+/// Passes the bytes of a range on in pieces, each with its offset.
+pub(crate) fn pass_on<E>(
+    source: &dyn ReadAt,
+    range: Range<u64>,
+    reading: impl Fn(io::Error) -> E,
+    mut to: impl FnMut(u64, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = range.start;
+    while offset < range.end {
+        let length = usize::try_from(range.end - offset).unwrap_or(usize::MAX).min(buffer.len());
+        let piece = &mut buffer[..length];
+        source.read_exact_at(piece, offset).map_err(&reading)?;
+        to(offset, piece)?;
+        offset += length as u64;
+    }
+    Ok(())
+}
+
 /// Computes the checksums of a container and creates its manifest. The container's header must match `identity`: this detects what a
 /// late writer left under another name.
 pub fn seal(

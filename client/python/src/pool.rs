@@ -294,7 +294,7 @@ fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Reported>> 
     Ok(header.tensors.into_iter().map(reported).collect())
 }
 
-/// What is wrong with a manifest of format 2; `None` if it is intact.
+/// What is wrong with a manifest; `None` if it is intact.
 #[pyfunction]
 fn manifest_complaint(content: &[u8]) -> Option<String> {
     if content.len() > MANIFEST_LIMIT {

@@ -15,16 +15,12 @@ pub use volume::{Sink, StdVolume, Volume, open_own};
 pub(crate) use write::remove_tree;
 pub use write::{Pace, WriteError, clear_aside, write};
 
-use crate::seal;
-
 /// The directory of a step.
-#[must_use]
 pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
     directory.join(format!("step-{step:012}"))
 }
 
 /// The directory of a shard.
-#[must_use]
 pub fn shard_directory(directory: &Path, step: u64, rank: u32) -> PathBuf {
     step_directory(directory, step).join(format!("rank-{rank:05}"))
 }
@@ -58,7 +54,6 @@ fn number(name: &str, before: &str, digits: usize) -> Option<u64> {
 }
 
 /// The path of a shard's manifest.
-#[must_use]
 pub fn manifest_path(directory: &Path, step: u64, rank: u32) -> PathBuf {
     shard_directory(directory, step, rank).join(MANIFEST_NAME)
 }
@@ -116,26 +111,6 @@ pub fn ranks(volume: &dyn Volume, directory: &Path, step: u64) -> Vec<u32> {
     ranks
 }
 
-/// Steps that are whole by their manifests, newest first.
-pub fn whole_steps(volume: &dyn Volume, directory: &Path) -> Vec<u64> {
-    let all = steps(volume, directory);
-    all.into_iter().filter(|step| is_whole(volume, directory, *step).is_some()).collect()
-}
-
-/// Whether every byte of the shard matches its manifest.
-pub fn verify(volume: &dyn Volume, shard: &Found) -> bool {
-    let opened = volume.open(&shard.path);
-    opened.is_ok_and(|(file, _)| seal::is_as_sealed(&*file, &shard.manifest).unwrap_or(false))
-}
-
-/// The newest whole step whose bytes are all verified, with its shards.
-pub fn offered(volume: &dyn Volume, directory: &Path) -> Option<(u64, Vec<Found>)> {
-    steps(volume, directory).into_iter().find_map(|step| {
-        let shards = is_whole(volume, directory, step)?;
-        shards.iter().all(|shard| verify(volume, shard)).then_some((step, shards))
-    })
-}
-
 // Removes old steps from the disk: never the newest whole step, and nothing while fewer steps are whole than are to be kept.
 
 /// Limits of what is kept.
@@ -176,7 +151,6 @@ impl Doubts {
     }
 
     /// Whether a shard is of a doubtful step. A later attempt or another launch computed its steps of the same number again.
-    #[must_use]
     pub fn about(&self, shard: &Manifest) -> bool {
         let of = &shard.identity;
         self.0.iter().any(|doubt| {

@@ -31,7 +31,6 @@ pub enum WriteError {
 
 impl WriteError {
     /// Whether the disk is full.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, StorageFull};
         matches!(self, WriteError::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
@@ -55,7 +54,6 @@ struct Paced {
 
 impl Pace {
     /// Maximum number of bytes per second; none: as fast as the disk.
-    #[must_use]
     pub fn of(bytes_per_second: Option<u64>) -> Pace {
         Pace { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), ..Pace::default() }
     }

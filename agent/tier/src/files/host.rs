@@ -180,14 +180,7 @@ pub(super) fn is_same(
 
 /// Reports one line to the caller of a restore.
 pub(super) fn report_line(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
-    report(Progress {
-        step,
-        shards: (0, 0),
-        bytes: (0, 0),
-        reported,
-        files_wanted: 0,
-        files_token: String::new(),
-    });
+    report(Progress::words(step, 0, reported));
 }
 
 /// Starts a thread that works on files as long as its owner lives.

@@ -126,7 +126,7 @@ impl Inner {
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<RestoredShard, FilesError> {
         let none = || FilesError::reading(path)(io::Error::other("no file was lent for it"));
-        let lot = self.service.shared.lent_files(key, user, 1, report)?;
+        let lot = self.service.lent_files(key, user, 1, report)?;
         let (file, mut to) = lot.and_then(|lot| lot.take()).ok_or_else(none)?;
         io::copy(&mut from, &mut to).map_err(FilesError::reading(path))?;
         let (home, name, manifest) = (PathBuf::new(), ARCHIVE_NAME.to_owned(), sealed.manifest.clone());

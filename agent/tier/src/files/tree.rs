@@ -57,7 +57,6 @@ pub struct Member {
 }
 
 impl Member {
-    /// Bytes.
     pub(crate) fn size(&self) -> u64 {
         self.words.as_ref().map_or(self.mark.size, |words| words.len() as u64)
     }

@@ -14,9 +14,7 @@ use super::host::Place;
 use super::tree::{Mark, Member};
 use crate::beneath::Beneath;
 use crate::peer::sealed::{Sealed, open_plainly};
-use crate::seal::ReadAt;
-
-const PIECE: usize = 1 << 20;
+use crate::seal::{ReadAt, pass_on};
 
 /// Prefix of names that an agent creates in trainers' directories; no name in an archive may have it.
 const ASIDE: &str = ".mainstay-";
@@ -100,14 +98,7 @@ fn write(from: &File, entry: &Entry, at: u64, aside: &Beneath) -> io::Result<()>
     let path = Path::new(&entry.path);
     aside.make_directories(path.parent().unwrap_or(Path::new("")))?;
     let mut to = aside.create(path, 0o600)?;
-    let mut buffer = vec![0; PIECE];
-    let mut done = 0;
-    while done < entry.size {
-        let piece = usize::try_from(entry.size - done).unwrap_or(PIECE).min(PIECE);
-        ReadAt::read_exact_at(from, &mut buffer[..piece], at + done)?;
-        to.write_all(&buffer[..piece])?;
-        done += piece as u64;
-    }
+    pass_on(from, at..at + entry.size, |error| error, |_, piece| to.write_all(piece))?;
     to.set_permissions(Permissions::from_mode(entry.mode))?;
     to.sync_all()
 }

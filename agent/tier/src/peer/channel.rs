@@ -76,7 +76,8 @@ impl Channel {
     pub(super) fn secure(&mut self, connection: Connection) -> Result<(), ([u8; 4], io::Error)> {
         let incoming = Incoming { buffer: vec![0; PIECE], from: 0, to: 0, first: [0; 4] };
         let mut tls = Box::new(Tls { connection, incoming });
-        let done = tls.shake_hands(&self.socket);
+        let Tls { connection, incoming } = &mut *tls;
+        let done = connection.complete_io(&mut Filled { incoming, socket: &self.socket }).map(drop);
         let first = tls.incoming.first;
         self.tls = Some(tls);
         done.map_err(|error| (first, error))
@@ -102,7 +103,20 @@ impl Read for Channel {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).read(into),
-            Some(tls) => tls.read(&self.socket, into),
+            Some(tls) => {
+                let Tls { connection, incoming } = &mut **tls;
+                let mut filled = Filled { incoming, socket: &self.socket };
+                loop {
+                    match connection.reader().read(into) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            connection.complete_io(&mut filled)?;
+                        }
+                        // The peer closed without close_notify. Frames contain their length, so truncation is always detected.
+                        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                        read => return read,
+                    }
+                }
+            }
         }
     }
 }
@@ -111,7 +125,12 @@ impl Write for Channel {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).write(bytes),
-            Some(tls) => tls.write(&self.socket, bytes),
+            Some(tls) => {
+                let Tls { connection, incoming } = &mut **tls;
+                let taken = connection.writer().write(bytes)?;
+                connection.complete_io(&mut Filled { incoming, socket: &self.socket })?;
+                Ok(taken)
+            }
         }
     }
 
@@ -127,7 +146,7 @@ impl Drop for Channel {
         // Send close_notify without waiting.
         if self.socket.stream.set_nonblocking(true).is_ok() {
             tls.connection.send_close_notify();
-            let _ = tls.give(&self.socket);
+            let _ = tls.connection.write_tls(&mut &self.socket);
         }
     }
 }
@@ -172,61 +191,6 @@ impl Write for &Socket {
     }
 }
 
-impl Tls {
-    fn shake_hands(&mut self, socket: &Socket) -> io::Result<()> {
-        loop {
-            self.give(socket)?;
-            if !self.connection.is_handshaking() {
-                return Ok(());
-            }
-            if self.take(socket)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-    }
-
-    fn read(&mut self, socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.connection.reader().read(into) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.take(socket)?,
-                // The peer closed without close_notify. Frames contain their length, so truncation is always detected.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
-                read => return read,
-            };
-            self.give(socket)?;
-        }
-    }
-
-    fn write(&mut self, socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
-        let taken = self.connection.writer().write(bytes)?;
-        self.give(socket)?;
-        Ok(taken)
-    }
-
-    /// Reads and decrypts received bytes. Returns 0 at the end of the stream.
-    fn take(&mut self, socket: &Socket) -> io::Result<usize> {
-        let came = self.connection.read_tls(&mut Filled { incoming: &mut self.incoming, socket })?;
-        if let Err(error) = self.connection.process_new_packets() {
-            // Send the alert to the other side.
-            let _ = self.give(socket);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-        }
-        Ok(came)
-    }
-
-    /// Sends pending TLS records.
-    fn give(&mut self, mut socket: &Socket) -> io::Result<()> {
-        while self.connection.wants_write() {
-            match self.connection.write_tls(&mut socket) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Received bytes, and the socket for more.
 struct Filled<'a> {
     incoming: &'a mut Incoming,
@@ -248,5 +212,21 @@ impl Read for Filled<'_> {
         into[..count].copy_from_slice(&incoming.buffer[incoming.from..incoming.from + count]);
         incoming.from += count;
         Ok(count)
+    }
+}
+
+impl Write for Filled<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        socket.write(bytes)
+    }
+
+    fn write_vectored(&mut self, bytes: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        socket.write_vectored(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -10,7 +10,6 @@ use super::withdrawal::WithdrawalKey;
 /// The missing chunks of an offered shard.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
-    /// Numbers of chunks.
     pub(crate) chunks: Vec<u32>,
     /// Maximum number of chunks in flight on one connection.
     pub(crate) credits: u32,

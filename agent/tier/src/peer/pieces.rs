@@ -16,7 +16,7 @@ use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;
 use crate::parity::{CodeError, LocalPiece, join, whole_of};
-use crate::seal::ReadAt;
+use crate::seal::pass_on;
 
 /// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.
 pub(super) fn bring<'a>(
@@ -244,15 +244,8 @@ fn take(shared: &Shared, copy: &Copy, destination: &mut Destination<'_>) -> Resu
         return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
     }
     destination.begin(&opened.sealed)?;
-    let mut buffer = vec![0; 1 << 20];
-    let (mut offset, end) = (0, opened.sealed.shard.bytes);
-    while offset < end {
-        let length = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
-        opened.bytes.read_exact_at(&mut buffer[..length], offset).map_err(reading)?;
-        destination.write(offset, &buffer[..length])?;
-        offset += length as u64;
-    }
-    Ok(())
+    let bytes = 0..opened.sealed.shard.bytes;
+    pass_on(&*opened.bytes, bytes, reading, |offset, piece| destination.write(offset, piece))
 }
 
 /// The file that receives a piece.

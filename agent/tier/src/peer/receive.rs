@@ -21,11 +21,12 @@ use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::os::Lent;
 
-/// The shard is written next to its place, and moved into it when all bytes are there.
-pub(super) struct ShardWriter<'a> {
+/// Writes a shard into a checkpoint directory: next to its place, and moves it into that when all bytes are there.
+pub struct ShardWriter<'a> {
     directory: &'a Path,
     access: Access,
-    store: &'a Store,
+    /// Has memory with allocated pages.
+    store: Option<&'a Store>,
     lot: Option<Arc<RestoreFiles>>,
     taken: Option<Taken<'a>>,
     lent: Option<LentFile>,
@@ -64,8 +65,16 @@ pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
 }
 
 impl<'a> ShardWriter<'a> {
-    pub(super) fn new(directory: &'a Path, access: Access, store: &'a Store) -> ShardWriter<'a> {
-        ShardWriter { directory, access, store, lot: None, taken: None, lent: None }
+    /// Writes with the rights of this process.
+    pub fn new(directory: &'a Path) -> ShardWriter<'a> {
+        ShardWriter { directory, access: Access::own(), store: None, lot: None, taken: None, lent: None }
+    }
+
+    /// Writes with these rights, into memory of this agent's store if that can be moved into the directory.
+    pub(super) fn of_user(directory: &'a Path, access: Access, store: &'a Store) -> ShardWriter<'a> {
+        let mut writer = ShardWriter::new(directory);
+        (writer.access, writer.store) = (access, Some(store));
+        writer
     }
 
     /// Writes into the files of this lot, if there is one.
@@ -79,7 +88,7 @@ impl<'a> ShardWriter<'a> {
     }
 
     /// Writes the manifest and moves the shard into place. All bytes are verified.
-    pub(super) fn finish(mut self) -> Result<(), PeerError> {
+    pub fn finish(mut self) -> Result<(), PeerError> {
         if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
             let synced = file.sync_data();
             return match synced {
@@ -175,7 +184,7 @@ impl Target for ShardWriter<'_> {
             let bytes = sealed.shard.bytes;
             // With its own rights, this agent puts a file only where the user may put one.
             let is_theirs = opened.metadata()?.uid() == self.access.user().uid;
-            let ready = if is_theirs { self.store.lend(bytes, &opened) } else { None };
+            let ready = self.store.filter(|_| is_theirs).and_then(|store| store.lend(bytes, &opened));
             let destination = match ready {
                 Some(ready) => Destination::Ready(ready),
                 None => {

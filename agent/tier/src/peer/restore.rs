@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::decision::Decision;
@@ -21,7 +21,7 @@ use super::service::{Service, Shared};
 use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
-use crate::seal::ReadAt;
+use crate::seal::pass_on;
 
 /// Number of shards that are fetched in parallel.
 const AT_ONCE: usize = 4;
@@ -33,7 +33,7 @@ const TRIES: usize = 4;
 const LENT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Progress of a restore.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     /// The step.
     pub step: u64,
@@ -50,15 +50,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    fn words(step: u64, shards: usize, reported: String) -> Progress {
-        Progress {
-            step,
-            shards: (0, shards),
-            bytes: (0, 0),
-            reported,
-            files_wanted: 0,
-            files_token: String::new(),
-        }
+    pub(crate) fn words(step: u64, shards: usize, reported: String) -> Progress {
+        Progress { step, shards: (0, shards), reported, ..Progress::default() }
     }
 }
 
@@ -96,30 +89,20 @@ impl Service {
         shared.own.watch(place.clone());
         shared.own.look();
         let mut last = None;
+        let done = |decision, came: FetchResult| {
+            let FetchResult { bytes, fetched, here, landed } = came;
+            Restored { decision, bytes, fetched, here, seconds: began.elapsed().as_secs_f64(), landed }
+        };
         for _ in 0..TRIES {
             let decision = shared.decide(&place.run)?;
-            shared.report_lost_pieces(&place.run, decision.step.as_ref(), report);
+            self.report_lost_pieces(&place.run, decision.step.as_ref(), report);
             let Some(key) = decision.step.clone() else {
-                return Ok(Restored {
-                    decision,
-                    bytes: 0,
-                    fetched: 0,
-                    here: 0,
-                    seconds: began.elapsed().as_secs_f64(),
-                    landed: Vec::new(),
-                });
+                return Ok(done(decision, FetchResult::default()));
             };
-            match shared.bring(&key, place, ranks, report) {
-                Ok(FetchResult { bytes, fetched, here, landed }) => {
+            match self.fetch_step(&key, place, ranks, report) {
+                Ok(came) => {
                     shared.own.look();
-                    return Ok(Restored {
-                        decision,
-                        bytes,
-                        fetched,
-                        here,
-                        seconds: began.elapsed().as_secs_f64(),
-                        landed,
-                    });
+                    return Ok(done(decision, came));
                 }
                 // The error would be the same for each step.
                 Err(error @ PeerError::NoFiles(_)) => return Err(error),
@@ -136,12 +119,10 @@ impl Service {
         }
         Err(last.unwrap_or_else(|| PeerError::Local("no step could be restored".to_owned())))
     }
-}
 
-impl Shared {
     /// Reports newer steps than the decided one that are lost because too many pieces are missing.
     fn report_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
-        for state in steps(&restorable(self.copies()), Some(run)) {
+        for state in steps(&restorable(self.shared.copies()), Some(run)) {
             let key = &state.key;
             if decided.is_some_and(|decided| decided.step >= key.step) {
                 continue;
@@ -158,14 +139,15 @@ impl Shared {
     }
 
     /// Fetches the shards of one step.
-    pub(super) fn bring(
+    fn fetch_step(
         &self,
         key: &StepKey,
         place: &Watched,
         ranks: Option<&[u32]>,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<FetchResult, PeerError> {
-        let step = self
+        let shared = &*self.shared;
+        let step = shared
             .step(key)
             .ok_or_else(|| PeerError::Local("no peer that answers has any of it".to_owned()))?;
         let all: Vec<u32> = (0..key.world).collect();
@@ -179,9 +161,9 @@ impl Shared {
         let count = plan.transfers.len();
         let lot = self.lent_files(key, place.user, count, report)?;
         let work = Work {
-            shared: self,
+            shared,
             place,
-            access: self.settings.users.access(place.user),
+            access: shared.settings.users.access(place.user),
             lot: lot.clone(),
             left: Mutex::new(plan.transfers.iter().rev().collect()),
             done: AtomicUsize::new(0),
@@ -190,12 +172,9 @@ impl Shared {
             failed: Mutex::new(None),
             report: &|progress: &Work<'_>, reported: String| {
                 report(Progress {
-                    step: key.step,
                     shards: (progress.done.load(Ordering::Relaxed), count),
                     bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
-                    reported,
-                    files_wanted: 0,
-                    files_token: String::new(),
+                    ..Progress::words(key.step, count, reported)
                 });
             },
         };
@@ -204,7 +183,7 @@ impl Shared {
                 scope.spawn(|| work.run());
             }
         });
-        if let Some(error) = work.failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        if let Some(error) = work.failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
         let fetched = work.fetched.into_inner();
@@ -220,8 +199,8 @@ impl Shared {
         count: usize,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<RestoreFiles>>, PeerError> {
-        let Err(cannot) = self.settings.users.access(user).act_to_write() else { return Ok(None) };
-        let wanted = self.settings.users.lent_files.want(user.uid, count);
+        let Err(cannot) = self.users().access(user).act_to_write() else { return Ok(None) };
+        let wanted = self.users().lent_files.want(user.uid, count);
         let wanted = wanted.map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
         let files_token = wanted.token().to_owned();
         let words = Progress::words(key.step, count, String::new());
@@ -234,11 +213,11 @@ impl Shared {
 }
 
 /// The result of fetching one step.
-pub(super) struct FetchResult {
-    /// Bytes received.
-    pub(super) bytes: u64,
+#[derive(Default)]
+struct FetchResult {
+    bytes: u64,
     /// Shards that were fetched, and shards that were already here.
-    pub(super) fetched: usize,
+    fetched: usize,
     here: usize,
     /// Shards in lent files.
     landed: Vec<RestoredShard>,
@@ -270,12 +249,12 @@ struct Work<'a> {
 impl Work<'_> {
     fn run(&self) {
         loop {
-            let next = self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+            let next = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some(transfer) = next else { return };
             if let Err(error) = self.bring(transfer) {
                 // Without this shard the step is incomplete: do not fetch the others.
-                self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
-                *self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
+                self.left.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 return;
             }
             self.done.fetch_add(1, Ordering::Relaxed);
@@ -308,36 +287,34 @@ impl Work<'_> {
         if !transfer.pieces.is_empty() {
             let reported = |reported: String| (self.report)(self, reported);
             let bytes = super::pieces::bring(self.shared, &|| self.landing(), transfer, &reported)?;
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.fetched.fetch_add(1, Ordering::Relaxed);
+            self.came(bytes);
             return Ok(());
         }
         Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
     }
 
+    fn came(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn landing(&self) -> ShardWriter<'_> {
-        ShardWriter::new(&self.place.directory, self.access.clone(), &self.shared.store)
+        ShardWriter::of_user(&self.place.directory, self.access.clone(), &self.shared.store)
             .in_files(self.lot.clone())
     }
 
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
-        let root = &copy.shard.root;
-        if copy.medium == Medium::Durable {
-            let gone = || PeerError::Local("durable storage is unknown here".to_owned());
+        let (shared, root) = (self.shared, &copy.shard.root);
+        if copy.medium == Medium::Durable || copy.holder != shared.name() {
             let mut landing = self.landing();
-            let bytes = self.shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?;
+            let bytes = if copy.medium == Medium::Durable {
+                let gone = || PeerError::Local("durable storage is unknown here".to_owned());
+                shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?
+            } else {
+                shared.asking().get(&copy.holder, root, &mut landing, shared.settings.streams)?
+            };
             landing.finish()?;
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.fetched.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        if copy.holder != self.shared.name() {
-            let mut landing = self.landing();
-            let streams = self.shared.settings.streams;
-            let bytes = self.shared.asking().get(&copy.holder, root, &mut landing, streams)?;
-            landing.finish()?;
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.fetched.fetch_add(1, Ordering::Relaxed);
+            self.came(bytes);
             return Ok(());
         }
         let opened =
@@ -355,14 +332,8 @@ impl Work<'_> {
         }
         let mut landing = self.landing();
         landing.begin(sealed)?;
-        let mut buffer = vec![0; 1 << 20];
-        let mut offset = 0;
-        while offset < sealed.shard.bytes {
-            let piece = usize::try_from(sealed.shard.bytes - offset).unwrap_or(usize::MAX).min(buffer.len());
-            from.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
-            landing.write(offset, &buffer[..piece])?;
-            offset += piece as u64;
-        }
+        let bytes = 0..sealed.shard.bytes;
+        pass_on(from, bytes, reading, |offset, piece| landing.write(offset, piece))?;
         landing.finish()
     }
 }
@@ -378,16 +349,9 @@ pub(crate) fn land(
     content: &crate::files::Content,
 ) -> Result<(), PeerError> {
     let reading = |error: io::Error| PeerError::Local(format!("{}: {error}", content.base().display()));
-    let mut landing = ShardWriter::new(directory, Access::own(), &service.shared.store);
+    let mut landing = ShardWriter::of_user(directory, Access::own(), &service.shared.store);
     landing.begin(sealed)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < sealed.shard.bytes {
-        let piece = usize::try_from(sealed.shard.bytes - offset).unwrap_or(usize::MAX).min(buffer.len());
-        content.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
-        landing.write(offset, &buffer[..piece])?;
-        offset += piece as u64;
-    }
+    pass_on(content, 0..sealed.shard.bytes, reading, |offset, piece| landing.write(offset, piece))?;
     // A file that was written meanwhile has a new modification time and is not part of this step.
     if !content.is_still() {
         return Err(PeerError::Local(format!("{} was written to meanwhile", content.base().display())));
@@ -417,4 +381,107 @@ pub fn verify_directory(directory: &Path, mut reported: impl FnMut(&Path, Result
         });
         reported(shard, checked);
     });
+}
+
+// For the launchers of one job, whose leader decides on the step.
+
+/// Maximum number of reported steps, the newest.
+const MAX_REPORTED: usize = 16;
+
+/// The shards of a host's ranks are in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brought {
+    /// The root of each rank's shard.
+    pub roots: BTreeMap<u32, String>,
+    /// Shards fetched from other hosts.
+    pub fetched: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Service {
+    /// The copies on this host of the newest steps of a run: of its own ranks, and stored for others.
+    pub fn holding(&self, run: &str) -> Vec<Copy> {
+        let mine = |copies: Vec<Copy>| -> Vec<Copy> {
+            copies
+                .into_iter()
+                .filter(|copy| copy.holder == self.name() && copy.medium != Medium::Durable)
+                .collect()
+        };
+        let mut copies = mine(restorable(self.copies()));
+        let newest: Vec<StepKey> =
+            steps(&copies, Some(run)).into_iter().take(MAX_REPORTED).map(|step| step.key).collect();
+        copies.retain(|copy| newest.contains(&copy.shard.of));
+        copies
+    }
+
+    /// Fetches the shards of these ranks of a step: shards in the launcher's memory stay there, all others go into the
+    /// directory. Each is compared with its owner's seal.
+    ///
+    /// # Errors
+    /// A shard is not available: no answering host has a good copy.
+    pub fn bring(
+        &self,
+        key: &StepKey,
+        place: &Watched,
+        ranks: &[u32],
+        report: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Brought, PeerError> {
+        let shared = &*self.shared;
+        shared.own.watch(place.clone());
+        shared.own.look();
+        shared.refresh();
+        let step = shared.step(key);
+        let step = step.ok_or_else(|| PeerError::Local("no host that answers has any of it".to_owned()))?;
+        let mut roots = BTreeMap::new();
+        let mut absent = Vec::new();
+        let (mut bytes, mut fetched) = (0, 0);
+        for rank in ranks {
+            let copies = step.ranks.get(rank).map_or(&[][..], Vec::as_slice);
+            let Some(copy) = copies.first() else {
+                return Err(PeerError::Local(format!("no host that answers has the shard of rank {rank}")));
+            };
+            let root = copy.shard.root.clone();
+            if !self.is_good_in_memory(&root) {
+                absent.push(*rank);
+            }
+            roots.insert(*rank, root);
+        }
+        if !absent.is_empty() {
+            // Copies that were found damaged no longer count.
+            let step = shared.step(key);
+            for rank in &absent {
+                let copies = step.as_ref().and_then(|step| step.ranks.get(rank)?.first());
+                let none =
+                    || PeerError::Local(format!("no host that answers has a good shard of rank {rank}"));
+                roots.insert(*rank, copies.ok_or_else(none)?.shard.root.clone());
+            }
+            let came = self.fetch_step(key, place, Some(&absent), report)?;
+            (bytes, fetched) = (came.bytes, came.fetched);
+            shared.own.look();
+        }
+        Ok(Brought { roots, fetched, bytes })
+    }
+
+    /// Whether a shard in the memory of this host's launcher matches its seal.
+    fn is_good_in_memory(&self, root: &str) -> bool {
+        let Some(opened) = self.shared.own.open_pooled(root) else { return false };
+        let good = matches!(opened.first_bad(), Ok(None)) && opened.is_still();
+        if !good {
+            // Use another copy, from any host.
+            self.shared.distrust(self.name(), root);
+        }
+        good
+    }
+
+    /// The steps of a launch of which each shard is on at least two hosts, newest first: as attempt and step.
+    pub fn copied(&self, launch: &str) -> Vec<(u64, u64)> {
+        let mut copies = self.shared.copies();
+        copies.retain(|copy| copy.shard.of.run == launch);
+        let all = steps(&copies, None);
+        let copied = all.iter().filter(|step| step.is_whole() && step.least_copies() > self.redundancy());
+        let mut copied: Vec<(u64, u64)> = copied.map(|step| (step.key.attempt, step.key.step)).collect();
+        copied.sort_unstable_by(|a, b| b.cmp(a));
+        copied
+    }
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Bytes available on the tmpfs of `directory`: what the tmpfs, the host and every control group above this process leave.
-#[must_use]
 pub fn available(directory: &Path) -> u64 {
     let tmpfs = nix::sys::statvfs::statvfs(directory)
         .map_or(0, |found| found.blocks_available().saturating_mul(found.fragment_size()));

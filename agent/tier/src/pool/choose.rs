@@ -19,7 +19,6 @@ pub struct SealedSlot {
 pub type At = (u64, u64);
 
 /// The newest step of which the shards of all these ranks are in memory or `elsewhere`.
-#[must_use]
 pub fn newest_whole(
     held: &[SealedSlot],
     ranks: &Range<u32>,
@@ -36,7 +35,6 @@ pub fn newest_whole(
 }
 
 /// The shards to write to disk next: those of the newest whole step that are not on disk.
-#[must_use]
 pub fn to_write(
     held: &[SealedSlot],
     newest: Option<At>,
@@ -49,7 +47,6 @@ pub fn to_write(
 /// The sealed slot of a rank to free when it has no free one: the oldest that is not of the newest whole step, not being written, and not
 /// among `kept` (the step to go back to if replicas turn out to differ, and the newest step with copies on other hosts).
 /// A step that is newer than the newest whole one, and may still become whole, is freed only for a rank that has waited long.
-#[must_use]
 pub fn to_free(
     held: &[SealedSlot],
     rank: u32,

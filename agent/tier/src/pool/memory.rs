@@ -25,7 +25,6 @@ pub(super) struct Memory {
     pub(super) wanted: u64,
 }
 
-/// The directory of a rank in a pool.
 pub(super) fn directory_of(pool: &Path, rank: u32) -> PathBuf {
     pool.join(format!("rank-{rank:05}"))
 }

@@ -73,7 +73,6 @@ fn reported(path: &Path) -> impl Fn(io::Error) -> PoolError + '_ {
 }
 
 /// The pool's directory for a checkpoint directory.
-#[must_use]
 pub fn directory_of(root: &Path, checkpoints: &Path) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     root.join(format!("{:016x}", XxHash3_64::oneshot(checkpoints.as_os_str().as_bytes())))

@@ -184,7 +184,6 @@ impl PoolOwner {
     }
 
     /// The pool's directory, for the ranks and for the guardian.
-    #[must_use]
     pub fn directory(&self) -> &Path {
         &self.shared.directory
     }
@@ -224,7 +223,6 @@ impl PoolOwner {
     }
 
     /// A view for the code that copies shards to other hosts.
-    #[must_use]
     pub fn view(&self) -> View {
         View(Arc::clone(&self.shared))
     }
@@ -242,7 +240,6 @@ impl PoolOwner {
     }
 
     /// The age of the newest whole step of each tier.
-    #[must_use]
     pub fn status(&self) -> Status {
         let inner = self.shared.inner();
         let age =
@@ -251,7 +248,6 @@ impl PoolOwner {
     }
 
     /// Whether the file system of the checkpoint directory has not answered for some seconds.
-    #[must_use]
     pub fn is_directory_silent(&self) -> bool {
         self.shared.is_silent(SILENT_AT_END)
     }

@@ -35,7 +35,6 @@ pub struct Recovered {
 
 impl Recovered {
     /// The result as messages for users.
-    #[must_use]
     pub fn reported(&self) -> Vec<String> {
         let mut messages = self.failed.clone();
         if !self.steps.is_empty() {

@@ -9,7 +9,6 @@ use std::path::Path;
 const FILE: &str = "world";
 
 /// Whether only the same number of ranks can load what the ranks of this pool have saved. False if nothing was saved.
-#[must_use]
 pub fn is_kept(pool: &Path) -> bool {
     fs::read(pool.join(FILE)).is_ok_and(|word| word == b"same")
 }

@@ -20,12 +20,12 @@ fn a_step_is_offered_once_every_shard_is_on_disk() {
         disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap();
     };
     write(1);
-    assert!(disk::offered(&VOLUME, home.path()).is_none());
+    assert!(common::offered(&VOLUME, home.path()).is_none());
     write(0);
-    let (step, shards) = disk::offered(&VOLUME, home.path()).expect("whole");
+    let (step, shards) = common::offered(&VOLUME, home.path()).expect("whole");
     assert_eq!((step, shards.len()), (10, 2));
     assert!(fs::read_dir(home.path().join("step-000000000010")).unwrap().count() == 2, "no litter");
-    assert!(shards.iter().all(|shard| disk::verify(&VOLUME, shard)));
+    assert!(shards.iter().all(|shard| common::verify(&VOLUME, shard)));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_changed_bit_withdraws_a_step_and_the_older_one_is_offered() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&file, bytes).unwrap();
-    assert_eq!(disk::offered(&VOLUME, home.path()).map(|(step, _)| step), Some(10));
+    assert_eq!(common::offered(&VOLUME, home.path()).map(|(step, _)| step), Some(10));
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_step_saved_again_replaces_the_shard_whole() {
     let home = testing::tempdir().unwrap();
     for (attempt, state) in [(0, b"one"), (1, b"two"), (2, b"six")] {
         write_step(home.path(), attempt, 10, 1, state);
-        let (_, shards) = disk::offered(&VOLUME, home.path()).expect("whole");
+        let (_, shards) = common::offered(&VOLUME, home.path()).expect("whole");
         assert_eq!(shards[0].manifest.identity.attempt, attempt);
         assert_eq!(fs::read(&shards[0].path).unwrap(), container("job", attempt, 10, 0, 1, state));
         assert_eq!(fs::read_dir(shards[0].path.parent().unwrap()).unwrap().count(), 2);
@@ -103,7 +103,11 @@ fn launches_of_one_job_and_attempt_are_distinguished() {
     let (mine, other) = (of_launch(10, 0, "job@1"), of_launch(20, 0, "job@2"));
     of_launch(10, 1, "job@1");
     of_launch(20, 1, "job@1");
-    assert_eq!(disk::offered(&VOLUME, home.path()).map(|(step, _)| step), Some(10), "two halves are no step");
+    assert_eq!(
+        common::offered(&VOLUME, home.path()).map(|(step, _)| step),
+        Some(10),
+        "two halves are no step"
+    );
     let doubtful = r#"[{"job": "job", "run": "job@1", "attempt": 0, "after": null, "sure": true}]"#;
     fs::write(home.path().join("doubtful.json"), doubtful).unwrap();
     let doubts = Doubts::read(&VOLUME, home.path());

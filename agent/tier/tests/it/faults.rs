@@ -125,14 +125,14 @@ fn after_any_failure_of_a_write_the_previous_step_stays_and_the_next_try_succeed
                         None,
                     );
                 }
-                let offered = disk::offered(&StdVolume, home.path()).map(|(step, _)| step);
+                let offered = common::offered(&StdVolume, home.path()).map(|(step, _)| step);
                 let may = if failed.is_ok() { &[Some(20)][..] } else { &[Some(10), Some(20)] };
                 assert!(
                     may.contains(&offered),
                     "{offered:?} after errno {errno} at operation {at}: {failed:?}"
                 );
                 write(&StdVolume).unwrap_or_else(|error| panic!("operation {at}, errno {errno}: {error}"));
-                assert_eq!(disk::offered(&StdVolume, home.path()).map(|(step, _)| step), Some(20));
+                assert_eq!(common::offered(&StdVolume, home.path()).map(|(step, _)| step), Some(20));
                 tried.set(tried.get() + 1);
                 if !volume.has_failed() {
                     break;
@@ -186,7 +186,7 @@ fn pool_owner(pools: &Path, checkpoints: &Path) -> PoolOwner {
 }
 
 fn offered(checkpoints: &Path) -> Option<u64> {
-    disk::offered(&StdVolume, checkpoints).map(|(step, _)| step)
+    common::offered(&StdVolume, checkpoints).map(|(step, _)| step)
 }
 
 #[test]

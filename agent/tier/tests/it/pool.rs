@@ -52,7 +52,7 @@ impl Stage {
     }
 
     fn offered(&self) -> Option<u64> {
-        disk::offered(&StdVolume, &self.checkpoints).map(|(step, _)| step)
+        common::offered(&StdVolume, &self.checkpoints).map(|(step, _)| step)
     }
 
     fn pools_left(&self) -> usize {
@@ -75,7 +75,7 @@ fn what_ranks_copied_is_sealed_and_written_to_disk() {
     assert!(pool_owner.status().memory.is_some_and(|(step, _)| step == 6));
     assert!(ranks.iter().all(|rank| rank.sealed().contains(&6)));
     assert_eq!(pool_owner.finish(), Vec::<String>::new());
-    let (step, shards) = disk::offered(&StdVolume, &stage.checkpoints).expect("whole");
+    let (step, shards) = common::offered(&StdVolume, &stage.checkpoints).expect("whole");
     assert_eq!((step, shards[1].manifest.identity.rank), (6, 1));
     assert_eq!(fs::read(&shards[1].path).unwrap(), ranks[1].bytes(6));
     assert_eq!(stage.pools_left(), 0, "the memory is given back");

@@ -19,7 +19,6 @@ use crate::pool::available;
 pub(crate) struct PreparedMemory<'s> {
     store: &'s Store,
     spare: Option<Spare>,
-    /// The file.
     pub(crate) file: File,
     memory: Arc<MappedFile>,
 }

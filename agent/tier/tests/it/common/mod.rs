@@ -9,8 +9,8 @@ use std::path::Path;
 
 use mainstay_checkpoint_format::container::{self, Tensor};
 use mainstay_checkpoint_format::{Identity, Manifest};
-use mainstay_tier::disk::{self, Pace, StdVolume};
-use mainstay_tier::seal::seal;
+use mainstay_tier::disk::{self, Found, Pace, StdVolume, Volume};
+use mainstay_tier::seal::{is_as_sealed, seal};
 
 /// A container of one tensor.
 pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32, state: &[u8]) -> Vec<u8> {
@@ -66,4 +66,18 @@ pub fn write_step(home: &Path, attempt: u64, step: u64, world_size: u32, state: 
         let (manifest, bytes) = manifest("job", attempt, step, rank, world_size, state);
         disk::write(&StdVolume, home, &manifest, &bytes, &Pace::default(), &|| false).expect("written");
     }
+}
+
+/// The newest whole step whose bytes are all verified, with its shards: what a job that starts again reads.
+pub fn offered(volume: &dyn Volume, directory: &Path) -> Option<(u64, Vec<Found>)> {
+    disk::steps(volume, directory).into_iter().find_map(|step| {
+        let shards = disk::is_whole(volume, directory, step)?;
+        shards.iter().all(|shard| verify(volume, shard)).then_some((step, shards))
+    })
+}
+
+/// Whether every byte of the shard matches its manifest.
+pub fn verify(volume: &dyn Volume, shard: &Found) -> bool {
+    let opened = volume.open(&shard.path);
+    opened.is_ok_and(|(file, _)| is_as_sealed(&*file, &shard.manifest).unwrap_or(false))
 }

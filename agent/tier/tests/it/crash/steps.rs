@@ -1,5 +1,6 @@
 //! Saves of ranks: after any cut, each offered step is exactly what was saved, and no acknowledged step is lost.
 
+use crate::common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -102,7 +103,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         let done = cut % (operations.len() + 1);
         let left = Recorder::on(after_a_cut(&before, &operations, done, &mut dice));
         let reported = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
-        let offered = disk::offered(&left, home);
+        let offered = common::offered(&left, home);
         let at = offered.as_ref().map(|(step, shards)| {
             let attempt = shards[0].manifest.identity.attempt;
             let of = |rank| shard(attempt, *step, rank, scene.world_size).1;
@@ -133,7 +134,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         if cut % 50 == 0 {
             disk::clear_aside(&left, home, &|_| false);
             save(&left, home, scene, (2, 99));
-            assert_eq!(disk::offered(&left, home).map(|(step, _)| step), Some(99), "{}", reported());
+            assert_eq!(common::offered(&left, home).map(|(step, _)| step), Some(99), "{}", reported());
         }
     }
     (cuts, kinds)
