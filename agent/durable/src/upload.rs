@@ -8,10 +8,9 @@ use mainstay_checkpoint_format::bucket::{
     BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names,
 };
 use mainstay_checkpoint_format::{MANIFEST_LIMIT, chunk_sum};
-use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::Sealed;
-use mainstay_tier::seal::ReadAt;
+use mainstay_tier::seal::{Bytes, ReadAt};
 use object_store::PutPayload;
 use tokio::task::JoinSet;
 

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
-use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::pace::Limit;
@@ -21,6 +20,7 @@ use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Sealed, Service, Settings, User, Watched};
+use mainstay_tier::seal::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use twox_hash::XxHash3_128;
 

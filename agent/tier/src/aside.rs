@@ -2,7 +2,10 @@
 //! hosts and containers may write into one directory, and each may have any process id. So a name has the place too
 //! in which its process id is valid, and when it was made: `.rank-00001.4711-1c9a5e03f0000071-18a0c4d2e7f31b00.tmp`.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -53,6 +56,23 @@ fn place() -> &'static str {
             }
         }
     })
+}
+
+// Small files of the agent that are written atomically, also if the host crashes.
+
+/// Writes a file that only its owner may read.
+pub(crate) fn write_at_once(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let aside = directory.join(format!(".{name}.tmp"));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&aside, directory.join(name))?;
+    sync_directory(directory)
+}
+
+/// Syncs the names in a directory to disk.
+pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

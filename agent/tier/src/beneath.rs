@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use mainstay_checkpoint::inventory::Medium;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
@@ -344,3 +345,14 @@ fn remove_tree(parent: &OwnedFd, name: &OsStr, depth: usize) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests;
+
+// Whether a directory is in memory or on a disk.
+
+/// The medium of a directory.
+pub(crate) fn medium_at(at: &Beneath) -> Medium {
+    const TMPFS: i64 = 0x0102_1994;
+    match at.file_system() {
+        Ok(TMPFS) => Medium::Memory,
+        _ => Medium::Disk,
+    }
+}

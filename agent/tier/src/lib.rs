@@ -7,14 +7,11 @@
 
 pub mod aside;
 pub mod beneath;
-pub mod bytes;
 pub mod disk;
 pub mod files;
 pub mod lent_files;
-mod medium;
 mod os;
 pub mod parity;
 pub mod peer;
 pub mod pool;
 pub mod seal;
-mod small_file;

@@ -198,6 +198,11 @@ pub fn monotonic_ms() -> u64 {
     mainstay_sys::clock::mono().0 / 1_000_000
 }
 
+/// Starts a thread that ends by itself.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
 /// Seconds since 1970.
 pub(crate) fn now_unix_s() -> u64 {
     UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())

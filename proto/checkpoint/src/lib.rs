@@ -12,13 +12,12 @@
 pub mod bucket;
 pub mod container;
 pub mod control;
-mod hex;
 mod json;
 mod manifest;
 mod shared_content;
 
 pub use manifest::{
     CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
-    chunk_sum, digits,
+    chunk_sum, digits, hex,
 };
 pub use shared_content::{SHARED_CONTENT_WORD, SharedContent};

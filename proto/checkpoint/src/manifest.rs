@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::hex::hex;
 use crate::json::canonical;
 use crate::shared_content::SharedContent;
 
@@ -275,4 +274,10 @@ pub fn chunk_sum(chunk: &[u8]) -> u64 {
 #[must_use]
 pub fn digits(sum: u128) -> String {
     format!("{sum:032x}")
+}
+
+/// Bytes as hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -3,7 +3,7 @@
 //! small state next to the tensors.
 
 use crate::container::{Header, STATE_TENSOR};
-use crate::hex::hex;
+use crate::manifest::hex;
 
 /// The key of the container's metadata with which a rank declares it.
 pub const SHARED_CONTENT_WORD: &str = "alike";

@@ -17,9 +17,9 @@ use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, Seal
 use mainstay_durable::direct::Direct;
 use mainstay_durable::upload::{self, How};
 use mainstay_durable::{Bucket, listing};
-use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::{Sealed, look_directory};
+use mainstay_tier::seal::Bytes;
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3Builder;
 use testing::TempDir;

@@ -17,11 +17,11 @@ use super::host::{self, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
-use crate::os::{lower_priority, now_unix_s};
+use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::error::PeerError;
-use crate::peer::sealed::Sealed;
 use crate::peer::user::User;
 use crate::peer::{Progress, Service};
+use crate::seal::Sealed;
 
 /// The name of the job of all caches.
 const JOB: &str = "cache";
@@ -65,7 +65,7 @@ impl Cache {
             acting,
         });
         let working = Arc::clone(&inner);
-        host::spawn("ckpt-cache", move || working.work()).map_err(FilesError::reading(&inner.room.home))?;
+        spawn("ckpt-cache", move || working.work()).map_err(FilesError::reading(&inner.room.home))?;
         Ok(Cache { inner })
     }
 

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::FilesError;
 use super::pack::{Content, Pack};
 use super::tree::Member;
+use crate::aside::write_at_once;
 use crate::peer::user::{User, Users};
-use crate::small_file::write_at_once;
 
 /// Name of the file with the current decision.
 const DECISION_NAME: &str = "decision.json";

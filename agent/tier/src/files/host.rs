@@ -183,11 +183,6 @@ pub(super) fn report_line(report: &(dyn Fn(Progress) + Sync), step: u64, reporte
     report(Progress::words(step, 0, reported));
 }
 
-/// Starts a thread that works on files as long as its owner lives.
-pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
-}
-
 /// Offers these packs in place of the previous ones.
 pub(super) fn offer(service: &Service, directory: &Path, run: &str, packs: Vec<Arc<super::Pack>>) {
     if service.shared.own.set_packs(directory, run, packs) {

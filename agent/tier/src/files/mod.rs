@@ -2,11 +2,10 @@
 //! ([`cache`]). They are sealed in place and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (lists files), `compare` and `judge` (compare steps with their seals), `seal_in_place` (seals steps),
-//! `unsealed` (steps that change too often), `pack` (files as an archive, and its seal), `unpack` (back into a directory), `catalog`
-//! (notes kept over restarts), `copies` (of files that are overwritten), `host` (shared parts), `delegated` and `put_back` (changes in a
-//! directory before its trainer resumes, and who makes them), `restore` (returns a directory to the step of the decision), `all` (everything that an
-//! agent manages).
+//! From the bottom: `tree` (lists files), `pack` (files as an archive, and its seal), `unpack` (back into a directory), `catalog` (notes
+//! kept over restarts), `host` (shared parts), `watch` (compares steps with their seals and seals new ones), `put_back` (changes in a
+//! directory before its trainer resumes, and who makes them), `restore` (returns a directory to the step of the decision), `all`
+//! (everything that an agent manages).
 
 mod all;
 mod cache;

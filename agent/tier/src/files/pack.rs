@@ -14,9 +14,9 @@ use rustix::fs::FileType;
 
 use super::FilesError;
 use super::tree::{Mark, Member};
-use crate::medium::medium_at;
-use crate::peer::sealed::Sealed;
+use crate::beneath::medium_at;
 use crate::peer::user::Access;
+use crate::seal::Sealed;
 use crate::seal::{ReadAt, sums};
 
 /// File name of the archive.

@@ -31,10 +31,10 @@ use crate::files::tree::{Mark, Member};
 use crate::files::unpack::{UnpackMode, unpack};
 use crate::files::watch::{Inner, Settings, State, read_text};
 use crate::lent_files::RestoredShard;
-use crate::peer::sealed::{Sealed, open_plainly};
 use crate::peer::user::{Access, User};
 use crate::peer::{Progress, Restored};
 use crate::seal::ReadAt;
+use crate::seal::{Sealed, open_plainly};
 
 /// Maximum number of names tried when something is set aside. An existing name stays.
 const MOST_ASIDE: usize = 100;

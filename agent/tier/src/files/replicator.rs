@@ -24,10 +24,10 @@ use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
-use crate::os::{lower_priority, now_unix_s};
-use crate::peer::sealed::Sealed;
+use crate::aside::write_at_once;
+use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::{Progress, Service};
-use crate::small_file::write_at_once;
+use crate::seal::Sealed;
 
 /// Job name of the steps; the run id distinguishes the jobs.
 const JOB: &str = "replicator";
@@ -68,7 +68,7 @@ impl Replicator {
             job: None,
             before: BTreeMap::new(),
         };
-        host::spawn("ckpt-replicator", move || work.run()).map_err(FilesError::reading(&directory))?;
+        spawn("ckpt-replicator", move || work.run()).map_err(FilesError::reading(&directory))?;
         Ok(Replicator { bell, directory })
     }
 

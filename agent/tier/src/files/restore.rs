@@ -21,8 +21,8 @@ use crate::files::put_back::{Started, Unfit};
 use crate::files::watch::is_alike;
 use crate::peer::Progress;
 use crate::peer::error::PeerError;
-use crate::peer::sealed::Sealed;
 use crate::peer::user::User;
+use crate::seal::Sealed;
 
 /// Time within which a directory that disappeared with all sealed steps may reappear.
 const AWAY: Duration = Duration::from_secs(5);

@@ -13,8 +13,8 @@ use super::FilesError;
 use super::host::Place;
 use super::tree::{Mark, Member};
 use crate::beneath::Beneath;
-use crate::peer::sealed::{Sealed, open_plainly};
 use crate::seal::{ReadAt, pass_on};
+use crate::seal::{Sealed, open_plainly};
 
 /// Prefix of names that an agent creates in trainers' directories; no name in an archive may have it.
 const ASIDE: &str = ".mainstay-";

@@ -25,7 +25,7 @@ use crate::files::host::{self, AGAIN, Bell, DirectoryUser, Place};
 use crate::files::pack::{Content, Pack};
 use crate::files::put_back::{Left, Started};
 use crate::files::tree::{self, Mark, Member};
-use crate::os::{lower_priority, now_unix_s};
+use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::error::PeerError;
 use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service, Watched, land};
@@ -122,7 +122,7 @@ impl FileWatch {
         let _ = acting.in_directory(&settings.wanted.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
         let working = Arc::clone(&inner);
-        host::spawn("ckpt-files", move || working.work())
+        spawn("ckpt-files", move || working.work())
             .map_err(FilesError::reading(&inner.settings.room.home))?;
         Ok(FileWatch { inner })
     }

@@ -12,16 +12,16 @@ use mainstay_checkpoint::backoff::Backoff;
 use mainstay_checkpoint::decision::{Decision, Word};
 use twox_hash::XxHash3_64;
 
-use crate::bytes::Bytes;
 use crate::os::{Lent, monotonic_ms, signs};
 use crate::peer::credentials::Credentials;
 use crate::peer::error::{PeerError, Reason};
 use crate::peer::frame::{Header, Kind};
 use crate::peer::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
 use crate::peer::pace::{Limit, pace};
-use crate::peer::sealed::Sealed;
 use crate::peer::wire::{Frame, Timeouts, Wire};
 use crate::peer::withdrawal::WithdrawalLock;
+use crate::seal::Bytes;
+use crate::seal::Sealed;
 
 /// A peer below this rate is too slow, bytes per second.
 const SLOWEST: u64 = 1 << 20;

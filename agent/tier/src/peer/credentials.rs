@@ -1,9 +1,9 @@
 //! Credentials that an agent presents and requires: the token, a certificate, or both.
 
-use super::channel::Channel;
 use super::error::PeerError;
 use super::tls::{self, Tls};
 use super::token::Token;
+use crate::peer::wire::Channel;
 
 /// Which agents may read and write.
 #[derive(Clone, Debug)]

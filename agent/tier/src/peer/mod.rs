@@ -1,29 +1,23 @@
 //! Replicas of shards on other hosts: agents send them over TCP, with or without TLS.
 //!
-//! From the bottom: `frame` (headers), `error`, `token` and `tls` (authentication), `pass` (either, or both), `pace` (rate limits),
-//! `channel` (byte stream), `wire` (one connection), `greeting` (its start); `sealed` (a shard by its manifest), `user`, `withdrawal`
-//! (deletion of replicas), `store` (replicas for other hosts, over `spare`), `local_shards` (shards of this host), `pooled` (those in
-//! launchers' memory); `message`, `divergence` (chunks that need not be sent), `server`, `client`; `service`, which joins them, `landing`,
-//! `pieces` (shards from pieces) and `restore`.
+//! From the bottom: `frame` (headers), `error`, `token`, `tls` and `credentials` (authentication), `pace` (rate limits), `wire` (one
+//! connection), `user` (whose files are read), `withdrawal` (deletion of replicas), `store` (replicas for other hosts), `local_shards`
+//! (shards of this host, also in launchers' memory); `message`, `server`, `client`; `service`, which joins them; `receive`, `pieces` (shards
+//! from pieces) and `restore`.
 //!
 //! Received data is not trusted: every header is signed, every chunk is compared with the owner's
 //! manifest while it is in the cache, and no received name becomes a path.
 
-mod channel;
 pub mod client;
 pub mod credentials;
-mod durable;
 pub mod error;
 pub mod frame;
-mod greeting;
 pub(crate) mod local_shards;
 mod message;
 pub mod pace;
 mod pieces;
-pub(crate) mod pooled;
 mod receive;
 mod restore;
-pub(crate) mod sealed;
 mod server;
 pub(crate) mod service;
 pub mod store;
@@ -38,14 +32,13 @@ mod withdrawal;
 /// `throttle` limits what that costs training, and a replica that never arrives is of no use.
 const REPLICATE_NICE: i32 = 10;
 
-pub use durable::{Durable, Figures};
+pub use crate::seal::{Sealed, SealedError};
 pub use local_shards::{Opened, Watched};
 pub use message::{Inventory, StoredCopy};
 pub use receive::{ShardWriter, settle_lent};
 pub(crate) use restore::land;
 pub use restore::{Brought, Progress, Restored, look_directory, verify_directory};
-pub use sealed::{Sealed, SealedError};
-pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
+pub use service::{Counts, Durable, Figures, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use user::{Access, User, Users};
 pub use withdrawal::{WithdrawalKey, WithdrawalLock};

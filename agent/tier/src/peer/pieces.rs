@@ -12,10 +12,10 @@ use mainstay_checkpoint::plan::Transfer;
 use super::client::Target;
 use super::error::PeerError;
 use super::receive::ShardWriter;
-use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;
 use crate::parity::{CodeError, LocalPiece, join, whole_of};
+use crate::seal::Sealed;
 use crate::seal::pass_on;
 
 /// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.

@@ -14,12 +14,12 @@ use mainstay_checkpoint_format::MANIFEST_NAME;
 
 use super::client::Target;
 use super::error::PeerError;
-use super::sealed::Sealed;
 use super::store::{PreparedMemory, Store};
 use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::os::Lent;
+use crate::seal::Sealed;
 
 /// Writes a shard into a checkpoint directory: next to its place, and moves it into that when all bytes are there.
 pub struct ShardWriter<'a> {

@@ -16,12 +16,12 @@ use super::client::Target;
 use super::error::PeerError;
 use super::local_shards::Watched;
 use super::receive::{ShardWriter, shard_directory};
-use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
 use crate::seal::pass_on;
+use crate::seal::{Sealed, open_plainly};
 
 /// Number of shards that are fetched in parallel.
 const AT_ONCE: usize = 4;

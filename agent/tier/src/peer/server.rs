@@ -16,11 +16,11 @@ use crate::peer::error::{PeerError, Reason, Report};
 use crate::peer::frame::{Header, Kind};
 use crate::peer::local_shards::Opened;
 use crate::peer::message::{Decide, Dropped, Get, Wanted, Withdrawal};
-use crate::peer::sealed::Sealed;
 use crate::peer::service::Shared;
 use crate::peer::store::{Claim, Offer, StoreError, Upload, Withdrawn};
 use crate::peer::wire::{Frame, Wire};
 use crate::peer::withdrawal::WithdrawalLock;
+use crate::seal::Sealed;
 use crate::seal::{PIECE, ReadAt};
 
 /// Maximum number of chunks in flight on one connection.

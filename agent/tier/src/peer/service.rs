@@ -6,6 +6,7 @@ mod known_copies;
 mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,23 +24,22 @@ use mainstay_checkpoint::replication_cost::{DelayReason, StepTime};
 use mainstay_checkpoint::spares::SpareHost;
 use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
+use mainstay_sys::clock::mono;
 
-use self::ask_pace::AskPace;
-use self::connection_slots::{ConnectionSlots, Refusals};
-use crate::os::lower_priority;
-use crate::peer::client::Asking;
+use crate::os::{lower_priority, spawn};
+use crate::peer::client::{Asking, Target};
 use crate::peer::credentials::Credentials;
-use crate::peer::durable::{Durable, Figures};
 use crate::peer::error::PeerError;
 use crate::peer::local_shards::{LocalShards, Opened, Watched};
 use crate::peer::message::{Inventory, Withdrawal};
 use crate::peer::pace::Limit;
+use crate::peer::service::ask_pace::AskPace;
+use crate::peer::service::connection_slots::{ConnectionSlots, Refusals};
 use crate::peer::store::{Store, StoreError};
 use crate::peer::throttle::{ReplicationOverhead, ReplicationThrottle};
 use crate::peer::user::Users;
 use crate::peer::wire::{Timeouts, Wire};
 use crate::peer::{REPLICATE_NICE, server};
-use mainstay_sys::clock::mono;
 
 /// Time until an incomplete shard without new chunks is discarded.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -218,10 +218,10 @@ impl Service {
             ("ckpt-ready", make_ready),
         ] {
             let shared = Arc::clone(&shared);
-            spawn(name, move || work(&shared))?;
+            spawn(name, move || work(&shared)).map_err(StartError::Thread)?;
         }
         let accepting = Arc::clone(&shared);
-        spawn("ckpt-listen", move || accept(&listener, &accepting))?;
+        spawn("ckpt-listen", move || accept(&listener, &accepting)).map_err(StartError::Thread)?;
         Ok(Service { shared, address })
     }
 
@@ -362,10 +362,6 @@ impl Drop for Service {
         // Wakes the thread that waits in accept(2).
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(StartError::Thread)
 }
 
 impl Shared {
@@ -594,7 +590,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let host = stream.peer_addr().ok().map(|address| address.ip());
         let Some(slot) = shared.incoming.slots.take(host, shared.peers_at(host)) else { continue };
         let serving = Arc::clone(shared);
-        let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
+        let served = spawn("ckpt-peer", move || {
             let patience = serving.settings.patience;
             let (mut slot, mut is_greeted) = (slot, false);
             let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
@@ -1052,4 +1048,57 @@ impl Shared {
 fn is_sound(reported: &RemoteFailure) -> bool {
     let names = [Some(&reported.program), Some(&reported.fingerprint), reported.content.as_ref()];
     names.into_iter().flatten().all(|name| name.len() <= LONGEST)
+}
+
+// Interface to storage that outlives the hosts. The implementation is outside this crate because it may need a runtime, which the tier
+// does not have.
+
+/// Transfers from this host since the start of its agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// Failed tries.
+    pub failures: u64,
+    /// Time that the upload of this host's shards of the last step took.
+    pub last_step_took: Option<Duration>,
+}
+
+/// Storage for steps that the hosts may no longer have. Calls may block.
+pub trait Durable: Debug + Send + Sync {
+    /// The name of the storage: the holder of its copies.
+    fn name(&self) -> String;
+
+    /// The shards of all whole steps, as of the last listing.
+    fn shards(&self) -> Vec<Shard>;
+
+    /// Transfers from this host.
+    fn figures(&self) -> Figures;
+
+    /// Lists the shards of a run.
+    ///
+    /// # Errors
+    /// The storage does not answer; the previous listing stays.
+    fn refresh(&self, run_id: &str) -> Result<(), PeerError>;
+
+    /// Fetches a shard and verifies all bytes with its manifest. Returns the number of bytes.
+    fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError>;
+
+    /// Deletes a step. Returns the number of its shards.
+    ///
+    /// # Errors
+    /// It exists and cannot be deleted.
+    fn remove(&self, key: &StepKey) -> Result<usize, PeerError>;
+}
+
+/// The stored shards, as copies that any host may fetch.
+pub(crate) fn copies_in(durable: &dyn Durable) -> impl Iterator<Item = Copy> {
+    let holder = durable.name();
+    durable.shards().into_iter().map(move |shard| Copy {
+        holder: holder.as_str().into(),
+        medium: Medium::Durable,
+        own: false,
+        verified: true,
+        shard,
+    })
 }

@@ -27,12 +27,12 @@ use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
 use mainstay_checkpoint::owner::owner;
 pub(crate) use prepared_memory::PreparedMemory;
 
+use crate::aside::sync_directory;
 use crate::os::{Lent, MappedFile, Outgoing};
-use crate::peer::sealed::{Sealed, open_plainly};
 use crate::peer::store::place::Private;
 use crate::peer::store::prepared_memory::{Spare, Spares};
 use crate::peer::withdrawal::{WithdrawalKey, WithdrawalLock};
-use crate::small_file::sync_directory;
+use crate::seal::{Sealed, open_plainly};
 
 /// Name of the file in the store, regardless of its name at the owner.
 const DATA: &str = "shard";

@@ -2,19 +2,22 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
 
+use rustls::Connection;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::channel::Channel;
-use super::error::PeerError;
-use super::frame::{self, HEADER_BYTES, Header, Kind, MAX_MESSAGE, SIGNED_BYTES};
-use super::token::Signer;
-use crate::bytes::Bytes;
 use crate::os::Outgoing;
-use crate::seal::{PIECE, ReadAt};
+use crate::peer::credentials::Credentials;
+use crate::peer::error::PeerError;
+use crate::peer::frame::{
+    self, FrameError, HEADER_BYTES, Header, Kind, MAGIC, MAX_MESSAGE, SIGNED_BYTES, VERSION,
+};
+use crate::peer::tls;
+use crate::peer::token::{NONCE_BYTES, Signer, nonce};
+use crate::seal::{Bytes, PIECE, ReadAt};
 
 /// Time limits.
 #[derive(Clone, Copy, Debug)]
@@ -364,4 +367,384 @@ fn send_file(stream: &TcpStream, file: &File, mut offset: u64, length: usize) ->
 fn is_shorter(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
         || error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
+}
+
+// The byte stream between two agents: a TCP connection, with TLS if it is configured. Code that reads and writes does not depend on
+// which.
+
+/// Maximum number of bytes that a refused peer may still send before the connection is closed.
+const LAST_WORDS: u64 = 64 << 10;
+
+/// A byte stream to and from a peer.
+pub(super) struct Channel {
+    socket: Socket,
+    tls: Option<Box<Tls>>,
+}
+
+/// The underlying connection.
+struct Socket {
+    stream: TcpStream,
+    /// Time limit of one step of the greeting, and the deadline of the whole greeting.
+    greeting: Option<(Duration, Instant)>,
+}
+
+/// TLS, and received bytes that are not decrypted yet.
+struct Tls {
+    connection: Connection,
+    incoming: Incoming,
+}
+
+/// Read buffer: TLS takes a few KiB at a time, the socket returns more at once.
+struct Incoming {
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+    /// The first received bytes.
+    first: [u8; 4],
+}
+
+impl Channel {
+    /// A channel whose greeting must end by `until` and each step of it within `step`.
+    pub(super) fn new(stream: TcpStream, step: Duration, until: Instant) -> Channel {
+        Channel { socket: Socket { stream, greeting: Some((step, until)) }, tls: None }
+    }
+
+    /// Ends the greeting: from now on the other side may be silent for `stall`.
+    pub(super) fn settle(&mut self, stall: Duration) -> io::Result<()> {
+        self.socket.greeting = None;
+        self.socket.stream.set_read_timeout(Some(stall))?;
+        self.socket.stream.set_write_timeout(Some(stall))
+    }
+
+    /// The socket.
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.socket.stream
+    }
+
+    /// The socket, if it is not encrypted.
+    pub(super) fn plain(&self) -> Option<&TcpStream> {
+        self.tls.is_none().then_some(&self.socket.stream)
+    }
+
+    /// The first received byte, which stays in the socket.
+    pub(super) fn peek(&self) -> io::Result<u8> {
+        self.socket.hurry()?;
+        let mut first = [0];
+        match self.socket.stream.peek(&mut first)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(first[0]),
+        }
+    }
+
+    /// Starts TLS. An error includes the first received bytes, which show what kind of peer it is.
+    pub(super) fn secure(&mut self, connection: Connection) -> Result<(), ([u8; 4], io::Error)> {
+        let incoming = Incoming { buffer: vec![0; PIECE], from: 0, to: 0, first: [0; 4] };
+        let mut tls = Box::new(Tls { connection, incoming });
+        let Tls { connection, incoming } = &mut *tls;
+        let done = connection.complete_io(&mut Filled { incoming, socket: &self.socket }).map(drop);
+        let first = tls.incoming.first;
+        self.tls = Some(tls);
+        done.map_err(|error| (first, error))
+    }
+
+    /// A secret that only the two ends of this connection share; none without TLS.
+    pub(super) fn secret(&self) -> io::Result<Option<[u8; 32]>> {
+        let Some(tls) = &self.tls else { return Ok(None) };
+        let secret = tls.connection.export_keying_material([0; 32], b"EXPORTER-mainstay-peers", None);
+        secret.map(Some).map_err(io::Error::other)
+    }
+
+    /// Closes the connection so that the other side receives the last bytes: closing with unread bytes in it would discard them.
+    pub(super) fn part(mut self) {
+        let _ = self.socket.stream.shutdown(Shutdown::Write);
+        let _ = io::copy(&mut Read::take(&self.socket, LAST_WORDS), &mut io::sink());
+        // Nothing more is sent over TLS.
+        self.tls = None;
+    }
+}
+
+impl Read for Channel {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&self.socket).read(into),
+            Some(tls) => {
+                let Tls { connection, incoming } = &mut **tls;
+                let mut filled = Filled { incoming, socket: &self.socket };
+                loop {
+                    match connection.reader().read(into) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            connection.complete_io(&mut filled)?;
+                        }
+                        // The peer closed without close_notify. Frames contain their length, so truncation is always detected.
+                        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                        read => return read,
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Write for Channel {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&self.socket).write(bytes),
+            Some(tls) => {
+                let Tls { connection, incoming } = &mut **tls;
+                let taken = connection.writer().write(bytes)?;
+                connection.complete_io(&mut Filled { incoming, socket: &self.socket })?;
+                Ok(taken)
+            }
+        }
+    }
+
+    /// Nothing is buffered.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let Some(tls) = &mut self.tls else { return };
+        // Send close_notify without waiting.
+        if self.socket.stream.set_nonblocking(true).is_ok() {
+            tls.connection.send_close_notify();
+            let _ = tls.connection.write_tls(&mut &self.socket);
+        }
+    }
+}
+
+impl Socket {
+    /// Limits the socket's timeouts to the rest of the greeting.
+    fn hurry(&self) -> io::Result<()> {
+        let Some((step, until)) = self.greeting else { return Ok(()) };
+        let left = until.saturating_duration_since(Instant::now()).min(step);
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.set_write_timeout(Some(left))
+    }
+}
+
+impl Read for &Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.hurry()?;
+        let count = (&self.stream).read(into)?;
+        // The sender interprets a late acknowledgement as a full link (`checkpoint::backoff`). If the kernel does not support the option,
+        // it acknowledges as usual.
+        let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
+        Ok(count)
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.hurry()?;
+        (&self.stream).write(bytes)
+    }
+
+    fn write_vectored(&mut self, bytes: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        self.hurry()?;
+        (&self.stream).write_vectored(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Received bytes, and the socket for more.
+struct Filled<'a> {
+    incoming: &'a mut Incoming,
+    socket: &'a Socket,
+}
+
+impl Read for Filled<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let (incoming, mut from) = (&mut *self.incoming, self.socket);
+        if incoming.from == incoming.to {
+            let is_first = incoming.to == 0;
+            incoming.to = from.read(&mut incoming.buffer)?;
+            incoming.from = 0;
+            if is_first && incoming.to >= incoming.first.len() {
+                incoming.first.copy_from_slice(&incoming.buffer[..4]);
+            }
+        }
+        let count = into.len().min(incoming.to - incoming.from);
+        into[..count].copy_from_slice(&incoming.buffer[incoming.from..incoming.from + count]);
+        incoming.from += count;
+        Ok(count)
+    }
+}
+
+impl Write for Filled<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        socket.write(bytes)
+    }
+
+    fn write_vectored(&mut self, bytes: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        socket.write_vectored(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+// The start of a connection between two agents: both authenticate.
+//
+// With certificates, TLS comes first (`tls`). Then both sides send a nonce and prove over both nonces that they know the token
+// (`token`). Everything has a deadline: a client that connects and sends nothing, or sends slowly, occupies a connection for seconds only.
+
+/// Size of the first message of both sides: magic, version, three bytes of zero, nonce.
+const GREETING_BYTES: usize = 8 + NONCE_BYTES;
+
+/// Maximum number of unsent bytes in a connection's send queue. Bytes that wait there longer have left the CPU caches when they are sent,
+/// and are late when the rate limit is lowered (`TCP_NOTSENT_LOWAT`, tcp(7); it does not limit bytes in flight).
+const WAITING: u32 = 64 << 10;
+
+/// Time limit of the whole greeting, as a multiple of the limit of one step.
+const STEPS: u32 = 3;
+
+impl Wire {
+    /// Connects to `address`, a host name or IP address with a port.
+    ///
+    /// # Errors
+    /// Nothing answers, it is not an agent, has another protocol version, or authentication fails.
+    pub fn connect(address: &str, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
+        let gone = |source| PeerError::unreachable(address, source);
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for resolved in address.to_socket_addrs().map_err(gone)? {
+            match TcpStream::connect_timeout(&resolved, patience.connect) {
+                Ok(stream) => return greet(stream, address, pass, patience),
+                Err(error) => last = error,
+            }
+        }
+        Err(gone(last))
+    }
+
+    /// Accepts an incoming connection.
+    pub fn accept(stream: TcpStream, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
+        let peer = stream
+            .peer_addr()
+            .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
+        let lost = |source| tls::reported(&peer, source);
+        let mut channel = begin(stream, patience).map_err(lost)?;
+        let own = nonce().map_err(lost)?;
+        let is_tls = channel.peek().map_err(lost)? == HANDSHAKE;
+        match pass.tls() {
+            Some(tls) if is_tls => {
+                if let Err((first, error)) = channel.secure(tls.from(&peer)?) {
+                    channel.part();
+                    return Err(tls::failed(&peer, first, error));
+                }
+            }
+            // Our greeting shows the client that this agent has no TLS.
+            None if is_tls => {
+                let _ = channel.write_all(&greeting(&own));
+                channel.part();
+                return Err(PeerError::SpeaksTls { peer });
+            }
+            _ => {}
+        }
+        let mut bytes = [0; GREETING_BYTES];
+        channel.read_exact(&mut bytes).map_err(lost)?;
+        // Send our version even if the client's differs, so that its operator sees both.
+        channel.write_all(&greeting(&own)).map_err(lost)?;
+        let theirs = parse_greeting(&bytes, &peer)?;
+        let mut proof = [0; 32];
+        channel.read_exact(&mut proof).map_err(lost)?;
+        if pass.tls().is_some() && !is_tls {
+            let _ = channel.write_all(&[BY_TLS]);
+            return Err(PeerError::SpeaksPlainly { peer });
+        }
+        let token = pass.session(&channel, &peer)?;
+        if token.prove("client", &theirs, &own) != blake3::Hash::from(proof) {
+            let _ = channel.write_all(&[REFUSED]);
+            return Err(PeerError::WrongToken { peer });
+        }
+        let mut answer = [TAKEN; 33];
+        answer[1..].copy_from_slice(token.prove("server", &theirs, &own).as_bytes());
+        channel.write_all(&answer).map_err(lost)?;
+        channel.settle(patience.stall).map_err(lost)?;
+        let outgoing = Signer::new(token.prove("server's frames", &theirs, &own));
+        let incoming = Signer::new(token.prove("client's frames", &theirs, &own));
+        Ok(Wire::over(channel, peer, outgoing, incoming))
+    }
+}
+
+/// Answer to a proof: wrong.
+const REFUSED: u8 = 0;
+
+/// Answer to a proof: correct.
+const TAKEN: u8 = 1;
+
+/// Answer to a proof: not checked because this agent requires TLS.
+const BY_TLS: u8 = 2;
+
+/// First byte of a TLS handshake.
+const HANDSHAKE: u8 = 0x16;
+
+fn greet(stream: TcpStream, peer: &str, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
+    let lost = |source| tls::reported(peer, source);
+    let mut channel = begin(stream, patience).map_err(lost)?;
+    if let Some(tls) = pass.tls() {
+        channel.secure(tls.to(peer)?).map_err(|(first, error)| tls::failed(peer, first, error))?;
+    }
+    let token = pass.session(&channel, peer)?;
+    let own = nonce().map_err(lost)?;
+    channel.write_all(&greeting(&own)).map_err(lost)?;
+    let mut bytes = [0; GREETING_BYTES];
+    channel.read_exact(&mut bytes).map_err(lost)?;
+    let theirs = parse_greeting(&bytes, peer)?;
+    channel.write_all(token.prove("client", &own, &theirs).as_bytes()).map_err(lost)?;
+    let mut answer = [0; 33];
+    // On refusal the peer closes the connection or sends a code for it.
+    channel.read_exact(&mut answer[..1]).map_err(|_| PeerError::refused(peer))?;
+    match answer[0] {
+        TAKEN => {}
+        BY_TLS => return Err(PeerError::SpeaksTls { peer: peer.to_owned() }),
+        _ => return Err(PeerError::refused(peer)),
+    }
+    channel.read_exact(&mut answer[1..]).map_err(lost)?;
+    if token.prove("server", &own, &theirs)
+        != blake3::Hash::from_slice(&answer[1..]).unwrap_or_else(|_| [0; 32].into())
+    {
+        return Err(PeerError::Impostor { peer: peer.to_owned() });
+    }
+    channel.settle(patience.stall).map_err(lost)?;
+    let outgoing = Signer::new(token.prove("client's frames", &own, &theirs));
+    let incoming = Signer::new(token.prove("server's frames", &own, &theirs));
+    Ok(Wire::over(channel, peer.to_owned(), outgoing, incoming))
+}
+
+fn begin(stream: TcpStream, patience: Timeouts) -> io::Result<Channel> {
+    stream.set_nodelay(true)?;
+    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(WAITING)?;
+    Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * STEPS))
+}
+
+fn greeting(nonce: &[u8; NONCE_BYTES]) -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    bytes[8..].copy_from_slice(nonce);
+    bytes
+}
+
+fn parse_greeting(bytes: &[u8; GREETING_BYTES], peer: &str) -> Result<[u8; NONCE_BYTES], PeerError> {
+    let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+    if magic != MAGIC {
+        return Err(PeerError::frame(peer, FrameError::Magic(magic)));
+    }
+    if bytes[4] != VERSION {
+        return Err(PeerError::frame(peer, FrameError::Version(bytes[4])));
+    }
+    let mut nonce = [0; NONCE_BYTES];
+    nonce.copy_from_slice(&bytes[8..]);
+    Ok(nonce)
 }

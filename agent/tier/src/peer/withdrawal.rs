@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::small_file::write_at_once;
+use crate::aside::write_at_once;
 
 /// Name of the key file in an agent's store.
 const FILE: &str = "withdrawal-key";

@@ -18,7 +18,7 @@ use nix::fcntl::Flock;
 use nix::sys::statvfs::statvfs;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
-use crate::os::{lower_priority, monotonic_ms, now_unix_s};
+use crate::os::{lower_priority, monotonic_ms, now_unix_s, spawn};
 use crate::pool::choose::{self, At, SealedSlot};
 use crate::pool::memory::{self, Memory, lives, lock};
 use crate::pool::{PoolError, Settings, available, directory_of, recover, reported};
@@ -969,7 +969,7 @@ impl Shared {
             }
         };
         // Without a thread, the next look tries again.
-        if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(look).is_ok() {
+        if spawn("ckpt-look", look).is_ok() {
             *since = Some(Instant::now());
         }
     }

@@ -16,11 +16,11 @@ use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, Seal
 use mainstay_durable::direct::Direct;
 use mainstay_durable::upload::{self, How};
 use mainstay_durable::{Bucket, Settings, Tier, listing};
-use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{self, Sealed, Service, User, Watched, look_directory};
+use mainstay_tier::seal::Bytes;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
 use testing::TempDir;

@@ -11,11 +11,10 @@ use mainstay_checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::prepared_memory::expected;
 
-use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
-use crate::peer::sealed::Sealed;
-use crate::peer::service::{DISTRUST, Peer, REMEMBERED, Shared, report_eligibility};
+use crate::peer::service::{DISTRUST, Peer, REMEMBERED, Shared, copies_in, report_eligibility};
+use crate::seal::Sealed;
 
 /// Between two requests, interval of checks whether the service stops.
 const WAITS: Duration = Duration::from_millis(50);
@@ -60,7 +59,7 @@ impl Shared {
         for (name, peer) in self.peers().iter().filter(|(_, peer)| counts(peer)) {
             copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
         }
-        copies.extend(self.durable().into_iter().flat_map(durable::copies));
+        copies.extend(self.durable().into_iter().flat_map(copies_in));
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.to_string(), copy.shard.root.clone())));

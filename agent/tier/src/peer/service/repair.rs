@@ -13,14 +13,14 @@ use mainstay_checkpoint::retention::{Repair, Retention, counting, deletable, rep
 use mainstay_checkpoint::spares::to_spare;
 
 use super::{BACK_OFF, Settings, Shared};
-use crate::bytes::Bytes;
 use crate::parity::cut;
 use crate::peer::client::Sending;
 use crate::peer::error::{PeerError, Reason};
 use crate::peer::local_shards::Opened;
 use crate::peer::message::StoredCopy;
-use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
+use crate::seal::Bytes;
+use crate::seal::Sealed;
 
 /// Time without a chunk of a newer step after which an older step is copied anyway.
 const NEWER_PATIENCE: Duration = Duration::from_secs(5);

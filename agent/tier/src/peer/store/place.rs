@@ -11,9 +11,9 @@ use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME};
 
 use super::DATA;
 use crate::disk::{FileSink, Sink, Volume, remove_tree};
-use crate::peer::sealed::{Sealed, open_plainly};
 use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::ReadAt;
+use crate::seal::{Sealed, open_plainly};
 
 /// The real disk, with files and directories that no other user may read.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use mainstay_checkpoint::inventory::Medium;
 use rustix::fs::{AtFlags, CWD, renameat, unlinkat};
 
-use crate::os::{Lent, MappedFile};
+use crate::os::{Lent, MappedFile, spawn};
 use crate::peer::store::Store;
 use crate::pool::available;
 
@@ -120,7 +120,7 @@ impl PreparedMemory<'_> {
         self.store.inner().lent -= spare.bytes;
         // Unmap in the background: it takes a while, and the shard need not wait for it.
         let memory = (spare.memory, Arc::clone(&self.memory));
-        let _ = std::thread::Builder::new().name("ckpt-unmap".to_owned()).spawn(move || drop(memory));
+        let _ = spawn("ckpt-unmap", move || drop(memory));
         Ok(())
     }
 }
