@@ -11,11 +11,10 @@
 //! when its manifest does, which appears last and atomically. Replicas found at a start are verified in
 //! the background. Until then only a restore uses them, which verifies the bytes itself.
 
-pub mod place;
 mod prepared_memory;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -25,14 +24,15 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
 use mainstay_checkpoint::owner::owner;
+use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME};
 pub(crate) use prepared_memory::PreparedMemory;
 
 use crate::aside::sync_directory;
+use crate::disk::{FileSink, Sink, Volume, remove_tree};
 use crate::os::{Lent, MappedFile, Outgoing};
-use crate::peer::store::place::Private;
 use crate::peer::store::prepared_memory::{Spare, Spares};
 use crate::peer::withdrawal::{WithdrawalKey, WithdrawalLock};
-use crate::seal::{Sealed, open_plainly};
+use crate::seal::{ReadAt, Sealed, open_plainly};
 
 /// Name of the file in the store, regardless of its name at the owner.
 const DATA: &str = "shard";
@@ -100,12 +100,12 @@ impl Store {
         let withdrawal_key =
             WithdrawalKey::at(root).map_err(disk("reading or making the withdrawal key in", root))?;
         let mut inner = Inner::default();
-        for (directory, sealed) in place::found(&Private, &root.join("replicas")) {
+        for (directory, sealed) in found(&Private, &root.join("replicas")) {
             // A replica without a valid manifest does not count; its files are deleted.
             match sealed {
                 Some(sealed) => {
                     let replica = Replica {
-                        lock: place::lock_of(&Private, &directory, &sealed),
+                        lock: lock_of(&Private, &directory, &sealed),
                         sealed: Arc::new(sealed),
                         directory,
                         since: Instant::now(),
@@ -137,7 +137,7 @@ impl Store {
             self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
         for replica in open {
             let shard = &replica.sealed.shard;
-            if place::is_whole(&Private, &replica.directory, &replica.sealed) {
+            if is_whole(&Private, &replica.directory, &replica.sealed) {
                 if let Some(held) = self.inner().replicas.get_mut(&shard.root) {
                     held.verified = true;
                 }
@@ -235,7 +235,7 @@ impl Store {
             return Err(StoreError::Missing(missing));
         }
         let sealed = &upload.sealed;
-        let directory = place::home(&self.root.join("replicas"), &sealed.shard);
+        let directory = home(&self.root.join("replicas"), &sealed.shard);
         let mut stored = upload.stored.lock().unwrap_or_else(PoisonError::into_inner);
         match *stored {
             Some(true) => return Ok(()),
@@ -246,7 +246,7 @@ impl Store {
         }
         let sync = || upload.file.sync_data();
         let lock = upload.lock.map(|lock| lock.file_name(sealed.key));
-        let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, lock.as_deref(), &sync);
+        let put = put(&Private, &upload.path, &directory, &sealed.manifest, lock.as_deref(), &sync);
         *stored = Some(put.is_ok());
         let mut inner = self.inner();
         inner.uploads.remove(&sealed.shard.root);
@@ -276,7 +276,7 @@ impl Store {
         let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint_format::MANIFEST_NAME));
         if manifest.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             self.inner().replicas.retain(|_, replica| replica.directory != directory);
-            place::take_down(&Private, directory, None);
+            take_down(&Private, directory, None);
         }
     }
 
@@ -383,7 +383,7 @@ impl Store {
         let path = self.root.join("spare").join(root);
         let bytes = replica.sealed.shard.bytes;
         let spare = inner.spares.has_room().then_some(path.as_path());
-        if place::take_down(&Private, &replica.directory, spare) {
+        if take_down(&Private, &replica.directory, spare) {
             inner.spares.keep(Spare { path, bytes, memory: replica.memory, writers: Weak::new() });
         }
     }
@@ -642,4 +642,148 @@ pub enum StoreError {
 fn disk(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let what = format!("{what} {}", path.display());
     move |source| StoreError::Disk { what, source }
+}
+
+// Moves replicas into their places in the store and removes them. Each operation goes through a [`Volume`], so that a test can
+// cut the power between any two of them.
+
+/// The real disk, with files and directories that no other user may read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Private;
+
+impl Volume for Private {
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        Ok(Box::new(FileSink(file)))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)> {
+        let file = open_plainly(path)?;
+        let length = file.metadata()?.len();
+        Ok((Box::new(file), length))
+    }
+}
+
+/// Path of a shard's directory below `replicas`.
+pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
+    let StepKey { step, job, run, attempt, world } = &shard.of;
+    let mut hasher = blake3::Hasher::new();
+    for words in [job, run] {
+        hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+    }
+    let of_run = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
+    let piece = shard.piece.as_ref().map_or_else(String::new, |piece| format!(".{}", piece.index));
+    let of_step = replicas.join(of_run).join(format!("step-{step:012}.{attempt}"));
+    of_step.join(format!("rank-{:05}{piece}", shard.rank))
+}
+
+/// Turns the complete bytes in the file `from` into a replica in `home`: first `sync` syncs them to disk, then they are moved into place,
+/// then their manifest. `lock`, the name of the lock file, is next to them before they are a replica.
+///
+/// # Errors
+/// An I/O error. A previous replica in `home` may be lost then.
+pub fn put(
+    volume: &dyn Volume,
+    from: &Path,
+    home: &Path,
+    manifest: &[u8],
+    lock: Option<&str>,
+    sync: &dyn Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    sync()?;
+    make_all(volume, home)?;
+    // Operations that need space come first: on a full disk the previous replica stays intact.
+    let aside = home.join(format!(".{MANIFEST_NAME}.tmp"));
+    remove_if_there(volume, &aside)?;
+    let mut sink = volume.create(&aside)?;
+    sink.write(manifest)?;
+    sink.sync()?;
+    drop(sink);
+    if let Some(lock) = lock
+        && !volume.list(home)?.iter().any(|name| name == lock)
+    {
+        drop(volume.create(&home.join(lock))?);
+    }
+    // A shard of the same rank that was sealed earlier: without its manifest it does not count.
+    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
+    volume.sync_directory(home)?;
+    // No shard needs the other locks any more.
+    for (name, ..) in locks(volume, home).filter(|(name, ..)| Some(name.as_str()) != lock) {
+        remove_if_there(volume, &home.join(name))?;
+    }
+    volume.rename(from, &home.join(DATA))?;
+    volume.rename(&aside, &home.join(MANIFEST_NAME))?;
+    volume.sync_directory(home)
+}
+
+/// Removes a replica, its manifest first, so that it exists completely or not at all. Moves its file to `spare`, if given; returns whether.
+pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool {
+    let manifest = home.join(MANIFEST_NAME);
+    let _ = volume.remove_file(&manifest).and_then(|()| volume.sync_directory(home));
+    let moved = spare.is_some_and(|spare| volume.rename(&home.join(DATA), spare).is_ok());
+    remove_tree(volume, home);
+    // The directories of the step and of the run, if empty.
+    for above in home.ancestors().skip(1).take(2) {
+        let _ = volume.remove_directory(above);
+    }
+    moved
+}
+
+/// The lock of a replica, if it has one.
+pub fn lock_of(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> Option<WithdrawalLock> {
+    locks(volume, home).find(|(_, key, _)| *key == sealed.key).map(|(.., lock)| lock)
+}
+
+/// All locks next to a replica by file name, each with the key of its shard.
+fn locks(volume: &dyn Volume, home: &Path) -> impl Iterator<Item = (String, u64, WithdrawalLock)> {
+    let names = volume.list(home).unwrap_or_default().into_iter();
+    names.filter_map(|name| WithdrawalLock::of_file_name(&name).map(|(key, lock)| (name, key, lock)))
+}
+
+/// All directories of replicas, each with its manifest; none if the manifest is not valid.
+pub fn found(volume: &dyn Volume, replicas: &Path) -> Vec<(PathBuf, Option<Sealed>)> {
+    let below = |directory: &PathBuf| -> Vec<PathBuf> {
+        let names = volume.list(directory).unwrap_or_default();
+        names.into_iter().map(|name| directory.join(name)).collect()
+    };
+    let steps: Vec<PathBuf> = below(&replicas.to_owned()).iter().flat_map(below).collect();
+    let homes = steps.iter().flat_map(below);
+    homes.map(|home| (home.clone(), manifest_of(volume, &home))).collect()
+}
+
+fn manifest_of(volume: &dyn Volume, home: &Path) -> Option<Sealed> {
+    let (file, length) = volume.open(&home.join(MANIFEST_NAME)).ok()?;
+    let length = usize::try_from(length).ok().filter(|length| *length <= MANIFEST_LIMIT)?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Sealed::of(bytes).ok()
+}
+
+/// Whether every byte of a replica matches its manifest. Reads all of it.
+pub fn is_whole(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> bool {
+    let Ok((file, length)) = volume.open(&home.join(DATA)) else { return false };
+    length == sealed.shard.bytes && matches!(sealed.first_bad_from_start(&*file), Ok(None))
+}
+
+/// Creates a replica's directory and the two above it, and syncs their names to disk.
+fn make_all(volume: &dyn Volume, home: &Path) -> io::Result<()> {
+    let above: Vec<&Path> = home.ancestors().skip(1).take(3).collect();
+    for directory in above.iter().rev().skip(1).copied().chain([home]) {
+        match volume.make_directory(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    above.into_iter().try_for_each(|directory| volume.sync_directory(directory))
+}
+
+fn remove_if_there(volume: &dyn Volume, path: &Path) -> io::Result<()> {
+    match volume.remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

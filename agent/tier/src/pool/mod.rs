@@ -14,7 +14,6 @@
 
 mod available;
 pub mod choose;
-mod memory;
 mod owner;
 mod recover;
 pub mod world;

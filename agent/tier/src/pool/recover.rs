@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::os::now_unix_s;
 use crate::pool::choose::{self, At, SealedSlot};
-use crate::pool::memory::Memory;
-use crate::pool::memory::{lives, lock};
+use crate::pool::owner::{Memory, rank_directory};
+use crate::pool::owner::{lives, lock};
 use crate::pool::{PoolError, Settings, reported};
 use crate::seal::{self, seal};
 
@@ -158,7 +158,7 @@ impl About {
 
 /// The step to go back to if replicas turn out to differ; each page has it.
 fn vouched(pool: &Path, first_rank: u32) -> Option<u64> {
-    let memory = Memory::open(&super::memory::directory_of(pool, first_rank)).ok()?;
+    let memory = Memory::open(&rank_directory(pool, first_rank)).ok()?;
     memory.control().ok()?.vouched()
 }
 
@@ -172,7 +172,7 @@ struct Left {
 fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
     let mut left = Vec::new();
     for rank in about.ranks() {
-        let directory = super::memory::directory_of(pool, rank);
+        let directory = rank_directory(pool, rank);
         let memory = match Memory::open(&directory) {
             Ok(memory) => memory,
             // Killed before it was created: there is nothing in it.

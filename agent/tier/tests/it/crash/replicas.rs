@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint_format::Chunks;
 use mainstay_tier::disk::Volume;
-use mainstay_tier::peer::store::place;
+use mainstay_tier::peer::store as place;
 use mainstay_tier::peer::{Sealed, WithdrawalLock};
 
 use super::CUTS_PER_SCENE;
