@@ -1,5 +1,5 @@
 """The cost of NVRx's calls in a Python rank, measured back to back as ours are; run by ft_launcher, which must know the
-section. Writes one JSON object to the file in BENCH_RESULT."""
+section. Writes a JSON object of each batch to the file in BENCH_RESULT."""
 
 import json
 import os
@@ -29,7 +29,8 @@ def section():
     client.end_section("forward")
 
 
-result = {"heartbeat_ns": back_to_back(client.send_heartbeat), "section_pair_ns": back_to_back(section)}
+batches = zip(back_to_back(client.send_heartbeat), back_to_back(section))
+result = [{"heartbeat_ns": heartbeat, "section_pair_ns": pair} for heartbeat, pair in batches]
 client.shutdown_workload_monitoring()
 with open(os.environ["BENCH_RESULT"], "w") as file:
     json.dump(result, file)

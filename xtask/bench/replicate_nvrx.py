@@ -1,6 +1,6 @@
 """Two ranks that replicate their states to each other by NVRx's clique strategy, over gloo on loopback; run by `cargo xtask bench`.
 
-usage: replicate_nvrx.py MIB ROUNDS      prints one line of JSON: bytes of one rank's state a second, of each round
+usage: replicate_nvrx.py MIB ROUNDS OUT      writes JSON: bytes of one rank's state a second, of each round
 
 Each rank sends its state and takes the other's at once, as it does where it is used. A round is as long as its slower rank takes.
 """
@@ -67,7 +67,8 @@ def main() -> None:
         each.join()
     if any(each.exitcode for each in ranks):
         sys.exit("a rank failed")
-    print(json.dumps({"bytes_per_s": told.get()}), flush=True)
+    with open(sys.argv[3], "w", encoding="utf-8") as out:
+        json.dump(told.get(), out)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 
-use crate::command;
-use crate::paths;
 use crate::progress::Progress;
+use crate::{command, paths};
 
 /// Builds `mainstay` with all optimisations, unless `MAINSTAY_BIN` names a finished one.
 pub fn release(progress: &Progress) -> Result<()> {
@@ -13,10 +12,8 @@ pub fn release(progress: &Progress) -> Result<()> {
         return Ok(());
     }
     let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
+    // As in the README: building a part of the workspace would select other features, and be another build.
     progress.step(&format!("Building mainstay (cargo build --release{first})"), || {
-        // As in the README: building a part of the workspace would select other features, and be another build.
-        let mut cargo = command::cargo();
-        cargo.args(["build", "--release"]).current_dir(paths::root());
-        command::run(&mut cargo)
+        command::run(&mut command::cargo("build --release"))
     })
 }

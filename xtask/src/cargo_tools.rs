@@ -4,13 +4,12 @@
 //! the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and none
 //! with `off`. Continuous integration keeps the cache between runs.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use fs_err as fs;
 
-use crate::command;
-use crate::paths;
+use crate::{command, paths};
 
 /// A tool.
 pub struct Tool {
@@ -18,17 +17,17 @@ pub struct Tool {
     /// Whether it is compiled without `MAINSTAY_CARGO_TOOLS=all`.
     is_usual: bool,
     /// Further options of `cargo install`.
-    options: &'static [&'static str],
+    options: &'static str,
 }
 
 /// Licences, bans, sources and advisories.
-pub const DENY: Tool = Tool { name: "cargo-deny", is_usual: true, options: &[] };
+pub const DENY: Tool = Tool { name: "cargo-deny", is_usual: true, options: "" };
 
 /// Advisories for any lock file.
-pub const AUDIT: Tool = Tool { name: "cargo-audit", is_usual: false, options: &[] };
+pub const AUDIT: Tool = Tool { name: "cargo-audit", is_usual: false, options: "" };
 
 /// Builds the documentation as a site; without its server and its search.
-pub const MDBOOK: Tool = Tool { name: "mdbook", is_usual: true, options: &["--no-default-features"] };
+pub const MDBOOK: Tool = Tool { name: "mdbook", is_usual: true, options: "--no-default-features" };
 
 /// Which missing tools to compile: `all`, `off`, else the usual ones.
 const VARIABLE: &str = "MAINSTAY_CARGO_TOOLS";
@@ -52,18 +51,10 @@ pub fn find(tool: &Tool) -> Result<std::result::Result<PathBuf, String>> {
         return Ok(Err(format!("{name} is not installed: {VARIABLE}=all compiles it")));
     }
     println!("compiling {name} into {} (once, some minutes; {VARIABLE}=off skips it)", folder.display());
-    Ok(match install(tool, &folder) {
-        Ok(()) => Ok(program),
-        Err(error) => Err(format!("{name} is not installed, and cargo could not install it: {error:#}")),
-    })
-}
-
-fn install(tool: &Tool, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-    let mut cargo = command::cargo();
+    fs::create_dir_all(&folder)?;
     // Not in this checkout's target folder, which has its own settings; the tools share their common dependencies.
-    let build = folder.join("target");
-    cargo.args(["install", "--locked", "--root"]).arg(folder).arg("--target-dir").arg(&build);
-    cargo.args(tool.options).arg(tool.name);
-    command::run(cargo.current_dir(folder))
+    let mut cargo = command::cargo(&format!("install --locked {name} {}", tool.options));
+    cargo.arg("--root").arg(&folder).arg("--target-dir").arg(folder.join("target")).current_dir(&folder);
+    let failed = |error| format!("{name} is not installed, and cargo could not install it: {error:#}");
+    Ok(command::run(&mut cargo).map(|()| program).map_err(failed))
 }

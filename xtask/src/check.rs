@@ -9,29 +9,47 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
 use crate::output;
-use crate::skips::Skips;
+pub use skips::Skips;
+
+mod skips;
 
 /// How a check ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// The numbers of passed and failed tests; a check without a count is one test.
-    Counted {
-        /// Tests that passed.
-        passed: usize,
-        /// Tests that failed.
-        failed: usize,
-        /// Tests that cannot run here; they did not pass.
-        skips: Skips,
-        /// What failed, in lines: the summary repeats it, because a log may keep only its end.
-        failures: Vec<String>,
-        /// Tests that failed beside others and passed alone, in lines.
-        unsteady: Vec<String>,
-    },
-    /// It cannot run here.
-    Skipped {
-        /// The reason, and what would make it possible.
-        why: String,
-    },
+    /// It counted its tests; a check without a count is one test.
+    Counted(Counts),
+    /// It cannot run here: the reason, and what would make it possible.
+    Skipped(String),
+}
+
+/// The tests of a check.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    passed: usize,
+    failed: usize,
+    /// Tests that cannot run here; they did not pass.
+    skips: Skips,
+    /// What failed, in lines: the summary repeats it, because a log may keep only its end.
+    failures: Vec<String>,
+    /// Tests that failed beside others and passed alone, in lines.
+    unsteady: Vec<String>,
+}
+
+impl Counts {
+    /// A program that counts its tests. One that fails without counting a failure, because something did not even
+    /// compile, is a failure too.
+    fn of(success: bool, passed: usize, failed: usize) -> Counts {
+        let failed = if success { failed } else { failed.max(1) };
+        Counts { passed, failed, ..Counts::default() }
+    }
+
+    /// The result of `cargo test`, which reports skipped tests as passed.
+    fn cargo(success: bool, printed: &str) -> Counts {
+        let (passed, failed) = cargo_counts(printed);
+        let skips = Skips::of(printed);
+        let counts = Counts::of(success, passed.saturating_sub(skips.count()), failed);
+        Counts { skips, failures: with_panics(&cargo_failures(printed), printed), ..counts }
+    }
 }
 
 impl Verdict {
@@ -47,53 +65,53 @@ impl Verdict {
 
     /// The same verdict with the names of what failed.
     pub fn naming(mut self, names: Vec<String>) -> Self {
-        if let Self::Counted { failures, .. } = &mut self {
-            *failures = names;
+        if let Self::Counted(counts) = &mut self {
+            counts.failures = names;
         }
         self
     }
 
     /// A check that cannot run here.
     pub fn skipped(why: &str) -> Self {
-        Self::Skipped { why: why.into() }
+        Self::Skipped(why.into())
     }
 
-    /// A program that counts its tests. One that fails without counting a failure, because something did not even
-    /// compile, is a failure too.
+    /// A program that counts its tests.
     pub fn counted(success: bool, passed: usize, failed: usize) -> Self {
-        let failed = if success { failed } else { failed.max(1) };
-        Self::Counted { passed, failed, skips: Skips::default(), failures: Vec::new(), unsteady: Vec::new() }
+        Self::Counted(Counts::of(success, passed, failed))
     }
 
-    /// The result of `cargo test`, which reports skipped tests as passed.
+    /// The result of `cargo test`.
     pub fn cargo(success: bool, printed: &str) -> Self {
-        let (passed, failed) = cargo_counts(printed);
-        let skips = Skips::of(printed);
-        match Self::counted(success, passed.saturating_sub(skips.count()), failed) {
-            Self::Counted { passed, failed, unsteady, .. } => {
-                let names = cargo_failures(printed);
-                let failures = names.iter().flat_map(|name| with_panic(name, printed)).collect();
-                Self::Counted { passed, failed, skips, failures, unsteady }
-            }
-            other => other,
-        }
+        Self::Counted(Counts::cargo(success, printed))
     }
 
-    /// The same verdict after the failed tests ran once more, alone: what passes then is listed, and does not fail the
-    /// check.
-    pub fn after_another_run(self, printed: &str, success: bool, again: &str) -> Self {
-        let Self::Counted { passed, skips, mut unsteady, .. } = self else { return self };
+    /// The result of pytest: its closing line, in which an error in a fixture or an import is a failure, and the names in its
+    /// short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
+    pub fn pytest(success: bool, printed: &str) -> Self {
+        let counts = ["passed", "failed", "error"];
+        let is_closing =
+            |line: &&str| line.contains(" in ") && counts.iter().any(|count| line.contains(count));
+        let closing = printed.lines().rev().find(is_closing).unwrap_or_default();
+        let errors = before(closing, "error").max(before(closing, "errors"));
+        let is_failure = |line: &&str| line.starts_with("FAILED ") || line.starts_with("ERROR ");
+        let failures = printed.lines().filter(is_failure).map(str::to_owned).collect();
+        Self::counted(success, before(closing, "passed"), before(closing, "failed") + errors).naming(failures)
+    }
+
+    /// The result of `cargo test` after the failed tests ran once more, alone: what passes then is listed, and does not fail
+    /// the check.
+    pub fn cargo_twice(printed: &str, success: bool, again: &str) -> Self {
+        let before = Counts::cargo(false, printed);
         let still = cargo_failures(again);
-        let steady = |name: &String| !still.contains(name);
-        let passed_alone: Vec<String> = cargo_failures(printed).into_iter().filter(steady).collect();
-        unsteady.extend(passed_alone.iter().flat_map(|name| with_panic(name, printed)));
-        match Self::counted(success, passed + passed_alone.len(), still.len()) {
-            Self::Counted { passed, failed, .. } => {
-                let failures = still.iter().flat_map(|name| with_panic(name, again)).collect();
-                Self::Counted { passed, failed, skips, failures, unsteady }
-            }
-            other => other,
-        }
+        let mut alone = cargo_failures(printed);
+        alone.retain(|name| !still.contains(name));
+        Self::Counted(Counts {
+            skips: before.skips,
+            failures: with_panics(&still, again),
+            unsteady: with_panics(&alone, printed),
+            ..Counts::of(success, before.passed + alone.len(), still.len())
+        })
     }
 }
 
@@ -134,32 +152,39 @@ impl Checks {
             output::line(&format!("{error:#}"));
             Verdict::without(vec![format!("{error:#}")])
         });
-        if let Verdict::Skipped { why } = &verdict {
+        if let Verdict::Skipped(why) = &verdict {
             output::line(&format!("skipped: {why}"));
         }
         let processor = (!self.is_beside_others).then(|| processor_time().saturating_sub(spent));
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
+    /// Runs a check that makes something; none, with a recorded failure, if it cannot be made.
+    pub fn make<T>(&mut self, name: &str, make: impl FnOnce() -> Result<T>) -> Option<T> {
+        let mut made = None;
+        self.run(name, || {
+            made = Some(make()?);
+            Ok(Verdict::of(true))
+        });
+        made
+    }
+
     /// Runs rows of checks at the same time. Each line of their output starts with the name of the row.
     pub fn beside(&mut self, rows: Vec<Row<'_>>) {
         let (began, spent) = (Instant::now(), processor_time());
-        let all: Vec<Checks> = thread::scope(|scope| {
-            let running: Vec<_> =
-                rows.into_iter().map(|(name, make)| scope.spawn(move || Checks::row(name, make))).collect();
-            let ended = running.into_iter().map(thread::ScopedJoinHandle::join);
-            ended.map(|row| row.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let run = |(name, make): Row<'_>| {
+            output::named(name);
+            let mut checks = Checks { is_beside_others: true, ..Checks::default() };
+            make(&mut checks);
+            checks.done
+        };
+        thread::scope(|scope| {
+            let running: Vec<_> = rows.into_iter().map(|row| scope.spawn(move || run(row))).collect();
+            for row in running.into_iter().map(thread::ScopedJoinHandle::join) {
+                self.done.extend(row.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
         });
-        self.done.extend(all.into_iter().flat_map(|checks| checks.done));
-        let (took, processor) = (began.elapsed(), processor_time().saturating_sub(spent));
-        self.beside_took = Some((took, processor));
-    }
-
-    fn row(name: &'static str, make: impl FnOnce(&mut Checks)) -> Checks {
-        output::named(name);
-        let mut checks = Checks { is_beside_others: true, ..Checks::default() };
-        make(&mut checks);
-        checks
+        self.beside_took = Some((began.elapsed(), processor_time().saturating_sub(spent)));
     }
 
     /// Prints the table and the closing line; true if nothing failed.
@@ -170,16 +195,16 @@ impl Checks {
             let processor =
                 processor.map_or(String::new(), |spent| format!(" {:>8.1} s CPU", spent.as_secs_f64()));
             match verdict {
-                Verdict::Counted { passed, failed, skips, .. } => {
+                Verdict::Counted(Counts { passed, failed, skips, .. }) => {
                     let how = if *failed == 0 { "ok      " } else { "FAILED  " };
-                    let fails = if *failed == 0 { String::new() } else { format!(", {failed} failed") };
-                    let skips = match skips.count() {
+                    let of = |count, what| match count {
                         0 => String::new(),
-                        count => format!(", {count} skipped"),
+                        count => format!(", {count} {what}"),
                     };
-                    println!("  {how} {name:<48} {passed:>5} passed {took:>8.1} s{processor}{fails}{skips}");
+                    let rest = of(*failed, "failed") + &of(skips.count(), "skipped");
+                    println!("  {how} {name:<48} {passed:>5} passed {took:>8.1} s{processor}{rest}");
                 }
-                Verdict::Skipped { why } => println!("  skipped  {name:<48} {why}"),
+                Verdict::Skipped(why) => println!("  skipped  {name:<48} {why}"),
             }
         }
         if let Some((took, spent)) = self.beside_took {
@@ -188,64 +213,53 @@ impl Checks {
                 "  those without a processor time of their own ran at the same time: {took:.1} s, {spent:.1} s CPU"
             );
         }
-        let failures = self.failures();
-        if !failures.is_empty() {
-            println!("\n=== what failed\n{}", failures.join("\n"));
-        }
-        let unsteady = self.lines_of(|verdict| match verdict {
-            Verdict::Counted { unsteady, .. } => unsteady,
-            Verdict::Skipped { .. } => &[],
-        });
-        if !unsteady.is_empty() {
-            println!("\n=== what failed beside other tests, and passed alone\n{}", unsteady.join("\n"));
-        }
         let (passed, failed, skips) = self.sum();
-        if !skips.lines().is_empty() {
-            println!("\n=== tests that cannot run here\n{}", skips.lines().join("\n"));
+        for (title, lines) in [
+            ("what failed", self.lines_of(|counts| &counts.failures)),
+            ("what failed beside other tests, and passed alone", self.lines_of(|counts| &counts.unsteady)),
+            ("tests that cannot run here", skips.lines()),
+        ] {
+            if !lines.is_empty() {
+                println!("\n=== {title}\n{}", lines.join("\n"));
+            }
         }
         println!("\n{passed} passed, {failed} failed, {} skipped", skips.count());
         failed == 0
     }
 
-    /// The failures of all checks, each below the name of its check.
-    fn failures(&self) -> Vec<String> {
-        self.lines_of(|verdict| match verdict {
-            Verdict::Counted { failures, .. } => failures,
-            Verdict::Skipped { .. } => &[],
+    fn counts(&self) -> impl Iterator<Item = (&str, &Counts)> {
+        self.done.iter().filter_map(|done| match &done.verdict {
+            Verdict::Counted(counts) => Some((done.name.as_str(), counts)),
+            Verdict::Skipped(_) => None,
         })
     }
 
-    fn lines_of(&self, of: impl Fn(&Verdict) -> &[String]) -> Vec<String> {
+    /// Lines of all checks, each below the name of its check.
+    fn lines_of(&self, of: fn(&Counts) -> &[String]) -> Vec<String> {
         let mut lines = Vec::new();
-        for done in &self.done {
-            let found = of(&done.verdict);
-            if !found.is_empty() {
-                lines.push(format!("  {}", done.name));
-                lines.extend(found.iter().map(|line| format!("      {line}")));
-            }
+        for (name, counts) in self.counts().filter(|(_, counts)| !of(counts).is_empty()) {
+            lines.push(format!("  {name}"));
+            lines.extend(of(counts).iter().map(|line| format!("      {line}")));
         }
         lines
     }
 
     fn sum(&self) -> (usize, usize, Skips) {
         let mut sum = (0, 0, Skips::default());
-        for done in &self.done {
-            if let Verdict::Counted { passed, failed, skips, .. } = &done.verdict {
-                sum.0 += passed;
-                sum.1 += failed;
-                sum.2.add(skips);
-            }
+        for (_, counts) in self.counts() {
+            sum.0 += counts.passed;
+            sum.1 += counts.failed;
+            sum.2.add(&counts.skips);
         }
         sum
     }
 }
 
 /// Passed and failed of all `test result:` lines that cargo test prints, one for each test program.
-pub fn cargo_counts(printed: &str) -> (usize, usize) {
-    let lines = printed.lines().filter_map(|line| line.trim().strip_prefix("test result:"));
-    lines
-        .map(|line| (before(line, "passed"), before(line, "failed")))
-        .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+fn cargo_counts(printed: &str) -> (usize, usize) {
+    let lines = || printed.lines().filter_map(|line| line.trim().strip_prefix("test result:"));
+    let sum = |word| lines().map(|line| before(line, word)).sum();
+    (sum("passed"), sum("failed"))
 }
 
 /// How much of a panic's message the summary repeats.
@@ -264,30 +278,17 @@ pub fn cargo_failures(printed: &str) -> Vec<String> {
     names
 }
 
-/// The name of a failed test, and the start of its panic's message.
-fn with_panic(name: &str, printed: &str) -> Vec<String> {
-    let begin = format!("thread '{name}' ");
-    let panic = printed.lines().skip_while(|line| !line.starts_with(&begin));
-    let panic = panic.take_while(|line| !line.is_empty()).take(PANIC_LINES);
-    let cut = |line: &str| format!("  {}", line.chars().take(PANIC_COLUMNS).collect::<String>());
-    std::iter::once(name.to_owned()).chain(panic.map(cut)).collect()
-}
-
-/// The names in pytest's short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
-pub fn pytest_failures(printed: &str) -> Vec<String> {
-    let is_failure = |line: &&str| line.starts_with("FAILED ") || line.starts_with("ERROR ");
-    printed.lines().filter(is_failure).map(str::to_owned).collect()
-}
-
-/// Passed and failed of pytest's closing line; an error in a fixture or an import is a failure.
-pub fn pytest_counts(printed: &str) -> (usize, usize) {
-    let is_closing = |line: &&str| {
-        line.contains(" in ")
-            && (line.contains("passed") || line.contains("failed") || line.contains("error"))
-    };
-    let closing = printed.lines().rev().find(is_closing).unwrap_or_default();
-    let errors = before(closing, "error").max(before(closing, "errors"));
-    (before(closing, "passed"), before(closing, "failed") + errors)
+/// The names of failed tests, each with the start of its panic's message.
+fn with_panics(names: &[String], printed: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for name in names {
+        let begin = format!("thread '{name}' ");
+        let panic = printed.lines().skip_while(|line| !line.starts_with(&begin));
+        let panic = panic.take_while(|line| !line.is_empty()).take(PANIC_LINES);
+        lines.push(name.clone());
+        lines.extend(panic.map(|line| format!("  {}", line.chars().take(PANIC_COLUMNS).collect::<String>())));
+    }
+    lines
 }
 
 /// The number in front of a word: `12` for `passed` in `ok. 12 passed; 0 failed`.
@@ -309,33 +310,33 @@ mod tests {
         assert_eq!(cargo_counts(printed), (7, 2));
     }
 
+    fn counts(verdict: Verdict) -> Counts {
+        if let Verdict::Counted(counts) = verdict { counts } else { Counts::default() }
+    }
+
     #[test]
     fn pytests_closing_line_is_read() {
-        assert_eq!(pytest_counts("....\n12 passed in 0.31s\n"), (12, 0));
-        assert_eq!(pytest_counts("==== 1 failed, 11 passed, 2 skipped, 1 error in 0.31s ====\n"), (11, 2));
-        assert_eq!(pytest_counts("=== 2 errors in 0.10s ===\n"), (0, 2));
-        assert_eq!(pytest_counts(""), (0, 0));
+        let pytest = |printed| {
+            let counts = counts(Verdict::pytest(true, printed));
+            (counts.passed, counts.failed)
+        };
+        assert_eq!(pytest("....\n12 passed in 0.31s\n"), (12, 0));
+        assert_eq!(pytest("==== 1 failed, 11 passed, 2 skipped, 1 error in 0.31s ====\n"), (11, 2));
+        assert_eq!(pytest("=== 2 errors in 0.10s ===\n"), (0, 2));
+        assert_eq!(pytest(""), (0, 0));
     }
 
     #[test]
     fn a_program_that_fails_without_a_count_is_a_failure() {
-        let counted = |passed, failed| Verdict::Counted {
-            passed,
-            failed,
-            skips: Skips::default(),
-            failures: Vec::new(),
-            unsteady: Vec::new(),
-        };
-        assert_eq!(Verdict::counted(false, 3, 0), counted(3, 1));
-        assert_eq!(Verdict::counted(true, 3, 0), counted(3, 0));
+        assert_eq!(Counts::of(false, 3, 0), Counts { passed: 3, failed: 1, ..Counts::default() });
+        assert_eq!(Counts::of(true, 3, 0).failed, 0);
     }
 
     #[test]
     fn a_test_that_was_skipped_did_not_pass() {
         let printed = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
-        let verdict = Verdict::cargo(true, printed);
-        let Verdict::Counted { passed, failed, skips, .. } = verdict else { panic!("it is counted") };
-        assert_eq!((passed, failed, skips), (2, 0, Skips::of(printed)));
+        let expected = Counts { passed: 2, skips: Skips::of(printed), ..Counts::default() };
+        assert_eq!(counts(Verdict::cargo(true, printed)), expected);
     }
 
     #[test]
@@ -347,10 +348,10 @@ mod tests {
         checks.run("tidy", || Ok(Verdict::without(vec!["a file".into()])));
         checks.run("good", || Ok(Verdict::without(Vec::new())));
         let lines = ["  unit", "      a::b", "      c", "  tidy", "      a file"];
-        assert_eq!(checks.failures(), lines);
+        assert_eq!(checks.lines_of(|counts| &counts.failures), lines);
         assert_eq!(checks.sum(), (4, 3, Skips::default()));
         let printed = "=== short test summary info ===\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n";
-        assert_eq!(pytest_failures(printed), ["FAILED a.py::b - assert 0"]);
+        assert_eq!(counts(Verdict::pytest(false, printed)).failures, ["FAILED a.py::b - assert 0"]);
     }
 
     #[test]
@@ -358,15 +359,14 @@ mod tests {
         let printed = "thread 'a' (7) panicked at x.rs:1:2:\ntoo late\n\nfailures:\n    a\n    b\n\ntest result: FAILED. 3 \
                        passed; 2 failed; 0 ignored\n";
         let again = "\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n";
-        let of = |success, again| Verdict::cargo(false, printed).after_another_run(printed, success, again);
-        let Verdict::Counted { passed, failed, failures, unsteady, .. } = of(false, again) else { panic!() };
+        let of = |success, again| counts(Verdict::cargo_twice(printed, success, again));
+        let Counts { passed, failed, failures, unsteady, .. } = of(false, again);
         assert_eq!((passed, failed, failures), (4, 1, vec!["b".to_owned()]));
         assert_eq!(unsteady, ["a", "  thread 'a' (7) panicked at x.rs:1:2:", "  too late"]);
-        let Verdict::Counted { passed, failed, .. } = of(true, "test result: ok. 2 passed") else { panic!() };
+        let Counts { passed, failed, .. } = of(true, "test result: ok. 2 passed");
         assert_eq!((passed, failed), (5, 0));
         // A program that ends without a list of failures has failed.
-        let Verdict::Counted { failed, .. } = of(false, "") else { panic!() };
-        assert_eq!(failed, 1);
+        assert_eq!(of(false, "").failed, 1);
     }
 
     #[test]

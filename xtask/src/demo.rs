@@ -1,16 +1,13 @@
 //! `cargo xtask demo`: `mainstay demo` with the program and the Python of this checkout.
 
 use std::ffi::OsString;
-use std::fs;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::build;
-use crate::paths;
+use crate::command::{self, cmd};
 use crate::progress::Progress;
-use crate::venv;
-use crate::wheel;
+use crate::{build, paths, python};
 
 /// What can be chosen.
 #[derive(clap::Args)]
@@ -26,23 +23,18 @@ pub struct Args {
 /// Something cannot be built.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
-    if !paths::release_mainstay().exists() {
+    let program = paths::release_mainstay();
+    if !program.exists() {
         println!(
             "A first run builds the program (some minutes) and may fetch PyTorch (about 3 GB); later runs do not."
         );
     }
     build::release(&progress)?;
-    let venv = venv::ensure(&progress)?;
-    wheel::install(&progress, &venv)?;
+    let venv = python::TORCH.with_wheel(&progress)?;
     println!();
-
-    let folder = paths::target().join("demo");
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
-    }
-    let mut demo = Command::new(paths::release_mainstay());
-    venv::activate(&mut demo, &venv);
-    demo.args(["demo", "--dir"]).arg(&folder).args(&args.options);
-    let status = demo.status().context("starting mainstay demo")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let folder = paths::fresh(paths::target().join("demo"))?;
+    let options = &args.options;
+    let mut demo = cmd!("{program} demo --dir {folder} {options...}");
+    python::activate(&mut demo, &venv);
+    Ok(command::exit_code(demo.status().context("starting mainstay demo")?.success()))
 }

@@ -1,27 +1,22 @@
 //! `cargo xtask dist`: what is released, in `target/dist`. Nothing is uploaded.
 
-mod needs;
+pub mod needs;
 pub mod system;
 pub mod wheel;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
+use fs_err as fs;
 
 use self::system::System;
-use crate::command;
-use crate::paths;
 use crate::progress::Progress;
-use crate::venv;
+use crate::{command, paths, python};
 
 /// The oldest C library on which programs run: that of RHEL 8. Wheels name it in their tag.
 const GLIBC: (u32, u32) = (2, 28);
-
-/// Zig brings the C library's symbols of every version, and links for other processors too.
-const TOOLS: [&str; 3] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1", "maturin==1.16.0"];
 
 /// What can be chosen.
 #[derive(clap::Args)]
@@ -79,9 +74,9 @@ impl Args {
 /// Something cannot be built, or needs a newer host than it should.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
-    let tools = venv::of_tools(&progress, "dist-venv", &TOOLS)?;
+    let tools = python::DIST.ensure(&progress)?.join("bin");
     let out = paths::target().join("dist");
-    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    fs::create_dir_all(&out)?;
     let program = program(&progress, &tools, args.arch)?;
     if args.wants(Kind::Wheel) {
         wheel::release(&progress, &tools, &args.arch.target(), &program, &out)?;
@@ -115,10 +110,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn program(progress: &Progress, tools: &Path, arch: Arch) -> Result<PathBuf> {
     let (target, (major, minor)) = (arch.target(), GLIBC);
     progress.step(&format!("Building mainstay for {target}, glibc {major}.{minor} (cargo zigbuild)"), || {
-        let mut build = with_path(command::cargo(), tools);
-        build.args(["zigbuild", "--release", "--locked", "--package", "mainstay-agent"]);
-        build.args(["--features", "cloud", "--target", &format!("{target}.{major}.{minor}")]);
-        command::run(build.current_dir(paths::root()))?;
+        let mut build =
+            command::cargo("zigbuild --release --locked --package mainstay-agent --features cloud");
+        build.args(["--target", &format!("{target}.{major}.{minor}")]);
+        python::path_first(&mut build, tools);
+        command::run(&mut build)?;
         let program = paths::target().join(target).join("release/mainstay");
         needs::check(&program, GLIBC)?;
         Ok(program)
@@ -127,21 +123,9 @@ fn program(progress: &Progress, tools: &Path, arch: Arch) -> Result<PathBuf> {
 
 /// `SHA256SUMS` of all files.
 fn write_sums(out: &Path) -> Result<()> {
-    let sums = out.join("SHA256SUMS");
-    let entries = fs::read_dir(out).with_context(|| format!("listing {}", out.display()))?;
-    let mut names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
+    let mut names: Vec<_> = fs::read_dir(out)?.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
     names.retain(|name| name != "SHA256SUMS");
     names.sort();
     let text = command::output(Command::new("sha256sum").args(names).current_dir(out))?;
-    fs::write(&sums, text).with_context(|| format!("writing {}", sums.display()))
-}
-
-fn with_path(mut command: Command, first: &Path) -> Command {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let joined = std::env::join_paths(std::iter::once(first.to_owned()).chain(std::env::split_paths(&path)));
-    // A folder with a colon in its name cannot be searched; the tools are then looked for in the usual places.
-    if let Ok(joined) = joined {
-        command.env("PATH", joined);
-    }
-    command
+    Ok(fs::write(out.join("SHA256SUMS"), text)?)
 }

@@ -3,17 +3,14 @@
 //! They are a separate workspace; here it is built without the instrumentation that finds new inputs, into the
 //! folder of the other builds. Fuzzing itself: docs/internals/fuzzing.md.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use fs_err as fs;
 
 use crate::check::Verdict;
-use crate::command;
-use crate::lint::cargo;
-use crate::output;
-use crate::paths;
+use crate::{command, output, paths};
 
 /// No input, and no single allocation for one, may take more memory than this (MiB): input from others must not
 /// make the agent grow.
@@ -28,28 +25,26 @@ pub fn seeds() -> Result<Verdict> {
         return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));
     }
     let folder = paths::root().join("fuzz");
-    let mut build = cargo(&["build", "--quiet", "--bins", "--examples"]);
-    // Built like the rest, so that it shares its dependencies; a seed is read once, however slowly.
-    build.args(["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".debug=false"]);
-    build.arg("--manifest-path");
-    // From the root, so that the flags for coverage in fuzz/.cargo are not read.
-    build.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(paths::target());
-    let (status, _) = command::run_watched(&mut build)?;
-    if !status.success() {
-        return Ok(Verdict::of(false));
-    }
+    // From the root, so that the flags for coverage in fuzz/.cargo are not read. Built like the rest, so that it shares its
+    // dependencies; a seed is read once, however slowly.
+    let mut build = command::cargo(
+        "build --quiet --bins --examples --manifest-path fuzz/Cargo.toml --config profile.dev.opt-level=0 --config \
+         profile.dev.package.\"*\".debug=false",
+    );
     let built = paths::target().join("debug");
-    let (written, _) = command::run_watched(&mut Command::new(built.join("examples/seeds")))?;
-    if !written.success() {
-        return Ok(Verdict::of(false));
+    let mut write = Command::new(built.join("examples/seeds"));
+    for command in [build.arg("--target-dir").arg(paths::target()), &mut write] {
+        if !command::run_watched(command)?.0.success() {
+            return Ok(Verdict::of(false));
+        }
     }
+    let artifacts = paths::target().join("tmp");
+    fs::create_dir_all(&artifacts)?;
     let (mut passed, mut failures) = (0, Vec::new());
     for target in files(&folder.join("fuzz_targets"))? {
-        let name = target.file_stem().context("a target has no name")?.to_owned();
-        let seeds = files(&folder.join("corpus").join(&name))?;
-        let mut run = Command::new(built.join(&name));
-        let artifacts = paths::target().join("tmp");
-        fs::create_dir_all(&artifacts).with_context(|| format!("creating {}", artifacts.display()))?;
+        let name = target.file_stem().context("a target has no name")?;
+        let seeds = files(&folder.join("corpus").join(name))?;
+        let mut run = Command::new(built.join(name));
         run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(MEMORY_BOUND).args(&seeds);
         let ended = run.output().with_context(|| format!("running {}", name.display()))?;
         if ended.status.success() {
@@ -64,8 +59,7 @@ pub fn seeds() -> Result<Verdict> {
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let listed = fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
-    let mut files: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
     files.sort();
     Ok(files)
 }

@@ -1,6 +1,5 @@
 //! The project's own commands: `cargo xtask demo | test | lint | bench | gpu | dist | release | wheel`.
 
-mod bare;
 mod bench;
 mod build;
 mod cargo_tools;
@@ -9,24 +8,18 @@ mod command;
 mod demo;
 mod dist;
 mod fingerprint;
-mod frameworks;
 mod fuzz;
 mod gpu;
 mod healthy;
 mod journal;
-mod leftovers;
 mod lint;
-mod nvrx;
 mod output;
 mod packages;
 mod paths;
 mod progress;
+mod python;
 mod release;
-mod skips;
 mod test;
-mod test_programs;
-mod venv;
-mod wheel;
 
 use std::process::ExitCode;
 
@@ -49,7 +42,7 @@ enum Task {
     Test(test::Args),
     /// Check formatting, lints, licences and the systemd files only.
     Lint,
-    /// Measure: heartbeat, agent, detect, restart, build.
+    /// Measure.
     Bench(bench::Args),
     /// Run real training programs in many ways and store the output of those that end well in tests/healthy/runs.
     Healthy(healthy::Args),
@@ -76,12 +69,12 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Demo(args) => demo::run(&args),
-        Task::Test(args) => Ok(test::run(&args)),
+        Task::Test(args) => test::run(&args),
         Task::Lint => {
             let mut checks = check::Checks::default();
             lint::source(&mut checks);
             lint::systemd(&mut checks);
-            Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(command::exit_code(checks.conclude()))
         }
         Task::Bench(args) => bench::run(&args),
         Task::Healthy(args) => healthy::make(&args),
@@ -90,9 +83,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Release(args) => release::run(&args),
         Task::Wheel => {
             let progress = progress::Progress::begin();
-            let venv = venv::ensure(&progress)?;
-            let wheel = wheel::build(&progress, &venv)?;
-            wheel::install(&progress, &venv)?;
+            let venv = python::TORCH.with_wheel(&progress)?;
+            let wheel = python::build_wheel(&progress)?;
             println!("{}\ninstalled for {}", wheel.display(), venv.python().display());
             Ok(ExitCode::SUCCESS)
         }

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use fs_err as fs;
 
 /// The root of the repository.
 pub fn root() -> &'static Path {
@@ -34,14 +35,26 @@ pub fn release_mainstay() -> PathBuf {
 /// The folder for large files that all checkouts share, such as PyTorch: `MAINSTAY_CACHE`, or `mainstay` in the
 /// user's cache folder.
 pub fn cache() -> Result<PathBuf> {
-    if let Some(dir) = non_empty("MAINSTAY_CACHE") {
-        return Ok(dir);
+    let of = |name: &str, below: &str| non_empty(name).map(|folder| folder.join(below));
+    of("MAINSTAY_CACHE", "")
+        .or_else(|| of("XDG_CACHE_HOME", "mainstay"))
+        .or_else(|| of("HOME", ".cache/mainstay"))
+        .context("no place for the cache: set MAINSTAY_CACHE or HOME")
+}
+
+/// Where memory can be used as files.
+pub fn memory() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() { memory } else { env::temp_dir() }
+}
+
+/// Makes this folder, empty.
+pub fn fresh(folder: PathBuf) -> Result<PathBuf> {
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
     }
-    if let Some(dir) = non_empty("XDG_CACHE_HOME") {
-        return Ok(dir.join("mainstay"));
-    }
-    let home = non_empty("HOME").context("no place for the cache: set MAINSTAY_CACHE or HOME")?;
-    Ok(home.join(".cache/mainstay"))
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
 }
 
 fn non_empty(name: &str) -> Option<PathBuf> {

@@ -1,19 +1,22 @@
 //! `cargo xtask test`: all checks of a change, here and in continuous integration.
 
-mod environments;
+mod leftovers;
+mod programs;
 mod steps;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::ValueEnum;
 
-use self::environments::Environments;
+use self::leftovers::Snapshot;
+use self::programs::TestPrograms;
 use self::steps::Suite;
 use crate::check::{Checks, Verdict};
-use crate::leftovers::Snapshot;
-use crate::lint;
-use crate::packages;
-use crate::test_programs::TestPrograms;
+use crate::progress::Progress;
+use crate::python::{self, Venv};
+use crate::{command, lint, packages};
 
 /// What can be chosen.
 #[derive(clap::Args)]
@@ -49,15 +52,12 @@ impl Args {
 }
 
 /// Runs all the checks and prints a summary.
-pub fn run(args: &Args) -> ExitCode {
+///
+/// # Errors
+/// There is no folder for temporary files.
+pub fn run(args: &Args) -> Result<ExitCode> {
     let mut checks = Checks::default();
-    let own = match Snapshot::new() {
-        Ok(own) => own,
-        Err(error) => {
-            eprintln!("{error:#}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let own = Snapshot::new()?;
     if args.wants(Part::Lint) {
         lint::source(&mut checks);
     }
@@ -72,8 +72,9 @@ pub fn run(args: &Args) -> ExitCode {
         checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
         checks.run("systemd-nspawn (apt-get)", packages::nspawn);
     }
-    let programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
-    if let Some(programs) = programs.then(|| build(&mut checks)).flatten() {
+    let needs_programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
+    let build = "program and test programs (cargo test --no-run)";
+    if let Some(programs) = needs_programs.then(|| checks.make(build, TestPrograms::build)).flatten() {
         let ranks = args.wants(Part::Scenarios) || args.wants(Part::Python);
         let environments = if ranks { Environments::prepare(&mut checks) } else { Environments::default() };
         let beside_scenarios = args.wants(Part::Scenarios);
@@ -81,15 +82,65 @@ pub fn run(args: &Args) -> ExitCode {
         tests(args, &mut checks, &Suite { own, programs, beside_scenarios, environments });
     }
     checks.run("nothing is left behind", || own.check());
-    if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(command::exit_code(checks.conclude()))
 }
 
-/// The program and all tests; none, with a recorded failure, if something does not compile.
-fn build(checks: &mut Checks) -> Option<TestPrograms> {
+/// The Python environments of ranks that could be made; none if no test needs them.
+#[derive(Default)]
+struct Environments {
+    /// PyTorch and the wheel.
+    python: Option<Venv>,
+    /// The frameworks that the package has hooks for, too.
+    frameworks: Option<Venv>,
+    /// The wheel without PyTorch.
+    bare: Option<Venv>,
+    /// NVRx's client.
+    nvrx: Option<PathBuf>,
+}
+
+impl Environments {
+    fn prepare(checks: &mut Checks) -> Environments {
+        let progress = &Progress::begin();
+        let python = checks.make("Python environment and wheel", || python::TORCH.with_wheel(progress));
+        if python.is_none() {
+            return Environments::default();
+        }
+        // Tests that need these are skipped where they cannot be installed.
+        let frameworks = optional(checks, "Lightning, Transformers, JAX, Orbax (pip)", || {
+            python::FRAMEWORKS.with_wheel(progress)
+        });
+        let bare = optional(checks, "Python environment without PyTorch (pip)", || {
+            python::BARE.with_wheel(progress)
+        });
+        let nvrx = optional(checks, "NVRx's client (pip)", || python::NVRX_CLIENT.ensure(progress));
+        Environments {
+            python,
+            frameworks,
+            bare,
+            nvrx: nvrx.map(|environment| environment.join("bin/python")),
+        }
+    }
+
+    /// The variables that name the interpreters to tests.
+    fn variables(&self) -> Vec<(&'static str, PathBuf)> {
+        let named = [
+            ("MAINSTAY_TEST_PYTHON", self.python.as_ref().map(Venv::python)),
+            ("MAINSTAY_TEST_FRAMEWORKS", self.frameworks.as_ref().map(Venv::python)),
+            ("MAINSTAY_TEST_NVRX", self.nvrx.clone()),
+        ];
+        named.into_iter().filter_map(|(name, python)| Some((name, python?))).collect()
+    }
+}
+
+/// Makes an environment without which tests are skipped.
+fn optional<T>(checks: &mut Checks, name: &str, make: impl FnOnce() -> Result<T>) -> Option<T> {
     let mut made = None;
-    checks.run("program and test programs (cargo test --no-run)", || {
-        made = Some(TestPrograms::build()?);
-        Ok(Verdict::of(true))
+    checks.run(name, || match make() {
+        Ok(environment) => {
+            made = Some(environment);
+            Ok(Verdict::of(true))
+        }
+        Err(error) => Ok(Verdict::skipped(&format!("{error:#}"))),
     });
     made
 }

@@ -1,16 +1,18 @@
 //! Figures with stable names, so that runs can be compared: as a table for people and as JSON for tools.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use fs_err as fs;
+use procfs::{Current, LoadAverage, Meminfo};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::stop;
 
 /// One measured figure, alone or compared with a peer.
-#[derive(Clone, Debug, Serialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Figure {
     /// Its stable name, such as `restart.kill_to_step`.
     pub id: String,
@@ -33,57 +35,32 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// The value that this share of samples does not exceed, the median for a half; none without samples. A sample that
+    /// is not a number was not measured.
+    pub fn at(share: f64, id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
+        let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| !sample.is_nan()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let (n, min, max) = (sorted.len(), *sorted.first()?, *sorted.last()?);
+        Some(Self { min, max, ..Self::one(id, unit, quantile(&sorted, share), n) })
+    }
+
     /// The median of samples; none without samples.
     pub fn median(id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
-        Self::at(id, unit, samples, 0.5)
+        Self::at(0.5, id, unit, samples)
     }
 
-    /// The value that 99 of 100 samples do not exceed.
-    pub fn p99(id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
-        Self::at(id, unit, samples, 0.99)
+    /// A value of `n` samples that has no spread.
+    pub fn one(id: &str, unit: &str, value: f64, n: usize) -> Self {
+        let (id, unit) = (id.to_owned(), unit.to_owned());
+        Self { id, value, unit, n, min: value, max: value, peer: None, peer_value: None, ratio: None }
     }
 
-    /// The value that 95 of 100 samples do not exceed.
-    pub fn p95(id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
-        Self::at(id, unit, samples, 0.95)
-    }
-
-    /// The value that this share of samples does not exceed; none without samples.
-    pub fn quantile_of(samples: &[f64], share: f64) -> Option<f64> {
-        let sorted = sorted(samples);
-        (!sorted.is_empty()).then(|| quantile(&sorted, share))
-    }
-
-    fn at(id: &str, unit: &str, samples: &[f64], share: f64) -> Option<Self> {
-        let sorted = sorted(samples);
-        let (min, max) = (*sorted.first()?, *sorted.last()?);
-        Some(Self {
-            id: id.into(),
-            value: quantile(&sorted, share),
-            unit: unit.into(),
-            n: samples.len(),
-            min,
-            max,
-            peer: None,
-            peer_value: None,
-            ratio: None,
-        })
-    }
-
-    /// The same figure, compared with a peer's samples.
-    pub fn beside(&self, peer: &str, samples: &[f64]) -> Self {
-        self.beside_at(peer, samples, 0.5)
-    }
-
-    /// The same figure, compared with this quantile of a peer's samples.
-    pub fn beside_at(&self, peer: &str, samples: &[f64], share: f64) -> Self {
-        let value = Self::quantile_of(samples, share);
+    /// The same figure, compared with a peer's value.
+    pub fn beside(self, peer: &str, value: Option<f64>) -> Self {
         let ratio = value.filter(|value| *value > 0.0).map(|value| self.value / value);
-        Self { peer: Some(peer.into()), peer_value: value, ratio, ..self.clone() }
+        Self { peer: Some(peer.into()), peer_value: value, ratio, ..self }
     }
-}
 
-impl Figure {
     /// Its row of the table.
     fn line(&self) -> String {
         let peer = match (&self.peer, self.peer_value, self.ratio) {
@@ -98,12 +75,6 @@ impl Figure {
     }
 }
 
-fn sorted(samples: &[f64]) -> Vec<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-}
-
 /// Of sorted samples: the mean of the two in the middle for the median of an even number, else the nearest rank.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let n = sorted.len();
@@ -114,15 +85,80 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[rank.clamp(1, n) - 1]
 }
 
-/// The machine the figures were taken on.
-#[derive(Clone, Debug, Serialize)]
-struct Machine {
-    cpu: String,
-    cores: usize,
-    memory_gib: f64,
-    kernel: String,
-    /// Load average of the last minute at the start and the end of the run: other users may be active.
-    load: [f64; 2],
+/// A figure of many measurements: its name, its unit, and what it shows of one of them.
+pub struct Of<T> {
+    id: String,
+    unit: &'static str,
+    share: f64,
+    of: Box<dyn Fn(&T) -> f64>,
+}
+
+impl<T: 'static> Of<T> {
+    /// The median. What is not a number was not measured.
+    pub fn median(id: impl Into<String>, unit: &'static str, of: impl Fn(&T) -> f64 + 'static) -> Of<T> {
+        Of { id: id.into(), unit, share: 0.5, of: Box::new(of) }
+    }
+
+    /// The value that this share of the measurements does not exceed.
+    pub fn at(share: f64, id: impl Into<String>, unit: &'static str, of: fn(&T) -> f64) -> Of<T> {
+        Of { share, ..Of::median(id, unit, of) }
+    }
+
+    fn figure(&self, measured: &[T]) -> Option<Figure> {
+        Figure::at(self.share, &self.id, self.unit, &measured.iter().map(&self.of).collect::<Vec<f64>>())
+    }
+}
+
+impl Of<Value> {
+    /// The median of a field of JSON objects.
+    pub fn field(field: &'static str, id: &str, unit: &'static str) -> Of<Value> {
+        Of::median(id, unit, move |run: &Value| run[field].as_f64().unwrap_or(f64::NAN))
+    }
+}
+
+/// Measurements of ours, compared with those of each peer.
+pub struct Comparison<T> {
+    /// What is made of them.
+    pub figures: Vec<Of<T>>,
+    /// Ours.
+    pub ours: Vec<T>,
+    /// Those of each peer.
+    pub peers: Vec<(String, Vec<T>)>,
+}
+
+impl<T: 'static> Comparison<T> {
+    /// Nothing is measured yet.
+    pub fn of(figures: Vec<Of<T>>) -> Comparison<T> {
+        Comparison { figures, ours: Vec::new(), peers: Vec::new() }
+    }
+
+    /// The names of its figures.
+    pub fn ids(&self) -> Vec<&str> {
+        self.figures.iter().map(|of| of.id.as_str()).collect()
+    }
+
+    /// Adds measurements of ours, or of a peer.
+    pub fn take(&mut self, peer: Option<&str>, measured: Vec<T>) {
+        match (peer, self.peers.iter_mut().find(|(name, _)| Some(name.as_str()) == peer)) {
+            (None, _) => self.ours.extend(measured),
+            (_, Some((_, known))) => known.extend(measured),
+            (Some(peer), None) => self.peers.push((peer.to_owned(), measured)),
+        }
+    }
+
+    /// Our figures alone if there is no peer, else compared with each that has a value.
+    pub fn figures(&self) -> Vec<Figure> {
+        let mut all = Vec::new();
+        for of in &self.figures {
+            let Some(figure) = of.figure(&self.ours) else { continue };
+            let theirs =
+                self.peers.iter().filter_map(|(peer, theirs)| Some((peer, of.figure(theirs)?.value)));
+            let beside: Vec<Figure> =
+                theirs.map(|(peer, value)| figure.clone().beside(peer, Some(value))).collect();
+            all.extend(if beside.is_empty() { vec![figure] } else { beside });
+        }
+        all
+    }
 }
 
 /// With `--quick`, no measurement of a bench starts after this time, so that the bench ends within three minutes.
@@ -130,51 +166,55 @@ const QUICK: Duration = Duration::from_secs(100);
 
 /// All figures of a run. Each is printed and written as soon as it is measured: a run that is stopped loses none.
 pub struct Report {
-    load_before: f64,
+    load_before: f32,
     figures: Vec<Figure>,
     only: Vec<String>,
     file: PathBuf,
     quick: bool,
-    /// When the bench that is measured now started.
+    /// When the bench that is measured now started, and how often figures have been added in it.
     since: Instant,
+    added: usize,
 }
 
 impl Report {
     /// Starts a run that measures only the figures whose names start with one of `only` (all, if it is empty), and
     /// writes them to `file`.
     pub fn begin(only: Vec<String>, file: PathBuf, quick: bool) -> Self {
-        Self { load_before: load(), figures: Vec::new(), only, file, quick, since: Instant::now() }
+        let (figures, since) = (Vec::new(), Instant::now());
+        Self { load_before: load(), figures, only, file, quick, since, added: 0 }
     }
 
-    /// The next bench starts.
+    /// The next bench starts: everything that it needs is built.
     pub fn next_bench(&mut self) {
-        self.since = Instant::now();
+        (self.since, self.added) = (Instant::now(), 0);
+    }
+
+    /// Whether the bench that is measured now lacks any figure, although all are wanted.
+    pub fn has_nothing(&self) -> bool {
+        self.added == 0 && self.only.is_empty()
     }
 
     /// Whether one of these figures is wanted and there is time to measure it.
     pub fn wants(&self, ids: &[&str]) -> bool {
         let wanted = ids.iter().any(|id| self.is_chosen(id));
-        let late = self.quick && self.since.elapsed() > QUICK;
-        if wanted && late {
+        if wanted && !self.has_time() {
             eprintln!("{}: left out: the time of --quick is used up", ids.join(", "));
         }
-        wanted && !late && !stop::is_stopping()
+        wanted && self.has_time()
     }
 
-    /// The same for figures with this prefix whose names are unknown before they are measured.
-    pub fn wants_some_of(&self, family: &str) -> bool {
-        let named =
-            self.only.iter().any(|only| only.starts_with(family) || family.starts_with(only.as_str()));
-        (self.only.is_empty() || named) && (!self.quick || self.since.elapsed() <= QUICK)
+    /// The same for figures with one of these prefixes whose names are unknown before they are measured.
+    pub fn wants_some_of(&self, families: &[&str]) -> bool {
+        let below = |family: &&str| self.only.iter().any(|only| only.starts_with(family));
+        self.wants(families) || (families.iter().any(below) && self.has_time())
+    }
+
+    fn has_time(&self) -> bool {
+        !(stop::is_stopping() || self.quick && self.since.elapsed() > QUICK)
     }
 
     fn is_chosen(&self, id: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| id.starts_with(only.as_str()))
-    }
-
-    /// Whether nothing was measured.
-    pub fn is_empty(&self) -> bool {
-        self.figures.is_empty()
     }
 
     /// The words of `--only` that no measured figure starts with.
@@ -191,6 +231,7 @@ impl Report {
         if chosen.is_empty() {
             return;
         }
+        self.added += chosen.len();
         for figure in chosen {
             println!("  {}", figure.line().trim_end());
             self.figures
@@ -212,9 +253,8 @@ impl Report {
 
     /// The table for people.
     pub fn print(&self) {
-        println!();
         println!(
-            "{:<28} {:>12} {:<14} {:>5} {:>12} {:>12}  peer",
+            "\n{:<28} {:>12} {:<14} {:>5} {:>12} {:>12}  peer",
             "figure", "value", "unit", "n", "min", "max"
         );
         for figure in &self.figures {
@@ -223,39 +263,29 @@ impl Report {
         println!("\n{}", self.file.display());
     }
 
-    /// The file for tools, replaced as a whole.
+    /// The file for tools, replaced as a whole. The load of the machine, of which other users may be active, is that at
+    /// the start and now.
     fn write(&self) -> Result<()> {
-        let whole = serde_json::json!({ "machine": self.machine(), "figures": self.figures });
-        let text = serde_json::to_string_pretty(&whole).context("writing the figures as JSON")?;
+        let cpu = procfs::CpuInfo::current().ok();
+        let cpu = cpu.and_then(|cpu| cpu.model_name(0).map(str::to_owned));
+        let memory = Meminfo::current().map_or(0.0, |memory| memory.mem_total as f64 / f64::from(1 << 30));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        let machine = serde_json::json!({
+            "cpu": cpu.unwrap_or_else(|| "unknown".into()),
+            "cores": std::thread::available_parallelism().map_or(0, usize::from),
+            "memory_gib": (memory * 10.0).round() / 10.0,
+            "kernel": kernel.trim(),
+            "load": [self.load_before, load()],
+        });
+        let whole = serde_json::json!({ "machine": machine, "figures": self.figures });
         let new = self.file.with_extension("new");
-        fs::write(&new, text + "\n").with_context(|| format!("writing {}", new.display()))?;
-        fs::rename(&new, &self.file).with_context(|| format!("writing {}", self.file.display()))
-    }
-
-    fn machine(&self) -> Machine {
-        let cpuinfo = read("/proc/cpuinfo");
-        let after = |text: &str, key: &str| {
-            let line = text.lines().find(|line| line.starts_with(key));
-            line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_string())
-        };
-        let memory = after(&read("/proc/meminfo"), "MemTotal");
-        let kib: Option<f64> = memory.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        Machine {
-            cpu: after(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-            cores: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_gib: (kib.unwrap_or(0.0) / 1024.0 / 1024.0 * 10.0).round() / 10.0,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
-            load: [self.load_before, load()],
-        }
+        fs::write(&new, serde_json::to_string_pretty(&whole).context("the figures as JSON")? + "\n")?;
+        Ok(fs::rename(&new, &self.file)?)
     }
 }
 
-fn load() -> f64 {
-    read("/proc/loadavg").split_whitespace().next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default()
+fn load() -> f32 {
+    LoadAverage::current().map_or(0.0, |load| load.one)
 }
 
 /// Four significant digits, whatever the size.
@@ -278,7 +308,7 @@ mod tests {
         let figure = Figure::median("a.b", "ms", &[3.0, 1.0, 2.0, 10.0]).expect("samples");
         assert_eq!((figure.value, figure.n, figure.min, figure.max), (2.5, 4, 1.0, 10.0));
         let many: Vec<f64> = (1..=1000).map(f64::from).collect();
-        assert_eq!(Figure::p99("a.p99", "ms", &many).expect("samples").value, 990.0);
+        assert_eq!(Figure::at(0.99, "a.p99", "ms", &many).expect("samples").value, 990.0);
         assert_eq!(Figure::median("a.b", "ms", &[]), None);
     }
 
@@ -293,28 +323,45 @@ mod tests {
 
     #[test]
     fn a_figure_is_in_the_file_as_soon_as_it_is_measured_and_only_those_that_are_wanted() {
-        let folder = std::env::temp_dir().join(format!("mainstay-figures-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let mut report = Report::begin(vec!["a.b".into(), "x".into()], folder.join("figures.json"), false);
-        assert!(report.is_empty());
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("figures.json");
+        let mut report = Report::begin(vec!["a.b".into(), "x".into()], file, false);
         assert!(report.wants(&["c.d", "a.b_p99"]) && !report.wants(&["c.d"]));
         let figure = |id: &str| Figure::median(id, "ms", &[2.0]).expect("samples");
         report.add([figure("a.b"), figure("c.d")]);
         assert_eq!(written(&report), [("a.b".to_owned(), None)]);
-        assert!(!report.is_empty());
         // The peers are measured later, and replace the figure without one.
-        report.add([figure("a.b").beside("torchrun", &[4.0]), figure("a.b").beside("NVRx", &[8.0])]);
+        let beside = [("torchrun", 4.0), ("NVRx", 8.0)];
+        report.add(beside.map(|(peer, value)| figure("a.b").beside(peer, Some(value))));
         let peer = |name: &str| ("a.b".to_owned(), Some(name.to_owned()));
         assert_eq!(written(&report), [peer("torchrun"), peer("NVRx")]);
         assert_eq!(report.not_found(), ["x"]);
-        fs::remove_dir_all(&folder).expect("the folder goes");
+        assert!(report.wants_some_of(&["a"]) && !report.wants_some_of(&["b"]));
+    }
+
+    #[test]
+    fn a_bench_without_a_figure_is_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut report = Report::begin(Vec::new(), folder.path().join("figures.json"), false);
+        report.add(Figure::median("a", "ms", &[2.0]));
+        assert!(!report.has_nothing());
+        report.next_bench();
+        assert!(report.has_nothing());
     }
 
     #[test]
     fn a_ratio_is_ours_by_theirs() {
-        let figure = Figure::median("a.b", "ms", &[2.0]).expect("samples");
-        let beside = figure.beside("torchrun", &[8.0]);
-        assert_eq!((beside.peer_value, beside.ratio), (Some(8.0), Some(0.25)));
-        assert_eq!(figure.beside("torchrun", &[]).ratio, None);
+        let mut comparison = Comparison::of(vec![
+            Of::median("a", "ms", |of: &f64| *of),
+            Of::median("b", "ms", |of| 1.0 / *of),
+        ]);
+        comparison.take(None, vec![1.0, 3.0]);
+        assert_eq!(comparison.figures()[0].peer, None);
+        comparison.take(Some("torchrun"), vec![8.0]);
+        let figures = comparison.figures();
+        assert_eq!((figures[0].peer_value, figures[0].ratio), (Some(8.0), Some(0.25)));
+        // What is not a number was not measured.
+        comparison.take(Some("NVRx"), vec![f64::NAN]);
+        assert_eq!(comparison.figures().len(), 2);
     }
 }

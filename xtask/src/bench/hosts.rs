@@ -4,68 +4,140 @@
 mod kill;
 mod leader;
 mod lost;
-pub mod network;
+mod network;
 mod resize;
 mod round;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use mainstay_model::entry::Fact;
+use tempfile::TempDir;
 
-use super::Args;
-use super::figure::Report;
-use super::launchers::Bed;
-use super::process::Running;
-use crate::journal;
-use crate::packages;
-use crate::paths;
-use crate::progress::Progress;
+use self::network::Network;
+use super::Bench;
+use super::events::Events;
+use super::launchers::{Bed, Launcher};
+use super::process::{Running, family, is_over};
+use crate::journal::{self, Follower};
+use crate::{packages, paths};
 
 /// A job that needs longer than this has hung. torchrun considers a host lost after 15 s.
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Measures all five.
-pub fn measure(progress: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
-    kill::measure(progress, bed, args.samples(5, 2), args.quick, report);
-    if report.wants(&leader::IDS) {
+pub fn measure(bench: &mut Bench, bed: &Bed) {
+    kill::measure(bench, bed);
+    if bench.report.wants(&leader::IDS) {
         // Without it, the part reports why it is left out.
-        let _ = progress.step("etcd-server and etcd-client (apt-get)", packages::etcd);
+        let _ = bench.progress.step("etcd-server and etcd-client (apt-get)", packages::etcd);
     }
-    leader::measure(progress, bed, args.at_most(5, 2), report);
-    lost::measure(progress, bed, args.at_most(5, 2), report);
-    resize::measure(progress, bed, args.at_most(5, 2), report);
-    round::measure(progress, args.samples(9, 3), report);
+    leader::measure(bench, bed);
+    lost::measure(bench, bed);
+    resize::measure(bench, bed);
+    round::measure(bench);
 }
 
-/// When a peer reacts to a lost host: it writes no verdict, so the end of a rank on a remaining host counts.
-fn end_of_one(launcher: &mut Running, left: &[i32]) -> Result<u64> {
-    launcher.wait_for("the end of a rank that is left", LIMIT, || {
-        left.iter().any(|pid| !Path::new(&format!("/proc/{pid}")).exists()).then(journal::now)
-    })
+/// One job: its hosts, which are added one by one, the record of its ranks, and its folders.
+struct Job {
+    network: Network,
+    folder: PathBuf,
+    /// Sockets have short paths.
+    runtime: TempDir,
+    events: Events,
+    launchers: Vec<Running>,
+    /// A variable of the ranks.
+    variable: Option<(&'static str, &'static str)>,
 }
 
-/// Waits until this launcher has printed this text.
-fn wait_until_printed(launcher: &mut Running, what: &str) -> Result<()> {
-    let log = launcher.log.clone();
-    let printed = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());
-    launcher.wait_for(what, LIMIT, printed)
-}
-
-/// An empty folder for one job.
-fn folder(name: &str) -> Result<PathBuf> {
-    let folder = paths::target().join("bench/hosts").join(name);
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+impl Job {
+    fn of(name: &str, network: Network, world: usize) -> Result<Job> {
+        let folder = paths::fresh(paths::target().join("bench/hosts").join(name.replace(' ', "-")))?;
+        let runtime = tempfile::tempdir().context("making a folder for sockets")?;
+        let events = Events::of(folder.join("events.jsonl"), world);
+        Ok(Job { network, folder, runtime, events, launchers: Vec::new(), variable: None })
     }
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    Ok(folder)
+
+    /// The folder of a host's files.
+    fn logs(&self, host: usize) -> PathBuf {
+        self.folder.join(format!("host-{host}"))
+    }
+
+    fn journal(&self, host: usize) -> Follower {
+        Follower::new(&self.logs(host))
+    }
+
+    /// Starts the launcher of the next host; `ours` are options of `mainstay run`, `conf` is what peers get in
+    /// `--rdzv-conf`.
+    fn start(
+        &mut self,
+        bed: &Bed,
+        launcher: Launcher,
+        nodes: &str,
+        (ours, conf): (&str, &str),
+        script: &str,
+    ) -> Result<()> {
+        let host = self.launchers.len();
+        let of = self.network.host(host, nodes);
+        let runtime = self.runtime.path().join(host.to_string());
+        let ours = format!("{ours} --runtime-dir {}", runtime.display());
+        let mut command = bed.on_host(launcher, &of, (&ours, conf), &self.logs(host), script);
+        command.env("BENCH_EVENTS", self.events.path()).envs(self.variable);
+        self.push(command)
+    }
+
+    /// Starts this command on the next host.
+    fn push(&mut self, command: std::process::Command) -> Result<()> {
+        let host = self.launchers.len();
+        let log = self.logs(host).join("launcher.log");
+        self.launchers.push(Running::start(self.network.on(host, command), &log)?);
+        Ok(())
+    }
+
+    /// Waits for something that the ranks recorded, while a launcher runs.
+    fn wait_for<T>(
+        &mut self,
+        launcher: usize,
+        what: &str,
+        mut look: impl FnMut(&mut Events) -> Option<T>,
+    ) -> Result<T> {
+        let events = &mut self.events;
+        self.launchers[launcher].wait_for(what, LIMIT, || look(events))
+    }
+
+    /// Waits for a fact in the journal of a host, and returns when it happened.
+    fn wait_for_fact(&mut self, host: usize, what: &str, is: impl Fn(&Fact) -> bool) -> Result<u64> {
+        let mut journal = self.journal(host);
+        self.launchers[host].wait_for(what, LIMIT, || journal.when(0, &is))
+    }
+
+    /// The host that leads the job.
+    fn leader(&self) -> Result<usize> {
+        let leads = |host: &usize| {
+            let leads = |fact: &Fact| matches!(fact, Fact::JobStarted(job) if !job.follows);
+            self.journal(*host).when(0, leads).is_some()
+        };
+        (0..self.launchers.len()).find(leads).context("no launcher leads")
+    }
+
+    /// The host of each rank.
+    fn hosts_of(&self, pids: &BTreeMap<u64, i32>) -> BTreeMap<i32, usize> {
+        let families = self.launchers.iter().map(|launcher| family(launcher.pid()));
+        let families: Vec<BTreeSet<i32>> = families.collect();
+        let host_of = |pid: &i32| families.iter().position(|family| family.contains(pid));
+        pids.values().filter_map(|pid| Some((*pid, host_of(pid)?))).collect()
+    }
+
+    /// When a peer reacts to a lost host: it writes no verdict, so the end of a rank on a remaining host counts.
+    fn end_of_one(&mut self, left: &[i32]) -> Result<u64> {
+        self.launchers[0].wait_for("the end of a rank that is left", LIMIT, || {
+            left.iter().any(|pid| is_over(*pid)).then(journal::now)
+        })
+    }
 }
 
-/// A folder for the files of one host below it.
-fn of_host(folder: &Path, host: usize) -> Result<PathBuf> {
-    let logs = folder.join(format!("host-{host}"));
-    fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
-    Ok(logs)
+fn seconds(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1e9
 }

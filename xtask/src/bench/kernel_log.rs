@@ -1,18 +1,19 @@
 //! The kernel log: from an XID's line to the verdict in the API's stream, and the cost of a storm of lines.
 
-use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use fs_err as fs;
+use serde_json::Value;
 
-use super::figure::{Figure, Report};
+use super::figure::Of;
 use super::process::{self, Running};
-use crate::journal;
-use crate::paths;
-use crate::progress::Progress;
+use super::{Bench, agent};
+use crate::command::cmd;
+use crate::{journal, paths};
 
 /// Lines of the storm per second, and its duration.
 const RATE: u64 = 100_000;
@@ -21,109 +22,99 @@ const SECONDS: u64 = 10;
 /// XIDs within the storm, each of a different GPU.
 const XIDS: u64 = 100;
 
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// Measures so many XIDs, and one storm.
-pub fn measure(progress: &Progress, xids: usize, report: &mut Report) {
-    if report.wants(&["detect.xid_kmsg", "detect.xid_kmsg_p99"]) {
-        let samples = progress.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
-        let figures = samples.map(|samples| {
-            let p99 = Figure::p99("detect.xid_kmsg_p99", "ms", &samples);
-            p99.into_iter().chain(Figure::median("detect.xid_kmsg", "ms", &samples)).collect()
-        });
-        report.part("detect.xid_kmsg", figures);
-    }
-    if !report.wants(&["detect.kmsg_storm_cpu", "detect.kmsg_storm_xids_lost"]) {
-        return;
-    }
-    let storm = progress.step("detect.kmsg_storm_cpu: 100,000 lines a second for 10 s", storm);
-    let figures = storm.map(|(cpu, lost)| {
-        let cpu = Figure::median("detect.kmsg_storm_cpu", "% of a core", &[cpu]);
-        cpu.into_iter().chain(Figure::median("detect.kmsg_storm_xids_lost", "", &[lost])).collect()
-    });
-    report.part("detect.kmsg_storm_cpu", figures);
+/// Measures many XIDs, and one storm.
+pub fn measure(bench: &mut Bench) {
+    let xids = bench.samples(1000, 100);
+    let figures = vec![
+        Of::at(0.99, "detect.xid_kmsg_p99", "ms", |ms: &f64| *ms),
+        Of::median("detect.xid_kmsg", "ms", |ms| *ms),
+    ];
+    bench.measure(figures, &format!("{xids} XIDs"), || verdicts(xids));
+    let figures = vec![
+        Of::median("detect.kmsg_storm_cpu", "% of a core", |(cpu, _): &(f64, f64)| *cpu),
+        Of::median("detect.kmsg_storm_xids_lost", "", |(_, lost)| *lost),
+    ];
+    bench.measure(figures, "100,000 lines a second for 10 s", || Ok(vec![storm()?]));
 }
 
 /// An agent that reads a pipe instead of the kernel log, and its events as they arrive.
-pub(super) struct Bed {
-    agent: Running,
+pub struct Watched {
+    /// The agent.
+    pub agent: Running,
     events: Child,
-    lines: BufReader<std::process::ChildStdout>,
+    lines: BufReader<ChildStdout>,
     log: fs::File,
 }
 
-impl Drop for Bed {
+impl Drop for Watched {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.events.kill();
-        let _ = self.events.wait();
+        self.stop_listening();
     }
 }
 
-impl Bed {
-    /// The agent's process.
-    pub(super) fn pid(&self) -> i32 {
-        self.agent.pid()
+impl Watched {
+    /// With these variables for the agent.
+    pub fn with(name: &str, environment: &[(&str, &Path)]) -> Result<Watched> {
+        let folder = paths::fresh(paths::target().join(name))?;
+        let pipe = folder.join("kmsg");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).context("making a pipe")?;
+        let environment = [environment, &[("MAINSTAY_AGENT_KERNEL_LOG_PATH", pipe.as_path())]].concat();
+        let (agent, socket) = agent::start(&folder, &environment)?;
+        let program = paths::release_mainstay();
+        let mut events = cmd!("{program} events --follow --json --socket {socket}");
+        let mut events = events.stdout(Stdio::piped()).spawn().context("following the events")?;
+        let lines = BufReader::new(events.stdout.take().context("the events have no output")?);
+        let log = fs::OpenOptions::new().write(true).open(&pipe)?;
+        Ok(Watched { agent, events, lines, log })
     }
 
     /// Stops following the events.
-    pub(super) fn stop_listening(&mut self) {
+    pub fn stop_listening(&mut self) {
         // It may have ended by itself.
         let _ = self.events.kill();
         let _ = self.events.wait();
     }
 
-    fn new(name: &str) -> Result<Bed> {
-        Bed::with(name, &[("MAINSTAY_AGENT_GPU_ENABLED", Path::new("false"))])
-    }
-
-    /// With these variables for the agent.
-    pub(super) fn with(name: &str, environment: &[(&str, &Path)]) -> Result<Bed> {
-        let folder = fresh(name)?;
-        let (socket, pipe) = (folder.join("agent.sock"), folder.join("kmsg"));
-        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).context("making a pipe")?;
-        let mut command = Command::new(paths::release_mainstay());
-        command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(folder.join("state"));
-        command.env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &pipe);
-        command.envs(environment.iter().copied());
-        let mut agent = Running::start(command, &folder.join("agent.log"))?;
-        agent.wait_for("socket", LIMIT, || socket.exists().then_some(()))?;
-        let mut events = Command::new(paths::release_mainstay())
-            .args(["events", "--follow", "--json", "--socket"])
-            .arg(&socket)
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("following the events")?;
-        let stdout = events.stdout.take().context("the events have no output")?;
-        let log = OpenOptions::new().write(true).open(&pipe).context("opening the pipe")?;
-        Ok(Bed { agent, events, lines: BufReader::new(stdout), log })
-    }
-
-    /// Waits for the event that contains all these words, and returns when it arrived.
-    pub(super) fn wait_for(&mut self, words: &[&str]) -> Result<u64> {
+    /// The next event.
+    fn next(&mut self) -> Result<Value> {
         let mut line = String::new();
+        self.lines.read_line(&mut line).context("reading the events")?;
+        ensure!(!line.is_empty(), "the events ended");
+        serde_json::from_str(&line).with_context(|| format!("an event: {line}"))
+    }
+
+    /// Waits until a component has a state, and returns when that was reported.
+    pub fn wait_for(&mut self, component: &str, state: &str) -> Result<u64> {
         loop {
-            line.clear();
-            if self.lines.read_line(&mut line).context("reading the events")? == 0 {
-                bail!("the events ended before {words:?}");
-            }
-            if words.iter().all(|word| line.contains(word)) {
+            let attributes = &self.next()?["attributes"];
+            if attributes["component.name"] == component && attributes["component.state"] == state {
                 return Ok(journal::now());
             }
         }
     }
+
+    /// Waits until the agent has learned which GPUs the host has.
+    pub fn wait_until_learned(&mut self) -> Result<()> {
+        while self.next()?["attributes"]["event"] != "gpu_learned" {}
+        Ok(())
+    }
+}
+
+fn without_gpus(name: &str) -> Result<Watched> {
+    let mut host = Watched::with(name, &[("MAINSTAY_AGENT_GPU_ENABLED", Path::new("false"))])?;
+    host.wait_for("host.kernel_log", "HEALTHY")?;
+    Ok(host)
 }
 
 fn verdicts(xids: usize) -> Result<Vec<f64>> {
-    let mut bed = Bed::new("bench/xid_kmsg")?;
-    bed.wait_for(&["host.kernel_log is HEALTHY"])?;
+    let mut host = without_gpus("bench/xid_kmsg")?;
     let mut samples = Vec::new();
     for number in 0..xids {
         let gpu = gpu(number as u64);
         let line = format!("4,{number},0,-;NVRM: Xid (PCI:{gpu}): 48, pid=1, name=python, DBE\n");
         let at = journal::now();
-        bed.log.write_all(line.as_bytes()).context("writing an XID")?;
-        let known = bed.wait_for(&[&format!("gpu.{gpu} is UNHEALTHY")])?;
+        host.log.write_all(line.as_bytes())?;
+        let known = host.wait_for(&format!("gpu.{gpu}"), "UNHEALTHY")?;
         samples.push(known.saturating_sub(at) as f64 / 1e6);
     }
     Ok(samples)
@@ -131,36 +122,31 @@ fn verdicts(xids: usize) -> Result<Vec<f64>> {
 
 /// CPU of the agent in percent of a core, and the number of XIDs that it did not report.
 fn storm() -> Result<(f64, f64)> {
-    let mut bed = Bed::new("bench/kmsg_storm")?;
-    bed.wait_for(&["host.kernel_log is HEALTHY"])?;
+    let mut host = without_gpus("bench/kmsg_storm")?;
     // The maximum for an unprivileged process: the kernel's own buffer is not smaller.
-    let _ = nix::fcntl::fcntl(&bed.log, nix::fcntl::FcntlArg::F_SETPIPE_SZ(1 << 20));
-    let pid = bed.agent.pid();
-    let cpu = || process::cpu_seconds(pid).with_context(|| format!("process {pid} is gone"));
-    let before = cpu()?;
+    let _ = nix::fcntl::fcntl(host.log.file(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(1 << 20));
+    let pid = host.agent.pid();
+    let before = process::cpu_seconds([pid]);
     let began = Instant::now();
     let batch = RATE / 100;
     for tick in 0..SECONDS * 100 {
-        let mut text = String::new();
-        for place in 0..batch {
-            text.push_str(&storm_line(tick * batch + place));
-        }
-        bed.log.write_all(text.as_bytes()).context("writing the storm")?;
+        let text: String = (0..batch).map(|place| storm_line(tick * batch + place)).collect();
+        host.log.write_all(text.as_bytes())?;
         let due = Duration::from_millis((tick + 1) * 10);
         // Keeps the pace of the storm.
         std::thread::sleep(due.saturating_sub(began.elapsed()));
     }
-    bed.log.write_all(b"NVRM: Xid (PCI:ffff:ff:1f): 79, the last\n").context("writing the last line")?;
+    host.log.write_all(b"NVRM: Xid (PCI:ffff:ff:1f): 79, the last\n")?;
     let mut seen = 0;
-    let mut line = String::new();
-    while !line.contains("the last") {
-        line.clear();
-        if bed.lines.read_line(&mut line).context("reading the events")? == 0 {
-            bail!("the events ended within the storm");
+    loop {
+        let event = host.next()?;
+        let line = event["attributes"]["line"].as_str().unwrap_or_default();
+        if line.contains("the last") {
+            break;
         }
         seen += u64::from(line.contains("the storm's own"));
     }
-    let percent = 100.0 * (cpu()? - before) / began.elapsed().as_secs_f64();
+    let percent = 100.0 * (process::cpu_seconds([pid]) - before) / began.elapsed().as_secs_f64();
     Ok((percent, XIDS.saturating_sub(seen) as f64))
 }
 
@@ -182,13 +168,4 @@ fn storm_line(number: u64) -> String {
 
 fn gpu(number: u64) -> String {
     format!("{:04x}:{:02x}:00", number >> 8, number & 0xff)
-}
-
-fn fresh(name: &str) -> Result<PathBuf> {
-    let folder = paths::target().join(name);
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    Ok(folder)
 }

@@ -3,11 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
-
-use super::peers::NVRX_NAME;
+use crate::command::cmd;
 use crate::paths;
-use crate::venv::{Venv, activate};
+use crate::python::{Venv, activate};
+
+/// The name of DLRover in the figures.
+pub const DLROVER_NAME: &str = "DLRover 0.6.1";
+
+/// The name of NVRx in the figures.
+pub const NVRX_NAME: &str = "NVRx 0.4.1";
+
+/// Options of NVRx's launcher with which it waits long for a heartbeat.
+const NVRX_WAITS: [&str; 2] =
+    ["--ft-param-rank_heartbeat_timeout=600", "--ft-param-initial_rank_heartbeat_timeout=600"];
 
 /// The environments of the benchmarks.
 pub struct Bed {
@@ -53,6 +61,11 @@ impl Launcher {
             Self::Nvrx => NVRX_NAME,
         }
     }
+
+    /// Its name in the figures, if it is not ours.
+    pub fn peer(self) -> Option<&'static str> {
+        (self != Self::Mainstay).then(|| self.name())
+    }
 }
 
 impl Bed {
@@ -64,89 +77,105 @@ impl Bed {
         all
     }
 
-    /// A Python script of this folder as a job, with unlimited restarts.
-    pub fn job(&self, launcher: Launcher, ranks: usize, logs: &Path, script: &str) -> Result<Command> {
-        let ranks = ranks.to_string();
-        let mut command = match launcher {
-            Launcher::Mainstay => {
-                let mut command = Command::new(paths::release_mainstay());
-                command
-                    .args(["run", "--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"])
-                    .arg(logs);
-                command
-            }
-            Launcher::Torchrun => {
-                let mut command = Command::new(self.venv.python());
-                command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks]);
-                command.args(["--max-restarts", "100000"]);
-                command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
-                command
-            }
-            Launcher::Nvrx => {
-                let peers = self.peers.as_deref().unwrap_or(Path::new(""));
-                let mut command = Command::new(peers.join("bin/ft_launcher"));
-                command.args(["--nnodes=1", &format!("--nproc-per-node={ranks}"), "--max-restarts=100000"]);
-                command.args(["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]);
-                command.args([
-                    "--ft-param-rank_heartbeat_timeout=600",
-                    "--ft-param-initial_rank_heartbeat_timeout=600",
-                ]);
-                command
-            }
-        };
-        self.prepare(launcher, &mut command);
-        command.arg(script_path(script)).current_dir(paths::target());
-        Ok(command)
+    /// A program of the peers' environment, or of an environment that does not exist.
+    pub fn peers_tool(&self, name: &str) -> PathBuf {
+        self.peers.as_deref().unwrap_or(Path::new("/no/peers")).join("bin").join(name)
     }
 
-    /// The launcher of one host of a job, without its script. The hosts meet at the address of the first.
-    pub fn on_host(&self, launcher: Launcher, host: &OneOf, ranks: usize, logs: &Path) -> Command {
-        let OneOf { number, nodes, address, first, port } = host;
-        let ranks = ranks.to_string();
-        let mut command = match launcher {
+    /// A Python script of `xtask/bench` as a job, with unlimited restarts; `options` are options of the launcher.
+    pub fn job(
+        &self,
+        launcher: Launcher,
+        ranks: usize,
+        logs: &Path,
+        options: &[&str],
+        script: &str,
+    ) -> Command {
+        let (ranks, script) = (ranks.to_string(), script_path(script));
+        match launcher {
             Launcher::Mainstay => {
-                let mut command = Command::new(paths::release_mainstay());
-                command.args(["run", "--no-agent", "--nnodes", nodes, "--node-rank", &number.to_string()]);
-                command.args(["--master-addr", first, "--master-port", &port.to_string()]);
-                command.args(["--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"]).arg(logs);
+                let mut command =
+                    self.mainstay(&format!("--nproc-per-node {ranks} --max-restarts 100000"), logs);
+                command.args(options).arg(script);
                 command
             }
             Launcher::Torchrun => {
-                let mut command = Command::new(self.venv.python());
-                command.args(["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", &ranks]);
-                command.args(["--rdzv-backend", "c10d", "--rdzv-id", "bench", "--local-addr", address]);
-                command.args(["--rdzv-endpoint", &format!("{first}:{port}"), "--max-restarts", "100000"]);
-                // It searches for itself by name, and all namespaces have the same name.
-                command.args(["--rdzv-conf", &format!("is_host={}", *number == 0)]);
-                command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
-                command
+                let line = "--standalone --nproc-per-node {ranks} --max-restarts 100000";
+                self.torchrun(&line.replace("{ranks}", &ranks), script)
             }
             Launcher::Nvrx => {
-                let peers = self.peers.as_deref().unwrap_or(Path::new(""));
-                let mut command = Command::new(peers.join("bin/ft_launcher"));
-                command.args([&format!("--nnodes={nodes}"), &format!("--nproc-per-node={ranks}")]);
-                command.args(["--rdzv-backend=c10d", "--rdzv-id=bench", "--max-restarts=100000"]);
-                command.args([format!("--rdzv-endpoint={first}:{port}"), format!("--local-addr={address}")]);
-                command.arg(format!("--rdzv-conf=is_host={}", *number == 0));
-                command.args([
-                    "--ft-param-rank_heartbeat_timeout=600",
-                    "--ft-param-initial_rank_heartbeat_timeout=600",
-                ]);
-                command
+                let line = "--nnodes=1 --nproc-per-node={ranks} --max-restarts=100000 --rdzv-backend=c10d \
+                            --rdzv-endpoint=127.0.0.1:0";
+                self.nvrx(&line.replace("{ranks}", &ranks), options, script)
             }
-        };
-        self.prepare(launcher, &mut command);
+        }
+    }
+
+    /// `mainstay run` with these options, which have no blanks, and our Python.
+    pub fn mainstay(&self, options: &str, logs: &Path) -> Command {
+        let program = paths::release_mainstay();
+        let options = options.split_whitespace();
+        let mut command = cmd!("{program} run {options...} --log-dir {logs}");
+        activate(&mut command, &self.venv);
         command.current_dir(paths::target());
         command
     }
 
-    /// Its Python environment.
-    fn prepare(&self, launcher: Launcher, command: &mut Command) {
-        activate(command, &self.venv);
-        if launcher == Launcher::Nvrx
-            && let Some(peers) = &self.peers
-        {
-            command.env("PYTHON_EXEC", peers.join("bin/python")).env("VIRTUAL_ENV", peers);
+    fn torchrun(&self, options: &str, script: PathBuf) -> Command {
+        let (python, options) = (self.venv.python(), options.split_whitespace());
+        let mut command = cmd!("{python} -m torch.distributed.run {options...} {script}");
+        activate(&mut command, &self.venv);
+        command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").current_dir(paths::target());
+        command
+    }
+
+    fn nvrx(&self, line: &str, options: &[&str], script: PathBuf) -> Command {
+        let program = self.peers_tool("ft_launcher");
+        // Of an option that is given twice, the last counts.
+        let line = line.split_whitespace().chain(NVRX_WAITS).chain(options.iter().copied());
+        let mut command = cmd!("{program} {line...} {script}");
+        activate(&mut command, &self.venv);
+        command.env("PYTHON_EXEC", self.peers_tool("python")).current_dir(paths::target());
+        command.envs(self.peers.iter().map(|peers| ("VIRTUAL_ENV", peers)));
+        command
+    }
+
+    /// The launcher of one host of a job, with one rank. `ours` are options of `mainstay run`, `conf` is what peers get in
+    /// `--rdzv-conf`; peers meet at the address of the first host.
+    pub fn on_host(
+        &self,
+        launcher: Launcher,
+        host: &OneOf,
+        (ours, conf): (&str, &str),
+        logs: &Path,
+        script: &str,
+    ) -> Command {
+        let OneOf { number, nodes, address, first, port } = host;
+        let script = script_path(script);
+        // They search for themselves by name, and all namespaces have the same name.
+        let is_host = *number == 0;
+        let conf = format!("--rdzv-conf=is_host={is_host}{conf}");
+        match launcher {
+            Launcher::Mainstay => {
+                let mut command = self.mainstay(&format!("--no-agent --nnodes {nodes} {ours}"), logs);
+                command.arg(script);
+                command
+            }
+            Launcher::Torchrun => self.torchrun(
+                &format!(
+                    "--nnodes {nodes} --nproc-per-node 1 --rdzv-backend c10d --rdzv-id bench --local-addr {address} \
+                     --rdzv-endpoint {first}:{port} --max-restarts 100000 {conf}"
+                ),
+                script,
+            ),
+            Launcher::Nvrx => self.nvrx(
+                &format!(
+                    "--nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --local-addr={address} \
+                     --rdzv-endpoint={first}:{port} --max-restarts=100000 {conf}"
+                ),
+                &[],
+                script,
+            ),
         }
     }
 }

@@ -3,7 +3,6 @@
 
 mod agent;
 mod attribute;
-mod build;
 mod checkpoint;
 mod detect;
 mod events;
@@ -14,36 +13,29 @@ mod hang;
 mod heartbeat;
 pub mod hosts;
 mod in_process;
-mod judge;
 mod kernel_log;
 mod large;
 mod launchers;
-mod peers;
 mod process;
 mod replicate;
-mod replicate_nvrx;
 mod restart;
-mod simulate;
 mod soak;
 mod stop;
 mod training;
 mod verdicts;
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use fs_err as fs;
 
-use crate::build as building;
-use crate::command;
-use crate::paths;
 use crate::progress::Progress;
-use crate::venv;
-use crate::wheel;
-use figure::Report;
-use launchers::Bed;
+use crate::{build, command, paths, python};
+use figure::{Comparison, Figure, Of, Report};
+use launchers::{Bed, Launcher};
 
 /// What can be chosen.
 #[derive(clap::Args)]
@@ -129,42 +121,127 @@ enum Name {
 }
 
 impl Name {
-    /// Whether it needs neither the program nor ranks, or builds and starts them itself.
-    fn needs_no_program(self) -> bool {
-        matches!(
-            self,
-            Name::Build | Name::Judge | Name::Simulate | Name::Attribute | Name::Replicate | Name::Verdicts
-        )
-    }
-
-    /// What it measures besides `mainstay`, as arguments of `cargo build --release`.
+    /// What it measures besides `mainstay`, as arguments of cargo.
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Name::Heartbeat => &["-p mainstay-client --example beat_cost", "-p mainstay-client"],
-            Name::Agent | Name::Gpus | Name::Counters | Name::Detect => &["-p fake-devices"],
-            Name::Judge => &["-p mainstay-sim --example judge"],
-            Name::Simulate => &["-p mainstay-sim --example simulate"],
-            Name::Attribute => &["-p mainstay-diagnosis --example attribute_figures"],
-            Name::Replicate => &["-p mainstay-tier --example replicate_cost"],
+            Name::Heartbeat => &[
+                "build --release --locked -p mainstay-client --example beat_cost",
+                "build --release --locked -p mainstay-client",
+            ],
+            Name::Agent | Name::Gpus | Name::Counters | Name::Detect => {
+                &["build --release --locked -p fake-devices"]
+            }
+            Name::Judge => &["build --release --locked -p mainstay-sim --example judge"],
+            Name::Simulate => &["build --release --locked -p mainstay-sim --example simulate"],
+            Name::Attribute => {
+                &["build --release --locked -p mainstay-diagnosis --example attribute_figures"]
+            }
+            Name::Replicate => &["build --release --locked -p mainstay-tier --example replicate_cost"],
+            Name::Soak => &["test --no-run -p mainstay-tests --test soak"],
             _ => &[],
         }
     }
 
-    /// Whether it needs the program and no ranks.
-    fn is_of_the_agent_alone(self) -> bool {
-        matches!(self, Name::KernelLog | Name::Gpus | Name::Counters)
+    /// Whether it runs the program.
+    fn needs_program(self) -> bool {
+        let others = [Name::Build, Name::Judge, Name::Simulate, Name::Attribute, Name::Replicate];
+        !others.contains(&self)
+    }
+
+    /// Whether it starts ranks in our Python environment.
+    fn needs_ranks(self) -> bool {
+        let alone = [Name::KernelLog, Name::Gpus, Name::Counters, Name::Verdicts];
+        self.needs_program() && !alone.contains(&self)
+    }
+
+    fn has_peers(self) -> bool {
+        let without = [Name::Large, Name::FirstRestart, Name::Training, Name::Soak];
+        self == Name::Replicate || self.needs_ranks() && !without.contains(&self)
     }
 }
 
-impl Args {
+/// What every bench uses: the options, and where its figures go.
+pub struct Bench<'a> {
+    args: &'a Args,
+    progress: Progress,
+    report: Report,
+}
+
+impl Bench<'_> {
     /// Samples of a figure: those asked for, else the usual number or that of `--quick`.
     fn samples(&self, usual: usize, quick: usize) -> usize {
-        self.samples.unwrap_or(if self.quick { quick } else { usual })
+        self.args.samples.unwrap_or(if self.args.quick { quick } else { usual })
     }
 
     /// The same with a bound, for samples that take long.
     fn at_most(&self, usual: usize, quick: usize) -> usize {
         self.samples(usual, quick).clamp(1, usual)
+    }
+
+    /// Measures a part that makes its figures itself.
+    fn part(&mut self, ids: &[&str], what: &str, work: impl FnOnce() -> Result<Vec<Figure>>) {
+        if self.report.wants_some_of(ids) {
+            let measured = self.progress.step(what, work);
+            self.report.part(ids.first().copied().unwrap_or(what), measured);
+        }
+    }
+
+    /// Measures ours alone.
+    fn measure<T: 'static>(
+        &mut self,
+        figures: Vec<Of<T>>,
+        what: &str,
+        work: impl FnOnce() -> Result<Vec<T>>,
+    ) {
+        self.take(&mut Comparison::of(figures), None, what, work);
+    }
+
+    /// Adds measurements of ours or of a peer to a comparison, and reports its figures. False if there are none, or no time
+    /// for them.
+    fn take<T: 'static>(
+        &mut self,
+        comparison: &mut Comparison<T>,
+        peer: Option<&str>,
+        what: &str,
+        work: impl FnOnce() -> Result<Vec<T>>,
+    ) -> bool {
+        if !self.report.wants(&comparison.ids()) {
+            return false;
+        }
+        let what = format!("{}: {what}", comparison.ids().join(", "));
+        match self.progress.step(&what, work) {
+            Ok(measured) => comparison.take(peer, measured),
+            Err(error) => {
+                eprintln!("{what}: left out: {error:#}");
+                return false;
+            }
+        }
+        self.report.add(comparison.figures());
+        true
+    }
+
+    /// Measures each launcher in turn, ours so many times and the peers, which take longer, twice at most.
+    fn by_launcher<T: 'static>(
+        &mut self,
+        bed: &Bed,
+        figures: Vec<Of<T>>,
+        what: &str,
+        rounds: usize,
+        mut work: impl FnMut(Launcher) -> Result<Vec<T>>,
+    ) {
+        let mut comparison = Comparison::of(figures);
+        for launcher in bed.launchers() {
+            let rounds = if launcher.peer().is_some() { rounds.min(2) } else { rounds };
+            for round in 1..=rounds {
+                let what = format!("{} ({what}, {round} of {rounds})", launcher.name());
+                if !self.take(&mut comparison, launcher.peer(), &what, || work(launcher)) {
+                    break;
+                }
+            }
+            if comparison.ours.is_empty() {
+                return;
+            }
+        }
     }
 }
 
@@ -174,128 +251,152 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let _alone = stop::alone()?;
     stop::end_children_with_us()?;
     let file = args.json.clone().unwrap_or_else(|| paths::target().join("bench/figures.json"));
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-    }
-    let mut report = Report::begin(args.only.clone(), file, args.quick);
-    let needs_ranks = args.names.iter().any(|name| !name.needs_no_program() && !name.is_of_the_agent_alone());
-    let bed = if needs_ranks { Some(prepare(&progress, args)?) } else { None };
-    if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
-        building::release(&progress)?;
-    }
+    fs::create_dir_all(file.parent().unwrap_or(&file))?;
+    let report = Report::begin(args.only.clone(), file, args.quick);
+    let bed = prepare(&progress, args)?;
+    let mut bench = Bench { args, progress, report };
+    let mut without = Vec::new();
     for name in &args.names {
-        build_programs(&progress, *name)?;
-        report.next_bench();
-        match (name, &bed) {
-            (Name::Build, _) if args.quick => {
-                eprintln!("build: left out: a cold build is longer than --quick allows");
-            }
-            (Name::Build, _) => build::measure(&progress, &mut report),
-            (Name::Replicate, _) => {
-                replicate::measure(&progress, args.samples(7, 1), args.quick, !args.no_peers, &mut report);
-            }
-            (Name::Verdicts, _) => {
-                verdicts::measure(&progress, &args.cells, args.part, args.quick, &mut report)
-            }
-            (Name::Attribute, _) => attribute::measure(&progress, !args.no_peers && !args.quick, &mut report),
-            (Name::Simulate, _) => simulate::measure(&progress, args.quick, &mut report),
-            (Name::Judge, _) => judge::measure(&progress, args.samples(300, 30), &mut report),
-            (Name::Heartbeat, Some(bed)) => {
-                heartbeat::measure(&progress, bed, args.at_most(5, 2), args.quick, &mut report);
-            }
-            (Name::Agent, Some(bed)) => {
-                agent::measure(&progress, bed, &mut report);
-                gpus::weigh(&progress, &mut report);
-            }
-            (Name::Gpus, _) => gpus::weigh(&progress, &mut report),
-            (Name::Counters, _) => gpus::detect(&progress, args.at_most(20, 3), &mut report),
-            (Name::Detect, Some(bed)) => {
-                detect::measure(&progress, bed, args.samples(1000, 100), &mut report);
-                large::measure(&progress, bed, args.at_most(7, 2), &mut report);
-                hang::measure(&progress, bed, args.at_most(20, 2), &mut report);
-                kernel_log::measure(&progress, args.samples(1000, 100), &mut report);
-                gpus::detect(&progress, args.at_most(20, 3), &mut report);
-            }
-            (Name::Large, Some(bed)) => {
-                large::measure(&progress, bed, args.samples(7, 2), &mut report);
-            }
-            (Name::Hang, Some(bed)) => {
-                hang::measure(&progress, bed, args.samples(20, 2), &mut report);
-            }
-            (Name::KernelLog, _) => kernel_log::measure(&progress, args.samples(1000, 100), &mut report),
-            (Name::Restart, Some(bed)) => {
-                in_process::measure(&progress, bed, args.samples(20, 5), args.quick, &mut report);
-                restart::measure(&progress, bed, args.samples(5, 2), &mut report);
-                restart::measure_first(&progress, bed, args.at_most(5, 2), &mut report);
-                goodput::measure(&progress, bed, args.quick, &mut report);
-            }
-            (Name::FirstRestart, Some(bed)) => {
-                restart::measure_first(&progress, bed, args.samples(5, 2), &mut report);
-            }
-            (Name::Hosts, Some(bed)) => hosts::measure(&progress, bed, args, &mut report),
-            (Name::InProcess, Some(bed)) => {
-                in_process::measure(&progress, bed, args.samples(20, 5), args.quick, &mut report);
-            }
-            (Name::Checkpoint, Some(bed)) => {
-                let most_gib = if args.quick { args.most_gib.min(1.0) } else { args.most_gib };
-                checkpoint::measure(&progress, bed, args.samples(9, 3), most_gib, &mut report);
-                // A pair of jobs takes some four minutes: `training --quick` is a separate bench.
-                if !args.quick {
-                    training::measure(&progress, bed, 2, &mut report);
-                }
-            }
-            (Name::Training, Some(bed)) => {
-                training::measure(&progress, bed, args.samples(3, 1), &mut report);
-            }
-            (Name::Soak, Some(bed)) => soak::measure(&progress, bed, args.samples(1000, 10), &mut report),
-            (Name::Goodput, Some(bed)) => goodput::measure(&progress, bed, args.quick, &mut report),
-            (_, None) => {}
+        // Before its time starts: with `--quick` a build must not use up the time of figures.
+        for program in name.programs() {
+            bench
+                .progress
+                .step(&format!("cargo {program}"), || command::run(command::cargo(program).arg("--quiet")))?;
+        }
+        bench.report.next_bench();
+        measure(*name, &mut bench, bed.as_ref());
+        if bench.report.has_nothing() {
+            without.extend(name.to_possible_value().map(|value| value.get_name().to_owned()));
         }
     }
-    report.print();
-    if report.is_empty() {
-        eprintln!("no figure was measured; the reasons are above");
-        return Ok(ExitCode::FAILURE);
+    bench.report.print();
+    if !without.is_empty() {
+        eprintln!("no figure was measured of {}; the reasons are above", without.join(", "));
     }
-    let not_found = report.not_found();
+    let not_found = bench.report.not_found();
     if !not_found.is_empty() {
         eprintln!("--only: no figure was measured whose name starts with {}", not_found.join(", "));
-        return Ok(ExitCode::FAILURE);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(command::exit_code(without.is_empty() && not_found.is_empty()))
 }
 
-/// Builds what a bench runs, before its time starts: with `--quick` a build must not use up the time of figures.
-fn build_programs(progress: &Progress, name: Name) -> Result<()> {
-    for program in name.programs() {
-        progress.step(&format!("Building: {program}"), || {
-            let mut build = command::cargo();
-            build.args(["build", "--quiet", "--release", "--locked"]).args(program.split(' '));
-            command::run(build.current_dir(paths::root()))
-        })?;
+fn measure(name: Name, bench: &mut Bench, bed: Option<&Bed>) {
+    let quick = bench.args.quick;
+    match (name, bed) {
+        (Name::Build, _) if quick => eprintln!("build: left out: a cold build is longer than --quick allows"),
+        (Name::Build, _) => bench.part(&["build.cold_release", "build.binary"], "a cold build", cold_build),
+        (Name::Replicate, _) => replicate::measure(bench, bed),
+        (Name::Verdicts, _) => verdicts::measure(bench),
+        (Name::Attribute, _) => attribute::measure(bench),
+        (Name::Simulate, _) => simulate(bench),
+        (Name::Judge, _) => {
+            let trials = bench.samples(300, 30).to_string();
+            let judge = || example("judge", &[&trials]);
+            bench.part(&["judge."], &format!("judge: simulated jobs, {trials} trials"), judge);
+        }
+        (Name::Gpus, _) => gpus::weigh(bench),
+        (Name::Counters, _) => gpus::detect(bench),
+        (Name::KernelLog, _) => kernel_log::measure(bench),
+        (_, None) => {}
+        (Name::Heartbeat, Some(bed)) => heartbeat::measure(bench, bed),
+        (Name::Agent, Some(bed)) => {
+            agent::measure(bench, bed);
+            gpus::weigh(bench);
+        }
+        (Name::Detect, Some(bed)) => {
+            detect::measure(bench, bed);
+            large::measure(bench, bed);
+            hang::measure(bench, bed);
+            kernel_log::measure(bench);
+            gpus::detect(bench);
+        }
+        (Name::Large, Some(bed)) => large::measure(bench, bed),
+        (Name::Hang, Some(bed)) => hang::measure(bench, bed),
+        (Name::Restart, Some(bed)) => {
+            in_process::measure(bench, bed);
+            restart::measure(bench, bed);
+            restart::measure_first(bench, bed);
+            goodput::measure(bench, bed);
+        }
+        (Name::FirstRestart, Some(bed)) => restart::measure_first(bench, bed),
+        (Name::Hosts, Some(bed)) => hosts::measure(bench, bed),
+        (Name::InProcess, Some(bed)) => in_process::measure(bench, bed),
+        (Name::Checkpoint, Some(bed)) => {
+            checkpoint::measure(bench, bed);
+            // A pair of jobs takes some four minutes: `training --quick` is a separate bench.
+            if !quick {
+                training::measure(bench, bed);
+            }
+        }
+        (Name::Training, Some(bed)) => training::measure(bench, bed),
+        (Name::Soak, Some(bed)) => soak::measure(bench, bed),
+        (Name::Goodput, Some(bed)) => goodput::measure(bench, bed),
     }
-    Ok(())
 }
 
 /// The program, our Python environment, and the peers' if available.
-fn prepare(progress: &Progress, args: &Args) -> Result<Bed> {
-    building::release(progress)?;
-    let venv = venv::ensure(progress)?;
-    wheel::install(progress, &venv)?;
-    let wants_peers = args.names.iter().any(|name| {
-        matches!(
-            name,
-            Name::Heartbeat
-                | Name::Agent
-                | Name::Detect
-                | Name::Hang
-                | Name::Restart
-                | Name::Hosts
-                | Name::InProcess
-                | Name::Checkpoint
-                | Name::Goodput
-        )
-    });
-    let peers = if args.no_peers || args.quick || !wants_peers { None } else { peers::ensure(progress) };
-    Ok(Bed { venv, peers, torchrun: !args.no_peers })
+fn prepare(progress: &Progress, args: &Args) -> Result<Option<Bed>> {
+    if args.names.iter().any(|name| name.needs_program()) {
+        build::release(progress)?;
+    }
+    let wants_peers = !args.no_peers && !args.quick && args.names.iter().any(|name| name.has_peers());
+    if !wants_peers && !args.names.iter().any(|name| name.needs_ranks()) {
+        return Ok(None);
+    }
+    let venv = python::TORCH.with_wheel(progress)?;
+    let made = wants_peers.then(|| python::PEERS.ensure(progress));
+    let peers = made.and_then(|made| made.map_err(|error| eprintln!("peers: left out: {error:#}")).ok());
+    Ok(Some(Bed { venv, peers, torchrun: !args.no_peers }))
+}
+
+/// The figures that an example of a crate prints, one a line.
+fn example(name: &str, arguments: &[&str]) -> Result<Vec<Figure>> {
+    let mut run = Command::new(paths::target().join("release/examples").join(name));
+    let output = run.args(arguments).stderr(Stdio::inherit()).current_dir(paths::root()).output();
+    let output = output.with_context(|| format!("starting {name}"))?;
+    if !output.status.success() {
+        bail!("{name} ended with {}", output.status);
+    }
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let figure = |line| serde_json::from_str(line).with_context(|| format!("a figure of {name}: {line}"));
+    lines.lines().map(figure).collect()
+}
+
+/// The parts of the simulation, with the prefixes of their figures.
+const SIMULATIONS: [(&str, &[&str]); 3] = [
+    ("ettr", &["simulate.ettr"]),
+    ("lost", &["simulate.false_lost", "simulate.suspected"]),
+    ("leader", &["simulate.leader", "simulate.store", "simulate.round", "simulate.start", "simulate.record"]),
+];
+
+/// Jobs of 100,000 ranks: the cost of their leader, how soon all hosts restart, how often a living host is considered
+/// lost, and the share of time in training, which is compared with restarts by a scheduler.
+fn simulate(bench: &mut Bench) {
+    for (part, families) in SIMULATIONS {
+        if !bench.report.wants_some_of(families) {
+            continue;
+        }
+        let arguments = if bench.args.quick { &[part, "quick"][..] } else { &[part] };
+        let measured = bench.progress.step(&format!("simulate: {part}"), || example("simulate", arguments));
+        let compared = |figure: Figure| match figure.peer_value {
+            Some(value) => figure.beside("scheduler restarts", Some(value)),
+            None => figure,
+        };
+        let measured = measured.map(|figures| figures.into_iter().map(compared).collect());
+        bench.report.part(&format!("simulate ({part})"), measured);
+    }
+}
+
+/// How long a release build takes in an empty folder, and how large the program is.
+fn cold_build() -> Result<Vec<Figure>> {
+    let target = paths::fresh(paths::target().join("bench/cold"))?;
+    // Downloading is not building.
+    command::run(&mut command::cargo("fetch --locked --quiet"))?;
+    let began = Instant::now();
+    command::run(command::cargo("build --release --locked --quiet --target-dir").arg(&target))?;
+    let seconds = began.elapsed().as_secs_f64();
+    let size = fs::metadata(target.join("release/mainstay"))?.len();
+    fs::remove_dir_all(&target)?;
+    let mib = size as f64 / f64::from(1 << 20);
+    Ok(vec![Figure::one("build.cold_release", "s", seconds, 1), Figure::one("build.binary", "MiB", mib, 1)])
 }

@@ -1,7 +1,6 @@
 //! Process data from the kernel, and a started program that ends with its owner.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,11 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use fs_err as fs;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use procfs::process::{Process, Stat, all_processes};
 
 use super::stop;
-use crate::command;
+use crate::{command, journal};
 
 /// A program in a separate process group. When dropped, it is asked to stop, and killed if it does not.
 pub struct Running {
@@ -26,8 +27,9 @@ impl Running {
     /// Starts it with its output in a file.
     pub fn start(mut command: Command, log: &Path) -> Result<Self> {
         ensure!(!stop::is_stopping(), "this bench is stopped");
-        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
-        let second = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
+        fs::create_dir_all(log.parent().unwrap_or(log))?;
+        let file = fs::File::create(log)?.into_parts().0;
+        let second = file.try_clone().context("opening a log twice")?;
         command.stdin(Stdio::null()).stdout(file).stderr(second).process_group(0);
         let child = command.spawn().with_context(|| format!("starting {}", command::words(&command)))?;
         Ok(Self { child, log: log.to_path_buf() })
@@ -35,8 +37,7 @@ impl Running {
 
     /// Its process.
     pub fn pid(&self) -> i32 {
-        // Linux's process ids fit; the crate's own types disagree about the sign.
-        i32::try_from(self.child.id()).unwrap_or(i32::MAX)
+        self.child.id().cast_signed()
     }
 
     /// Its end, if it has ended.
@@ -69,6 +70,11 @@ impl Running {
         }
     }
 
+    /// The same for a file.
+    pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
+        self.wait_for(&path.display().to_string(), limit, || path.exists().then_some(()))
+    }
+
     /// The end of its output.
     pub fn printed(&self) -> String {
         command::tail(&fs::read_to_string(&self.log).unwrap_or_default(), 12)
@@ -91,55 +97,48 @@ impl Drop for Running {
     }
 }
 
+/// Sends a signal, and returns when.
+pub fn strike(pid: i32, signal: Signal) -> Result<u64> {
+    let at = journal::now();
+    kill(Pid::from_raw(pid), signal).with_context(|| format!("sending {signal} to {pid}"))?;
+    Ok(at)
+}
+
 /// All processes below one, itself included.
 pub fn family(pid: i32) -> BTreeSet<i32> {
+    let processes = all_processes().into_iter().flatten();
+    let all: Vec<Stat> = processes.filter_map(|process| process.ok()?.stat().ok()).collect();
     let mut found = BTreeSet::from([pid]);
     loop {
-        let children: Vec<i32> = processes()
-            .filter(|(child, parent)| found.contains(parent) && !found.contains(child))
-            .map(|(c, _)| c)
-            .collect();
-        if children.is_empty() {
+        let known = found.len();
+        found.extend(
+            all.iter().filter(|stat| found.contains(&stat.ppid)).map(|stat| stat.pid).collect::<Vec<_>>(),
+        );
+        if found.len() == known {
             return found;
         }
-        found.extend(children);
     }
 }
 
-/// Every process with its parent.
-fn processes() -> impl Iterator<Item = (i32, i32)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        Some((pid, stat(pid)?.get(1)?.parse().ok()?))
-    })
+/// Whether a process has ended, though it may not be reaped yet.
+pub fn is_over(pid: i32) -> bool {
+    stat(pid).is_none_or(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
-/// `/proc/PID/stat` after the name, which may hold anything: state, parent, …
-fn stat(pid: i32) -> Option<Vec<String>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = text.rsplit_once(')')?;
-    Some(fields.split_whitespace().map(str::to_string).collect())
+/// What the kernel reports of a process.
+pub fn stat(pid: i32) -> Option<Stat> {
+    Process::new(pid).ok()?.stat().ok()
 }
 
-/// CPU time that a process has used, all its threads together.
-pub fn cpu_seconds(pid: i32) -> Option<f64> {
-    let fields = stat(pid)?;
-    let ticks: f64 = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
-    // USER_HZ is 100 on every architecture that Linux still builds for GPUs on.
-    Some(ticks / 100.0)
+/// CPU time that processes have used, all their threads together.
+pub fn cpu_seconds(pids: impl IntoIterator<Item = i32>) -> f64 {
+    let ticks: u64 = pids.into_iter().filter_map(stat).map(|stat| stat.utime + stat.stime).sum();
+    ticks as f64 / procfs::ticks_per_second() as f64
 }
 
-/// A field of `/proc/PID/smaps_rollup` in MiB: `Rss`, or `Pss` where shared pages count in parts.
-pub fn memory_mib(pid: i32, field: &str) -> Option<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line =
-        text.lines().find(|line| line.strip_prefix(field).is_some_and(|rest| rest.starts_with(':')))?;
-    Some(line.split_whitespace().nth(1)?.parse::<f64>().ok()? / 1024.0)
-}
-
-/// The command line of a process, its words separated by blanks.
-pub fn command_line(pid: i32) -> String {
-    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).replace('\0', " ")
+/// The resident memory of a process in MiB, and the same with shared pages counted in parts.
+pub fn memory_mib(pid: i32) -> Option<(f64, f64)> {
+    let memory = Process::new(pid).ok()?.smaps_rollup().ok()?.memory_map_rollup;
+    let of = |field: &str| Some(*memory.iter().next()?.extension.map.get(field)? as f64 / 1024.0 / 1024.0);
+    Some((of("Rss")?, of("Pss")?))
 }

@@ -1,21 +1,29 @@
 //! Benches on one machine exclude each other, and a stopped bench ends everything that it has started.
 
-use std::fs::{self, File, OpenOptions};
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::prctl;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tempfile::TempDir;
 
-use super::process::family;
+use super::process::{family, is_over};
+use crate::paths;
 
 /// The time from SIGTERM to SIGKILL for started processes: a launcher ends its ranks in that time.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether this process was asked to stop.
+static STOPPING: AtomicBool = AtomicBool::new(false);
 
 /// Holds the lock of this machine's benches until it is dropped; the kernel frees it if this process dies.
 ///
@@ -26,17 +34,21 @@ pub fn alone() -> Result<File> {
 }
 
 fn hold(path: &Path) -> Result<File> {
-    let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
     // The file of another user can be read and locked, but not written.
-    let mut file = open()
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
         .or_else(|error| File::open(path).map_err(|_| error))
         .with_context(|| format!("opening {}", path.display()))?;
     if file.try_lock().is_err() {
         let mut owner = String::new();
         let _ = file.read_to_string(&mut owner);
+        let owner = owner.trim();
         bail!(
-            "another bench runs on this machine ({}): wait for it or stop it, both would measure each other",
-            owner.trim()
+            "another bench runs on this machine ({owner}): wait for it or stop it, both would measure each other"
         );
     }
     let place = std::env::current_dir().unwrap_or_default();
@@ -51,79 +63,64 @@ fn hold(path: &Path) -> Result<File> {
 /// groups, which a terminal's Ctrl-C does not reach.
 ///
 /// # Errors
-/// The signals cannot be blocked, or the thread cannot be started.
+/// The signals cannot be handled.
 pub fn end_children_with_us() -> Result<()> {
     // An orphan becomes a child of this process, and is found below it.
     prctl::set_child_subreaper(true).context("adopting orphans")?;
-    // Not with a mask and sigwait: started programs inherit a mask, and would not receive SIGTERM either.
-    let note = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        // SAFETY: the handler only stores into an atomic, which is allowed in a signal handler.
-        unsafe { sigaction(signal, &note) }.with_context(|| format!("handling {signal}"))?;
-    }
-    thread::Builder::new()
-        .name("stop".to_owned())
-        .spawn(|| {
-            let signal = loop {
-                match SIGNAL.load(Ordering::Relaxed) {
-                    0 => thread::sleep(Duration::from_millis(50)),
-                    signal => break signal,
-                }
-            };
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("handling signals")?;
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            STOPPING.store(true, Ordering::Relaxed);
             eprintln!("signal {signal}: ending what was started; figures measured so far are kept");
-            end_all(PATIENCE);
+            end_all();
             std::process::exit(128 + signal);
-        })
-        .context("starting a thread for signals")?;
+        }
+    });
     Ok(())
-}
-
-/// The signal that asked this process to stop; 0 for none.
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
-
-extern "C" fn note(signal: i32) {
-    SIGNAL.store(signal, Ordering::Relaxed);
 }
 
 /// Whether this process was asked to stop: nothing more is started then.
 pub fn is_stopping() -> bool {
-    SIGNAL.load(Ordering::Relaxed) != 0
+    STOPPING.load(Ordering::Relaxed)
+}
+
+/// A new folder in memory, after the removal of those of this name that killed benches left: they may hold gigabytes. There
+/// is one bench at a time, so that none of them has an owner.
+pub fn leftover_free(name: &str) -> Result<TempDir> {
+    let memory = paths::memory();
+    for entry in fs_err::read_dir(&memory)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(name) {
+            let _ = fs_err::remove_dir_all(entry.path());
+        }
+    }
+    tempfile::Builder::new().prefix(name).tempdir_in(memory).context("making a folder in memory")
 }
 
 /// Ends all processes below this one.
-fn end_all(patience: Duration) {
+fn end_all() {
     let began = Instant::now();
-    let mut reported = std::collections::BTreeSet::new();
+    let mut asked = BTreeSet::new();
     loop {
-        let left = below();
+        let own = std::process::id().cast_signed();
+        let left: Vec<i32> = family(own).into_iter().filter(|pid| *pid != own && !is_over(*pid)).collect();
         if left.is_empty() {
             return;
         }
-        let late = began.elapsed() > patience;
-        for pid in left {
+        let late = began.elapsed() > PATIENCE;
+        for pid in &left {
             let signal = if late { Signal::SIGKILL } else { Signal::SIGTERM };
-            if late || reported.insert(pid) {
+            if late || asked.insert(*pid) {
                 // It may have ended in between.
-                let _ = kill(Pid::from_raw(pid), signal);
+                let _ = kill(Pid::from_raw(*pid), signal);
                 // A stopped process receives no signal but SIGKILL and this one.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+                let _ = kill(Pid::from_raw(*pid), Signal::SIGCONT);
             }
         }
-        if began.elapsed() > patience * 2 {
-            return eprintln!("some processes do not end: {:?}", below());
+        if began.elapsed() > PATIENCE * 2 {
+            return eprintln!("some processes do not end: {left:?}");
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// The processes below this one that still run. Ended ones wait for a parent that no longer polls.
-fn below() -> Vec<i32> {
-    let own = std::process::id().cast_signed();
-    let runs = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
-    };
-    family(own).into_iter().filter(|pid| *pid != own).filter(runs).collect()
 }
 
 #[cfg(test)]
@@ -134,7 +131,8 @@ mod tests {
 
     #[test]
     fn a_second_bench_is_refused_and_the_first_is_named() {
-        let path = std::env::temp_dir().join(format!("mainstay-lock-{}", std::process::id()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("lock");
         let first = hold(&path).expect("the first");
         let refused = hold(&path).expect_err("the second").to_string();
         assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
@@ -143,7 +141,6 @@ mod tests {
         while hold(&path).is_err() {
             thread::yield_now();
         }
-        fs::remove_file(&path).expect("the lock file goes");
     }
 
     /// In a separate process, because it adopts orphans and ends all processes below it.
@@ -178,7 +175,6 @@ mod tests {
         // It received SIGTERM, which started processes do not block.
         assert!(lines.any(|line| line.is_ok_and(|line| line == "ended")));
         // It ended before the bench did, and no process reaped it: the rest of it is no running process.
-        let stat = fs::read_to_string(format!("/proc/{orphan}/stat")).unwrap_or_default();
-        assert!(!stat.contains(") S") && !stat.contains(") R"), "{stat}");
+        assert!(is_over(orphan));
     }
 }

@@ -8,17 +8,16 @@
 
 mod job;
 
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use self::job::{Copies, Cycle, Job, Load};
-use super::figure::{Figure, Report};
+use super::figure::{Comparison, Of};
 use super::launchers::Bed;
-use crate::progress::Progress;
+use super::{Bench, stop};
 
 /// 1 GiB a second, which is the limit that agents have by default.
 const AT_THE_LIMIT: Load = Load { state_mib: 512, steps: 10, turns: 45, warm: 20 };
@@ -28,24 +27,6 @@ const STEADY: Load = Load { state_mib: 256, steps: 40, turns: 20, warm: 5 };
 
 /// After a turn the replica of its last save is sent, which must not take time from the other job's turn.
 const SETTLES: Duration = Duration::from_millis(700);
-
-/// A second benchmark on one machine is refused, so a folder with such a name that is not this one's has no owner.
-const FOLDER: &str = "mainstay-bench-training-";
-
-/// The end of a figure's id, its unit, and where it is.
-type FigureOf = (&'static str, &'static str, fn(&Measured) -> f64);
-
-/// The figures of a load.
-const FIGURES: [FigureOf; 8] = [
-    ("slowed", "% of a step", |measured| measured.slowed),
-    ("slowed_error", "% of a step", |measured| measured.error),
-    ("slowed_cpu", "% of a step's CPU time", |measured| measured.contended),
-    ("slowed_bare", "% of a step", |measured| measured.bare),
-    ("slowed_counted", "% of a step", |measured| measured.counted),
-    ("replicated", "% of saves", |measured| measured.replicated),
-    ("replicated_first", "% of saves", |measured| measured.replicated_first),
-    ("new_memory", "s/GiB", |measured| measured.new_memory),
-];
 
 /// The results of the jobs of a load.
 struct Measured {
@@ -67,40 +48,33 @@ struct Measured {
     new_memory: f64,
 }
 
-/// Measures this many jobs of each load.
-pub fn measure(progress: &Progress, bed: &Bed, rounds: usize, report: &mut Report) {
+/// Measures jobs of each load.
+pub fn measure(bench: &mut Bench, bed: &Bed) {
+    let rounds = bench.samples(if bench.args.names.contains(&super::Name::Training) { 3 } else { 2 }, 1);
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
-        let id = |name: &str| format!("{prefix}_{name}");
-        let ids: Vec<String> = FIGURES.iter().map(|(name, ..)| id(name)).collect();
-        if !report.wants(&ids.iter().map(String::as_str).collect::<Vec<&str>>()) {
-            continue;
-        }
-        let mut measured = Vec::new();
+        let of =
+            |name: &str, unit, of: fn(&Measured) -> f64| Of::median(format!("{prefix}_{name}"), unit, of);
+        let mut comparison = Comparison::of(vec![
+            of("slowed", "% of a step", |measured| measured.slowed),
+            of("slowed_error", "% of a step", |measured| measured.error),
+            of("slowed_cpu", "% of a step's CPU time", |measured| measured.contended),
+            of("slowed_bare", "% of a step", |measured| measured.bare),
+            of("slowed_counted", "% of a step", |measured| measured.counted),
+            of("replicated", "% of saves", |measured| measured.replicated),
+            of("replicated_first", "% of saves", |measured| measured.replicated_first),
+            of("new_memory", "s/GiB", |measured| measured.new_memory),
+        ]);
         for number in 1..=rounds {
-            match progress.step(&format!("{prefix}_slowed: round {number} of {rounds}"), || round(bed, load))
-            {
-                Ok(round) => measured.push(round),
-                Err(error) => return report.part(&id("slowed"), Err(error)),
+            // The disks of two hosts are not measured.
+            let round = || {
+                let folder = stop::leftover_free("mainstay-bench-training")?;
+                Ok(vec![in_folder(bed, folder.path(), load)?])
+            };
+            if !bench.take(&mut comparison, None, &format!("round {number} of {rounds}"), round) {
+                return;
             }
-            let figures = FIGURES.iter().filter_map(|(name, unit, of)| {
-                Figure::median(&id(name), unit, &measured.iter().map(of).collect::<Vec<f64>>())
-            });
-            report.add(figures);
         }
     }
-}
-
-fn round(bed: &Bed, load: Load) -> Result<Measured> {
-    // The disks of two hosts are not measured. The remains of a killed run would take gigabytes from this one.
-    let memory = Path::new("/dev/shm");
-    let entries = fs::read_dir(memory).into_iter().flatten().flatten();
-    let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(FOLDER));
-    left.for_each(|entry| _ = fs::remove_dir_all(entry.path()));
-    let folder = memory.join(format!("{FOLDER}{}", std::process::id()));
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let measured = in_folder(bed, &folder, load);
-    let _ = fs::remove_dir_all(&folder);
-    measured
 }
 
 fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
@@ -122,8 +96,8 @@ fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
     }
     let [alone, with_peer, bare] = &jobs;
     let counted_s = with_peer.counted_s()? - counted_before;
-    let trained_s: f64 = with_peer.turns().iter().skip(load.warm).flatten().map(|cycle| cycle.took).sum();
-    let took = |cycle: &Cycle| cycle.took;
+    let took: fn(&Cycle) -> f64 = |cycle| cycle.took;
+    let trained_s: f64 = with_peer.turns()[load.warm..].iter().copied().flatten().map(took).sum();
     let (slowed, error) = percent_more(with_peer, alone, took);
     Ok(Measured {
         slowed,

@@ -9,20 +9,19 @@ mod score;
 mod table;
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
 use std::io::Write;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
+use fs_err as fs;
 
-use super::figure::{Figure, Report};
-use crate::build;
-use crate::healthy;
+use super::Bench;
+use super::figure::Figure;
 use crate::paths;
-use crate::progress::Progress;
-use cell::{Bench, Seen};
+use crate::python;
+use cell::{Place, Seen};
 pub use table::Part;
 use table::{Cell, Table};
 
@@ -31,31 +30,33 @@ const AT_ONCE: usize = 2;
 /// With `--quick` no cell starts after this time.
 const QUICK: Duration = Duration::from_secs(150);
 
-/// Runs the cells whose name contains one of the words of `only`, one part of them, or a sample.
-pub fn measure(progress: &Progress, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
-    report.part("verdicts", figures(progress, only, part, quick));
+/// Runs the cells whose name contains one of the words of `--cells`, one part of them, or a sample.
+pub fn measure(bench: &mut Bench) {
+    let measured = figures(bench);
+    bench.report.part("verdicts", measured);
 }
 
-fn figures(progress: &Progress, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
-    build::release(progress)?;
-    let bench = Bench::new(healthy::python(progress)?)?;
+fn figures(bench: &mut Bench) -> Result<Vec<Figure>> {
+    let (args, progress) = (bench.args, &bench.progress);
+    let place = Place::new(python::healthy(progress)?)?;
     let table = Table::read()?;
-    let mut cells = match part {
-        _ if quick => table.sample(),
+    let mut cells = match args.part {
+        _ if args.quick => table.sample(),
         Some(part) => table.part(part),
         None => table.cells(),
     };
-    let wanted = |name: &str| only.split(',').any(|only| name.contains(only));
-    cells.retain(|cell| wanted(&cell.name()) && bench.can_run(cell));
-    anyhow::ensure!(!cells.is_empty(), "no cell has {only:?} in its name and can run here");
-    let deadline = quick.then(|| Instant::now() + QUICK);
+    let wanted = |name: &str| args.cells.split(',').any(|only| name.contains(only));
+    cells.retain(|cell| wanted(&cell.name()) && place.can_run(cell));
+    ensure!(!cells.is_empty(), "no cell has {:?} in its name and can run here", args.cells);
+    let deadline = args.quick.then(|| Instant::now() + QUICK);
     let all = cells.len();
-    let seen = progress.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
+    let mut seen =
+        progress.step(&format!("{all} faults in real programs"), || run(&place, cells, deadline))?;
     let started = seen.len();
     if started < all {
         progress.note(&format!("{} of {all} were not started: three minutes were over", all - started));
     }
-    let (survived, seen): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, seen)| seen.survived);
+    let survived: Vec<_> = seen.extract_if(.., |(_, seen)| seen.survived).collect();
     if !survived.is_empty() {
         let names: Vec<String> = survived.iter().map(|(cell, _)| cell.name()).collect();
         progress.note(&format!("Not counted, as the program caught the fault: {}", names.join(", ")));
@@ -65,35 +66,26 @@ fn figures(progress: &Progress, only: &str, part: Option<Part>, quick: bool) -> 
 }
 
 /// Runs the cells, some at a time, until all are done or time is over.
-fn run(bench: &Bench, cells: Vec<Cell>, deadline: Option<Instant>) -> Result<Vec<(Cell, Seen)>> {
-    let folder = paths::target().join("bench/verdicts");
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let path = folder.join("cells.jsonl");
-    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+fn run(place: &Place, cells: Vec<Cell>, deadline: Option<Instant>) -> Result<Vec<(Cell, Seen)>> {
+    let file = fs::File::create(paths::fresh(paths::target().join("bench/verdicts"))?.join("cells.jsonl"))?;
     let (waiting, written) = (Mutex::new(VecDeque::from(cells)), Mutex::new((file, Vec::new())));
-    thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                while let Some(cell) = next(&waiting, deadline) {
-                    let seen = bench.run(&cell);
-                    let Ok(mut written) = written.lock() else { return };
-                    // Without the file, the figures are still made.
-                    let _ = writeln!(written.0, "{}", score::line(&cell, &seen));
-                    if let Some(wrong) = score::wrong(&cell, &seen) {
-                        eprintln!("    {wrong}");
-                    }
-                    written.1.push((cell, seen));
-                }
-            });
+    let next = || {
+        let is_late = deadline.is_some_and(|deadline| Instant::now() > deadline);
+        waiting.lock().ok()?.pop_front().filter(|_| !is_late)
+    };
+    let work = || {
+        while let Some(cell) = next() {
+            let seen = place.run(&cell);
+            let Ok(mut written) = written.lock() else { return };
+            // Without the file, the figures are still made.
+            let _ = writeln!(written.0, "{}", score::line(&cell, &seen));
+            if let Some(wrong) = score::wrong(&cell, &seen) {
+                eprintln!("    {wrong}");
+            }
+            written.1.push((cell, seen));
         }
-    });
+    };
+    thread::scope(|scope| (0..AT_ONCE).for_each(|_| _ = scope.spawn(work)));
     let (_, seen) = written.into_inner().map_err(|_| anyhow::anyhow!("a cell could not be run at all"))?;
     Ok(seen)
-}
-
-fn next(waiting: &Mutex<VecDeque<Cell>>, deadline: Option<Instant>) -> Option<Cell> {
-    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-        return None;
-    }
-    waiting.lock().ok()?.pop_front()
 }

@@ -21,19 +21,27 @@ const EVERYWHERE: [&str; 8] = [
 
 /// An error that names the symbols if the file needs a C library newer than `most`, or a library that a host may lack.
 pub fn check(file: &Path, most: (u32, u32)) -> Result<()> {
-    let symbols = command::output(Command::new("objdump").arg("-T").arg(file))
-        .context("objdump (binutils) shows the needed versions")?;
+    let symbols = objdump("-T", file)?;
     let newer: Vec<&str> =
         symbols.lines().filter(|line| version(line).is_some_and(|version| version > most)).collect();
     let name = file.display();
     ensure!(newer.is_empty(), "{name} needs a newer glibc than {}.{}:\n{}", most.0, most.1, newer.join("\n"));
-    let headers = command::output(Command::new("objdump").arg("-p").arg(file))?;
-    let needed = headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED"));
-    for library in needed.map(str::trim) {
+    let headers = objdump("-p", file)?;
+    for library in headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim) {
         let known = EVERYWHERE.iter().any(|known| library.starts_with(known));
         ensure!(known, "{name} needs {library}, which not every host has");
     }
     Ok(())
+}
+
+/// The newest version of the C library of which the file needs a symbol.
+pub fn newest_glibc(file: &Path) -> Result<(u32, u32)> {
+    objdump("-T", file)?.lines().filter_map(version).max().context("objdump names no version of glibc")
+}
+
+fn objdump(what: &str, file: &Path) -> Result<String> {
+    command::output(Command::new("objdump").arg(what).arg(file))
+        .context("objdump (binutils) shows what is needed")
 }
 
 /// The version of a symbol of the C library that another file defines.

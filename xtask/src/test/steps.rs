@@ -4,17 +4,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::environments::Environments;
-use crate::check::{self, Checks, Verdict};
-use crate::command;
-use crate::dist;
-use crate::fuzz;
-use crate::leftovers::Snapshot;
-use crate::lint::cargo;
-use crate::paths;
-use crate::test_programs::{TestProgram, TestPrograms, at_once};
-use crate::venv::Venv;
-use crate::wheel;
+use super::Environments;
+use super::leftovers::Snapshot;
+use super::programs::{TestProgram, TestPrograms, at_once};
+use crate::check::{Checks, Verdict};
+use crate::python::{self, Venv};
+use crate::{command, dist, fuzz, paths};
 
 /// The number of simulated jobs of several hosts without a separate step.
 const FEW_SEEDS: &str = "2000";
@@ -39,7 +34,7 @@ pub struct Suite<'a> {
     /// Whether the scenarios run at the same time.
     pub beside_scenarios: bool,
     /// The interpreters of ranks.
-    pub environments: &'a Environments,
+    pub(super) environments: &'a Environments,
 }
 
 impl Suite<'_> {
@@ -76,7 +71,7 @@ impl Suite<'_> {
     /// Examples, fuzz targets and the rules of the sources.
     fn sources(&self, checks: &mut Checks) {
         checks.run("examples in documentation (cargo test --doc)", || {
-            let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
+            let mut test = command::cargo("test --workspace --doc --no-fail-fast");
             self.own.give(&mut test);
             let (status, printed) = command::run_watched(&mut test)?;
             Ok(Verdict::cargo(status.success(), &printed))
@@ -112,11 +107,8 @@ impl Suite<'_> {
         checks.run("wheel with the program, in an empty environment (pip, mainstay demo)", || {
             let venv = python.as_ref().context("there is no environment to build in")?;
             let folder = paths::target().join("wheel-trial");
-            let built = dist::wheel::with_program(
-                &mut wheel::maturin(venv),
-                &paths::mainstay("debug"),
-                &folder.join("wheel"),
-            )?;
+            let (maturin, wheel) = (&mut python::maturin(venv.base()), folder.join("wheel"));
+            let built = dist::wheel::with_program(maturin, &paths::mainstay("debug"), &wheel)?;
             dist::wheel::try_out(&venv.tool("python"), &built, &folder, |command| self.own.give(command))?;
             Ok(Verdict::of(true))
         });
@@ -179,7 +171,6 @@ impl Suite<'_> {
             .env("MAINSTAY_BIN", paths::mainstay("debug"));
         self.own.give(&mut pytest);
         let (status, printed) = command::run_watched(&mut pytest)?;
-        let (passed, failed) = check::pytest_counts(&printed);
-        Ok(Verdict::counted(status.success(), passed, failed).naming(check::pytest_failures(&printed)))
+        Ok(Verdict::pytest(status.success(), &printed))
     }
 }

@@ -1,6 +1,5 @@
 //! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback address.
 
-use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 
@@ -9,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
 use crate::bench::launchers::OneOf;
-use crate::bench::process::family;
-use crate::command;
+use crate::bench::process::{family, is_over};
+use crate::command::{self, cmd};
 
 /// How often the processes of a host that loses power are searched for at most: a killed process may just have
 /// forked.
@@ -73,10 +72,10 @@ impl Network {
         }
     }
 
-    /// A host with the parameters that launchers need.
-    pub fn host(&self, number: usize) -> OneOf {
+    /// A host with the parameters that launchers need; `nodes` as in `--nnodes`.
+    pub fn host(&self, number: usize, nodes: &str) -> OneOf {
         let (address, first) = (self.address(number), self.address(0));
-        OneOf { number, nodes: self.hosts.to_string(), address, first, port: self.port }
+        OneOf { number, nodes: nodes.to_owned(), address, first, port: self.port }
     }
 
     /// Endpoints on the first hosts, one on each.
@@ -118,41 +117,23 @@ impl Network {
 
     fn processes_of(&self, host: usize, launcher: i32) -> Result<Vec<i32>> {
         let Some(bridge) = &self.bridge else { return Ok(family(launcher).into_iter().collect()) };
-        let mut asked = Command::new("ip");
-        let reported = command::output(asked.args(["netns", "pids", &format!("{bridge}n{host}")]))?;
-        Ok(reported
-            .lines()
-            .filter_map(|line| line.trim().parse().ok())
-            .filter(|pid| !is_over(*pid))
-            .collect())
+        let space = format!("{bridge}n{host}");
+        let reported = command::output(&mut cmd!("ip netns pids {space}"))?;
+        let pids = reported.lines().filter_map(|line| line.trim().parse().ok());
+        Ok(pids.filter(|pid| !is_over(*pid)).collect())
     }
 
-    /// The command, to run on a host.
+    /// The command, to run on a host. It has a name of its own, as each real host has, so that messages which name hosts can
+    /// be read. Gloo uses the address of the host's name, which all namespaces share.
     pub fn on(&self, host: usize, command: Command) -> Command {
         let Some(bridge) = &self.bridge else { return command };
-        let mut entered = Command::new("ip");
-        entered.args(["netns", "exec", &format!("{bridge}n{host}")]);
-        // A name of its own, as each real host has, so that messages which name hosts can be read.
-        let named = format!("hostname host-{host} && exec \"$0\" \"$@\"");
-        entered.args(["unshare", "--uts", "sh", "-c", &named]);
-        entered.arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => entered.env(name, value),
-                None => entered.env_remove(name),
-            };
-        }
-        // Gloo uses the address of the host's name, which all namespaces share.
+        let (space, named) =
+            (format!("{bridge}n{host}"), format!("hostname host-{host} && exec \"$0\" \"$@\""));
+        let mut entered =
+            command::inside(cmd!("ip netns exec {space} unshare --uts sh -c {named}"), &command);
         entered.env("GLOO_SOCKET_IFNAME", "eth0");
-        command.get_current_dir().map(|folder| entered.current_dir(folder));
         entered
     }
-}
-
-/// Whether a process has ended and only has not been reaped yet.
-fn is_over(pid: i32) -> bool {
-    let reported = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    reported.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 impl Drop for Network {
@@ -175,7 +156,5 @@ fn free_port() -> Result<u16> {
 }
 
 fn ip(arguments: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    command.args(arguments.split_whitespace());
-    command::output(&mut command).map(drop)
+    command::output(Command::new("ip").args(arguments.split_whitespace())).map(drop)
 }

@@ -2,25 +2,17 @@
 //! the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with it. A
 //! peer writes no such decisions, so the end of a remaining rank counts.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
 use anyhow::{Context, Result};
+use mainstay_model::entry::Fact;
+use mainstay_model::observation::WORLD_GROWS;
 
 use super::network::Network;
-use super::{LIMIT, end_of_one, folder, of_host, wait_until_printed};
-use crate::bench::events::Events;
-use crate::bench::figure::{Figure, Report};
-use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
-use crate::bench::process::{Running, family};
-use crate::journal::Follower;
-use crate::paths;
-use crate::progress::Progress;
-use crate::venv::activate;
-
-const IDS: [&str; 2] = ["hosts.shrink_added", "hosts.grow_added"];
+use super::{Job, seconds};
+use crate::bench::Bench;
+use crate::bench::events::{Events, Moment};
+use crate::bench::figure::Of;
+use crate::bench::launchers::{Bed, Launcher};
+use crate::journal::observed;
 
 /// Hosts with one rank each.
 const HOSTS: usize = 3;
@@ -32,132 +24,63 @@ const SETTLE_STEPS: usize = 50;
 const PAUSE: f64 = 1.0;
 
 /// Seconds.
-#[derive(Clone, Copy)]
 struct Resized {
     shrink: f64,
     grow: f64,
 }
 
-/// Measures this many jobs of ours, then of the peers, each of which loses a host and gets it back.
-pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
-    let mut ours: Vec<Resized> = Vec::new();
-    for launcher in bed.launchers() {
-        let mut measured: Vec<Resized> = Vec::new();
-        // A peer needs minutes for each.
-        for job in 1..=if launcher == Launcher::Mainstay { jobs } else { jobs.min(2) } {
-            if !report.wants(&IDS) {
-                return;
-            }
-            let what = format!("{}: {}, job {job}", IDS.join(", "), launcher.name());
-            match progress.step(&what, || resized(bed, launcher)) {
-                Ok(one) => measured.push(one),
-                Err(error) if launcher == Launcher::Mainstay && measured.is_empty() => {
-                    return report.part(IDS[0], Err(error));
-                }
-                Err(error) => {
-                    eprintln!("{what}: left out: {error:#}");
-                    break;
-                }
-            }
-        }
-        if launcher == Launcher::Mainstay {
-            ours = measured.clone();
-        }
-        let of = |of: fn(&Resized) -> f64, all: &[Resized]| all.iter().map(of).collect::<Vec<f64>>();
-        let parts: [fn(&Resized) -> f64; 2] = [|of| of.shrink, |of| of.grow];
-        let figures = IDS.into_iter().zip(parts).filter_map(|(id, part)| {
-            let figure = Figure::median(id, "s", &of(part, &ours))?;
-            Some(match launcher {
-                Launcher::Mainstay => figure,
-                _ if measured.is_empty() => return None,
-                peer => figure.beside(peer.name(), &of(part, &measured)),
-            })
-        });
-        report.add(figures.collect::<Vec<_>>());
-    }
+/// Measures jobs of ours, then of the peers, each of which loses a host and gets it back.
+pub fn measure(bench: &mut Bench, bed: &Bed) {
+    let figures = vec![
+        Of::median("hosts.shrink_added", "s", |of: &Resized| of.shrink),
+        Of::median("hosts.grow_added", "s", |of: &Resized| of.grow),
+    ];
+    let jobs = bench.at_most(5, 2);
+    bench.by_launcher(bed, figures, "lost and back", jobs, |launcher| Ok(vec![resized(bed, launcher)?]));
 }
 
 fn resized(bed: &Bed, launcher: Launcher) -> Result<Resized> {
-    let runtime = std::env::temp_dir().join(format!("mainstay-bench-hosts-{}", std::process::id()));
-    let name = launcher.name().replace(' ', "-");
-    let measured = in_folder(bed, launcher, &folder(&format!("resize-{name}"))?, &runtime);
-    let _ = fs::remove_dir_all(&runtime);
-    measured
-}
-
-/// The launcher of one host.
-fn command(bed: &Bed, launcher: Launcher, network: &Network, host: usize, logs: &Path) -> Result<Command> {
-    let nodes = format!("1:{HOSTS}");
-    if launcher != Launcher::Mainstay {
-        let mut command = bed.on_host(launcher, &OneOf { nodes, ..network.host(host) }, 1, logs);
-        command.arg(format!("--rdzv-conf=is_host={},last_call_timeout={PAUSE}", host == 0));
-        return Ok(command);
+    let mut job = Job::of(&format!("resize-{}", launcher.name()), Network::new(HOSTS + 1)?, HOSTS)?;
+    let ours = format!(
+        "--rdzv-id bench --rdzv-backend c10d --rdzv-endpoint {} \
+         --rdzv-conf shrink_after={PAUSE},grow_after={PAUSE},last_call_timeout=60",
+        job.network.endpoints(1, 29_400)?
+    );
+    let conf = format!(",last_call_timeout={PAUSE}");
+    let start =
+        |job: &mut Job| job.start(bed, launcher, &format!("1:{HOSTS}"), (&ours, &conf), "hosts_rank.py");
+    for _ in 0..HOSTS {
+        start(&mut job)?;
     }
-    let conf = format!("shrink_after={PAUSE},grow_after={PAUSE},last_call_timeout=60");
-    let mut command = Command::new(paths::release_mainstay());
-    command.args(["run", "--no-agent", "--nnodes", &nodes, "--rdzv-id", "bench"]);
-    command.args(["--rdzv-backend", "c10d", "--rdzv-endpoint"]).arg(network.endpoints(1, 29_400)?);
-    command.args(["--rdzv-conf", &conf, "--log-dir"]).arg(logs);
-    activate(&mut command, &bed.venv);
-    Ok(command)
-}
+    let begin = Moment::default();
+    let pids = job.wait_for(0, "steps of all ranks", |events| events.stepping(&begin, SETTLE_STEPS))?;
+    // Neither the leader, whose journal shows the decisions, nor the host where they meet.
+    let leader = if launcher == Launcher::Mainstay { job.leader()? } else { 0 };
+    let lost = (1..HOSTS).rev().find(|host| *host != leader).context("another host")?;
+    let hosts = job.hosts_of(&pids);
+    let left: Vec<i32> = pids.into_values().filter(|pid| hosts.get(pid) != Some(&lost)).collect();
+    let decided = |job: &mut Job, what: &str, left: &[i32], is: fn(&Fact) -> bool| match launcher {
+        Launcher::Mainstay => job.wait_for_fact(leader, what, is),
+        _ => job.end_of_one(left),
+    };
 
-fn in_folder(bed: &Bed, of: Launcher, folder: &Path, runtime: &Path) -> Result<Resized> {
-    let network = Network::new(HOSTS + 1)?;
-    let path = folder.join("events.jsonl");
-    let start = |host: usize| -> Result<Running> {
-        let logs = of_host(folder, host)?;
-        let mut command = command(bed, of, &network, host, &logs)?;
-        if of == Launcher::Mainstay {
-            command.arg("--runtime-dir").arg(runtime.join(host.to_string()));
-        }
-        command.arg(script_path("hosts_rank.py")).env("BENCH_EVENTS", &path);
-        Running::start(network.on(host, command), &logs.join("launcher.log"))
-    };
-    let mut launchers = Vec::new();
-    for host in 0..HOSTS {
-        let mut launcher = start(host)?;
-        if of == Launcher::Mainstay {
-            let joins = if host == 0 { "this host leads the job" } else { "joining the job; its leader is" };
-            wait_until_printed(&mut launcher, joins)?;
-        }
-        launchers.push(launcher);
-    }
-    let mut journal = Follower::new(&folder.join("host-0"));
-    let mut decided = |what: &str, launcher: &mut Running, left: &[i32]| match of {
-        Launcher::Mainstay => launcher.wait_for(what, LIMIT, || {
-            journal.poll().ok()?;
-            journal.entries.iter().find(|entry| entry.is_event(what)).map(|entry| entry.mono)
-        }),
-        _ => end_of_one(launcher, left),
-    };
-    let mut all = Events::of(path.clone(), HOSTS);
-    let none = BTreeSet::new();
-    let pids = launchers[0].wait_for("steps of all ranks", LIMIT, || all.stepping(0, &none, SETTLE_STEPS))?;
-    let old: BTreeSet<i32> = all.all.iter().map(|event| event.pid).collect();
-    let lost = launchers.pop().context("the last host")?;
-    let ranks_of_lost = family(lost.pid());
-    let left: Vec<i32> = pids.into_values().filter(|pid| !ranks_of_lost.contains(pid)).collect();
-    network.vanish(HOSTS - 1, lost.pid())?;
-    let known = decided("host_lost", &mut launchers[0], &left)?;
-    let mut without = Events::of(path.clone(), HOSTS - 1);
-    let pids =
-        launchers[0].wait_for("steps without the host", LIMIT, || without.stepping(0, &old, SETTLE_STEPS))?;
-    let stepping = without.last_first_step(0, &old).context("no steps")?;
+    let moment = job.events.now();
+    job.network.vanish(lost, job.launchers[lost].pid())?;
+    let known = decided(&mut job, "the loss", &left, |fact| matches!(fact, Fact::HostLost { .. }))?;
+    // The launcher of the lost host has ended with it.
+    let path = job.events.path().to_owned();
+    job.events = Events::of(path.clone(), HOSTS - 1);
+    let pids = job.wait_for(0, "steps without it", |events| events.stepping(&moment, SETTLE_STEPS))?;
+    let stepping = job.events.last_first("step", &moment)?;
     // Ours waits between its decisions, a peer between the end of its ranks and their start.
     let shrink = seconds(known, stepping) - PAUSE;
 
-    let old: BTreeSet<i32> = without.all.iter().map(|event| event.pid).collect();
-    launchers.push(start(HOSTS)?);
+    let moment = job.events.now();
+    start(&mut job)?;
     let left: Vec<i32> = pids.into_values().collect();
-    let decided = decided("world_grows", &mut launchers[0], &left)?;
-    let mut all = Events::of(path, HOSTS);
-    launchers[0].wait_for("steps with the host", LIMIT, || all.stepping(0, &old, 1))?;
-    let stepping = all.last_first_step(0, &old).context("no steps")?;
+    let decided = decided(&mut job, "the growth", &left, |fact| observed(fact, WORLD_GROWS).is_some())?;
+    job.events = Events::of(path, HOSTS);
+    job.wait_for(0, "steps with the host", |events| events.stepping(&moment, 1))?;
     // All hosts are back, so that nothing is waited for.
-    Ok(Resized { shrink, grow: seconds(decided, stepping) })
-}
-
-fn seconds(from: u64, to: u64) -> f64 {
-    to.saturating_sub(from) as f64 / 1e9
+    Ok(Resized { shrink, grow: seconds(decided, job.events.last_first("step", &moment)?) })
 }

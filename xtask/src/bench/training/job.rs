@@ -1,23 +1,23 @@
 //! A job that trains and saves in turns, with a peer for its steps or without.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use fs_err as fs;
 use serde::Deserialize;
+use walkdir::WalkDir;
 
+use crate::bench::agent;
 use crate::bench::launchers::{Bed, script_path};
 use crate::bench::process::Running;
-use crate::paths;
-use crate::venv::activate;
+use crate::journal::Lines;
 
 /// One turn, and the start of a job.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -80,9 +80,9 @@ pub struct Cycle {
 pub struct Job {
     pub load: Load,
     running: Running,
-    out: PathBuf,
-    /// Where the peer stores replicas, and which arrived there.
-    replicas: Option<PathBuf>,
+    cycles: Lines<Cycle>,
+    /// Where the peer stores replicas, if there is one, and which arrived there.
+    replicas: PathBuf,
     arrived: BTreeSet<PathBuf>,
     /// Where its agent serves metrics.
     http: String,
@@ -95,62 +95,78 @@ impl Job {
     /// Starts it, and waits until it is ready for its first turn.
     pub fn start(bed: &Bed, folder: &Path, load: Load, copies: Copies) -> Result<Job> {
         let folder = &folder.join(copies.name());
-        let with_peer = copies == Copies::Replicated;
-        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+        fs::create_dir_all(folder)?;
         let token = folder.join("token");
-        write_private(&token, "a token for a benchmark, and nothing else")?;
-        let addresses = if with_peer { vec![free_address()?, free_address()?] } else { Vec::new() };
-        let http = free_address()?;
-        let (own, socket) = agent(folder, "own", &http, addresses.first(), &addresses, &token)?;
-        let peer_http = free_address()?;
-        let peer = addresses
-            .get(1)
-            .map(|at| agent(folder, "peer", &peer_http, Some(at), &addresses, &token))
-            .transpose()?;
+        fs::write(&token, "a token for a benchmark, and nothing else")?;
+        fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let names: &[&str] = if copies == Copies::Replicated { &["own", "peer"] } else { &["own"] };
+        let addresses = names.iter().map(|_| free_address()).collect::<Result<Vec<String>>>()?;
+        let peers = addresses.join(",");
+        let (http, mut agents, mut socket) = (free_address()?, Vec::new(), PathBuf::new());
+        for (name, listen) in names.iter().zip(&addresses) {
+            let home = folder.join(name);
+            fs::create_dir_all(&home)?;
+            let (store, own_http) =
+                (home.join("store"), if agents.is_empty() { http.clone() } else { free_address()? });
+            let mut environment = vec![("MAINSTAY_AGENT_HTTP", Path::new(&own_http))];
+            if names.len() > 1 {
+                environment.extend([
+                    ("MAINSTAY_AGENT_CHECKPOINT_LISTEN", Path::new(listen)),
+                    ("MAINSTAY_AGENT_CHECKPOINT_PEERS", Path::new(&peers)),
+                    ("MAINSTAY_AGENT_CHECKPOINT_TOKEN_FILE", &token),
+                    ("MAINSTAY_AGENT_CHECKPOINT_STORE", &store),
+                ]);
+            }
+            let (agent, at) = agent::start(&home, &environment)?;
+            if agents.is_empty() {
+                socket = at;
+            }
+            agents.push(agent);
+        }
 
-        let out = folder.join("cycles.jsonl");
-        let mut command = Command::new(paths::release_mainstay());
-        command.args(["run", "--max-restarts", "0", "--no-warm", "--hang", "off"]);
-        command.args(["--checkpoint-bandwidth", "50M", "--checkpoint-slots", &SLOTS.to_string()]);
-        command.args(["--checkpoint-memory", "2G", "--checkpoint-dir"]).arg(folder.join("steps"));
-        command.arg("--log-dir").arg(folder.join("logs")).arg(script_path("training_rank.py"));
-        command.env("MAINSTAY_SOCKET", socket).env("BENCH_OUT", &out);
+        let cycles = Lines::of(folder.join("cycles.jsonl"));
+        let options = format!(
+            "--max-restarts 0 --no-warm --hang off --checkpoint-bandwidth 50M --checkpoint-slots {SLOTS} \
+             --checkpoint-memory 2G"
+        );
+        let mut command = bed.mainstay(&options, &folder.join("logs"));
+        command.arg("--checkpoint-dir").arg(folder.join("steps")).arg(script_path("training_rank.py"));
+        command.env("MAINSTAY_SOCKET", socket).env("BENCH_OUT", &cycles.path);
         let sizes =
             [("MIB", load.state_mib), ("STEPS", load.steps), ("SAVES", TURN * load.turns), ("TURN", TURN)];
-        for (name, value) in sizes {
-            command.env(format!("BENCH_{name}"), value.to_string());
-        }
+        command.envs(sizes.map(|(name, value)| (format!("BENCH_{name}"), value.to_string())));
         if copies == Copies::Bare {
             command.env("BENCH_COPY", script_path("loopback_copy.py"));
         }
-        activate(&mut command, &bed.venv);
         let mut running = Running::start(command, &folder.join("launcher.log"))?;
-        let ready = beside(&out, "ready");
-        running.wait_for("memory for its saves", LIMIT, || ready.exists().then_some(()))?;
+        let ready = beside(&cycles.path, "ready");
+        running.wait_for_file(&ready, LIMIT)?;
         let reserving_s: f64 =
-            fs::read_to_string(&ready)?.trim().parse().context("what the rank says of its memory")?;
+            fs::read_to_string(&ready)?.trim().parse().context("what the rank reports of its memory")?;
         let new_memory = reserving_s * 1024.0 / (SLOTS * load.state_mib) as f64;
-        let replicas = peer.is_some().then(|| folder.join("peer/store/replicas"));
-        let agents = std::iter::once(own).chain(peer.map(|(peer, _)| peer)).collect();
-        Ok(Job { load, running, out, replicas, arrived: BTreeSet::new(), http, new_memory, _agents: agents })
+        let replicas = folder.join("peer/store/replicas");
+        let arrived = BTreeSet::new();
+        Ok(Job { load, running, cycles, replicas, arrived, http, new_memory, _agents: agents })
     }
 
     /// Lets it take a turn, and waits for the end of the turn.
     pub fn take_turn(&mut self, turn: usize) -> Result<()> {
-        let go = beside(&self.out, &format!("turn-{turn}"));
-        fs::write(&go, "").with_context(|| format!("writing {}", go.display()))?;
-        let Job { running, out, replicas, arrived, .. } = self;
+        fs::write(beside(&self.cycles.path, &format!("turn-{turn}")), "")?;
+        let Job { running, cycles, replicas, arrived, .. } = self;
         running.wait_for("the end of a turn", LIMIT, || {
             thread::sleep(LOOK);
-            replicas.iter().for_each(|replicas| find_manifests(replicas, arrived));
-            (read(out).len() >= (turn + 1) * TURN).then_some(())
+            let stored =
+                WalkDir::new(&*replicas).into_iter().filter_map(|entry| Some(entry.ok()?.into_path()));
+            // Each has its step in its path.
+            arrived.extend(stored.filter(|path| path.ends_with("manifest.json")));
+            cycles.poll();
+            (cycles.all.len() >= (turn + 1) * TURN).then_some(())
         })
     }
 
     /// The cycles of each of its turns.
-    pub fn turns(&self) -> Vec<Vec<Cycle>> {
-        let mut cycles = read(&self.out).into_iter();
-        (0..self.load.turns).map(|_| cycles.by_ref().take(TURN).collect()).collect()
+    pub fn turns(&self) -> Vec<&[Cycle]> {
+        self.cycles.all.chunks(TURN).take(self.load.turns).collect()
     }
 
     /// Seconds of training that replicas have cost, as measured by its agent.
@@ -161,9 +177,7 @@ impl Job {
     /// Percent of the saves of these turns that reached the peer, of those that another one follows in the same
     /// turn: after the last there is time.
     pub fn replicated(&self, turns: Range<usize>) -> Result<f64> {
-        if self.arrived.is_empty() {
-            bail!("no step came to the peer\n{}", self.running.printed());
-        }
+        ensure!(!self.arrived.is_empty(), "no step came to the peer\n{}", self.running.printed());
         let saves = self.arrived.iter().filter_map(|manifest| save_of(manifest, self.load.steps));
         // Saves are counted from 1: the last one of a turn is a multiple of its length.
         let counted = saves.filter(|save| save % TURN != 0 && turns.contains(&(save / TURN))).count();
@@ -194,56 +208,7 @@ fn beside(out: &Path, what: &str) -> PathBuf {
     PathBuf::from(format!("{}.{what}", out.display()))
 }
 
-/// An agent, and its socket.
-fn agent(
-    folder: &Path,
-    name: &str,
-    http: &str,
-    listen: Option<&String>,
-    peers: &[String],
-    token: &Path,
-) -> Result<(Running, PathBuf)> {
-    let home = folder.join(name);
-    fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
-    let socket = home.join("agent.sock");
-    let mut command = Command::new(paths::release_mainstay());
-    command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(home.join("state"));
-    command.env("MAINSTAY_AGENT_HTTP", http);
-    if let Some(listen) = listen {
-        command.env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", listen);
-        command.env("MAINSTAY_AGENT_CHECKPOINT_PEERS", peers.join(","));
-        command.env("MAINSTAY_AGENT_CHECKPOINT_TOKEN_FILE", token);
-        command.env("MAINSTAY_AGENT_CHECKPOINT_STORE", home.join("store"));
-    }
-    let mut agent = Running::start(command, &home.join("log"))?;
-    agent.wait_for("socket", Duration::from_secs(20), || socket.exists().then_some(()))?;
-    Ok((agent, socket))
-}
-
-fn write_private(path: &Path, content: &str) -> Result<()> {
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content.as_bytes()).with_context(|| format!("writing {}", path.display()))
-}
-
 fn free_address() -> Result<String> {
     // On a machine that measures, no other process takes ports at random.
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-}
-
-fn read(path: &Path) -> Vec<Cycle> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-/// The manifests below a store's directory, each of which has its step in its path.
-fn find_manifests(directory: &Path, found: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.ends_with("manifest.json") {
-            found.insert(path);
-        } else if path.is_dir() {
-            find_manifests(&path, found);
-        }
-    }
 }

@@ -1,10 +1,11 @@
 //! The cells: `tests/healthy/faults/faults.json`, and how its faults and programs are paired.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
+use fs_err as fs;
+use mainstay_model::verdict::FaultDomain;
 use serde::Deserialize;
 
 use crate::paths;
@@ -20,7 +21,7 @@ pub struct Fault {
     /// The signal that is sent from outside.
     pub signal: Option<i32>,
     /// The right domains. Empty: any named domain is wrong.
-    pub domains: Vec<String>,
+    pub domains: Vec<FaultDomain>,
     /// The right decisions: restart, stop, hand_back.
     pub decisions: Vec<String>,
     /// Whether the cause is visible, so that an abstention is an error.
@@ -48,7 +49,7 @@ pub struct Program {
     /// Its file's name without the ending.
     pub name: String,
     /// Its ranks.
-    pub ranks: u64,
+    pub ranks: u32,
     /// It has torch.
     #[serde(default)]
     pub torch: bool,
@@ -108,7 +109,7 @@ impl Cell {
     }
 
     /// The rank of the fault: the last one.
-    pub fn rank(&self) -> u64 {
+    pub fn rank(&self) -> u32 {
         self.program.ranks.saturating_sub(1)
     }
 }
@@ -144,9 +145,8 @@ impl Table {
     /// Reads the file.
     pub fn read() -> Result<Table> {
         let path = paths::root().join("tests/healthy/faults/faults.json");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let mut table: Table =
-            serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+            serde_json::from_str(&fs::read_to_string(path)?).context("the table of faults")?;
         for (place, program) in table.programs.iter_mut().enumerate() {
             program.place = place;
         }

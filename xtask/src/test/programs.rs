@@ -6,14 +6,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use serde_json::Value;
 
+use super::leftovers::Snapshot;
 use crate::check::{self, Verdict};
-use crate::command;
-use crate::leftovers::Snapshot;
-use crate::lint::cargo;
-use crate::output;
-use crate::paths;
+use crate::{command, output, paths};
 
 /// The number of tests that a test program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
@@ -21,26 +18,6 @@ const THREADS: &str = "RUST_TEST_THREADS";
 /// At most this many failed tests are run again, alone: tests with deadlines may fail beside others on a loaded machine,
 /// and the summary lists them.
 const MAX_AGAIN: usize = 5;
-
-/// A line of cargo's output.
-#[derive(Deserialize)]
-struct Artifact {
-    #[serde(default)]
-    manifest_path: PathBuf,
-    target: Option<Target>,
-    profile: Option<Profile>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
-}
 
 /// A program with tests.
 pub struct TestProgram {
@@ -52,10 +29,13 @@ pub struct TestProgram {
 }
 
 impl TestProgram {
+    /// From a line of cargo's output.
     fn of(line: &str) -> Option<TestProgram> {
-        let Artifact { manifest_path, target, profile, executable } = serde_json::from_str(line).ok()?;
-        let file = executable.filter(|_| profile.is_some_and(|profile| profile.test))?;
-        Some(TestProgram { folder: manifest_path.parent()?.to_owned(), target: target?.name, file })
+        let artifact: Value = serde_json::from_str(line).ok()?;
+        let path = |field: &str| artifact[field].as_str().map(PathBuf::from);
+        let file = path("executable").filter(|_| artifact["profile"]["test"] == true)?;
+        let folder = path("manifest_path")?.parent()?.to_owned();
+        Some(TestProgram { folder, target: artifact["target"]["name"].as_str()?.to_owned(), file })
     }
 
     /// Runs it with these arguments: whether it succeeded, and what it printed.
@@ -88,22 +68,20 @@ impl TestPrograms {
     /// # Errors
     /// Something does not compile.
     pub fn build() -> Result<TestPrograms> {
-        let mut build =
-            cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+        let mut build = command::cargo("test --workspace --no-run --message-format json-render-diagnostics");
         let mut child =
             build.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting cargo")?;
-        let reported = child.stdout.take().context("what cargo tells")?;
-        let mut programs = Vec::new();
-        for line in BufReader::new(reported).lines() {
-            programs.extend(TestProgram::of(&line.context("reading what cargo tells")?));
-        }
+        let lines = BufReader::new(child.stdout.take().context("cargo has no output")?).lines();
+        let mut programs: Vec<TestProgram> =
+            lines.map_while(Result::ok).filter_map(|line| TestProgram::of(&line)).collect();
         let status = child.wait().context("waiting for cargo")?;
         ensure!(status.success(), "the tests do not compile: {status}");
         programs.sort_by(|one, other| (&one.folder, &one.target).cmp(&(&other.folder, &other.target)));
         Ok(TestPrograms(programs))
     }
 
-    /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names contain it. `prepare` sets variables.
+    /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names contain it.
+    /// `prepare` sets variables.
     ///
     /// # Errors
     /// None is selected, or one cannot be started.
@@ -115,35 +93,30 @@ impl TestPrograms {
         prepare: impl Fn(&mut Command),
     ) -> Result<Verdict> {
         let (mut all_passed, mut printed) = (true, String::new());
-        let (mut count, mut failed) = (0, Vec::new());
-        for program in self.0.iter().filter(|program| is_wanted(program)) {
-            count += 1;
+        let mut failed = Vec::new();
+        let wanted: Vec<&TestProgram> = self.0.iter().filter(|program| is_wanted(program)).collect();
+        ensure!(!wanted.is_empty(), "there is no such test program");
+        for program in wanted {
             output::line(&format!("\n     Running {} ({})", program.target, program.folder.display()));
             let (success, reported) = program.run(own, filter, &prepare)?;
             all_passed &= success;
             printed.push_str(&reported);
-            let names = check::cargo_failures(&reported);
-            if !success && (1..=MAX_AGAIN).contains(&names.len()) {
-                failed.push((program, names));
-            }
+            failed.extend((!success).then(|| (program, check::cargo_failures(&reported))));
         }
-        ensure!(count > 0, "there is no such test program");
-        let verdict = Verdict::cargo(all_passed, &printed);
-        let names: usize = failed.iter().map(|(_, names)| names.len()).sum();
+        let count: usize = failed.iter().map(|(_, names)| names.len()).sum();
         // A failure without a name, or many: running them again would only hide the reason for longer.
-        if all_passed || names != check::cargo_failures(&printed).len() || names > MAX_AGAIN {
-            return Ok(verdict);
+        if all_passed || count > MAX_AGAIN || failed.iter().any(|(_, names)| names.is_empty()) {
+            return Ok(Verdict::cargo(all_passed, &printed));
         }
         let (mut all_passed, mut again) = (true, String::new());
         for (program, names) in failed {
             output::line(&format!("\n     Running {} again, alone: {}", program.target, names.join(" ")));
-            let exact: Vec<&str> =
-                names.iter().map(String::as_str).chain(["--exact", "--test-threads=1"]).collect();
+            let exact = names.iter().map(String::as_str).chain(["--exact", "--test-threads=1"]);
             let (success, reported) = program.run(own, exact, &prepare)?;
             all_passed &= success;
             again.push_str(&reported);
         }
-        Ok(verdict.after_another_run(&printed, all_passed, &again))
+        Ok(Verdict::cargo_twice(&printed, all_passed, &again))
     }
 }
 

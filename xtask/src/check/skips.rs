@@ -6,36 +6,30 @@ use std::collections::{BTreeMap, BTreeSet};
 const SKIPPED: &str = "test skipped: ";
 const SKIPPED_IN_PART: &str = "test skipped in part: ";
 
-/// The tests that were skipped, by reason.
+/// The tests that were skipped, in whole or in part, by reason.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Skips {
-    whole: BTreeMap<String, BTreeSet<String>>,
-    part: BTreeMap<String, BTreeSet<String>>,
-}
+pub struct Skips([BTreeMap<String, BTreeSet<String>>; 2]);
 
 impl Skips {
     /// The skips that a text reports.
     pub fn of(printed: &str) -> Skips {
         let mut skips = Skips::default();
-        for line in printed.lines() {
+        for (of, prefix) in skips.0.iter_mut().zip([SKIPPED, SKIPPED_IN_PART]) {
             // The harness may have written the start of a line before.
-            if let Some((test, reason)) = reported(line, SKIPPED) {
-                skips.whole.entry(reason).or_default().insert(test);
-            } else if let Some((test, reason)) = reported(line, SKIPPED_IN_PART) {
-                skips.part.entry(reason).or_default().insert(test);
-            }
+            let rest = printed.lines().filter_map(|line| line.split_once(prefix)?.1.split_once(": "));
+            rest.for_each(|(test, reason)| _ = of.entry(reason.into()).or_default().insert(test.into()));
         }
         skips
     }
 
     /// How many tests did not run at all: each counts once, whatever it lacks.
     pub fn count(&self) -> usize {
-        self.whole.values().flatten().collect::<BTreeSet<_>>().len()
+        self.0[0].values().flatten().collect::<BTreeSet<_>>().len()
     }
 
     /// Adds those of another check.
     pub fn add(&mut self, other: &Skips) {
-        for (into, from) in [(&mut self.whole, &other.whole), (&mut self.part, &other.part)] {
+        for (into, from) in self.0.iter_mut().zip(&other.0) {
             for (reason, tests) in from {
                 into.entry(reason.clone()).or_default().extend(tests.iter().cloned());
             }
@@ -45,7 +39,7 @@ impl Skips {
     /// The list: a reason, and below it its tests.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for (what, by_reason) in [("skipped", &self.whole), ("skipped in part", &self.part)] {
+        for (what, by_reason) in ["skipped", "skipped in part"].iter().zip(&self.0) {
             for (reason, tests) in by_reason {
                 lines.push(format!("  {what}: {} because {reason}", tests.len()));
                 lines.extend(tests.iter().map(|test| format!("      {}", name(test))));
@@ -53,12 +47,6 @@ impl Skips {
         }
         lines
     }
-}
-
-fn reported(line: &str, prefix: &str) -> Option<(String, String)> {
-    let (_, rest) = line.split_once(prefix)?;
-    let (test, reason) = rest.split_once(": ")?;
-    Some((test.to_owned(), reason.to_owned()))
 }
 
 /// A test without the hash of its program: `it::kill::of_one_rank`.
