@@ -11,7 +11,6 @@ use fs_err as fs;
 
 use crate::{command, paths};
 
-/// A tool.
 pub struct Tool {
     name: &'static str,
     /// Whether it is compiled without `MAINSTAY_CARGO_TOOLS=all`.
@@ -33,9 +32,6 @@ pub const MDBOOK: Tool = Tool { name: "mdbook", is_usual: true, options: "--no-d
 const VARIABLE: &str = "MAINSTAY_CARGO_TOOLS";
 
 /// The path of a tool; the reason if it is missing, which is no fault of this repository.
-///
-/// # Errors
-/// There is no folder for the cache.
 pub fn find(tool: &Tool) -> Result<std::result::Result<PathBuf, String>> {
     let name = tool.name;
     if command::exists(name, "--version") {

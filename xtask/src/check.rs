@@ -13,7 +13,6 @@ pub use skips::Skips;
 
 mod skips;
 
-/// How a check ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// It counted its tests; a check without a count is one test.
@@ -22,7 +21,6 @@ pub enum Verdict {
     Skipped(String),
 }
 
-/// The tests of a check.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     passed: usize,
@@ -53,7 +51,6 @@ impl Counts {
 }
 
 impl Verdict {
-    /// A check that counts nothing.
     pub fn of(holds: bool) -> Self {
         Self::counted(true, usize::from(holds), usize::from(!holds))
     }
@@ -133,7 +130,6 @@ fn processor_time() -> Duration {
 /// The name of checks that run in sequence, and what runs them.
 pub type Row<'a> = (&'static str, Box<dyn FnOnce(&mut Checks) + Send + 'a>);
 
-/// The checks that have run.
 #[derive(Default)]
 pub struct Checks {
     done: Vec<Done>,

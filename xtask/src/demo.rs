@@ -18,9 +18,6 @@ pub struct Args {
 }
 
 /// Builds everything that training needs, and runs the demo.
-///
-/// # Errors
-/// Something cannot be built.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
     let program = paths::release_mainstay();

@@ -68,10 +68,6 @@ impl Args {
     }
 }
 
-/// Builds and checks them.
-///
-/// # Errors
-/// Something cannot be built, or needs a newer host than it should.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
     let tools = python::DIST.ensure(&progress)?.join("bin");

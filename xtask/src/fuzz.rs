@@ -17,9 +17,6 @@ use crate::{command, output, paths};
 const MEMORY_BOUND: [&str; 2] = ["-rss_limit_mb=512", "-malloc_limit_mb=64"];
 
 /// Builds all targets and runs each over its seeds. Each seed is a test.
-///
-/// # Errors
-/// The targets cannot be listed, or something cannot be run.
 pub fn seeds() -> Result<Verdict> {
     if !command::exists("c++", "--version") {
         return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));

@@ -22,10 +22,6 @@ pub struct Args {
     pack: bool,
 }
 
-/// Builds the folder.
-///
-/// # Errors
-/// Something cannot be built or copied, or the folder became too large.
 pub fn run(args: &Args) -> Result<ExitCode> {
     debug_assert!(args.pack, "clap requires it");
     let progress = Progress::begin();

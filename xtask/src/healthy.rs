@@ -20,9 +20,6 @@ pub struct Args {
 }
 
 /// Makes the outputs in `tests/healthy/runs` that are missing.
-///
-/// # Errors
-/// There is no program or no environment.
 pub fn make(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
     build::release(&progress)?;

@@ -28,12 +28,10 @@ pub struct Lines<T> {
 }
 
 impl<T: DeserializeOwned> Lines<T> {
-    /// Nothing is read yet.
     pub fn of(path: PathBuf) -> Lines<T> {
         Lines { path, read_to: 0, all: Vec::new() }
     }
 
-    /// Reads new lines.
     pub fn poll(&mut self) {
         let mut new = Vec::new();
         let read = fs::File::open(&self.path).and_then(|mut file| {
@@ -60,17 +58,14 @@ pub fn run_dir(log_dir: &Path) -> Result<PathBuf> {
 pub struct Follower {
     log_dir: PathBuf,
     files: BTreeMap<PathBuf, Lines<Entry>>,
-    /// Everything read so far.
     pub entries: Vec<Entry>,
 }
 
 impl Follower {
-    /// Nothing is read yet.
     pub fn new(log_dir: &Path) -> Self {
         Self { log_dir: log_dir.to_path_buf(), files: BTreeMap::new(), entries: Vec::new() }
     }
 
-    /// Reads new entries.
     pub fn poll(&mut self) {
         let Ok(files) = run_dir(&self.log_dir).and_then(|run| Ok(fs::read_dir(run.join("journal"))?)) else {
             return;
@@ -97,12 +92,10 @@ impl Follower {
     }
 }
 
-/// The fact of an entry.
 pub fn fact(entry: &Entry) -> Option<&Fact> {
     if let Body::Fact(fact) = &entry.body { Some(fact) } else { None }
 }
 
-/// The observation with this event.
 pub fn observed<'a>(fact: &'a Fact, event: &str) -> Option<&'a Observation> {
     match fact {
         Fact::Observed(observed) if observed.event == event => Some(observed),

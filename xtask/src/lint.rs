@@ -16,7 +16,6 @@ use crate::{paths, python};
 /// exposure.
 const EXPOSURE_AT_MOST: &str = "35";
 
-/// Formatting, clippy and licences.
 pub fn source(checks: &mut Checks) {
     checks.run("formatting (cargo fmt)", || plain(command::cargo("fmt --all --check")));
     checks.run("lints (cargo clippy)", || {

@@ -23,7 +23,6 @@ pub fn write(text: &str) {
     let _ = written.and_then(|()| out.flush());
 }
 
-/// Writes a line.
 pub fn line(text: &str) {
     write(&format!("{text}\n"));
 }

@@ -8,9 +8,6 @@ use crate::check::Verdict;
 use crate::command::{self, cmd};
 
 /// Installs systemd-journal-remote, which the tests of systemd's own journal need. Without it they are skipped.
-///
-/// # Errors
-/// apt-get cannot be run.
 pub fn journal_remote() -> Result<Verdict> {
     let places = ["/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote"];
     let is_there = || places.iter().any(|path| Path::new(path).exists());
@@ -19,18 +16,12 @@ pub fn journal_remote() -> Result<Verdict> {
 
 /// Installs etcd and its command-line client, which the coordination store is compared with. Without them these
 /// tests run against the built-in store only.
-///
-/// # Errors
-/// apt-get cannot be run.
 pub fn etcd() -> Result<Verdict> {
     let programs = [("etcd", "--version"), ("etcdctl", "version")];
     install(&["etcd-server", "etcd-client"], || all_exist(&programs), "the tests of coordination by etcd")
 }
 
 /// Installs Slurm and Open MPI, which start jobs of several hosts in scenarios. Without them these are skipped.
-///
-/// # Errors
-/// apt-get cannot be run.
 pub fn schedulers() -> Result<Verdict> {
     // srun prints no version without a configuration.
     let programs =
@@ -40,9 +31,6 @@ pub fn schedulers() -> Result<Verdict> {
 }
 
 /// Installs systemd and systemd-nspawn, which boot the shipped unit in a scenario. Without them it is skipped.
-///
-/// # Errors
-/// apt-get cannot be run.
 pub fn nspawn() -> Result<Verdict> {
     let is_there =
         || command::exists("systemd-nspawn", "--version") && Path::new("/lib/systemd/systemd").exists();

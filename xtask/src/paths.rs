@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use fs_err as fs;
 
-/// The root of the repository.
 pub fn root() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().unwrap_or(package)
@@ -48,7 +47,6 @@ pub fn memory() -> PathBuf {
     if memory.is_dir() { memory } else { env::temp_dir() }
 }
 
-/// Makes this folder, empty.
 pub fn fresh(folder: PathBuf) -> Result<PathBuf> {
     if folder.exists() {
         fs::remove_dir_all(&folder)?;

@@ -10,7 +10,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts to count the time.
     pub fn begin() -> Self {
         Self { began: Instant::now() }
     }

@@ -122,9 +122,6 @@ pub const DIST: Recipe = Recipe {
 
 impl Recipe {
     /// Makes it, or finds it: its folder.
-    ///
-    /// # Errors
-    /// The package index cannot be reached, or has nothing for this Python.
     pub fn ensure(&self, progress: &Progress) -> Result<PathBuf> {
         if self.name == TORCH.name {
             return base::ensure(progress);
@@ -163,9 +160,6 @@ impl Recipe {
     }
 
     /// A thin environment over it with the wheel of this checkout.
-    ///
-    /// # Errors
-    /// It cannot be made, or the wheel cannot be built.
     pub fn with_wheel(&self, progress: &Progress) -> Result<Venv> {
         let base = self.ensure(progress)?;
         let venv = Venv { dir: paths::target().join(self.name), base };
@@ -186,9 +180,6 @@ fn sorted_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 }
 
 /// The interpreter of the programs in `tests/healthy`, or the one that `MAINSTAY_TEST_HEALTHY` names, which has the wheel.
-///
-/// # Errors
-/// The environment cannot be made.
 pub fn healthy(progress: &Progress) -> Result<PathBuf> {
     match std::env::var_os("MAINSTAY_TEST_HEALTHY").filter(|named| !named.is_empty()) {
         Some(named) => Ok(PathBuf::from(named)),
@@ -197,18 +188,17 @@ pub fn healthy(progress: &Progress) -> Result<PathBuf> {
 }
 
 /// A thin environment of this checkout.
+#[derive(Default)]
 pub struct Venv {
     dir: PathBuf,
     base: PathBuf,
 }
 
 impl Venv {
-    /// Its interpreter.
     pub fn python(&self) -> PathBuf {
         self.dir.join("bin/python")
     }
 
-    /// The environment below it.
     pub fn base(&self) -> &Path {
         &self.base
     }

@@ -26,9 +26,6 @@ pub struct Args {
 }
 
 /// Checks, sets the version, closes the changelog's section, commits and tags.
-///
-/// # Errors
-/// The working tree is not clean, the tag exists, the changelog has no entries or too many, or a check failed.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let version = &args.version;
     let tag = format!("v{version}");

@@ -52,9 +52,6 @@ impl Args {
 }
 
 /// Runs all the checks and prints a summary.
-///
-/// # Errors
-/// There is no folder for temporary files.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut checks = Checks::default();
     let own = Snapshot::new()?;
@@ -88,11 +85,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// The Python environments of ranks that could be made; none if no test needs them.
 #[derive(Default)]
 struct Environments {
-    /// PyTorch and the wheel.
     python: Option<Venv>,
     /// The frameworks that the package has hooks for, too.
     frameworks: Option<Venv>,
-    /// The wheel without PyTorch.
     bare: Option<Venv>,
     /// NVRx's client.
     nvrx: Option<PathBuf>,

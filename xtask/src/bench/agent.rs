@@ -1,18 +1,9 @@
 //! The cost of monitoring: memory and CPU of agent and launcher with 8 beating ranks, compared with NVRx's launcher
 //! and monitors.
 
-use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-
-use super::Bench;
-use super::figure::{Comparison, Of};
-use super::launchers::{Bed, Launcher, NVRX_NAME};
-use super::process::{self, Running};
-use crate::command::cmd;
-use crate::paths;
+use super::prelude::*;
 
 const RANKS: usize = 8;
 
@@ -58,7 +49,7 @@ pub fn start(folder: &Path, environment: &[(&str, &Path)]) -> Result<(Running, P
 fn ours(bed: &Bed) -> Result<Vec<Weights>> {
     let folder = paths::fresh(paths::target().join("bench/agent"))?;
     let (agent, socket) = start(&folder, &[])?;
-    let mut job = bed.job(Launcher::Mainstay, RANKS, &folder.join("logs"), &[], "beating_rank.py");
+    let mut job = bed.job(Launcher::Mainstay, RANKS, &folder.join("logs"), "", "beating_rank.py");
     job.env("MAINSTAY_SOCKET", socket).env("BENCH_READY", folder.join("ready"));
     let mut launcher = Running::start(job, &folder.join("launcher.log"))?;
     launcher.wait_for("first beats of all ranks", LIMIT, || ready(&folder))?;
@@ -70,7 +61,7 @@ fn ours(bed: &Bed) -> Result<Vec<Weights>> {
 /// ft_launcher with its monitors; the ranks themselves are not counted.
 fn nvrx(bed: &Bed) -> Result<Vec<Weights>> {
     let folder = paths::fresh(paths::target().join("bench/agent_nvrx"))?;
-    let mut job = bed.job(Launcher::Nvrx, RANKS, &folder, &[], "beating_rank.py");
+    let mut job = bed.job(Launcher::Nvrx, RANKS, &folder, "", "beating_rank.py");
     job.env("BENCH_READY", folder.join("ready")).env("BENCH_CLIENT", "nvrx");
     let mut launcher = Running::start(job, &folder.join("launcher.log"))?;
     launcher.wait_for("first beats of all ranks", LIMIT, || ready(&folder))?;

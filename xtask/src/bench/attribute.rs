@@ -1,15 +1,8 @@
 //! Attribution: how fast logs are read, how soon 8 ranks with 100 MB have a verdict, and how accurate it is on
 //! labelled cases without their source. Compared with NVRx's deterministic stage (its L0) over the same text.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result};
-
-use super::figure::Figure;
-use super::launchers::script_path;
-use super::{Bench, example};
-use crate::command::{self, cmd};
-use crate::{paths, python};
+use super::example;
+use super::prelude::*;
 
 /// The name of NVRx in these figures: the release that has the stage.
 const NVRX: &str = "NVRx 0.7.0 L0";
@@ -20,7 +13,7 @@ const PEER_LOG: &str = "rank3.log";
 const SPEED: &str = "attribute.mb_per_s";
 
 /// Runs the example of the core, and NVRx if it is available.
-pub fn measure(bench: &mut Bench) {
+pub fn measure(bench: &mut Bench, _: &Bed) {
     let what = "attribute: 100 MB of logs of 8 ranks, and labelled cases";
     let mut speed = None;
     bench.part(&["attribute."], what, || {

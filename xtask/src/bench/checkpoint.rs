@@ -2,19 +2,10 @@
 //! the same bytes just before. Compared with torch.save, DCP's async_save, NVRx's local manager, alone and with
 //! replication, and DLRover's flash checkpoints, all on the same tmpfs.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::Bench;
-use super::figure::{Comparison, Of};
-use super::launchers::{Bed, DLROVER_NAME, NVRX_NAME, script_path};
-use super::process::Running;
-use crate::journal::Lines;
-use crate::paths;
+use super::launchers::DLROVER_NAME;
+use super::prelude::*;
 
 /// One tool at one size.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -38,7 +29,6 @@ const OF_PYTORCH: usize = 2;
 /// for two of our slots only; then each save reaches the disk before the next.
 const SEVERAL_UP_TO_GIB: f64 = 1.0;
 
-/// What the script measured.
 #[derive(Deserialize)]
 struct Event {
     what: String,
@@ -48,7 +38,6 @@ struct Event {
     took: f64,
     #[serde(default)]
     behind: f64,
-    /// Whether it is of ours.
     #[serde(skip)]
     is_ours: bool,
 }

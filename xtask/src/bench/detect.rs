@@ -1,16 +1,6 @@
 //! From the SIGKILL of a rank to the fact in the launcher's journal: both times are of the same clock.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
-
-use super::Bench;
-use super::figure::Of;
-use super::launchers::Bed;
-use super::process::{Running, strike};
-use crate::journal::{self, Follower};
-use crate::paths;
+use super::prelude::*;
 
 /// Ranks of the job; they only sleep, because this measures the launcher and not Python's start.
 const RANKS: usize = 4;

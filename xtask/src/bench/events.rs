@@ -1,23 +1,16 @@
 //! Events that ranks of the restart benchmarks record, and the faults injected into them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
-use fs_err as fs;
-use nix::sys::signal::Signal;
 use serde::Deserialize;
 
-use super::process::{Running, strike};
-use crate::journal::{self, Lines};
+use super::prelude::*;
 
-/// How a rank ends.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fault {
     /// SIGKILL.
     Kill,
-    /// An exception.
     Raise,
 }
 
@@ -34,17 +27,12 @@ pub struct Restart {
 /// A line of the ranks' own record.
 #[derive(Clone, Deserialize)]
 pub struct Event {
-    /// When, on the journal's clock.
     pub at: u64,
-    /// What.
     pub event: String,
-    /// The rank.
     #[serde(default)]
     pub rank: u64,
-    /// Its process.
     #[serde(default)]
     pub pid: i32,
-    /// The number of its step.
     #[serde(default)]
     pub step: Option<u64>,
     /// The number of its round in one process.
@@ -71,18 +59,15 @@ impl Events {
         Events { lines: Lines::of(path), world }
     }
 
-    /// Where they write it.
     pub fn path(&self) -> &Path {
         &self.lines.path
     }
 
-    /// What has been recorded.
     pub fn all(&mut self) -> &[Event] {
         self.lines.poll();
         &self.lines.all
     }
 
-    /// The position in the record.
     pub fn position(&mut self) -> Moment {
         Moment { since: self.all().len(), old: BTreeSet::new() }
     }

@@ -20,17 +20,13 @@ pub struct Figure {
     pub value: f64,
     /// The unit of all its values.
     pub unit: String,
-    /// The number of samples.
     pub n: usize,
-    /// The smallest sample.
     pub min: f64,
-    /// The largest sample.
     pub max: f64,
     /// The peer that it is compared with, and its version; null if there is none.
     pub peer: Option<String>,
     /// The peer's value of the same kind, from the same run.
     pub peer_value: Option<f64>,
-    /// Ours divided by the peer's.
     pub ratio: Option<f64>,
 }
 
@@ -61,7 +57,6 @@ impl Figure {
         Self { peer: Some(peer.into()), peer_value: value, ratio, ..self }
     }
 
-    /// Its row of the table.
     fn line(&self) -> String {
         let peer = match (&self.peer, self.peer_value, self.ratio) {
             (Some(peer), Some(value), Some(ratio)) => {
@@ -118,21 +113,16 @@ impl Of<Value> {
 
 /// Measurements of ours, compared with those of each peer.
 pub struct Comparison<T> {
-    /// What is made of them.
     pub figures: Vec<Of<T>>,
-    /// Ours.
     pub ours: Vec<T>,
-    /// Those of each peer.
     pub peers: Vec<(String, Vec<T>)>,
 }
 
 impl<T: 'static> Comparison<T> {
-    /// Nothing is measured yet.
     pub fn of(figures: Vec<Of<T>>) -> Comparison<T> {
         Comparison { figures, ours: Vec::new(), peers: Vec::new() }
     }
 
-    /// The names of its figures.
     pub fn ids(&self) -> Vec<&str> {
         self.figures.iter().map(|of| of.id.as_str()).collect()
     }
@@ -251,7 +241,6 @@ impl Report {
         }
     }
 
-    /// The table for people.
     pub fn print(&self) {
         println!(
             "\n{:<28} {:>12} {:<14} {:>5} {:>12} {:>12}  peer",

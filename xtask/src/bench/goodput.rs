@@ -4,16 +4,9 @@
 //! first step. Repeated steps count once.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use nix::sys::signal::Signal;
-
-use super::figure::Of;
-use super::launchers::{Bed, Launcher};
-use super::process::strike;
-use super::{Bench, restart};
-use crate::journal;
+use super::prelude::*;
+use super::restart;
 
 /// Ranks of the job.
 const WORLD: usize = 2;
@@ -31,7 +24,6 @@ const STEP: Duration = Duration::from_millis(50);
 /// A launcher that needs longer than this for its first step has hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Measures each launcher once.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let run = if bench.args.quick { QUICK_RUN } else { RUN };
     let figures = vec![Of::median("restart.goodput_kill_20s", "%", |percent: &f64| *percent)];

@@ -1,18 +1,14 @@
 //! A host with eight simulated GPUs: the agent with a library that replaces NVML and a tree that replaces sysfs.
 //! Measures the cost of monitoring them, and how long an error takes from a counter to the verdict.
 
-use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use fs_err::{self as fs, os::unix::fs::symlink};
-use serde_json::{Value, json};
+use fs_err::os::unix::fs::symlink;
+use serde_json::Value;
+use serde_json::json;
 
-use super::figure::Of;
 use super::kernel_log::Watched;
-use super::{Bench, process};
-use crate::{journal, paths};
+use super::prelude::*;
 
 const GPUS: usize = 8;
 const CARDS: usize = 8;
@@ -41,7 +37,7 @@ const PORT: [(&str, &str); 13] = [
 ];
 
 /// What the agent costs with 8 GPUs, their 144 NVLinks and 8 cards, at the usual intervals.
-pub fn weigh(bench: &mut Bench) {
+pub fn weigh(bench: &mut Bench, _: &Bed) {
     let figures = vec![
         Of::median("agent.cpu_8_gpus", "% of a core", |(cpu, _): &(f64, f64)| *cpu),
         Of::median("agent.rss_8_gpus", "MiB", |(_, rss)| *rss),
@@ -52,7 +48,7 @@ pub fn weigh(bench: &mut Bench) {
 }
 
 /// From an error in a counter of NVML to the verdict in the API's stream.
-pub fn detect(bench: &mut Bench) {
+pub fn detect(bench: &mut Bench, _: &Bed) {
     let errors = bench.at_most(20, 3);
     let figures = vec![
         Of::at(0.99, "detect.nvml_counter_p99", "ms", |ms: &f64| *ms),

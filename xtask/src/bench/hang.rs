@@ -3,21 +3,7 @@
 //! seconds, or one and a half times the step time that only one step in a thousand exceeds, whichever is longer;
 //! below zero is sooner.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
-use mainstay_model::entry::Fact;
-use nix::sys::signal::Signal;
-
-use super::Bench;
-use super::figure::{Comparison, Figure, Of};
-use super::launchers::{Bed, Launcher};
-use super::process::{Running, is_over, strike};
-use crate::command::{self, cmd};
-use crate::journal::{self, Follower};
-use crate::paths;
+use super::prelude::*;
 
 const RANKS: usize = 4;
 
@@ -33,11 +19,8 @@ const LEAST: usize = 5;
 
 /// The tightest settings of NVRx that do not kill healthy ranks here: a heartbeat every 50 ms, and a monitor that
 /// polls twice a second.
-const NVRX_SETTINGS: [&str; 3] = [
-    "--ft-param-workload_check_interval=0.5",
-    "--ft-param-rank_heartbeat_timeout=1",
-    "--ft-param-initial_rank_heartbeat_timeout=60",
-];
+const NVRX_SETTINGS: &str = "--ft-param-workload_check_interval=0.5 --ft-param-rank_heartbeat_timeout=1 \
+                             --ft-param-initial_rank_heartbeat_timeout=60";
 
 /// Seconds.
 struct Hang {
@@ -74,12 +57,9 @@ fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Vec<Hang>> {
 /// launcher does not restart any more.
 fn one_job(bed: &Bed, launcher: Launcher, is_enough: impl Fn(usize) -> bool) -> Result<Vec<Hang>> {
     let folder = paths::fresh(paths::target().join("bench/hang"))?;
-    let mut command = bed.job(launcher, RANKS, &folder, &[], "hang.py");
-    if launcher == Launcher::Nvrx {
-        command = bed.job(launcher, RANKS, &folder, &NVRX_SETTINGS, "hang.py");
-        command.arg("nvrx");
-    }
-    command.env("BENCH_FOLDER", &folder);
+    let of_nvrx = (launcher == Launcher::Nvrx).then_some(NVRX_SETTINGS);
+    let mut command = bed.job(launcher, RANKS, &folder, of_nvrx.unwrap_or_default(), "hang.py");
+    command.args(of_nvrx.map(|_| "nvrx")).env("BENCH_FOLDER", &folder);
     let mut running = Running::start(ends_with_us(command), &folder.join("launcher.log"))?;
     let mut journal = Follower::new(&folder);
     let (mut seconds, mut attempt) = (Vec::new(), 0);

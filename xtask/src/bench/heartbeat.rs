@@ -1,19 +1,8 @@
 //! The cost of a heartbeat for the training process: from Rust, from C, from Python; compared with NVRx's client.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use fs_err as fs;
 use serde_json::Value;
 
-use super::Bench;
-use super::figure::{Comparison, Of};
-use super::launchers::{Bed, Launcher, NVRX_NAME, script_path};
-use super::process::Running;
-use crate::command::{self, cmd};
-use crate::paths;
+use super::prelude::*;
 
 /// Groups of four steps of the paired measurement with `--quick`, about 0.2 s each.
 const QUICK_FOURS: &str = "60";
@@ -86,8 +75,8 @@ fn compile(release: &Path) -> Result<PathBuf> {
 fn nvrx(bed: &Bed) -> Result<Vec<Value>> {
     let folder = paths::fresh(paths::target().join("bench/heartbeat"))?;
     let result = folder.join("nvrx.json");
-    let sections = ["--ft-rank-section-timeouts=forward:600", "--ft-rank-out-of-section-timeout=600"];
-    let mut command = bed.job(Launcher::Nvrx, 1, &folder, &sections, "heartbeat_nvrx.py");
+    let sections = "--ft-rank-section-timeouts=forward:600 --ft-rank-out-of-section-timeout=600";
+    let mut command = bed.job(Launcher::Nvrx, 1, &folder, sections, "heartbeat_nvrx.py");
     command.env("BENCH_RESULT", &result);
     let mut running = Running::start(command, &folder.join("launcher.log"))?;
     running.wait_for("result", Duration::from_secs(120), || {

@@ -8,26 +8,18 @@ mod network;
 mod resize;
 mod round;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
-use mainstay_model::entry::Fact;
 use tempfile::TempDir;
 
 use self::network::Network;
-use super::Bench;
-use super::events::Events;
-use super::launchers::{Bed, Launcher};
-use super::process::{Running, family, is_over};
-use crate::journal::{self, Follower};
-use crate::{packages, paths};
+use super::prelude::*;
+use crate::packages;
 
 /// A job that needs longer than this has hung. torchrun considers a host lost after 15 s.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Measures all five.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     kill::measure(bench, bed);
     if bench.report.wants(&leader::IDS) {
@@ -48,7 +40,6 @@ struct Job {
     runtime: TempDir,
     events: Events,
     launchers: Vec<Running>,
-    /// A variable of the ranks.
     variable: Option<(&'static str, &'static str)>,
 }
 
@@ -122,7 +113,6 @@ impl Job {
         (0..self.launchers.len()).find(leads).context("no launcher leads")
     }
 
-    /// The host of each rank.
     fn hosts_of(&self, pids: &BTreeMap<u64, i32>) -> BTreeMap<i32, usize> {
         let families = self.launchers.iter().map(|launcher| family(launcher.pid()));
         let families: Vec<BTreeSet<i32>> = families.collect();

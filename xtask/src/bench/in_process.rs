@@ -5,21 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use mainstay_model::entry::{Entry, Fact};
-
-use super::Bench;
-use super::events::{Event, Events};
-use super::figure::{Comparison, Of};
-use super::launchers::{Bed, Launcher, NVRX_NAME, script_path};
-use super::process::Running;
-use crate::command::cmd;
-use crate::journal::{self, Follower};
-use crate::paths;
+use super::events::Event;
+use super::prelude::*;
 
 /// Ranks of the jobs.
 const WORLDS: [usize; 3] = [2, 4, 8];
@@ -62,7 +50,6 @@ struct Round {
     added: f64,
 }
 
-/// Each fault of one job.
 fn rounds(
     world: usize,
     faults: usize,
@@ -89,7 +76,7 @@ fn rounds(
 }
 
 fn mainstay(bed: &Bed, world: usize, faults: usize, folder: &Path) -> Result<Vec<Running>> {
-    let mut command = bed.job(Launcher::Mainstay, world, &folder.join("logs"), &[], SCRIPT);
+    let mut command = bed.job(Launcher::Mainstay, world, &folder.join("logs"), "", SCRIPT);
     variables(&mut command, faults, folder);
     Ok(vec![Running::start(command, &folder.join("launcher.log"))?])
 }

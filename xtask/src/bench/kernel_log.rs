@@ -1,19 +1,16 @@
 //! The kernel log: from an XID's line to the verdict in the API's stream, and the cost of a storm of lines.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::io::BufRead;
+use std::io::BufReader;
+use std::io::Write;
+use std::process::Child;
+use std::process::ChildStdout;
+use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
 use serde_json::Value;
 
-use super::figure::Of;
-use super::process::{self, Running};
-use super::{Bench, agent};
-use crate::command::cmd;
-use crate::{journal, paths};
+use super::agent;
+use super::prelude::*;
 
 /// Lines of the storm per second, and its duration.
 const RATE: u64 = 100_000;
@@ -23,7 +20,7 @@ const SECONDS: u64 = 10;
 const XIDS: u64 = 100;
 
 /// Measures many XIDs, and one storm.
-pub fn measure(bench: &mut Bench) {
+pub fn measure(bench: &mut Bench, _: &Bed) {
     let xids = bench.samples(1000, 100);
     let figures = vec![
         Of::at(0.99, "detect.xid_kmsg_p99", "ms", |ms: &f64| *ms),
@@ -39,7 +36,6 @@ pub fn measure(bench: &mut Bench) {
 
 /// An agent that reads a pipe instead of the kernel log, and its events as they arrive.
 pub struct Watched {
-    /// The agent.
     pub agent: Running,
     events: Child,
     lines: BufReader<ChildStdout>,
@@ -68,14 +64,12 @@ impl Watched {
         Ok(Watched { agent, events, lines, log })
     }
 
-    /// Stops following the events.
     pub fn stop_listening(&mut self) {
         // It may have ended by itself.
         let _ = self.events.kill();
         let _ = self.events.wait();
     }
 
-    /// The next event.
     fn next(&mut self) -> Result<Value> {
         let mut line = String::new();
         self.lines.read_line(&mut line).context("reading the events")?;

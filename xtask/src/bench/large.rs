@@ -1,26 +1,13 @@
 //! From the SIGKILL of a rank with much memory until the launcher knows of it, and until its process ends, which
 //! all other ranks wait for.
 
-use std::time::Duration;
-
-use anyhow::Result;
-use fs_err as fs;
-use mainstay_model::entry::Fact;
-use nix::sys::signal::Signal;
-
-use super::Bench;
-use super::figure::Of;
-use super::launchers::{Bed, Launcher};
-use super::process::{Running, strike};
-use crate::journal::{self, Follower};
-use crate::paths;
+use super::prelude::*;
 
 /// Memory of the rank that is killed, in GiB, in pages of 4 KiB. Ranks with a GPU hold far more, and pinned.
 const GIB: &str = "4";
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Measures some deaths.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let deaths = bench.at_most(7, 2);
     let figures = vec![
@@ -34,7 +21,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
 fn detect(bed: &Bed, deaths: usize) -> Result<Vec<(f64, f64)>> {
     let folder = paths::fresh(paths::target().join("bench/large"))?;
     let ready = folder.join("ready");
-    let mut command = bed.job(Launcher::Mainstay, 1, &folder, &[], "large_rank.py");
+    let mut command = bed.job(Launcher::Mainstay, 1, &folder, "", "large_rank.py");
     command.env("BENCH_READY", &ready).env("BENCH_GIB", GIB);
     let mut running = Running::start(command, &folder.join("launcher.log"))?;
     let mut journal = Follower::new(&folder);

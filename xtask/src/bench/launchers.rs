@@ -13,17 +13,10 @@ pub const DLROVER_NAME: &str = "DLRover 0.6.1";
 /// The name of NVRx in the figures.
 pub const NVRX_NAME: &str = "NVRx 0.4.1";
 
-/// Options of NVRx's launcher with which it waits long for a heartbeat.
-const NVRX_WAITS: [&str; 2] =
-    ["--ft-param-rank_heartbeat_timeout=600", "--ft-param-initial_rank_heartbeat_timeout=600"];
-
-/// The environments of the benchmarks.
 pub struct Bed {
-    /// Ours, with the wheel.
     pub venv: Venv,
     /// The peers' environment, if there is one.
     pub peers: Option<PathBuf>,
-    /// Whether torchrun is measured too.
     pub torchrun: bool,
 }
 
@@ -40,20 +33,16 @@ pub enum Launcher {
 
 /// One host of a job on several.
 pub struct OneOf {
-    /// Its number.
     pub number: usize,
     /// The number of hosts, as in `--nnodes`.
     pub nodes: String,
-    /// Its address.
     pub address: String,
     /// The address of the first, where they meet.
     pub first: String,
-    /// The port there.
     pub port: u16,
 }
 
 impl Launcher {
-    /// Its name in the figures.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mainstay => "mainstay",
@@ -83,60 +72,17 @@ impl Bed {
     }
 
     /// A Python script of `xtask/bench` as a job, with unlimited restarts; `options` are options of the launcher.
-    pub fn job(
-        &self,
-        launcher: Launcher,
-        ranks: usize,
-        logs: &Path,
-        options: &[&str],
-        script: &str,
-    ) -> Command {
-        let (ranks, script) = (ranks.to_string(), script_path(script));
-        match launcher {
+    pub fn job(&self, launcher: Launcher, ranks: usize, logs: &Path, options: &str, script: &str) -> Command {
+        let mut command = match launcher {
             Launcher::Mainstay => {
-                let mut command =
-                    self.mainstay(&format!("--nproc-per-node {ranks} --max-restarts 100000"), logs);
-                command.args(options).arg(script);
-                command
+                self.mainstay(&format!("--nproc-per-node {ranks} --max-restarts 100000 {options}"), logs)
             }
-            Launcher::Torchrun => {
-                let line = "--standalone --nproc-per-node {ranks} --max-restarts 100000";
-                self.torchrun(&line.replace("{ranks}", &ranks), script)
-            }
-            Launcher::Nvrx => {
-                let line = "--nnodes=1 --nproc-per-node={ranks} --max-restarts=100000 --rdzv-backend=c10d \
-                            --rdzv-endpoint=127.0.0.1:0";
-                self.nvrx(&line.replace("{ranks}", &ranks), options, script)
-            }
-        }
-    }
-
-    /// `mainstay run` with these options, which have no blanks, and our Python.
-    pub fn mainstay(&self, options: &str, logs: &Path) -> Command {
-        let program = paths::release_mainstay();
-        let options = options.split_whitespace();
-        let mut command = cmd!("{program} run {options...} --log-dir {logs}");
-        activate(&mut command, &self.venv);
-        command.current_dir(paths::target());
-        command
-    }
-
-    fn torchrun(&self, options: &str, script: PathBuf) -> Command {
-        let (python, options) = (self.venv.python(), options.split_whitespace());
-        let mut command = cmd!("{python} -m torch.distributed.run {options...} {script}");
-        activate(&mut command, &self.venv);
-        command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").current_dir(paths::target());
-        command
-    }
-
-    fn nvrx(&self, line: &str, options: &[&str], script: PathBuf) -> Command {
-        let program = self.peers_tool("ft_launcher");
-        // Of an option that is given twice, the last counts.
-        let line = line.split_whitespace().chain(NVRX_WAITS).chain(options.iter().copied());
-        let mut command = cmd!("{program} {line...} {script}");
-        activate(&mut command, &self.venv);
-        command.env("PYTHON_EXEC", self.peers_tool("python")).current_dir(paths::target());
-        command.envs(self.peers.iter().map(|peers| ("VIRTUAL_ENV", peers)));
+            Launcher::Torchrun => self.torchrun(&format!("--standalone --nproc-per-node={ranks}")),
+            Launcher::Nvrx => self.nvrx(&format!(
+                "--nnodes=1 --nproc-per-node={ranks} --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 {options}"
+            )),
+        };
+        command.arg(script_path(script));
         command
     }
 
@@ -151,32 +97,51 @@ impl Bed {
         script: &str,
     ) -> Command {
         let OneOf { number, nodes, address, first, port } = host;
-        let script = script_path(script);
         // They search for themselves by name, and all namespaces have the same name.
         let is_host = *number == 0;
-        let conf = format!("--rdzv-conf=is_host={is_host}{conf}");
-        match launcher {
-            Launcher::Mainstay => {
-                let mut command = self.mainstay(&format!("--no-agent --nnodes {nodes} {ours}"), logs);
-                command.arg(script);
-                command
-            }
-            Launcher::Torchrun => self.torchrun(
-                &format!(
-                    "--nnodes {nodes} --nproc-per-node 1 --rdzv-backend c10d --rdzv-id bench --local-addr {address} \
-                     --rdzv-endpoint {first}:{port} --max-restarts 100000 {conf}"
-                ),
-                script,
-            ),
-            Launcher::Nvrx => self.nvrx(
-                &format!(
-                    "--nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --local-addr={address} \
-                     --rdzv-endpoint={first}:{port} --max-restarts=100000 {conf}"
-                ),
-                &[],
-                script,
-            ),
-        }
+        let theirs = format!(
+            "--nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --local-addr={address} \
+             --rdzv-endpoint={first}:{port} --rdzv-conf=is_host={is_host}{conf}"
+        );
+        let mut command = match launcher {
+            Launcher::Mainstay => self.mainstay(&format!("--no-agent --nnodes {nodes} {ours}"), logs),
+            Launcher::Torchrun => self.torchrun(&theirs),
+            Launcher::Nvrx => self.nvrx(&theirs),
+        };
+        command.arg(script_path(script));
+        command
+    }
+
+    /// `mainstay run` with these options, which have no blanks, and our Python.
+    pub fn mainstay(&self, options: &str, logs: &Path) -> Command {
+        let (program, options) = (paths::release_mainstay(), options.split_whitespace());
+        self.prepared(cmd!("{program} run {options...} --log-dir {logs}"))
+    }
+
+    fn torchrun(&self, options: &str) -> Command {
+        let (python, options) = (self.venv.python(), options.split_whitespace());
+        let mut command =
+            self.prepared(cmd!("{python} -m torch.distributed.run --max-restarts=100000 {options...}"));
+        command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+        command
+    }
+
+    /// Of an option that is given twice, the last counts.
+    fn nvrx(&self, options: &str) -> Command {
+        let (program, options) = (self.peers_tool("ft_launcher"), options.split_whitespace());
+        let mut command = self.prepared(cmd!(
+            "{program} --max-restarts=100000 --ft-param-rank_heartbeat_timeout=600
+             --ft-param-initial_rank_heartbeat_timeout=600 {options...}"
+        ));
+        command.env("PYTHON_EXEC", self.peers_tool("python"));
+        command.envs(self.peers.iter().map(|peers| ("VIRTUAL_ENV", peers)));
+        command
+    }
+
+    fn prepared(&self, mut command: Command) -> Command {
+        activate(&mut command, &self.venv);
+        command.current_dir(paths::target());
+        command
     }
 }
 

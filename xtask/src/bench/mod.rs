@@ -16,6 +16,7 @@ mod in_process;
 mod kernel_log;
 mod large;
 mod launchers;
+mod prelude;
 mod process;
 mod replicate;
 mod restart;
@@ -33,7 +34,8 @@ use clap::ValueEnum;
 use fs_err as fs;
 
 use crate::progress::Progress;
-use crate::{build, command, paths, python};
+use crate::python::{self, Venv};
+use crate::{build, command, paths};
 use figure::{Comparison, Figure, Of, Report};
 use launchers::{Bed, Launcher};
 
@@ -121,28 +123,19 @@ enum Name {
 }
 
 impl Name {
-    /// What it measures besides `mainstay`, as arguments of cargo.
-    fn programs(self) -> &'static [&'static str] {
-        match self {
-            Name::Heartbeat => &[
-                "build --release --locked -p mainstay-client --example beat_cost",
-                "build --release --locked -p mainstay-client",
-            ],
-            Name::Agent | Name::Gpus | Name::Counters | Name::Detect => {
-                &["build --release --locked -p fake-devices"]
-            }
-            Name::Judge => &["build --release --locked -p mainstay-sim --example judge"],
-            Name::Simulate => &["build --release --locked -p mainstay-sim --example simulate"],
-            Name::Attribute => {
-                &["build --release --locked -p mainstay-diagnosis --example attribute_figures"]
-            }
-            Name::Replicate => &["build --release --locked -p mainstay-tier --example replicate_cost"],
-            Name::Soak => &["test --no-run -p mainstay-tests --test soak"],
-            _ => &[],
-        }
+    /// What it measures besides `mainstay`: a package and its targets.
+    fn program(self) -> Option<&'static str> {
+        Some(match self {
+            Name::Heartbeat => "mainstay-client --lib --example beat_cost",
+            Name::Agent | Name::Gpus | Name::Counters | Name::Detect => "fake-devices",
+            Name::Judge => "mainstay-sim --example judge",
+            Name::Simulate => "mainstay-sim --example simulate",
+            Name::Attribute => "mainstay-diagnosis --example attribute_figures",
+            Name::Replicate => "mainstay-tier --example replicate_cost",
+            _ => return None,
+        })
     }
 
-    /// Whether it runs the program.
     fn needs_program(self) -> bool {
         let others = [Name::Build, Name::Judge, Name::Simulate, Name::Attribute, Name::Replicate];
         !others.contains(&self)
@@ -157,6 +150,37 @@ impl Name {
     fn has_peers(self) -> bool {
         let without = [Name::Large, Name::FirstRestart, Name::Training, Name::Soak];
         self == Name::Replicate || self.needs_ranks() && !without.contains(&self)
+    }
+
+    fn parts(self) -> &'static [fn(&mut Bench, &Bed)] {
+        match self {
+            Name::Heartbeat => &[heartbeat::measure],
+            Name::Agent => &[agent::measure, gpus::weigh],
+            Name::Gpus => &[gpus::weigh],
+            Name::Detect => {
+                &[detect::measure, large::measure, hang::measure, kernel_log::measure, gpus::detect]
+            }
+            Name::Large => &[large::measure],
+            Name::Hang => &[hang::measure],
+            Name::Counters => &[gpus::detect],
+            Name::KernelLog => &[kernel_log::measure],
+            Name::Restart => {
+                &[in_process::measure, restart::measure, restart::measure_first, goodput::measure]
+            }
+            Name::FirstRestart => &[restart::measure_first],
+            Name::Hosts => &[hosts::measure],
+            Name::InProcess => &[in_process::measure],
+            Name::Soak => &[soak::measure],
+            Name::Goodput => &[goodput::measure],
+            Name::Checkpoint => &[checkpoint::measure, training::measure_beside],
+            Name::Training => &[training::measure],
+            Name::Judge => &[judge],
+            Name::Simulate => &[simulate],
+            Name::Attribute => &[attribute::measure],
+            Name::Verdicts => &[verdicts::measure],
+            Name::Replicate => &[replicate::measure],
+            Name::Build => &[build_from_nothing],
+        }
     }
 }
 
@@ -186,7 +210,6 @@ impl Bench<'_> {
         }
     }
 
-    /// Measures ours alone.
     fn measure<T: 'static>(
         &mut self,
         figures: Vec<Of<T>>,
@@ -245,7 +268,6 @@ impl Bench<'_> {
     }
 }
 
-/// Measures everything that was requested.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
     let _alone = stop::alone()?;
@@ -258,13 +280,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut without = Vec::new();
     for name in &args.names {
         // Before its time starts: with `--quick` a build must not use up the time of figures.
-        for program in name.programs() {
-            bench
-                .progress
-                .step(&format!("cargo {program}"), || command::run(command::cargo(program).arg("--quiet")))?;
+        if let Some(program) = name.program() {
+            let mut build = command::cargo(&format!("build --release --locked --quiet -p {program}"));
+            bench.progress.step(&format!("Building {program}"), || command::run(&mut build))?;
         }
         bench.report.next_bench();
-        measure(*name, &mut bench, bed.as_ref());
+        name.parts().iter().for_each(|measure| measure(&mut bench, &bed));
         if bench.report.has_nothing() {
             without.extend(name.to_possible_value().map(|value| value.get_name().to_owned()));
         }
@@ -280,73 +301,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(command::exit_code(without.is_empty() && not_found.is_empty()))
 }
 
-fn measure(name: Name, bench: &mut Bench, bed: Option<&Bed>) {
-    let quick = bench.args.quick;
-    match (name, bed) {
-        (Name::Build, _) if quick => eprintln!("build: left out: a cold build is longer than --quick allows"),
-        (Name::Build, _) => bench.part(&["build.cold_release", "build.binary"], "a cold build", cold_build),
-        (Name::Replicate, _) => replicate::measure(bench, bed),
-        (Name::Verdicts, _) => verdicts::measure(bench),
-        (Name::Attribute, _) => attribute::measure(bench),
-        (Name::Simulate, _) => simulate(bench),
-        (Name::Judge, _) => {
-            let trials = bench.samples(300, 30).to_string();
-            let judge = || example("judge", &[&trials]);
-            bench.part(&["judge."], &format!("judge: simulated jobs, {trials} trials"), judge);
-        }
-        (Name::Gpus, _) => gpus::weigh(bench),
-        (Name::Counters, _) => gpus::detect(bench),
-        (Name::KernelLog, _) => kernel_log::measure(bench),
-        (_, None) => {}
-        (Name::Heartbeat, Some(bed)) => heartbeat::measure(bench, bed),
-        (Name::Agent, Some(bed)) => {
-            agent::measure(bench, bed);
-            gpus::weigh(bench);
-        }
-        (Name::Detect, Some(bed)) => {
-            detect::measure(bench, bed);
-            large::measure(bench, bed);
-            hang::measure(bench, bed);
-            kernel_log::measure(bench);
-            gpus::detect(bench);
-        }
-        (Name::Large, Some(bed)) => large::measure(bench, bed),
-        (Name::Hang, Some(bed)) => hang::measure(bench, bed),
-        (Name::Restart, Some(bed)) => {
-            in_process::measure(bench, bed);
-            restart::measure(bench, bed);
-            restart::measure_first(bench, bed);
-            goodput::measure(bench, bed);
-        }
-        (Name::FirstRestart, Some(bed)) => restart::measure_first(bench, bed),
-        (Name::Hosts, Some(bed)) => hosts::measure(bench, bed),
-        (Name::InProcess, Some(bed)) => in_process::measure(bench, bed),
-        (Name::Checkpoint, Some(bed)) => {
-            checkpoint::measure(bench, bed);
-            // A pair of jobs takes some four minutes: `training --quick` is a separate bench.
-            if !quick {
-                training::measure(bench, bed);
-            }
-        }
-        (Name::Training, Some(bed)) => training::measure(bench, bed),
-        (Name::Soak, Some(bed)) => soak::measure(bench, bed),
-        (Name::Goodput, Some(bed)) => goodput::measure(bench, bed),
-    }
-}
-
 /// The program, our Python environment, and the peers' if available.
-fn prepare(progress: &Progress, args: &Args) -> Result<Option<Bed>> {
+fn prepare(progress: &Progress, args: &Args) -> Result<Bed> {
     if args.names.iter().any(|name| name.needs_program()) {
         build::release(progress)?;
     }
     let wants_peers = !args.no_peers && !args.quick && args.names.iter().any(|name| name.has_peers());
-    if !wants_peers && !args.names.iter().any(|name| name.needs_ranks()) {
-        return Ok(None);
-    }
-    let venv = python::TORCH.with_wheel(progress)?;
+    let needs_ranks = wants_peers || args.names.iter().any(|name| name.needs_ranks());
+    let venv = if needs_ranks { python::TORCH.with_wheel(progress)? } else { Venv::default() };
     let made = wants_peers.then(|| python::PEERS.ensure(progress));
     let peers = made.and_then(|made| made.map_err(|error| eprintln!("peers: left out: {error:#}")).ok());
-    Ok(Some(Bed { venv, peers, torchrun: !args.no_peers }))
+    Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }
 
 /// The figures that an example of a crate prints, one a line.
@@ -362,6 +327,13 @@ fn example(name: &str, arguments: &[&str]) -> Result<Vec<Figure>> {
     lines.lines().map(figure).collect()
 }
 
+/// The judges on simulated jobs: the time of a tick, and the numbers of right and false verdicts.
+fn judge(bench: &mut Bench, _: &Bed) {
+    let trials = bench.samples(300, 30).to_string();
+    let what = format!("judge: simulated jobs, {trials} trials");
+    bench.part(&["judge."], &what, || example("judge", &[&trials]));
+}
+
 /// The parts of the simulation, with the prefixes of their figures.
 const SIMULATIONS: [(&str, &[&str]); 3] = [
     ("ettr", &["simulate.ettr"]),
@@ -371,32 +343,34 @@ const SIMULATIONS: [(&str, &[&str]); 3] = [
 
 /// Jobs of 100,000 ranks: the cost of their leader, how soon all hosts restart, how often a living host is considered
 /// lost, and the share of time in training, which is compared with restarts by a scheduler.
-fn simulate(bench: &mut Bench) {
+fn simulate(bench: &mut Bench, _: &Bed) {
     for (part, families) in SIMULATIONS {
-        if !bench.report.wants_some_of(families) {
-            continue;
-        }
         let arguments = if bench.args.quick { &[part, "quick"][..] } else { &[part] };
-        let measured = bench.progress.step(&format!("simulate: {part}"), || example("simulate", arguments));
         let compared = |figure: Figure| match figure.peer_value {
             Some(value) => figure.beside("scheduler restarts", Some(value)),
             None => figure,
         };
-        let measured = measured.map(|figures| figures.into_iter().map(compared).collect());
-        bench.report.part(&format!("simulate ({part})"), measured);
+        bench.part(families, &format!("simulate: {part}"), || {
+            Ok(example("simulate", arguments)?.into_iter().map(compared).collect())
+        });
     }
 }
 
 /// How long a release build takes in an empty folder, and how large the program is.
-fn cold_build() -> Result<Vec<Figure>> {
-    let target = paths::fresh(paths::target().join("bench/cold"))?;
-    // Downloading is not building.
-    command::run(&mut command::cargo("fetch --locked --quiet"))?;
-    let began = Instant::now();
-    command::run(command::cargo("build --release --locked --quiet --target-dir").arg(&target))?;
-    let seconds = began.elapsed().as_secs_f64();
-    let size = fs::metadata(target.join("release/mainstay"))?.len();
-    fs::remove_dir_all(&target)?;
-    let mib = size as f64 / f64::from(1 << 20);
-    Ok(vec![Figure::one("build.cold_release", "s", seconds, 1), Figure::one("build.binary", "MiB", mib, 1)])
+fn build_from_nothing(bench: &mut Bench, _: &Bed) {
+    if bench.args.quick {
+        return eprintln!("build: left out: a cold build is longer than --quick allows");
+    }
+    bench.part(&["build.cold_release", "build.binary"], "a cold build (some minutes)", || {
+        let target = paths::fresh(paths::target().join("bench/cold"))?;
+        // Downloading is not building.
+        command::run(&mut command::cargo("fetch --locked --quiet"))?;
+        let began = Instant::now();
+        command::run(command::cargo("build --release --locked --quiet --target-dir").arg(&target))?;
+        let seconds = began.elapsed().as_secs_f64();
+        let mib = fs::metadata(target.join("release/mainstay"))?.len() as f64 / f64::from(1 << 20);
+        fs::remove_dir_all(&target)?;
+        let figures = [("build.cold_release", "s", seconds), ("build.binary", "MiB", mib)];
+        Ok(figures.map(|(id, unit, value)| Figure::one(id, unit, value, 1)).into())
+    });
 }

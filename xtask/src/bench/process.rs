@@ -19,7 +19,6 @@ use crate::{command, journal};
 /// A program in a separate process group. When dropped, it is asked to stop, and killed if it does not.
 pub struct Running {
     child: Child,
-    /// Where its output goes.
     pub log: PathBuf,
 }
 
@@ -35,7 +34,6 @@ impl Running {
         Ok(Self { child, log: log.to_path_buf() })
     }
 
-    /// Its process.
     pub fn pid(&self) -> i32 {
         self.child.id().cast_signed()
     }
@@ -70,12 +68,10 @@ impl Running {
         }
     }
 
-    /// The same for a file.
     pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
         self.wait_for(&path.display().to_string(), limit, || path.exists().then_some(()))
     }
 
-    /// The end of its output.
     pub fn printed(&self) -> String {
         command::tail(&fs::read_to_string(&self.log).unwrap_or_default(), 12)
     }

@@ -2,19 +2,9 @@
 //! bytes in the same run, and NVRx's replication over gloo. The restore goes to a host that was on standby and has
 //! memory ready, and (`fresh`) to one that has just started and has not.
 
-use std::process::Command;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
 use serde_json::Value;
 
-use super::Bench;
-use super::figure::Figure;
-use super::launchers::{Bed, NVRX_NAME, script_path};
-use super::process::Running;
-use super::stop::leftover_free;
-use crate::paths;
+use super::prelude::*;
 
 /// The name of plain sockets in the figures.
 const PLAIN: &str = "plain TCP";
@@ -33,12 +23,11 @@ const SPOKEN_OF: usize = 1;
 /// does not depend on it.
 const NVRX_MIB: usize = 256;
 
-/// Measures shards of these sizes.
-pub fn measure(bench: &mut Bench, bed: Option<&Bed>) {
+pub fn measure(bench: &mut Bench, bed: &Bed) {
     let (rounds, quick) = (bench.samples(7, 1), bench.args.quick);
     let families = ["checkpoint.replicate", "checkpoint.restore_peer"];
     let mut theirs = Vec::new();
-    if let Some(bed) = bed.filter(|bed| bed.peers.is_some()) {
+    if bed.peers.is_some() {
         let what = format!("checkpoint.replicate: {NVRX_NAME} ({NVRX_MIB} MiB)");
         match bench.progress.step(&what, || nvrx(bed, rounds.min(3))) {
             Ok(rates) => theirs = rates,

@@ -1,16 +1,7 @@
 //! From a fault to the first Python line of the new ranks, and to their first step: `mainstay run` compared with
 //! the peers, with the same script on the same machine.
 
-use std::time::Duration;
-
-use anyhow::Result;
-
-use super::Bench;
-use super::events::{Events, Fault, Moment, Restart};
-use super::figure::Of;
-use super::launchers::{Bed, Launcher};
-use super::process::{self, Running};
-use crate::paths;
+use super::prelude::*;
 
 /// Ranks of the job.
 const WORLD: usize = 2;
@@ -58,7 +49,7 @@ pub fn measure_first(bench: &mut Bench, bed: &Bed) {
 pub fn job(bed: &Bed, launcher: Launcher, world: usize) -> Result<(Running, Events)> {
     let folder = paths::fresh(paths::target().join("bench/restart"))?;
     let events = Events::of(folder.join("events.jsonl"), world);
-    let mut command = bed.job(launcher, world, &folder.join("logs"), &[], "restart_rank.py");
+    let mut command = bed.job(launcher, world, &folder.join("logs"), "", "restart_rank.py");
     command.env("BENCH_EVENTS", events.path());
     let running = Running::start(command, &folder.join("launcher.log"))?;
     Ok((running, events))

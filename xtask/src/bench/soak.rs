@@ -1,16 +1,10 @@
 //! A soak of restarts: jobs of real processes with random, nested faults, and what went wrong. The jobs are those
 //! of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
 
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
 use serde::Deserialize;
 
-use super::Bench;
-use super::figure::Figure;
-use super::launchers::Bed;
-use crate::{command, paths};
+use super::prelude::*;
 
-/// The counts of the scenario.
 #[derive(Deserialize)]
 struct Counts {
     faults: usize,
@@ -20,7 +14,6 @@ struct Counts {
     leaks: usize,
 }
 
-/// Injects many faults.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let faults = bench.samples(1000, 10);
     bench.part(&["restart.soak_"], &format!("soak: {faults} faults in real jobs"), || soak(bed, faults));

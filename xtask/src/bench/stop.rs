@@ -26,9 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
 /// Holds the lock of this machine's benches until it is dropped; the kernel frees it if this process dies.
-///
-/// # Errors
-/// Another bench runs: its figures and ours would measure each other.
 pub fn alone() -> Result<File> {
     hold(&std::env::temp_dir().join("mainstay-bench.lock"))
 }
@@ -61,9 +58,6 @@ fn hold(path: &Path) -> Result<File> {
 
 /// From now on SIGINT, SIGTERM and SIGHUP end everything below this process first. Jobs are in separate process
 /// groups, which a terminal's Ctrl-C does not reach.
-///
-/// # Errors
-/// The signals cannot be handled.
 pub fn end_children_with_us() -> Result<()> {
     // An orphan becomes a child of this process, and is found below it.
     prctl::set_child_subreaper(true).context("adopting orphans")?;

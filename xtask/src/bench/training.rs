@@ -8,16 +8,14 @@
 
 mod job;
 
-use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
-use anyhow::Result;
-
-use self::job::{Copies, Cycle, Job, Load};
-use super::figure::{Comparison, Of};
-use super::launchers::Bed;
-use super::{Bench, stop};
+use self::job::Copies;
+use self::job::Cycle;
+use self::job::Job;
+use self::job::Load;
+use super::prelude::*;
+use super::stop;
 
 /// 1 GiB a second, which is the limit that agents have by default.
 const AT_THE_LIMIT: Load = Load { state_mib: 512, steps: 10, turns: 45, warm: 20 };
@@ -48,9 +46,15 @@ struct Measured {
     new_memory: f64,
 }
 
-/// Measures jobs of each load.
+/// The same beside other benches. A pair of jobs takes some four minutes: `training --quick` is a separate bench.
+pub fn measure_beside(bench: &mut Bench, bed: &Bed) {
+    if !bench.args.quick {
+        measure(bench, bed);
+    }
+}
+
 pub fn measure(bench: &mut Bench, bed: &Bed) {
-    let rounds = bench.samples(if bench.args.names.contains(&super::Name::Training) { 3 } else { 2 }, 1);
+    let rounds = bench.samples(3, 1);
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
         let of =
             |name: &str, unit, of: fn(&Measured) -> f64| Of::median(format!("{prefix}_{name}"), unit, of);

@@ -12,18 +12,13 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use fs_err as fs;
-
-use super::Bench;
-use super::figure::Figure;
-use crate::paths;
-use crate::python;
-use cell::{Place, Seen};
+use super::prelude::*;
+use cell::Place;
+use cell::Seen;
+use table::Cell;
 pub use table::Part;
-use table::{Cell, Table};
+use table::Table;
 
 /// Jobs at a time: each has one rank or two.
 const AT_ONCE: usize = 2;
@@ -31,7 +26,7 @@ const AT_ONCE: usize = 2;
 const QUICK: Duration = Duration::from_secs(150);
 
 /// Runs the cells whose name contains one of the words of `--cells`, one part of them, or a sample.
-pub fn measure(bench: &mut Bench) {
+pub fn measure(bench: &mut Bench, _: &Bed) {
     let measured = figures(bench);
     bench.report.part("verdicts", measured);
 }

@@ -27,7 +27,6 @@ impl Skips {
         self.0[0].values().flatten().collect::<BTreeSet<_>>().len()
     }
 
-    /// Adds those of another check.
     pub fn add(&mut self, other: &Skips) {
         for (into, from) in self.0.iter_mut().zip(&other.0) {
             for (reason, tests) in from {

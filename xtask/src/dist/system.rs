@@ -27,9 +27,7 @@ const FILES: [(&str, &str); 5] = [
     ("client/c/mainstay.h", "usr/include/mainstay.h"),
 ];
 
-/// The packages of one processor.
 pub struct System<'a> {
-    /// The program.
     pub program: &'a Path,
     /// A program that runs here, for manual pages and completions.
     pub runs_here: &'a Path,
@@ -44,7 +42,6 @@ impl System<'_> {
         format!("mainstay-{VERSION}-{}", self.arch)
     }
 
-    /// Makes the tree of files.
     pub fn stage(&self) -> Result<PathBuf> {
         let root = paths::fresh(paths::target().join("dist-root").join(self.name()))?;
         let doc = root.join("usr/share/doc/mainstay");

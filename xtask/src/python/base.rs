@@ -20,7 +20,6 @@ pub const STAMP: &str = "mainstay-stamp";
 /// Fails unless everything that the environment is for can really be imported.
 const WORKS: &str = "import torch, torch.distributed, numpy, pytest, maturin, pip";
 
-/// An interpreter's report about itself.
 #[derive(Deserialize)]
 struct Interpreter {
     version: (u32, u32, u32),
@@ -73,7 +72,6 @@ pub fn ensure(progress: &Progress) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// A new environment without packages.
 pub fn new(progress: &Progress, dir: &Path, options: &[&str]) -> Result<()> {
     let python = interpreter();
     let host = who(&python)?;
@@ -95,7 +93,6 @@ pub fn lock(progress: &Progress) -> Result<std::fs::File> {
     Ok(file)
 }
 
-/// The interpreter of all environments.
 fn interpreter() -> String {
     std::env::var("MAINSTAY_PYTHON").unwrap_or_else(|_| "python3".into())
 }

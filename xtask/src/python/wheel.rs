@@ -37,7 +37,6 @@ pub fn maturin(base: &Path) -> Command {
     of_package(cmd!("{maturin} build --release --interpreter {python}"))
 }
 
-/// Options that name the package.
 pub fn of_package(mut maturin: Command) -> Command {
     maturin.arg("--manifest-path").arg(paths::root().join("client/python/Cargo.toml"));
     // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo and maturin
@@ -67,7 +66,6 @@ fn sources() -> Result<String> {
     fingerprint::of(&all.map(|source| paths::root().join(source)))
 }
 
-/// The wheel in a folder.
 pub fn newest(wheels: &Path) -> Option<PathBuf> {
     let wheels = fs::read_dir(wheels).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     wheels.filter(|path| path.extension().is_some_and(|extension| extension == "whl")).max()

@@ -21,7 +21,6 @@ const MEMORY: &str = "MAINSTAY_TEST_SHM";
 /// The time for things that end by themselves: a killed process, a group whose last process is being reaped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The places of one run.
 #[derive(Debug)]
 pub struct Snapshot {
     disk: PathBuf,
@@ -32,9 +31,6 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Makes them, with short names for the sockets in them.
-    ///
-    /// # Errors
-    /// A folder cannot be made.
     pub fn new() -> Result<Snapshot> {
         let name = format!("mst.{}", std::process::id());
         let (disk, memory) = (std::env::temp_dir().join(&name), paths::memory().join(&name));
@@ -52,9 +48,6 @@ impl Snapshot {
     }
 
     /// Fails if anything of the run is left; deletes its folders.
-    ///
-    /// # Errors
-    /// None: places that cannot be read are reported as left over.
     pub fn check(self) -> Result<Verdict> {
         let end = Instant::now() + PATIENCE;
         let mut left = self.left();

@@ -19,7 +19,6 @@ const THREADS: &str = "RUST_TEST_THREADS";
 /// and the summary lists them.
 const MAX_AGAIN: usize = 5;
 
-/// A program with tests.
 pub struct TestProgram {
     /// The folder of its package, in which it runs.
     pub folder: PathBuf,
@@ -59,14 +58,10 @@ impl TestProgram {
     }
 }
 
-/// All of them.
 pub struct TestPrograms(Vec<TestProgram>);
 
 impl TestPrograms {
     /// Builds them, and the programs that they start.
-    ///
-    /// # Errors
-    /// Something does not compile.
     pub fn build() -> Result<TestPrograms> {
         let mut build = command::cargo("test --workspace --no-run --message-format json-render-diagnostics");
         let mut child =
@@ -82,9 +77,6 @@ impl TestPrograms {
 
     /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names contain it.
     /// `prepare` sets variables.
-    ///
-    /// # Errors
-    /// None is selected, or one cannot be started.
     pub fn run(
         &self,
         own: &Snapshot,

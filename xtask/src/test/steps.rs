@@ -25,7 +25,6 @@ fn waits(program: &TestProgram) -> bool {
     WAIT.iter().any(|folder| program.is_of(folder))
 }
 
-/// What all steps use.
 pub struct Suite<'a> {
     /// The places of this run, in which nothing may be left.
     pub own: &'a Snapshot,
@@ -33,7 +32,6 @@ pub struct Suite<'a> {
     pub programs: &'a TestPrograms,
     /// Whether the scenarios run at the same time.
     pub beside_scenarios: bool,
-    /// The interpreters of ranks.
     pub(super) environments: &'a Environments,
 }
 

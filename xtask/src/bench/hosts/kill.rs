@@ -1,19 +1,12 @@
 //! From the SIGKILL of one rank to the first step of all, on four hosts and on one, compared with the peers on
 //! four.
 
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
+use super::Job;
+use super::LIMIT;
 use super::network::Network;
-use super::{Job, LIMIT};
-use crate::bench::Bench;
-use crate::bench::events::{Fault, Restart};
-use crate::bench::figure::{Comparison, Of};
-use crate::bench::launchers::{Bed, Launcher};
-use crate::bench::process::Running;
+use crate::bench::prelude::*;
 use crate::bench::restart::SETTLE_STEPS;
-use crate::journal::{Follower, fact, observed};
+use crate::journal::fact;
 
 /// Ranks of the job, on as many hosts or on one.
 const WORLD: usize = 4;
@@ -50,7 +43,7 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
     let network = if hosts == 1 { Network::loopback(1)? } else { Network::new(hosts)? };
     let mut job = Job::of(&format!("kill-{}-{hosts}", launcher.name()), network, WORLD)?;
     if hosts == 1 {
-        let mut command = bed.job(launcher, WORLD, &job.logs(0), &[], "restart_rank.py");
+        let mut command = bed.job(launcher, WORLD, &job.logs(0), "", "restart_rank.py");
         command.env("BENCH_EVENTS", job.events.path());
         job.push(command)?;
     } else {

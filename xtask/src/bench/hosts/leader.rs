@@ -1,20 +1,15 @@
 //! From the SIGKILL of the leading launcher until all ranks step again. Three hosts run etcd between them, the
 //! fourth is a spare: the launcher's etcd is lost with it.
 
-use anyhow::Result;
-use mainstay_model::entry::{Body, Entry, Fact};
-use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE};
+use mainstay_model::observation::LEADER_REPLACED;
+use mainstay_model::observation::LEADS_HERE;
 use mainstay_model::verdict::Action;
-use nix::sys::signal::Signal;
 
+use super::Job;
+use super::LIMIT;
 use super::network::Network;
-use super::{Job, LIMIT, seconds};
-use crate::bench::Bench;
-use crate::bench::events::Moment;
-use crate::bench::figure::{Comparison, Of};
-use crate::bench::launchers::{Bed, Launcher};
-use crate::bench::process::{family, stat, strike};
-use crate::journal::observed;
+use super::seconds;
+use crate::bench::prelude::*;
 
 /// All figures that are measured here.
 pub const IDS: [&str; 2] = ["hosts.leader_replaced", "hosts.leader_decides"];

@@ -4,18 +4,11 @@
 //! end of a rank on a remaining host.
 
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use mainstay_model::entry::Fact;
-
+use super::Job;
 use super::network::Network;
-use super::{Job, seconds};
-use crate::bench::Bench;
-use crate::bench::events::Moment;
-use crate::bench::figure::Of;
-use crate::bench::launchers::{Bed, Launcher};
-use crate::journal::{self, observed};
+use super::seconds;
+use crate::bench::prelude::*;
 
 /// Hosts with one rank each. One more is a spare.
 const HOSTS: usize = 4;

@@ -1,15 +1,13 @@
 //! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback address.
 
 use std::net::TcpListener;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, geteuid};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use nix::unistd::geteuid;
 
 use crate::bench::launchers::OneOf;
-use crate::bench::process::{family, is_over};
-use crate::command::{self, cmd};
+use crate::bench::prelude::*;
 
 /// How often the processes of a host that loses power are searched for at most: a killed process may just have
 /// forked.
@@ -43,7 +41,6 @@ impl Network {
         }
     }
 
-    /// Everything on the loopback address.
     pub fn loopback(hosts: usize) -> Result<Network> {
         Ok(Network { hosts, port: free_port()?, bridge: None })
     }
@@ -64,7 +61,6 @@ impl Network {
         Ok(())
     }
 
-    /// The address of a host.
     pub fn address(&self, host: usize) -> String {
         match self.bridge {
             Some(_) => format!("10.79.0.{}", host + 1),

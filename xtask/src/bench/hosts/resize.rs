@@ -2,17 +2,12 @@
 //! the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with it. A
 //! peer writes no such decisions, so the end of a remaining rank counts.
 
-use anyhow::{Context, Result};
-use mainstay_model::entry::Fact;
 use mainstay_model::observation::WORLD_GROWS;
 
+use super::Job;
 use super::network::Network;
-use super::{Job, seconds};
-use crate::bench::Bench;
-use crate::bench::events::{Events, Moment};
-use crate::bench::figure::Of;
-use crate::bench::launchers::{Bed, Launcher};
-use crate::journal::observed;
+use super::seconds;
+use crate::bench::prelude::*;
 
 /// Hosts with one rank each.
 const HOSTS: usize = 3;

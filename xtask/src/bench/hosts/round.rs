@@ -3,19 +3,14 @@
 //! 64 launchers make theirs at the same moment, and ext4 searches long for a free inode if many were deleted in the
 //! last minute, as those of the previous run.
 
-use anyhow::{Context, Result};
-use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::verdict::Action;
-use nix::sys::signal::Signal;
 
 use super::LIMIT;
 use super::network::Network;
-use crate::bench::figure::Of;
-use crate::bench::process::{Running, strike};
-use crate::bench::{Bench, stop};
-use crate::command::cmd;
-use crate::journal::{Follower, fact, started};
-use crate::paths;
+use crate::bench::prelude::*;
+use crate::bench::stop;
+use crate::journal::fact;
+use crate::journal::started;
 
 /// Launchers of the job.
 const HOSTS: usize = 64;
@@ -28,7 +23,6 @@ struct Round {
     started: f64,
 }
 
-/// Measures rounds of one job.
 pub fn measure(bench: &mut Bench) {
     let rounds = bench.samples(9, 3);
     let figures = vec![

@@ -1,23 +1,19 @@
 //! A job that trains and saves in turns, with a peer for its steps or without.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
+use std::io::Write;
+use std::net::TcpListener;
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
 use serde::Deserialize;
 use walkdir::WalkDir;
 
 use crate::bench::agent;
-use crate::bench::launchers::{Bed, script_path};
-use crate::bench::process::Running;
-use crate::journal::Lines;
+use crate::bench::prelude::*;
 
 /// One turn, and the start of a job.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -38,7 +34,6 @@ pub struct Load {
     pub state_mib: usize,
     /// Steps of 50 ms from one save to the next.
     pub steps: usize,
-    /// Turns of each job.
     pub turns: usize,
     /// The first turns pay for new pages (under some hypervisors seconds per GiB), and in them the agent learns
     /// what replicas cost: at the limit it leaves out one of four for that. Their steps are not counted, and their
@@ -50,7 +45,6 @@ pub struct Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copies {
     Nowhere,
-    /// To a peer.
     Replicated,
     /// Through one TCP connection of this machine from memory to memory, and no more: the cost of any copy.
     Bare,
@@ -84,7 +78,6 @@ pub struct Job {
     /// Where the peer stores replicas, if there is one, and which arrived there.
     replicas: PathBuf,
     arrived: BTreeSet<PathBuf>,
-    /// Where its agent serves metrics.
     http: String,
     /// Seconds until the launcher had a GiB of memory for saves.
     pub new_memory: f64,

@@ -1,23 +1,15 @@
 //! One fault in one job.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result};
-use fs_err as fs;
-use mainstay_model::entry::{Body, Entry};
-use mainstay_model::verdict::{Action, Decision, Verdict};
-use nix::sys::signal::Signal;
+use mainstay_model::verdict::Action;
+use mainstay_model::verdict::Decision;
+use mainstay_model::verdict::Verdict;
 use tempfile::TempDir;
 
 use super::table::Cell;
-use crate::bench::launchers::script_path;
-use crate::bench::process::{Running, strike};
-use crate::command::{self, cmd};
-use crate::journal::Follower;
-use crate::{paths, python};
+use crate::bench::prelude::*;
 
 /// From the start of a job to its decision: imports, 200 steps, a hang.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -29,9 +21,7 @@ const SOON: [&str; 4] =
 /// The result of a job with its fault.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// The first verdict.
     pub verdict: Option<Verdict>,
-    /// The first decision.
     pub decision: Option<Decision>,
     /// Why there is none.
     pub problem: Option<String>,
@@ -39,12 +29,10 @@ pub struct Seen {
     pub survived: bool,
 }
 
-/// Where cells are run.
 pub struct Place {
     python: PathBuf,
     folder: TempDir,
     may_mount: bool,
-    /// Modules that are installed.
     has: Vec<String>,
     number: AtomicUsize,
 }

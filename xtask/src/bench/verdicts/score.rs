@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_model::verdict::{Action, FaultDomain};
+use mainstay_model::verdict::Action;
+use mainstay_model::verdict::FaultDomain;
 use serde_json::json;
 
 use super::cell::Seen;
 use super::table::Cell;
-use crate::bench::figure::Figure;
+use crate::bench::prelude::*;
 
 /// From this confidence on a verdict counts as certain.
 const SURE: f64 = 0.9;
 /// Bins of confidence.
 const BINS: usize = 5;
 
-/// How a cell went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Score {
     named: bool,

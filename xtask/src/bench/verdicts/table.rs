@@ -3,17 +3,14 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, ensure};
-use fs_err as fs;
 use mainstay_model::verdict::FaultDomain;
 use serde::Deserialize;
 
-use crate::paths;
+use crate::bench::prelude::*;
 
 /// Steps after which a fault happens.
 const MOMENTS: [u64; 3] = [0, 5, 200];
 
-/// A fault and its truth.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Fault {
     /// Its name, that of the function in `fault.py`.
@@ -26,16 +23,13 @@ pub struct Fault {
     pub decisions: Vec<String>,
     /// Whether the cause is visible, so that an abstention is an error.
     pub shows: bool,
-    /// It mounts something.
     #[serde(default)]
     pub mounts: bool,
     /// No process ends: the hang must be detected.
     #[serde(default)]
     pub hang: bool,
-    /// It needs torch.
     #[serde(default)]
     pub torch: bool,
-    /// It needs a process group.
     #[serde(default)]
     pub distributed: bool,
     /// It happens to all ranks alike.
@@ -48,15 +42,11 @@ pub struct Fault {
 pub struct Program {
     /// Its file's name without the ending.
     pub name: String,
-    /// Its ranks.
     pub ranks: u32,
-    /// It has torch.
     #[serde(default)]
     pub torch: bool,
-    /// It has a process group.
     #[serde(default)]
     pub distributed: bool,
-    /// It runs with Mainstay's client.
     #[serde(default = "yes")]
     pub client: bool,
     /// It runs behind a shell script.
@@ -64,13 +54,10 @@ pub struct Program {
     pub shell: bool,
     /// A module without which it cannot run.
     pub needs: Option<String>,
-    /// Its arguments.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// Its environment.
     #[serde(default)]
     pub variables: BTreeMap<String, String>,
-    /// Its place in the table.
     #[serde(skip)]
     pub place: usize,
 }
@@ -89,9 +76,7 @@ fn yes() -> bool {
 /// A fault in a program at a moment.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// The fault.
     pub fault: Fault,
-    /// The program.
     pub program: Program,
     /// The step after which it happens.
     pub after: u64,
@@ -100,7 +85,6 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Fault, program, way and moment.
     pub fn name(&self) -> String {
         let way = if self.program.shell { "+shell" } else { "" };
         let client = if self.program.client { "" } else { "-client" };
@@ -119,7 +103,6 @@ impl Cell {
 pub struct Part {
     /// The number of the part, from 0.
     number: usize,
-    /// The number of parts.
     of: usize,
 }
 
@@ -142,7 +125,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reads the file.
     pub fn read() -> Result<Table> {
         let path = paths::root().join("tests/healthy/faults/faults.json");
         let mut table: Table =
