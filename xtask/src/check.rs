@@ -155,12 +155,16 @@ impl Checks {
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
-    /// Runs a check that makes something; none, with a recorded failure, if it cannot be made.
-    pub fn make<T>(&mut self, name: &str, make: impl FnOnce() -> Result<T>) -> Option<T> {
+    /// Runs a check that makes something. If it cannot be made, that is a failure, or a skip if it is not needed.
+    pub fn make<T>(&mut self, name: &str, is_needed: bool, make: impl FnOnce() -> Result<T>) -> Option<T> {
         let mut made = None;
-        self.run(name, || {
-            made = Some(make()?);
-            Ok(Verdict::of(true))
+        self.run(name, || match make() {
+            Ok(it) => {
+                made = Some(it);
+                Ok(Verdict::of(true))
+            }
+            Err(error) if is_needed => Err(error),
+            Err(error) => Ok(Verdict::skipped(&format!("{error:#}"))),
         });
         made
     }

@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, value_enum)]
     only: Vec<Kind>,
     /// The processor.
-    #[arg(long, value_enum, default_value = std::env::consts::ARCH)]
-    arch: Arch,
+    #[arg(long, value_parser = ["x86_64", "aarch64"], default_value = std::env::consts::ARCH)]
+    arch: String,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -41,27 +41,6 @@ enum Kind {
     Tarball,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Arch {
-    #[value(name = "x86_64")]
-    X86,
-    #[value(name = "aarch64")]
-    Arm,
-}
-
-impl Arch {
-    fn name(self) -> &'static str {
-        match self {
-            Arch::X86 => "x86_64",
-            Arch::Arm => "aarch64",
-        }
-    }
-
-    fn target(self) -> String {
-        format!("{}-unknown-linux-gnu", self.name())
-    }
-}
-
 impl Args {
     fn wants(&self, kind: Kind) -> bool {
         self.only.is_empty() || self.only.contains(&kind)
@@ -73,15 +52,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let tools = python::DIST.ensure(&progress)?.join("bin");
     let out = paths::target().join("dist");
     fs::create_dir_all(&out)?;
-    let program = program(&progress, &tools, args.arch)?;
+    let arch = args.arch.as_str();
+    let target = format!("{arch}-unknown-linux-gnu");
+    let program = program(&progress, &tools, &target)?;
     if args.wants(Kind::Wheel) {
-        wheel::release(&progress, &tools, &args.arch.target(), &program, &out)?;
+        wheel::release(&progress, &tools, &target, &program, &out)?;
     }
     if [Kind::Deb, Kind::Rpm, Kind::Tarball].into_iter().any(|kind| args.wants(kind)) {
-        let is_ours = args.arch.name() == std::env::consts::ARCH;
         let ours = paths::release_mainstay();
-        let runs_here = if is_ours { &program } else { &ours };
-        let system = System { program: &program, runs_here, arch: args.arch.name(), quick: false };
+        let runs_here = if arch == std::env::consts::ARCH { &program } else { &ours };
+        let system = System { program: &program, runs_here, arch, quick: false };
         progress.step("Building packages (dpkg-deb, rpmbuild, tar)", || {
             let root = system.stage()?;
             if args.wants(Kind::Tarball) {
@@ -103,8 +83,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The program with all that is released, linked for the oldest C library.
-fn program(progress: &Progress, tools: &Path, arch: Arch) -> Result<PathBuf> {
-    let (target, (major, minor)) = (arch.target(), GLIBC);
+fn program(progress: &Progress, tools: &Path, target: &str) -> Result<PathBuf> {
+    let (major, minor) = GLIBC;
     progress.step(&format!("Building mainstay for {target}, glibc {major}.{minor} (cargo zigbuild)"), || {
         let mut build =
             command::cargo("zigbuild --release --locked --package mainstay-agent --features cloud");

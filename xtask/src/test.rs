@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use self::leftovers::Snapshot;
 use self::programs::TestPrograms;
 use self::steps::Suite;
-use crate::check::{Checks, Verdict};
+use crate::check::Checks;
 use crate::progress::Progress;
 use crate::python::{self, Venv};
 use crate::{command, lint, packages};
@@ -62,16 +62,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         lint::systemd(&mut checks);
     }
     if args.wants(Part::Unit) {
-        checks.run("systemd-journal-remote (apt-get)", packages::journal_remote);
-        checks.run("etcd-server and etcd-client (apt-get)", packages::etcd);
+        checks.run("systemd-journal-remote (apt-get)", || packages::JOURNAL_REMOTE.install());
+        checks.run("etcd-server and etcd-client (apt-get)", || packages::ETCD.install());
     }
     if args.wants(Part::Scenarios) {
-        checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
-        checks.run("systemd-nspawn (apt-get)", packages::nspawn);
+        checks.run("Slurm and Open MPI (apt-get)", || packages::SCHEDULERS.install());
+        checks.run("systemd-nspawn (apt-get)", || packages::NSPAWN.install());
     }
     let needs_programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
     let build = "program and test programs (cargo test --no-run)";
-    if let Some(programs) = needs_programs.then(|| checks.make(build, TestPrograms::build)).flatten() {
+    if let Some(programs) = needs_programs.then(|| checks.make(build, true, TestPrograms::build)).flatten() {
         let ranks = args.wants(Part::Scenarios) || args.wants(Part::Python);
         let environments = if ranks { Environments::prepare(&mut checks) } else { Environments::default() };
         let beside_scenarios = args.wants(Part::Scenarios);
@@ -96,24 +96,20 @@ struct Environments {
 impl Environments {
     fn prepare(checks: &mut Checks) -> Environments {
         let progress = &Progress::begin();
-        let python = checks.make("Python environment and wheel", || python::TORCH.with_wheel(progress));
-        if python.is_none() {
+        let torch = || python::TORCH.with_wheel(progress);
+        let Some(python) = checks.make("Python environment and wheel", true, torch) else {
             return Environments::default();
-        }
+        };
         // Tests that need these are skipped where they cannot be installed.
-        let frameworks = optional(checks, "Lightning, Transformers, JAX, Orbax (pip)", || {
+        let frameworks = checks.make("Lightning, Transformers, JAX, Orbax (pip)", false, || {
             python::FRAMEWORKS.with_wheel(progress)
         });
-        let bare = optional(checks, "Python environment without PyTorch (pip)", || {
-            python::BARE.with_wheel(progress)
+        let bare = checks
+            .make("Python environment without PyTorch (pip)", false, || python::BARE.with_wheel(progress));
+        let nvrx = checks.make("NVRx's client (pip)", false, || {
+            Ok(python::NVRX_CLIENT.ensure(progress)?.join("bin/python"))
         });
-        let nvrx = optional(checks, "NVRx's client (pip)", || python::NVRX_CLIENT.ensure(progress));
-        Environments {
-            python,
-            frameworks,
-            bare,
-            nvrx: nvrx.map(|environment| environment.join("bin/python")),
-        }
+        Environments { python: Some(python), frameworks, bare, nvrx }
     }
 
     /// The variables that name the interpreters to tests.
@@ -127,19 +123,6 @@ impl Environments {
     }
 }
 
-/// Makes an environment without which tests are skipped.
-fn optional<T>(checks: &mut Checks, name: &str, make: impl FnOnce() -> Result<T>) -> Option<T> {
-    let mut made = None;
-    checks.run(name, || match make() {
-        Ok(environment) => {
-            made = Some(environment);
-            Ok(Verdict::of(true))
-        }
-        Err(error) => Ok(Verdict::skipped(&format!("{error:#}"))),
-    });
-    made
-}
-
 /// Runs the tests in two rows at the same time: one waits for timers and processes half of its time.
 fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
     let (unit, python) = (args.wants(Part::Unit), args.wants(Part::Python));
@@ -149,14 +132,17 @@ fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
             suite.scenarios(row);
             suite.demos(row);
         } else if unit {
-            suite.unit_that_wait(row);
+            suite.unit(row, "unit tests of agent and checkpoint tier (cargo test)", steps::waits);
         }
     };
     let others = |row: &mut Checks| {
-        match (unit, has_scenarios) {
-            (true, true) => suite.unit(row),
-            (true, false) => suite.unit_that_compute(row),
-            (false, _) => {}
+        if unit {
+            let name =
+                if has_scenarios { "unit and property tests" } else { "other unit and property tests" };
+            suite.unit(row, &format!("{name} (cargo test)"), |program| {
+                has_scenarios || !steps::waits(program)
+            });
+            suite.sources(row);
         }
         if python {
             suite.python(row);

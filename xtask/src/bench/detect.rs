@@ -10,11 +10,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Measures many deaths, in as many jobs as it takes: a launcher may decide to restart no more.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let deaths = bench.samples(1000, 100);
-    let figures = vec![
-        Of::at(0.99, "detect.death_p99", "ms", |ms: &f64| *ms),
-        Of::median("detect.death", "ms", |ms| *ms),
-    ];
-    bench.measure(figures, &format!("{deaths} kills"), || {
+    bench.measure(Of::latency("detect.death"), &format!("{deaths} kills"), || {
         let mut samples = Vec::new();
         for job in 0.. {
             let before = samples.len();

@@ -1,7 +1,6 @@
 //! Events that ranks of the restart benchmarks record, and the faults injected into them.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 

@@ -104,6 +104,13 @@ impl<T: 'static> Of<T> {
     }
 }
 
+impl Of<f64> {
+    /// Milliseconds: the value that 99 of 100 do not exceed, `ID_p99`, and the median.
+    pub fn latency(id: &str) -> Vec<Of<f64>> {
+        vec![Of::at(0.99, format!("{id}_p99"), "ms", |ms| *ms), Of::median(id, "ms", |ms| *ms)]
+    }
+}
+
 impl Of<Value> {
     /// The median of a field of JSON objects.
     pub fn field(field: &'static str, id: &str, unit: &'static str) -> Of<Value> {

@@ -4,8 +4,7 @@
 use std::thread;
 
 use fs_err::os::unix::fs::symlink;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::kernel_log::Watched;
 use super::prelude::*;
@@ -50,13 +49,11 @@ pub fn weigh(bench: &mut Bench, _: &Bed) {
 /// From an error in a counter of NVML to the verdict in the API's stream.
 pub fn detect(bench: &mut Bench, _: &Bed) {
     let errors = bench.at_most(20, 3);
-    let figures = vec![
-        Of::at(0.99, "detect.nvml_counter_p99", "ms", |ms: &f64| *ms),
-        Of::median("detect.nvml_counter", "ms", |ms| *ms),
-    ];
-    bench.measure(figures, &format!("{errors} memory errors, a poll each"), || {
-        FakeHost::new("bench/nvml_counter", errors)?.verdicts(errors)
-    });
+    bench.measure(
+        Of::latency("detect.nvml_counter"),
+        &format!("{errors} memory errors, a poll each"),
+        || FakeHost::new("bench/nvml_counter", errors)?.verdicts(errors),
+    );
 }
 
 /// The library with its script, and a sysfs with simulated cards; all other entries are this host's.

@@ -8,8 +8,7 @@ mod network;
 mod resize;
 mod round;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tempfile::TempDir;
 
@@ -24,7 +23,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
     kill::measure(bench, bed);
     if bench.report.wants(&leader::IDS) {
         // Without it, the part reports why it is left out.
-        let _ = bench.progress.step("etcd-server and etcd-client (apt-get)", packages::etcd);
+        let _ = bench.progress.step("etcd-server and etcd-client (apt-get)", || packages::ETCD.install());
     }
     leader::measure(bench, bed);
     lost::measure(bench, bed);
@@ -71,10 +70,24 @@ impl Job {
         script: &str,
     ) -> Result<()> {
         let host = self.launchers.len();
-        let of = self.network.host(host, nodes);
-        let runtime = self.runtime.path().join(host.to_string());
-        let ours = format!("{ours} --runtime-dir {}", runtime.display());
-        let mut command = bed.on_host(launcher, &of, (&ours, conf), &self.logs(host), script);
+        let (address, (first, port)) = (self.network.address(host), self.network.meeting());
+        // Peers search for themselves by name, and all namespaces have the same name.
+        let is_host = host == 0;
+        let theirs = format!(
+            "--nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --local-addr={address} \
+             --rdzv-endpoint={first}:{port} --rdzv-conf=is_host={is_host}{conf}"
+        );
+        let mut command = match launcher {
+            Launcher::Mainstay => {
+                bed.mainstay(&format!("--no-agent --nnodes {nodes} {ours}"), &self.logs(host))
+            }
+            Launcher::Torchrun => bed.torchrun(&theirs),
+            Launcher::Nvrx => bed.nvrx(&theirs),
+        };
+        if launcher == Launcher::Mainstay {
+            command.arg("--runtime-dir").arg(self.runtime.path().join(host.to_string()));
+        }
+        command.arg(script_path(script));
         command.env("BENCH_EVENTS", self.events.path()).envs(self.variable);
         self.push(command)
     }

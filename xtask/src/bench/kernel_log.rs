@@ -1,11 +1,7 @@
 //! The kernel log: from an XID's line to the verdict in the API's stream, and the cost of a storm of lines.
 
-use std::io::BufRead;
-use std::io::BufReader;
-use std::io::Write;
-use std::process::Child;
-use std::process::ChildStdout;
-use std::process::Stdio;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Stdio};
 
 use serde_json::Value;
 
@@ -22,11 +18,7 @@ const XIDS: u64 = 100;
 /// Measures many XIDs, and one storm.
 pub fn measure(bench: &mut Bench, _: &Bed) {
     let xids = bench.samples(1000, 100);
-    let figures = vec![
-        Of::at(0.99, "detect.xid_kmsg_p99", "ms", |ms: &f64| *ms),
-        Of::median("detect.xid_kmsg", "ms", |ms| *ms),
-    ];
-    bench.measure(figures, &format!("{xids} XIDs"), || verdicts(xids));
+    bench.measure(Of::latency("detect.xid_kmsg"), &format!("{xids} XIDs"), || verdicts(xids));
     let figures = vec![
         Of::median("detect.kmsg_storm_cpu", "% of a core", |(cpu, _): &(f64, f64)| *cpu),
         Of::median("detect.kmsg_storm_xids_lost", "", |(_, lost)| *lost),

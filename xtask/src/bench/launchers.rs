@@ -31,17 +31,6 @@ pub enum Launcher {
     Nvrx,
 }
 
-/// One host of a job on several.
-pub struct OneOf {
-    pub number: usize,
-    /// The number of hosts, as in `--nnodes`.
-    pub nodes: String,
-    pub address: String,
-    /// The address of the first, where they meet.
-    pub first: String,
-    pub port: u16,
-}
-
 impl Launcher {
     pub fn name(self) -> &'static str {
         match self {
@@ -86,39 +75,13 @@ impl Bed {
         command
     }
 
-    /// The launcher of one host of a job, with one rank. `ours` are options of `mainstay run`, `conf` is what peers get in
-    /// `--rdzv-conf`; peers meet at the address of the first host.
-    pub fn on_host(
-        &self,
-        launcher: Launcher,
-        host: &OneOf,
-        (ours, conf): (&str, &str),
-        logs: &Path,
-        script: &str,
-    ) -> Command {
-        let OneOf { number, nodes, address, first, port } = host;
-        // They search for themselves by name, and all namespaces have the same name.
-        let is_host = *number == 0;
-        let theirs = format!(
-            "--nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --local-addr={address} \
-             --rdzv-endpoint={first}:{port} --rdzv-conf=is_host={is_host}{conf}"
-        );
-        let mut command = match launcher {
-            Launcher::Mainstay => self.mainstay(&format!("--no-agent --nnodes {nodes} {ours}"), logs),
-            Launcher::Torchrun => self.torchrun(&theirs),
-            Launcher::Nvrx => self.nvrx(&theirs),
-        };
-        command.arg(script_path(script));
-        command
-    }
-
     /// `mainstay run` with these options, which have no blanks, and our Python.
     pub fn mainstay(&self, options: &str, logs: &Path) -> Command {
         let (program, options) = (paths::release_mainstay(), options.split_whitespace());
         self.prepared(cmd!("{program} run {options...} --log-dir {logs}"))
     }
 
-    fn torchrun(&self, options: &str) -> Command {
+    pub fn torchrun(&self, options: &str) -> Command {
         let (python, options) = (self.venv.python(), options.split_whitespace());
         let mut command =
             self.prepared(cmd!("{python} -m torch.distributed.run --max-restarts=100000 {options...}"));
@@ -127,7 +90,7 @@ impl Bed {
     }
 
     /// Of an option that is given twice, the last counts.
-    fn nvrx(&self, options: &str) -> Command {
+    pub fn nvrx(&self, options: &str) -> Command {
         let (program, options) = (self.peers_tool("ft_launcher"), options.split_whitespace());
         let mut command = self.prepared(cmd!(
             "{program} --max-restarts=100000 --ft-param-rank_heartbeat_timeout=600

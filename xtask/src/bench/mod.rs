@@ -231,7 +231,7 @@ impl Bench<'_> {
         if !self.report.wants(&comparison.ids()) {
             return false;
         }
-        let what = format!("{}: {what}", comparison.ids().join(", "));
+        let what = format!("{}: {what}", comparison.ids().first().unwrap_or(&""));
         match self.progress.step(&what, work) {
             Ok(measured) => comparison.take(peer, measured),
             Err(error) => {

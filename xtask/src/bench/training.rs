@@ -10,10 +10,9 @@ mod job;
 
 use std::thread;
 
-use self::job::Copies;
-use self::job::Cycle;
-use self::job::Job;
-use self::job::Load;
+use serde_json::{Value, json};
+
+use self::job::{Copies, Cycle, Job, Load};
 use super::prelude::*;
 use super::stop;
 
@@ -26,25 +25,21 @@ const STEADY: Load = Load { state_mib: 256, steps: 40, turns: 20, warm: 5 };
 /// After a turn the replica of its last save is sent, which must not take time from the other job's turn.
 const SETTLES: Duration = Duration::from_millis(700);
 
-/// The results of the jobs of a load.
-struct Measured {
-    /// Percent that a step took longer with a peer, and the standard error of that.
-    slowed: f64,
-    error: f64,
-    /// The same in CPU time of the training thread: what contention for memory adds.
-    contended: f64,
-    /// Percent that a step took longer while its bytes went through a bare connection.
-    bare: f64,
-    /// Percent that a step took longer with a peer, as measured by the agent, which delays replicas by that.
-    counted: f64,
-    /// Percent of the saves that reached the peer, in the first turns and later; the others were skipped for newer
-    /// ones.
-    replicated_first: f64,
-    replicated: f64,
-    /// Seconds until the launchers had a GiB of memory for saves: the cost of new memory on this machine, and so
-    /// for the peer with its first replicas.
-    new_memory: f64,
-}
+/// The figures of a load: of percents that a step took longer with a peer, and their standard error; in CPU time of the
+/// training thread, which is what contention for memory adds; while the bytes went through a bare connection; and as
+/// measured by the agent, which delays replicas by that. Then of the saves that reached the peer, later and in the first
+/// turns; the others were skipped for newer ones. The last is the cost of new memory on this machine, and so for the peer
+/// with its first replicas.
+const FIGURES: [(&str, &str); 8] = [
+    ("slowed", "% of a step"),
+    ("slowed_error", "% of a step"),
+    ("slowed_cpu", "% of a step's CPU time"),
+    ("slowed_bare", "% of a step"),
+    ("slowed_counted", "% of a step"),
+    ("replicated", "% of saves"),
+    ("replicated_first", "% of saves"),
+    ("new_memory", "s/GiB"),
+];
 
 /// The same beside other benches. A pair of jobs takes some four minutes: `training --quick` is a separate bench.
 pub fn measure_beside(bench: &mut Bench, bed: &Bed) {
@@ -56,18 +51,8 @@ pub fn measure_beside(bench: &mut Bench, bed: &Bed) {
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let rounds = bench.samples(3, 1);
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
-        let of =
-            |name: &str, unit, of: fn(&Measured) -> f64| Of::median(format!("{prefix}_{name}"), unit, of);
-        let mut comparison = Comparison::of(vec![
-            of("slowed", "% of a step", |measured| measured.slowed),
-            of("slowed_error", "% of a step", |measured| measured.error),
-            of("slowed_cpu", "% of a step's CPU time", |measured| measured.contended),
-            of("slowed_bare", "% of a step", |measured| measured.bare),
-            of("slowed_counted", "% of a step", |measured| measured.counted),
-            of("replicated", "% of saves", |measured| measured.replicated),
-            of("replicated_first", "% of saves", |measured| measured.replicated_first),
-            of("new_memory", "s/GiB", |measured| measured.new_memory),
-        ]);
+        let of = |(name, unit)| Of::field(name, &format!("{prefix}_{name}"), unit);
+        let mut comparison = Comparison::of(FIGURES.map(of).into());
         for number in 1..=rounds {
             // The disks of two hosts are not measured.
             let round = || {
@@ -81,7 +66,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
     }
 }
 
-fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
+fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Value> {
     let kinds = [Copies::Nowhere, Copies::Replicated, Copies::Bare];
     let jobs: Result<Vec<Job>> =
         kinds.into_iter().map(|copies| Job::start(bed, folder, load, copies)).collect();
@@ -103,16 +88,16 @@ fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
     let took: fn(&Cycle) -> f64 = |cycle| cycle.took;
     let trained_s: f64 = with_peer.turns()[load.warm..].iter().copied().flatten().map(took).sum();
     let (slowed, error) = percent_more(with_peer, alone, took);
-    Ok(Measured {
-        slowed,
-        error,
-        contended: percent_more(with_peer, alone, |cycle| cycle.cpu).0,
-        bare: percent_more(bare, alone, took).0,
-        counted: 100.0 * counted_s / (trained_s - counted_s),
-        replicated_first: with_peer.replicated(0..load.warm)?,
-        replicated: with_peer.replicated(load.warm..load.turns)?,
-        new_memory: mean(jobs.iter().map(|job| job.new_memory)).0,
-    })
+    Ok(json!({
+        "slowed": slowed,
+        "slowed_error": error,
+        "slowed_cpu": percent_more(with_peer, alone, |cycle| cycle.cpu).0,
+        "slowed_bare": percent_more(bare, alone, took).0,
+        "slowed_counted": 100.0 * counted_s / (trained_s - counted_s),
+        "replicated_first": with_peer.replicated(0..load.warm)?,
+        "replicated": with_peer.replicated(load.warm..load.turns)?,
+        "new_memory": mean(jobs.iter().map(|job| job.new_memory)).0,
+    }))
 }
 
 /// Percent that a product took longer in the turns of one job than in the neighbouring turns of another, and the

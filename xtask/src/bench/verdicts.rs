@@ -14,8 +14,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use super::prelude::*;
-use cell::Place;
-use cell::Seen;
+use cell::{Place, Seen};
 use table::Cell;
 pub use table::Part;
 use table::Table;

@@ -18,11 +18,9 @@ const FEW_SEEDS: &str = "2000";
 const SCENARIOS: &str = "tests";
 const SOURCES: &str = "sources";
 
-/// The packages whose tests mostly wait.
-const WAIT: [&str; 2] = ["agent", "agent/tier"];
-
-fn waits(program: &TestProgram) -> bool {
-    WAIT.iter().any(|folder| program.is_of(folder))
+/// Whether its tests mostly wait for processes and disks.
+pub fn waits(program: &TestProgram) -> bool {
+    ["agent", "agent/tier"].iter().any(|folder| program.is_of(folder))
 }
 
 pub struct Suite<'a> {
@@ -36,28 +34,12 @@ pub struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// Tests that start no ranks, and the other checks of sources.
-    pub fn unit(&self, checks: &mut Checks) {
-        // The scenarios' package has its own step, and so have most simulated jobs of several hosts.
-        self.unit_of(checks, "unit and property tests (cargo test)", |program| !program.is_of(SCENARIOS));
-        self.sources(checks);
-    }
-
-    /// The half of the unit tests that mostly wait for processes and disks.
-    pub fn unit_that_wait(&self, checks: &mut Checks) {
-        self.unit_of(checks, "unit tests of agent and checkpoint tier (cargo test)", waits);
-    }
-
-    /// The other half, and the other checks of sources.
-    pub fn unit_that_compute(&self, checks: &mut Checks) {
-        let computes = |program: &TestProgram| !program.is_of(SCENARIOS) && !waits(program);
-        self.unit_of(checks, "other unit and property tests (cargo test)", computes);
-        self.sources(checks);
-    }
-
-    fn unit_of(&self, checks: &mut Checks, name: &str, is_wanted: impl Fn(&TestProgram) -> bool) {
+    /// Tests of these programs that start no ranks. The scenarios' package has its own step, and so have most simulated jobs of
+    /// several hosts.
+    pub fn unit(&self, checks: &mut Checks, name: &str, is_wanted: impl Fn(&TestProgram) -> bool) {
         checks.run(name, || {
-            self.programs.run(self.own, is_wanted, None, |test| {
+            let is_unit = |program: &TestProgram| !program.is_of(SCENARIOS) && is_wanted(program);
+            self.programs.run(self.own, is_unit, None, |test| {
                 // The checkpoint tier is tested with files of each library.
                 test.envs(self.environments.variables());
                 let each = if self.beside_scenarios { 2 } else { 4 };
@@ -67,7 +49,7 @@ impl Suite<'_> {
     }
 
     /// Examples, fuzz targets and the rules of the sources.
-    fn sources(&self, checks: &mut Checks) {
+    pub fn sources(&self, checks: &mut Checks) {
         checks.run("examples in documentation (cargo test --doc)", || {
             let mut test = command::cargo("test --workspace --doc --no-fail-fast");
             self.own.give(&mut test);

@@ -1,9 +1,8 @@
 //! From the SIGKILL of one rank to the first step of all, on four hosts and on one, compared with the peers on
 //! four.
 
-use super::Job;
-use super::LIMIT;
 use super::network::Network;
+use super::{Job, LIMIT};
 use crate::bench::prelude::*;
 use crate::bench::restart::SETTLE_STEPS;
 use crate::journal::fact;
@@ -48,10 +47,9 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
         job.push(command)?;
     } else {
         for host in 0..hosts {
-            let of = job.network.host(host, "");
+            let (first, port) = job.network.meeting();
             let ours = format!(
-                "--node-rank {host} --master-addr {} --master-port {} --nproc-per-node 1 --max-restarts 100000",
-                of.first, of.port
+                "--node-rank {host} --master-addr {first} --master-port {port} --nproc-per-node 1 --max-restarts 100000"
             );
             job.start(bed, launcher, &hosts.to_string(), (&ours, ""), "restart_rank.py")?;
         }

@@ -1,14 +1,11 @@
 //! From the SIGKILL of the leading launcher until all ranks step again. Three hosts run etcd between them, the
 //! fourth is a spare: the launcher's etcd is lost with it.
 
-use mainstay_model::observation::LEADER_REPLACED;
-use mainstay_model::observation::LEADS_HERE;
+use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE};
 use mainstay_model::verdict::Action;
 
-use super::Job;
-use super::LIMIT;
 use super::network::Network;
-use super::seconds;
+use super::{Job, LIMIT, seconds};
 use crate::bench::prelude::*;
 
 /// All figures that are measured here.

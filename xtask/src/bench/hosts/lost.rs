@@ -5,9 +5,8 @@
 
 use std::thread;
 
-use super::Job;
 use super::network::Network;
-use super::seconds;
+use super::{Job, seconds};
 use crate::bench::prelude::*;
 
 /// Hosts with one rank each. One more is a spare.
@@ -44,10 +43,9 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
 fn lost(bed: &Bed, launcher: Launcher) -> Result<Lost> {
     let mut job = Job::of(&format!("lost-{}", launcher.name()), Network::new(HOSTS + 1)?, HOSTS)?;
     ensure!(job.network.has_namespaces(), "a host loses power only where it has a network namespace");
-    let first = job.network.host(0, "");
+    let (first, port) = job.network.meeting();
     let ours = format!(
-        "--rdzv-id bench --rdzv-backend c10d --rdzv-endpoint {}:{} --nproc-per-node 1 --max-restarts 3",
-        first.first, first.port
+        "--rdzv-id bench --rdzv-backend c10d --rdzv-endpoint {first}:{port} --nproc-per-node 1 --max-restarts 3"
     );
     // Each rank of ours keeps what it saves in memory, with copies on other hosts.
     job.variable = (launcher == Launcher::Mainstay).then_some(("BENCH_REPLICATED", "1"));

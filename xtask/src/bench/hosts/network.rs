@@ -3,10 +3,8 @@
 use std::net::TcpListener;
 
 use nix::sys::signal::kill;
-use nix::unistd::Pid;
-use nix::unistd::geteuid;
+use nix::unistd::{Pid, geteuid};
 
-use crate::bench::launchers::OneOf;
 use crate::bench::prelude::*;
 
 /// How often the processes of a host that loses power are searched for at most: a killed process may just have
@@ -68,10 +66,9 @@ impl Network {
         }
     }
 
-    /// A host with the parameters that launchers need; `nodes` as in `--nnodes`.
-    pub fn host(&self, number: usize, nodes: &str) -> OneOf {
-        let (address, first) = (self.address(number), self.address(0));
-        OneOf { number, nodes: nodes.to_owned(), address, first, port: self.port }
+    /// Where the hosts meet, on the first of them: its address and a port.
+    pub fn meeting(&self) -> (String, u16) {
+        (self.address(0), self.port)
     }
 
     /// Endpoints on the first hosts, one on each.

@@ -4,9 +4,8 @@
 
 use mainstay_model::observation::WORLD_GROWS;
 
-use super::Job;
 use super::network::Network;
-use super::seconds;
+use super::{Job, seconds};
 use crate::bench::prelude::*;
 
 /// Hosts with one rank each.

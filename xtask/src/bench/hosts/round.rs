@@ -9,8 +9,7 @@ use super::LIMIT;
 use super::network::Network;
 use crate::bench::prelude::*;
 use crate::bench::stop;
-use crate::journal::fact;
-use crate::journal::started;
+use crate::journal::{fact, started};
 
 /// Launchers of the job.
 const HOSTS: usize = 64;
@@ -39,13 +38,13 @@ fn job(rounds: usize) -> Result<Vec<Round>> {
     // The logs stay where they are if something fails; the next bench removes them.
     folder.disable_cleanup(true);
     let network = Network::loopback(HOSTS)?;
-    let program = paths::release_mainstay();
+    let (program, (first, port)) = (paths::release_mainstay(), network.meeting());
+    let port = port.to_string();
     let mut launchers = Vec::new();
     for host in 0..HOSTS {
         let logs = folder.path().join(format!("host-{host}"));
         let runtime = folder.path().join("run").join(host.to_string());
-        let of = network.host(host, &HOSTS.to_string());
-        let (number, port, nodes, first) = (host.to_string(), of.port.to_string(), of.nodes, of.first);
+        let (number, nodes) = (host.to_string(), HOSTS.to_string());
         let command = cmd!(
             "{program} run --no-agent --nnodes {nodes} --node-rank {number} --master-addr {first} --master-port {port}
              --rdzv-id bench --max-restarts 100000 --log-dir {logs} --runtime-dir {runtime} --no-python sleep 1000000"

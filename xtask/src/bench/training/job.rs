@@ -1,10 +1,8 @@
 //! A job that trains and saves in turns, with a peer for its steps or without.
 
 use std::collections::BTreeSet;
-use std::io::Read;
-use std::io::Write;
-use std::net::TcpListener;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;

@@ -1,11 +1,8 @@
 //! One fault in one job.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mainstay_model::verdict::Action;
-use mainstay_model::verdict::Decision;
-use mainstay_model::verdict::Verdict;
+use mainstay_model::verdict::{Action, Decision, Verdict};
 use tempfile::TempDir;
 
 use super::table::Cell;

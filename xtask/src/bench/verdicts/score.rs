@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_model::verdict::Action;
-use mainstay_model::verdict::FaultDomain;
+use mainstay_model::verdict::{Action, FaultDomain};
 use serde_json::json;
 
 use super::cell::Seen;
