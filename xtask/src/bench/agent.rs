@@ -10,24 +10,15 @@ const RANKS: usize = 8;
 /// How long CPU time is counted; memory is read at the end.
 const WINDOW: Duration = Duration::from_secs(20);
 
-/// Eight ranks of the peer each import PyTorch.
-const LIMIT: Duration = Duration::from_secs(240);
-
-/// Memory in MiB and CPU in percent of a core: of the agent or all processes of a peer, and of our launcher. Not a number
-/// where there is no such process.
-struct Weights {
-    agent: (f64, f64),
-    launcher: (f64, f64),
-}
-
-/// Measures ours, and the peer if there is one.
+/// Measures ours, and the peer if there is one: memory in MiB and CPU in percent of a core, of the agent or all processes of
+/// a peer, and of our launcher.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
-    let mut comparison = Comparison::of(vec![
-        Of::median("agent.rss_8_ranks", "MiB", |of: &Weights| of.agent.0),
-        Of::median("agent.cpu_8_ranks", "% of a core", |of: &Weights| of.agent.1),
-        Of::median("agent.launcher_rss_8_ranks", "MiB", |of: &Weights| of.launcher.0),
-        Of::median("agent.launcher_cpu_8_ranks", "% of a core", |of: &Weights| of.launcher.1),
-    ]);
+    let mut comparison = Comparison::of(Of::each([
+        ("agent.rss_8_ranks", "MiB"),
+        ("agent.cpu_8_ranks", "% of a core"),
+        ("agent.launcher_rss_8_ranks", "MiB"),
+        ("agent.launcher_cpu_8_ranks", "% of a core"),
+    ]));
     bench.take(&mut comparison, None, "agent with 8 beating ranks (20 s)", || ours(bed));
     if bed.peers.is_some() {
         let what = "NVRx launcher and monitors with 8 beating ranks (20 s)";
@@ -42,29 +33,29 @@ pub fn start(folder: &Path, environment: &[(&str, &Path)]) -> Result<(Running, P
     let mut command = cmd!("{program} agent --socket {socket} --state-dir {state}");
     command.envs(environment.iter().copied());
     let mut agent = Running::start(command, &folder.join("agent.log"))?;
-    agent.wait_for_file(&socket, Duration::from_secs(30))?;
+    agent.wait_for_file(&socket)?;
     Ok((agent, socket))
 }
 
-fn ours(bed: &Bed) -> Result<Vec<Weights>> {
+fn ours(bed: &Bed) -> Result<Vec<[f64; 4]>> {
     let folder = paths::fresh(paths::target().join("bench/agent"))?;
     let (agent, socket) = start(&folder, &[])?;
     let mut job = bed.job(Launcher::Mainstay, RANKS, &folder.join("logs"), "", "beating_rank.py");
     job.env("MAINSTAY_SOCKET", socket).env("BENCH_READY", folder.join("ready"));
     let mut launcher = Running::start(job, &folder.join("launcher.log"))?;
-    launcher.wait_for("first beats of all ranks", LIMIT, || ready(&folder))?;
+    launcher.wait_for("first beats of all ranks", || ready(&folder))?;
     // They share no pages: all of them count.
     let weights = weigh(&[&[agent.pid()], &[launcher.pid()]], |(rss, _)| rss)?;
-    Ok(vec![Weights { agent: weights[0], launcher: weights[1] }])
+    Ok(vec![[weights[0].0, weights[0].1, weights[1].0, weights[1].1]])
 }
 
 /// ft_launcher with its monitors; the ranks themselves are not counted.
-fn nvrx(bed: &Bed) -> Result<Vec<Weights>> {
+fn nvrx(bed: &Bed) -> Result<Vec<[f64; 4]>> {
     let folder = paths::fresh(paths::target().join("bench/agent_nvrx"))?;
     let mut job = bed.job(Launcher::Nvrx, RANKS, &folder, "", "beating_rank.py");
     job.env("BENCH_READY", folder.join("ready")).env("BENCH_CLIENT", "nvrx");
     let mut launcher = Running::start(job, &folder.join("launcher.log"))?;
-    launcher.wait_for("first beats of all ranks", LIMIT, || ready(&folder))?;
+    launcher.wait_for("first beats of all ranks", || ready(&folder))?;
     // Ranks are the script itself; launcher and monitors carry ft_launcher in their command line.
     let is_watching = |pid: &i32| {
         let line = procfs::process::Process::new(*pid).and_then(|process| process.cmdline());
@@ -73,8 +64,8 @@ fn nvrx(bed: &Bed) -> Result<Vec<Weights>> {
     };
     let watching: Vec<i32> = process::family(launcher.pid()).into_iter().filter(is_watching).collect();
     // They share most of their pages: each page counts once.
-    let weights = weigh(&[&watching], |(_, pss)| pss)?;
-    Ok(vec![Weights { agent: weights[0], launcher: (f64::NAN, f64::NAN) }])
+    let (memory, cpu) = weigh(&[&watching], |(_, pss)| pss)?[0];
+    Ok(vec![[memory, cpu, f64::NAN, f64::NAN]])
 }
 
 /// Measures several groups of processes over the same window.

@@ -104,7 +104,7 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Vec<Event>> 
     command.arg(script_path("checkpoint.py")).args([tool, &gib.to_string(), &samples.to_string()]);
     command.arg(&events.path).arg(place.path());
     let mut running = Running::start(command, &folder.join("log"))?;
-    running.wait_for("the end of its saves", LIMIT, || {
+    running.wait_within(LIMIT, "the end of its saves", || {
         events.poll();
         events.all.iter().any(|event| event.what == "done").then_some(())
     })?;

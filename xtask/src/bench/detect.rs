@@ -5,8 +5,6 @@ use super::prelude::*;
 /// Ranks of the job; they only sleep, because this measures the launcher and not Python's start.
 const RANKS: usize = 4;
 
-const LIMIT: Duration = Duration::from_secs(30);
-
 /// Measures many deaths, in as many jobs as it takes: a launcher may decide to restart no more.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let deaths = bench.samples(1000, 100);
@@ -34,14 +32,13 @@ fn one_job(bed: &Bed, deaths: usize, samples: &mut Vec<f64>) -> Result<()> {
     let mut journal = Follower::new(&folder);
     let mut read = 0;
     while samples.len() < deaths {
-        let started =
-            running.wait_for("ranks in the journal", LIMIT, || journal.find(read, journal::started));
+        let started = running.wait_for("ranks in the journal", || journal.find(read, journal::started));
         let Ok(pids) = started else { return Ok(()) };
         read = journal.entries.len();
         let pid = *pids.values().nth(samples.len() % RANKS).context("the journal names no such rank")?;
         let at = strike(pid, Signal::SIGKILL)?;
         let noticed = running
-            .wait_for("fact in the journal", LIMIT, || journal.when(read, |fact| journal::died(fact, pid)))?;
+            .wait_for("fact in the journal", || journal.when(read, |fact| journal::died(fact, pid)))?;
         samples.push(noticed.saturating_sub(at) as f64 / 1e6);
     }
     Ok(())

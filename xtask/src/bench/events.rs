@@ -127,7 +127,6 @@ impl Events {
     pub fn restart(
         &mut self,
         running: &mut Running,
-        limit: Duration,
         fault: Fault,
         (victim, pid): (u64, Option<i32>),
     ) -> Result<Restart> {
@@ -137,7 +136,7 @@ impl Events {
             Fault::Kill => begin = strike(pid.context("the victim has told its process")?, Signal::SIGKILL)?,
             Fault::Raise => fs::write(format!("{}.raise.{victim}", self.path().display()), "")?,
         }
-        running.wait_for("first steps after the fault", limit, || self.stepping(&moment, 1))?;
+        running.wait_for("first steps after the fault", || self.stepping(&moment, 1))?;
         if fault == Fault::Raise {
             let raised = self.lines.all[moment.since..].iter().find(|event| event.event == "raise");
             begin = raised.context("the victim did not raise")?.at;
@@ -160,7 +159,6 @@ impl Events {
     pub fn restarts(
         &mut self,
         running: &mut Running,
-        limit: Duration,
         (fault, faults): (Fault, usize),
         settle: (usize, usize),
         before_first: impl FnOnce(&mut Running) -> Result<()>,
@@ -169,12 +167,12 @@ impl Events {
         let mut before_first = Some(before_first);
         while restarts.len() < faults {
             let steps = if restarts.is_empty() { settle.0 } else { settle.1 };
-            let pids = running.wait_for("steps of all ranks", limit, || self.stepping(&moment, steps))?;
+            let pids = running.wait_for("steps of all ranks", || self.stepping(&moment, steps))?;
             if let Some(before_first) = before_first.take() {
                 before_first(running)?;
             }
             let victim = (restarts.len() % self.world) as u64;
-            restarts.push(self.restart(running, limit, fault, (victim, pids.get(&victim).copied()))?);
+            restarts.push(self.restart(running, fault, (victim, pids.get(&victim).copied()))?);
             moment = self.position();
         }
         Ok(restarts)

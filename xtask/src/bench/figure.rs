@@ -104,6 +104,14 @@ impl<T: 'static> Of<T> {
     }
 }
 
+impl<const N: usize> Of<[f64; N]> {
+    /// The medians of measurements that are a row of numbers: a name and a unit for each.
+    pub fn each(figures: [(&str, &'static str); N]) -> Vec<Of<[f64; N]>> {
+        let of = |(place, (id, unit))| Of::median(id, unit, move |row: &[f64; N]| row[place]);
+        figures.into_iter().enumerate().map(of).collect()
+    }
+}
+
 impl Of<f64> {
     /// Milliseconds: the value that 99 of 100 do not exceed, `ID_p99`, and the median.
     pub fn latency(id: &str) -> Vec<Of<f64>> {

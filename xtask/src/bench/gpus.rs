@@ -37,10 +37,7 @@ const PORT: [(&str, &str); 13] = [
 
 /// What the agent costs with 8 GPUs, their 144 NVLinks and 8 cards, at the usual intervals.
 pub fn weigh(bench: &mut Bench, _: &Bed) {
-    let figures = vec![
-        Of::median("agent.cpu_8_gpus", "% of a core", |(cpu, _): &(f64, f64)| *cpu),
-        Of::median("agent.rss_8_gpus", "MiB", |(_, rss)| *rss),
-    ];
+    let figures = Of::each([("agent.cpu_8_gpus", "% of a core"), ("agent.rss_8_gpus", "MiB")]);
     bench.measure(figures, "8 GPUs, 144 NVLinks, 8 cards (60 s)", || {
         Ok(vec![FakeHost::new("bench/gpus", GPUS)?.weigh()?])
     });
@@ -124,7 +121,7 @@ impl FakeHost {
     }
 
     /// CPU of the agent and its children in percent of a core, and their memory in MiB.
-    fn weigh(&self) -> Result<(f64, f64)> {
+    fn weigh(&self) -> Result<[f64; 2]> {
         let mut host = self.agent()?;
         host.wait_for(&format!("fabric.mlx5_{}/1", CARDS - 1), "HEALTHY")?;
         host.wait_until_learned()?;
@@ -136,7 +133,7 @@ impl FakeHost {
         thread::sleep(WINDOW);
         let percent = 100.0 * (process::cpu_seconds(family()) - before) / began.elapsed().as_secs_f64();
         let rss = family().into_iter().filter_map(process::memory_mib).map(|(rss, _)| rss).sum();
-        Ok((percent, rss))
+        Ok([percent, rss])
     }
 
     /// One GPU after the other has a memory error, somewhere between two readings.

@@ -7,9 +7,6 @@ use super::prelude::*;
 
 const RANKS: usize = 4;
 
-/// Starting, importing and the warm-up; and the same time for a verdict.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// Each launcher is measured for at most this time, with as many hangs as fit: a restart under NVRx takes a quarter
 /// of a minute, and both together must finish within six.
 const BUDGET: Duration = Duration::from_secs(160);
@@ -64,7 +61,7 @@ fn one_job(bed: &Bed, launcher: Launcher, is_enough: impl Fn(usize) -> bool) -> 
     let mut journal = Follower::new(&folder);
     let (mut seconds, mut attempt) = (Vec::new(), 0);
     while !is_enough(seconds.len()) {
-        let warm = running.wait_for("a warm rank", LIMIT, || {
+        let warm = running.wait_for("a warm rank", || {
             // An attempt may fail before it is warm.
             (attempt..attempt + 3).find_map(|number| {
                 let pid = fs::read_to_string(folder.join(format!("warm.{number}"))).ok()?;
@@ -76,7 +73,7 @@ fn one_job(bed: &Bed, launcher: Launcher, is_enough: impl Fn(usize) -> bool) -> 
         journal.poll();
         let from = journal.entries.len();
         let at = strike(pid, Signal::SIGSTOP)?;
-        let noticed = running.wait_for("a verdict", LIMIT, || match launcher {
+        let noticed = running.wait_for("a verdict", || match launcher {
             Launcher::Nvrx => is_over(pid).then(journal::now),
             _ => journal.when(from, |fact| matches!(fact, Fact::RanksHung { .. })),
         })?;

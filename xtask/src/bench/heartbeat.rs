@@ -79,9 +79,7 @@ fn nvrx(bed: &Bed) -> Result<Vec<Value>> {
     let mut command = bed.job(Launcher::Nvrx, 1, &folder, sections, "heartbeat_nvrx.py");
     command.env("BENCH_RESULT", &result);
     let mut running = Running::start(command, &folder.join("launcher.log"))?;
-    running.wait_for("result", Duration::from_secs(120), || {
-        serde_json::from_str(&fs::read_to_string(&result).ok()?).ok()
-    })
+    running.wait_for("result", || serde_json::from_str(&fs::read_to_string(&result).ok()?).ok())
 }
 
 /// Runs a program some times, each with a heartbeat page as a launcher makes it: each process claims a page once.

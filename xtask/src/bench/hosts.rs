@@ -16,9 +16,6 @@ use self::network::Network;
 use super::prelude::*;
 use crate::packages;
 
-/// A job that needs longer than this has hung. torchrun considers a host lost after 15 s.
-const LIMIT: Duration = Duration::from_secs(180);
-
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     kill::measure(bench, bed);
     if bench.report.wants(&leader::IDS) {
@@ -33,12 +30,14 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
 
 /// One job: its hosts, which are added one by one, the record of its ranks, and its folders.
 struct Job {
+    /// Dropped first: launchers need the rest until they have ended.
+    launchers: Vec<Running>,
     network: Network,
     folder: PathBuf,
     /// Sockets have short paths.
     runtime: TempDir,
     events: Events,
-    launchers: Vec<Running>,
+    /// A variable of the ranks.
     variable: Option<(&'static str, &'static str)>,
 }
 
@@ -108,13 +107,13 @@ impl Job {
         mut look: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<T> {
         let events = &mut self.events;
-        self.launchers[launcher].wait_for(what, LIMIT, || look(events))
+        self.launchers[launcher].wait_for(what, || look(events))
     }
 
     /// Waits for a fact in the journal of a host, and returns when it happened.
     fn wait_for_fact(&mut self, host: usize, what: &str, is: impl Fn(&Fact) -> bool) -> Result<u64> {
         let mut journal = self.journal(host);
-        self.launchers[host].wait_for(what, LIMIT, || journal.when(0, &is))
+        self.launchers[host].wait_for(what, || journal.when(0, &is))
     }
 
     /// The host that leads the job.
@@ -135,7 +134,7 @@ impl Job {
 
     /// When a peer reacts to a lost host: it writes no verdict, so the end of a rank on a remaining host counts.
     fn end_of_one(&mut self, left: &[i32]) -> Result<u64> {
-        self.launchers[0].wait_for("the end of a rank that is left", LIMIT, || {
+        self.launchers[0].wait_for("the end of a rank that is left", || {
             left.iter().any(|pid| is_over(*pid)).then(journal::now)
         })
     }

@@ -59,7 +59,7 @@ fn rounds(
     let mut running = job(&folder)?;
     let first = running.first_mut().context("nothing was started")?;
     let mut events = Events::of(folder.join("events.jsonl"), world);
-    first.wait_for("end of the last round", LIMIT, || {
+    first.wait_within(LIMIT, "end of the last round", || {
         let done = events.all().iter().filter(|event| event.event == "done").count();
         (done >= world).then_some(())
     })?;

@@ -19,10 +19,7 @@ const XIDS: u64 = 100;
 pub fn measure(bench: &mut Bench, _: &Bed) {
     let xids = bench.samples(1000, 100);
     bench.measure(Of::latency("detect.xid_kmsg"), &format!("{xids} XIDs"), || verdicts(xids));
-    let figures = vec![
-        Of::median("detect.kmsg_storm_cpu", "% of a core", |(cpu, _): &(f64, f64)| *cpu),
-        Of::median("detect.kmsg_storm_xids_lost", "", |(_, lost)| *lost),
-    ];
+    let figures = Of::each([("detect.kmsg_storm_cpu", "% of a core"), ("detect.kmsg_storm_xids_lost", "")]);
     bench.measure(figures, "100,000 lines a second for 10 s", || Ok(vec![storm()?]));
 }
 
@@ -107,7 +104,7 @@ fn verdicts(xids: usize) -> Result<Vec<f64>> {
 }
 
 /// CPU of the agent in percent of a core, and the number of XIDs that it did not report.
-fn storm() -> Result<(f64, f64)> {
+fn storm() -> Result<[f64; 2]> {
     let mut host = without_gpus("bench/kmsg_storm")?;
     // The maximum for an unprivileged process: the kernel's own buffer is not smaller.
     let _ = nix::fcntl::fcntl(host.log.file(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(1 << 20));
@@ -133,7 +130,7 @@ fn storm() -> Result<(f64, f64)> {
         seen += u64::from(line.contains("the storm's own"));
     }
     let percent = 100.0 * (process::cpu_seconds([pid]) - before) / began.elapsed().as_secs_f64();
-    Ok((percent, XIDS.saturating_sub(seen) as f64))
+    Ok([percent, XIDS.saturating_sub(seen) as f64])
 }
 
 /// Errors that were corrected, chatter, and now and then an XID.

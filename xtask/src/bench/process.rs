@@ -16,6 +16,10 @@ use procfs::process::{Process, Stat, all_processes};
 use super::stop;
 use crate::{command, journal};
 
+/// A program that makes nothing of what is expected for this long has hung: eight ranks that import PyTorch on two cores
+/// take minutes, and torchrun considers a host lost after 15 s.
+pub const LIMIT: Duration = Duration::from_secs(240);
+
 /// A program in a separate process group. When dropped, it is asked to stop, and killed if it does not.
 pub struct Running {
     child: Child,
@@ -43,12 +47,16 @@ impl Running {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Polls until the expected value is there; an error when the program ends first or time runs out. A poll is
-    /// cheap, and its frequency affects no figure: events carry their own times.
-    pub fn wait_for<T>(
+    /// Polls until the expected value is there; an error when the program ends first or has hung.
+    pub fn wait_for<T>(&mut self, what: &str, look: impl FnMut() -> Option<T>) -> Result<T> {
+        self.wait_within(LIMIT, what, look)
+    }
+
+    /// The same with a time of its own. A poll is cheap, and its frequency affects no figure: events carry their own times.
+    pub fn wait_within<T>(
         &mut self,
-        what: &str,
         limit: Duration,
+        what: &str,
         mut look: impl FnMut() -> Option<T>,
     ) -> Result<T> {
         let began = Instant::now();
@@ -68,8 +76,8 @@ impl Running {
         }
     }
 
-    pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
-        self.wait_for(&path.display().to_string(), limit, || path.exists().then_some(()))
+    pub fn wait_for_file(&mut self, path: &Path) -> Result<()> {
+        self.wait_for(&path.display().to_string(), || path.exists().then_some(()))
     }
 
     pub fn printed(&self) -> String {

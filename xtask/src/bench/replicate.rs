@@ -50,9 +50,7 @@ fn nvrx(bed: &Bed, rounds: usize) -> Result<Vec<f64>> {
     command.arg(script_path("replicate_nvrx.py"));
     command.args([NVRX_MIB, rounds].map(|number| number.to_string())).arg(&out);
     let mut running = Running::start(command, &folder.join("nvrx.log"))?;
-    running.wait_for("NVRx's figures", Duration::from_secs(180), || {
-        serde_json::from_slice(&fs::read(&out).ok()?).ok()
-    })
+    running.wait_for("NVRx's figures", || serde_json::from_slice(&fs::read(&out).ok()?).ok())
 }
 
 /// One size, in memory: the shard, its replica and the restored shard.
@@ -68,7 +66,7 @@ fn shard(gib: usize, rounds: usize, within: Duration) -> Result<Value> {
     // It ends with this process, and is stopped when its time is over; the log shows its progress.
     let log = paths::target().join("bench/replicate.log");
     let mut running = Running::start(run, &log)?;
-    running.wait_for("figures", within, || {
+    running.wait_within(within, "figures", || {
         let printed = fs::read_to_string(&log).ok()?;
         let objects = printed.lines().rev().filter_map(|line| serde_json::from_str(line).ok());
         objects.into_iter().find(Value::is_object)

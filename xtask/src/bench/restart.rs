@@ -13,9 +13,6 @@ pub const SETTLE_STEPS: (usize, usize) = (300, 30);
 /// A rank that dies early dies this long after its first line: it imports, and nothing is warm yet.
 const EARLY: Duration = Duration::from_secs(3);
 
-/// A launcher that needs longer than this for a restart has hung.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// Measures each fault under each launcher: one job, several faults.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let faults = bench.samples(5, 2);
@@ -26,7 +23,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
         ];
         bench.by_launcher(bed, figures, &format!("{faults} faults"), 1, |launcher| {
             let (mut running, mut events) = job(bed, launcher, WORLD)?;
-            events.restarts(&mut running, LIMIT, (fault, faults), SETTLE_STEPS, |_| Ok(()))
+            events.restarts(&mut running, (fault, faults), SETTLE_STEPS, |_| Ok(()))
         });
     }
 }
@@ -59,15 +56,15 @@ pub fn job(bed: &Bed, launcher: Launcher, world: usize) -> Result<(Running, Even
 fn first_restart(bed: &Bed, launcher: Launcher, is_early: bool) -> Result<Restart> {
     let (mut running, mut events) = job(bed, launcher, WORLD)?;
     let pids = if is_early {
-        let pids = running.wait_for("the first lines of all ranks", LIMIT, || events.started())?;
+        let pids = running.wait_for("the first lines of all ranks", || events.started())?;
         std::thread::sleep(EARLY);
         pids
     } else {
         let begin = Moment::default();
-        running.wait_for("steps of all ranks", LIMIT, || events.stepping(&begin, SETTLE_STEPS.0))?
+        running.wait_for("steps of all ranks", || events.stepping(&begin, SETTLE_STEPS.0))?
     };
     let victim = WORLD as u64 - 1;
-    let restart = events.restart(&mut running, LIMIT, Fault::Kill, (victim, pids.get(&victim).copied()))?;
+    let restart = events.restart(&mut running, Fault::Kill, (victim, pids.get(&victim).copied()))?;
     let resident = process::memory_mib(running.pid()).filter(|_| launcher == Launcher::Mainstay);
     Ok(Restart { resident_mib: resident.map_or(f64::NAN, |(rss, _)| rss), ..restart })
 }

@@ -1,8 +1,8 @@
 //! From the SIGKILL of one rank to the first step of all, on four hosts and on one, compared with the peers on
 //! four.
 
+use super::Job;
 use super::network::Network;
-use super::{Job, LIMIT};
 use crate::bench::prelude::*;
 use crate::bench::restart::SETTLE_STEPS;
 use crate::journal::fact;
@@ -56,7 +56,7 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
     }
     let journals: Vec<Follower> = (0..hosts).map(|host| job.journal(host)).collect();
     let Job { events, launchers, .. } = &mut job;
-    events.restarts(&mut launchers[0], LIMIT, (Fault::Kill, faults), SETTLE_STEPS, |running| {
+    events.restarts(&mut launchers[0], (Fault::Kill, faults), SETTLE_STEPS, |running| {
         if launcher == Launcher::Mainstay { wait_for_templates(running, journals) } else { Ok(()) }
     })
 }
@@ -65,7 +65,7 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
 /// hours has them at its failures.
 fn wait_for_templates(launcher: &mut Running, mut journals: Vec<Follower>) -> Result<()> {
     let (mut known, mut since) = (0, Instant::now());
-    launcher.wait_for("warm templates", LIMIT, || {
+    launcher.wait_for("warm templates", || {
         let warm = |journal: &mut Follower| {
             journal.poll();
             let facts = journal.entries.iter().filter_map(fact);

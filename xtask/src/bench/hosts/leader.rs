@@ -5,7 +5,7 @@ use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE};
 use mainstay_model::verdict::Action;
 
 use super::network::Network;
-use super::{Job, LIMIT, seconds};
+use super::{Job, seconds};
 use crate::bench::prelude::*;
 
 /// All figures that are measured here.
@@ -17,20 +17,10 @@ const HOSTS: usize = 3;
 /// Steps of all ranks before the leader is killed.
 const SETTLE_STEPS: usize = 50;
 
-/// Seconds since the SIGKILL.
-struct Replaced {
-    /// The first restart that the next leader decided.
-    decided: f64,
-    /// The first steps of all ranks.
-    stepping: f64,
-}
-
-/// Measures some jobs, each of which loses its leader once.
+/// Measures some jobs, each of which loses its leader once: seconds from the SIGKILL to the first steps of all ranks, and to
+/// the first restart that the next leader decided.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
-    let mut comparison = Comparison::of(vec![
-        Of::median(IDS[0], "s", |of: &Replaced| of.stepping),
-        Of::median(IDS[1], "s", |of: &Replaced| of.decided),
-    ]);
+    let mut comparison = Comparison::of(Of::each(IDS.map(|id| (id, "s"))));
     let jobs = bench.at_most(5, 2);
     for job in 1..=jobs {
         let replaced = || Ok(vec![replaced(bed)?]);
@@ -40,7 +30,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
     }
 }
 
-fn replaced(bed: &Bed) -> Result<Replaced> {
+fn replaced(bed: &Bed) -> Result<[f64; 2]> {
     let mut job = Job::of("leader", Network::new(HOSTS + 1)?, HOSTS)?;
     let endpoints = job.network.endpoints(HOSTS, 2379)?;
     let options = format!("--rdzv-id bench --rdzv-endpoint {endpoints} --max-restarts 3");
@@ -51,7 +41,7 @@ fn replaced(bed: &Bed) -> Result<Replaced> {
             let launcher = &mut job.launchers[host];
             let pid = launcher.pid();
             let runs = || family(pid).into_iter().filter_map(stat).find(|stat| stat.comm == "etcd").map(drop);
-            launcher.wait_for("etcd on this host", LIMIT, runs)?;
+            launcher.wait_for("etcd on this host", runs)?;
         }
     }
     // The spare is the last launcher to join, which need not be the last one started.
@@ -73,7 +63,7 @@ fn replaced(bed: &Bed) -> Result<Replaced> {
         let next = journals.iter_mut().find_map(|of| of.when(0, leads_here).is_some().then_some(of))?;
         next.find(0, |entry| (is_decision(entry) && entry.at.mono.0 >= killed_at).then_some(entry.at.mono.0))
     })?;
-    Ok(Replaced { decided: seconds(killed_at, decided), stepping: seconds(killed_at, stepping) })
+    Ok([seconds(killed_at, stepping), seconds(killed_at, decided)])
 }
 
 /// Waiting is no decision yet.

@@ -18,29 +18,21 @@ const SETTLE_STEPS: usize = 100;
 /// A peer's launcher does not report that it waits: it has this long to join as a spare.
 const SPARE_JOINS: Duration = Duration::from_secs(5);
 
-/// Seconds.
-struct Lost {
-    /// From the loss to the verdict, or to the first restart action.
-    to_verdict: f64,
-    /// From there until all ranks have their imports, and what the slowest needs to load its checkpoint.
-    added: f64,
-    /// From the verdict to the first steps of all ranks.
-    to_step: f64,
-}
-
-/// Measures jobs of ours, then of the peers, each of which loses a host once.
+/// Measures jobs of ours, then of the peers, each of which loses a host once: seconds from the loss to the verdict, or to the
+/// first restart action; from there until all ranks have their imports, and what the slowest needs to load its checkpoint;
+/// from the verdict to the first steps of all ranks; and all of it.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
-    let figures = vec![
-        Of::median("hosts.lost_to_verdict", "s", |lost: &Lost| lost.to_verdict),
-        Of::median("hosts.swap_added", "s", |lost: &Lost| lost.added),
-        Of::median("hosts.swap_to_step", "s", |lost: &Lost| lost.to_step),
-        Of::median("hosts.lost_to_step", "s", |lost: &Lost| lost.to_verdict + lost.to_step),
-    ];
+    let figures = Of::each([
+        ("hosts.lost_to_verdict", "s"),
+        ("hosts.swap_added", "s"),
+        ("hosts.swap_to_step", "s"),
+        ("hosts.lost_to_step", "s"),
+    ]);
     let jobs = bench.at_most(5, 2);
     bench.by_launcher(bed, figures, "a lost host", jobs, |launcher| Ok(vec![lost(bed, launcher)?]));
 }
 
-fn lost(bed: &Bed, launcher: Launcher) -> Result<Lost> {
+fn lost(bed: &Bed, launcher: Launcher) -> Result<[f64; 4]> {
     let mut job = Job::of(&format!("lost-{}", launcher.name()), Network::new(HOSTS + 1)?, HOSTS)?;
     ensure!(job.network.has_namespaces(), "a host loses power only where it has a network namespace");
     let (first, port) = job.network.meeting();
@@ -82,9 +74,10 @@ fn lost(bed: &Bed, launcher: Launcher) -> Result<Lost> {
     let stepping = job.events.last_first("step", &moment)?;
     let imported = job.events.last_first("imported", &moment)?;
     let loading = job.events.longest("wrapped", "resumed", &moment)?;
-    Ok(Lost {
-        to_verdict: seconds(lost_at, acted_at),
-        added: seconds(acted_at, imported + loading),
-        to_step: seconds(acted_at, stepping),
-    })
+    Ok([
+        seconds(lost_at, acted_at),
+        seconds(acted_at, imported + loading),
+        seconds(acted_at, stepping),
+        seconds(lost_at, stepping),
+    ])
 }

@@ -17,23 +17,14 @@ const SETTLE_STEPS: usize = 50;
 /// How long the job waits for the lost host, and how long it runs before it takes one back, seconds.
 const PAUSE: f64 = 1.0;
 
-/// Seconds.
-struct Resized {
-    shrink: f64,
-    grow: f64,
-}
-
 /// Measures jobs of ours, then of the peers, each of which loses a host and gets it back.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
-    let figures = vec![
-        Of::median("hosts.shrink_added", "s", |of: &Resized| of.shrink),
-        Of::median("hosts.grow_added", "s", |of: &Resized| of.grow),
-    ];
+    let figures = Of::each([("hosts.shrink_added", "s"), ("hosts.grow_added", "s")]);
     let jobs = bench.at_most(5, 2);
     bench.by_launcher(bed, figures, "lost and back", jobs, |launcher| Ok(vec![resized(bed, launcher)?]));
 }
 
-fn resized(bed: &Bed, launcher: Launcher) -> Result<Resized> {
+fn resized(bed: &Bed, launcher: Launcher) -> Result<[f64; 2]> {
     let mut job = Job::of(&format!("resize-{}", launcher.name()), Network::new(HOSTS + 1)?, HOSTS)?;
     let ours = format!(
         "--rdzv-id bench --rdzv-backend c10d --rdzv-endpoint {} \
@@ -76,5 +67,5 @@ fn resized(bed: &Bed, launcher: Launcher) -> Result<Resized> {
     job.events = Events::of(path, HOSTS);
     job.wait_for(0, "steps with the host", |events| events.stepping(&moment, 1))?;
     // All hosts are back, so that nothing is waited for.
-    Ok(Resized { shrink, grow: seconds(decided, job.events.last_first("step", &moment)?) })
+    Ok([shrink, seconds(decided, job.events.last_first("step", &moment)?)])
 }

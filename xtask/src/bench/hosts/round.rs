@@ -5,7 +5,6 @@
 
 use mainstay_model::verdict::Action;
 
-use super::LIMIT;
 use super::network::Network;
 use crate::bench::prelude::*;
 use crate::bench::stop;
@@ -14,26 +13,19 @@ use crate::journal::{fact, started};
 /// Launchers of the job.
 const HOSTS: usize = 64;
 
-/// Milliseconds from the SIGKILL of a rank.
-struct Round {
-    detected: f64,
-    decided: f64,
-    ended: f64,
-    started: f64,
-}
-
+/// From the SIGKILL of a rank: to the start of all ranks, and to what comes before it.
 pub fn measure(bench: &mut Bench) {
     let rounds = bench.samples(9, 3);
-    let figures = vec![
-        Of::median("hosts.round_64", "ms", |round: &Round| round.started),
-        Of::median("hosts.round_64_detected", "ms", |round: &Round| round.detected),
-        Of::median("hosts.round_64_decided", "ms", |round: &Round| round.decided),
-        Of::median("hosts.round_64_ended", "ms", |round: &Round| round.ended),
-    ];
+    let figures = Of::each([
+        ("hosts.round_64", "ms"),
+        ("hosts.round_64_detected", "ms"),
+        ("hosts.round_64_decided", "ms"),
+        ("hosts.round_64_ended", "ms"),
+    ]);
     bench.measure(figures, &format!("{rounds} rounds of {HOSTS} launchers"), || job(rounds));
 }
 
-fn job(rounds: usize) -> Result<Vec<Round>> {
+fn job(rounds: usize) -> Result<Vec<[f64; 4]>> {
     let mut folder = stop::leftover_free("mainstay-bench-hosts")?;
     // The logs stay where they are if something fails; the next bench removes them.
     folder.disable_cleanup(true);
@@ -53,7 +45,7 @@ fn job(rounds: usize) -> Result<Vec<Round>> {
     }
     let leader = &mut launchers[0];
     let mut journal = Follower::new(&folder.path().join("host-0"));
-    let mut pids = leader.wait_for("ranks on all hosts", LIMIT, || journal.find(0, started))?;
+    let mut pids = leader.wait_for("ranks on all hosts", || journal.find(0, started))?;
     let mut measured = Vec::new();
     for n in 0..rounds {
         // Another host each time, the leader's among them.
@@ -61,22 +53,20 @@ fn job(rounds: usize) -> Result<Vec<Round>> {
         let seen = journal.entries.len();
         let pid = *pids.get(&victim).context("the journal names no process of the rank")?;
         let killed_at = strike(pid, Signal::SIGKILL)?;
-        pids = leader.wait_for("ranks on all hosts", LIMIT, || journal.find(seen, started))?;
+        pids = leader.wait_for("ranks on all hosts", || journal.find(seen, started))?;
         let first = |is: fn(&Entry) -> bool| {
             let found = journal.entries[seen..].iter().find(|entry| is(entry));
             found.map_or(f64::NAN, |entry| entry.at.mono.0.saturating_sub(killed_at) as f64 / 1e6)
         };
-        measured.push(Round {
-            detected: first(|entry| {
-                matches!(
-                    fact(entry),
-                    Some(Fact::RankEnding { .. } | Fact::RankExited { after_stop: false, .. })
-                )
+        measured.push([
+            first(|entry| started(entry).is_some()),
+            first(|entry| {
+                let fact = fact(entry);
+                matches!(fact, Some(Fact::RankEnding { .. } | Fact::RankExited { after_stop: false, .. }))
             }),
-            decided: first(|entry| matches!(&entry.body, Body::Decision(of) if of.action != Action::Wait)),
-            ended: first(|entry| matches!(fact(entry), Some(Fact::AttemptEnded { .. }))),
-            started: first(|entry| started(entry).is_some()),
-        });
+            first(|entry| matches!(&entry.body, Body::Decision(of) if of.action != Action::Wait)),
+            first(|entry| matches!(fact(entry), Some(Fact::AttemptEnded { .. }))),
+        ]);
     }
     folder.disable_cleanup(false);
     Ok(measured)

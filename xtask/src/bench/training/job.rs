@@ -13,9 +13,6 @@ use walkdir::WalkDir;
 use crate::bench::agent;
 use crate::bench::prelude::*;
 
-/// One turn, and the start of a job.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// Slots of memory for the state in its launcher.
 const SLOTS: usize = 3;
 
@@ -131,7 +128,7 @@ impl Job {
         }
         let mut running = Running::start(command, &folder.join("launcher.log"))?;
         let ready = beside(&cycles.path, "ready");
-        running.wait_for_file(&ready, LIMIT)?;
+        running.wait_for_file(&ready)?;
         let reserving_s: f64 =
             fs::read_to_string(&ready)?.trim().parse().context("what the rank reports of its memory")?;
         let new_memory = reserving_s * 1024.0 / (SLOTS * load.state_mib) as f64;
@@ -144,7 +141,7 @@ impl Job {
     pub fn take_turn(&mut self, turn: usize) -> Result<()> {
         fs::write(beside(&self.cycles.path, &format!("turn-{turn}")), "")?;
         let Job { running, cycles, replicas, arrived, .. } = self;
-        running.wait_for("the end of a turn", LIMIT, || {
+        running.wait_for("the end of a turn", || {
             thread::sleep(LOOK);
             let stored =
                 WalkDir::new(&*replicas).into_iter().filter_map(|entry| Some(entry.ok()?.into_path()));
@@ -179,7 +176,7 @@ impl Job {
 /// A counter of an agent; none while it has none.
 fn counter(http: &str, name: &str) -> Result<Option<f64>> {
     let mut stream = TcpStream::connect(http).with_context(|| format!("connecting to {http}"))?;
-    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     write!(stream, "GET /metrics HTTP/1.0\r\nHost: {http}\r\n\r\n")?;
     let mut page = String::new();
     stream.read_to_string(&mut page)?;

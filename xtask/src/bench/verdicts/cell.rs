@@ -8,9 +8,6 @@ use tempfile::TempDir;
 use super::table::Cell;
 use crate::bench::prelude::*;
 
-/// From the start of a job to its decision: imports, 200 steps, a hang.
-const LIMIT: Duration = Duration::from_secs(240);
-
 /// Limits with which hangs are found soon, even if a loaded machine takes long for a step.
 const SOON: [&str; 4] =
     ["--hang-limit", "step=6s,unlearned=6s,first_step=40s,idle=10s", "--hang-limit", "confirm=1s"];
@@ -70,12 +67,11 @@ impl Place {
         let mut running = Running::start(self.command(cell, folder), &folder.join("launcher.log"))?;
         if let Some(signal) = cell.fault.signal {
             let mark = folder.join("marks/ready");
-            let pid = running.wait_for("the place of the fault", LIMIT, || {
-                fs::read_to_string(&mark).ok()?.trim().parse().ok()
-            })?;
+            let pid = running
+                .wait_for("the place of the fault", || fs::read_to_string(&mark).ok()?.trim().parse().ok())?;
             strike(pid, Signal::try_from(signal).context("a signal of the table")?)?;
         }
-        let decided = running.wait_for("decision", LIMIT, || journal.find(0, decision));
+        let decided = running.wait_for("decision", || journal.find(0, decision));
         let decision = match decided {
             Err(_) if running.ended().is_some_and(|status| status.success()) => {
                 return Ok(Seen { survived: true, ..Seen::default() });
