@@ -4,7 +4,6 @@
 //! function; between the two the ranks destroy the framework's process groups.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 
 use super::events::Event;
 use super::prelude::*;
@@ -85,7 +84,7 @@ fn mainstay(bed: &Bed, world: usize, faults: usize, folder: &Path) -> Result<Vec
 fn nvrx(bed: &Bed, world: usize, folder: &Path) -> Result<Vec<Running>> {
     let (python, script) = (bed.peers_tool("python"), script_path(SCRIPT));
     // A port with free ones after it, as far as this process can tell.
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
+    let port = free_port()?.to_string();
     let start = |rank: usize| {
         let mut command = cmd!("{python} {script}");
         command.env("BENCH_NVRX", "1").env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());

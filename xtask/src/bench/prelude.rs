@@ -13,7 +13,7 @@ pub(super) use super::Bench;
 pub(super) use super::events::{Events, Fault, Moment, Restart};
 pub(super) use super::figure::{Comparison, Figure, Of};
 pub(super) use super::launchers::{Bed, Launcher, NVRX_NAME, script_path};
-pub(super) use super::process::{self, Running, family, is_over, stat, strike};
+pub(super) use super::process::{self, Running, family, free_port, is_over, stat, strike};
 pub(super) use super::stop::leftover_free;
 pub(super) use crate::command::{self, cmd};
 pub(super) use crate::journal::{self, Follower, Lines, observed};

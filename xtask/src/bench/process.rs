@@ -1,6 +1,7 @@
 //! Process data from the kernel, and a started program that ends with its owner.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -99,6 +100,12 @@ impl Drop for Running {
         let _ = killpg(group, Signal::SIGKILL);
         let _ = self.child.wait();
     }
+}
+
+/// A free port. On a machine that measures, no other process takes ports at random.
+pub fn free_port() -> Result<u16> {
+    let free = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
+    Ok(free.local_addr().context("looking for a free port")?.port())
 }
 
 /// Sends a signal, and returns when.

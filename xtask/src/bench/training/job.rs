@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
@@ -87,15 +87,16 @@ impl Job {
         let token = folder.join("token");
         fs::write(&token, "a token for a benchmark, and nothing else")?;
         fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let address = || free_port().map(|port| format!("127.0.0.1:{port}"));
         let names: &[&str] = if copies == Copies::Replicated { &["own", "peer"] } else { &["own"] };
-        let addresses = names.iter().map(|_| free_address()).collect::<Result<Vec<String>>>()?;
+        let addresses = names.iter().map(|_| address()).collect::<Result<Vec<String>>>()?;
         let peers = addresses.join(",");
-        let (http, mut agents, mut socket) = (free_address()?, Vec::new(), PathBuf::new());
+        let (http, mut agents, mut socket) = (address()?, Vec::new(), PathBuf::new());
         for (name, listen) in names.iter().zip(&addresses) {
             let home = folder.join(name);
             fs::create_dir_all(&home)?;
             let (store, own_http) =
-                (home.join("store"), if agents.is_empty() { http.clone() } else { free_address()? });
+                (home.join("store"), if agents.is_empty() { http.clone() } else { address()? });
             let mut environment = vec![("MAINSTAY_AGENT_HTTP", Path::new(&own_http))];
             if names.len() > 1 {
                 environment.extend([
@@ -194,9 +195,4 @@ fn save_of(manifest: &Path, steps: usize) -> Option<usize> {
 
 fn beside(out: &Path, what: &str) -> PathBuf {
     PathBuf::from(format!("{}.{what}", out.display()))
-}
-
-fn free_address() -> Result<String> {
-    // On a machine that measures, no other process takes ports at random.
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }
