@@ -4,13 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use super::automaton::Automaton;
-use super::class::Class;
-pub(super) use super::common::STRUCTURE;
 use super::lines;
 use super::shared::Shared;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
-use super::words::Words;
 use super::xids::{self, XidWeight};
 use mainstay_health::hardware::catalog::Catalog as Codes;
 
@@ -58,8 +55,25 @@ pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
 const SHORT: usize = 6;
 /// The signature of an XID whose own line says that the device needs no reset.
 const PASSING_XID: &str = "xid.passing";
-/// A line that no signature matches needs at least this many words (with stems and pairs) to count as evidence.
-const FEWEST_WORDS: usize = 6;
+
+/// Words that indicate structure rather than a signature.
+pub(super) const STRUCTURE: [&str; 15] = [
+    "file \"",
+    "error:",
+    "exception:",
+    "error\n",
+    "exception\n",
+    "interrupt",
+    "exception group",
+    "timeout:",
+    "(local_rank:",
+    "exception ignored in",
+    "traceback (most recent",
+    "loss",
+    "it/s",
+    "s/it",
+    "xid",
+];
 
 /// The index of "xid" among them.
 pub(super) const XID: usize = STRUCTURE.len() - 1;
@@ -79,8 +93,6 @@ pub struct Catalog {
     of_word: Vec<Vec<usize>>,
     /// Whether the word matches only if no letter precedes it: "uct_" is no part of "product_".
     starts: Vec<bool>,
-    /// The learned words for lines that no signature matches.
-    vocabulary: Words<'static>,
     /// The meaning of hardware codes, read on first use. `None` if it cannot be read, which a test rules out.
     codes: OnceLock<Option<Codes>>,
 }
@@ -249,20 +261,8 @@ impl Catalog {
             })
             .collect();
         let words = Automaton::of(words).map_err(|error| CatalogError::Tables(error.to_string()))?;
-        let vocabulary = Words::built_in();
         let codes = OnceLock::new();
-        Ok(Catalog {
-            signatures,
-            patterns,
-            exceptions,
-            parts,
-            xids,
-            words,
-            of_word,
-            starts,
-            vocabulary,
-            codes,
-        })
+        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, codes })
     }
 
     /// All signatures, including those of XIDs.
@@ -323,16 +323,6 @@ impl Catalog {
         self.signatures
             .get(index)
             .is_some_and(|of| !of.fallback && (of.role != Role::Primary || of.weight >= EXPLAINS))
-    }
-
-    /// The probability of each class by the words of a line alone.
-    pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
-        (self.vocabulary.known(line).count() >= FEWEST_WORDS).then(|| self.vocabulary.opinion(line))?
-    }
-
-    /// The learned words for lines that no signature matches.
-    pub(super) fn vocabulary(&self) -> &Words<'static> {
-        &self.vocabulary
     }
 
     /// The words in a text with their offsets: those of signatures and those of [`STRUCTURE`].
@@ -429,7 +419,7 @@ mod tests {
 
     #[test]
     fn the_build_script_reads_the_files_of_the_catalog() {
-        assert_eq!(FILES.map(|(name, _)| name), super::super::common::FILE_NAMES);
+        assert_eq!(FILES.map(|(name, _)| name), super::super::files::NAMES);
         let (made, read) = (Catalog::prepared().expect("tables"), Catalog::read(&FILES).expect("files"));
         assert_eq!(format!("{:?}", made.signatures), format!("{:?}", read.signatures));
         assert_eq!(format!("{:?}", made.exceptions), format!("{:?}", read.exceptions));

@@ -15,8 +15,8 @@ use mainstay_model::verdict::FaultDomain;
 /// Log-odds of the strongest piece of evidence, and the maximum confidence with it.
 const BOUNDS: [(f64, f64); 8] =
     [(1.0, 0.55), (1.5, 0.62), (2.0, 0.66), (2.5, 0.72), (3.0, 0.78), (3.5, 0.84), (4.0, 0.91), (5.0, 0.96)];
-/// The maximum confidence from learned words alone.
-const ONLY_WORDS: f64 = 0.6;
+/// The maximum confidence from hints alone.
+const ONLY_HINTS: f64 = 0.6;
 /// The maximum confidence from a single log line: nothing shows which rank followed which, and the same message has several causes.
 const ONE_LINE: f64 = 0.88;
 /// Added to the weight of evidence in a rank's own exit note for the bound: the note is what ended the rank that failed first, whereas
@@ -42,20 +42,19 @@ pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evi
     let of_own_end = |vote: &Vote| vote.spots.iter().any(|(source, _)| ended(source));
     let worth = |vote: &Vote| own(vote) + if of_own_end(vote) { OWN_END } else { 0.0 };
     let strongest = for_it.iter().map(worth).fold(0.0, f64::max);
-    let only_words = for_it.iter().all(|vote| vote.hint || vote.is_of_words());
-    let corroborating: Vec<&Vote> =
-        for_it.iter().filter(|vote| !vote.is_of_words() && own(vote) >= CORROBORATES).collect();
+    let only_hints = for_it.iter().all(|vote| vote.hint);
+    let corroborating: Vec<&Vote> = for_it.iter().filter(|vote| own(vote) >= CORROBORATES).collect();
     let mut bound = bound(strongest);
-    if only_words {
-        bound = bound.min(ONLY_WORDS);
+    if only_hints {
+        bound = bound.min(ONLY_HINTS);
     }
     if places(&corroborating) == 1 && !corroborating.iter().any(|vote| of_own_end(vote)) {
         bound = bound.min(ONE_LINE);
     }
     let sure = probability.min(bound);
-    // Words learned from logs are no stronger in a live run.
+    // Hints are no stronger in a live run.
     let is_surer = evidence.live && class.domain() != FaultDomain::Hardware;
-    if is_surer && !only_words { with_odds(sure, LIVE_ODDS) } else { sure }
+    if is_surer && !only_hints { with_odds(sure, LIVE_ODDS) } else { sure }
 }
 
 /// Multiplies the odds of `probability` by `times`.
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_failure_is_surer_than_the_same_log_read_afterwards_but_not_by_words_alone() {
+    fn a_live_failure_is_surer_than_the_same_log_read_afterwards_but_not_by_hints_alone() {
         assert!((with_odds(0.5, 3.0) - 0.75).abs() < 1e-9 && with_odds(0.0, 3.0) == 0.0);
         let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let of = |log: &str, live| {
@@ -122,8 +121,8 @@ mod tests {
         let (live, afterwards) = (of(raised, true), of(raised, false));
         assert_eq!(live.class, afterwards.class);
         assert!(live.confidence > afterwards.confidence && live.confidence < 0.99, "{}", live.confidence);
-        let words = "ERROR: the node was rebooted after a machine check exception of its board\n";
-        assert!(of(words, true).confidence <= of(words, false).confidence.max(ONLY_WORDS));
+        let hint = "ERROR: the node was rebooted after a machine check exception of its board\n";
+        assert!(of(hint, true).confidence <= of(hint, false).confidence.max(ONLY_HINTS));
     }
 
     #[test]

@@ -108,10 +108,9 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
     }
     let held_up = evidence.dumps.held_up.as_ref();
     let unexplained = unexplained(evidence, judged);
-    let mut consequences = judged.consequences.clone();
-    consequences.retain(|vote| !is_unexplained(vote));
+    let consequences = &judged.consequences;
     Report {
-        headline: headline(judged, &consequences, unexplained.as_ref(), held_up),
+        headline: headline(judged, consequences, unexplained.as_ref(), held_up),
         class: judged.class,
         fault_domain: judged.domain,
         confidence: judged.confidence,
@@ -123,7 +122,7 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         evidence: for_it,
         against,
         unexplained,
-        consequences: grounds(&consequences),
+        consequences: grounds(consequences),
         collectives: held_up.cloned(),
         next: next(judged, held_up),
         would_change: would_change(judged, &alternatives),
@@ -147,11 +146,6 @@ fn quote(evidence: &Evidence, source: usize, spot: &super::scan::RelevantLine) -
     Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
 }
 
-/// Whether the vote comes from words that match no class.
-fn is_unexplained(vote: &Vote) -> bool {
-    vote.is_of_words() && vote.class == Class::Unknown
-}
-
 /// The last line that reports a problem and that no signature matches. `None` if the cause is known.
 fn unexplained(evidence: &Evidence, judged: &Attribution) -> Option<Quote> {
     let mut lines = evidence
@@ -171,8 +165,8 @@ fn headline(
 ) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
-    // For an abstention, any finding is a hint, except similarity of words.
-    let mut found = judged.against.iter().chain(&judged.evidence).filter(|vote| vote.id != "words");
+    // For an abstention, any finding is a hint.
+    let mut found = judged.against.iter().chain(&judged.evidence);
     let hint = found.next().map(|vote| vote.meaning.as_str());
     let place = match (judged.root.rank, judged.root.common.len()) {
         (Some(rank), _) => format!(", first on rank {rank}"),
@@ -333,7 +327,7 @@ mod tests {
             new.headline
         );
         assert_eq!(new.unexplained.map(|line| line.line), Some(2));
-        assert!(new.consequences.is_empty() && new.evidence.is_empty(), "words of no class are no evidence");
+        assert!(new.consequences.is_empty() && new.evidence.is_empty());
         let nothing = reported("step 3 loss 2.1\n");
         assert!(nothing.headline.contains("report no failure"), "{}", nothing.headline);
     }

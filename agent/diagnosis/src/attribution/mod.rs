@@ -3,27 +3,21 @@
 //! Pure: takes text and returns an [`Attribution`]. `docs/reference/attribution.md` describes the method.
 //!
 //! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], `healthy`, [`progress`], [`traceback`],
-//! [`scan`] (one pass over the text), [`exit`], `structure`, `raised`, `ranks`, `words` (learned by the build script, `learn`, from
-//! `lessons`), [`vote`], [`fuse`], [`root`], [`explain`]. [`score`] evaluates it on labelled cases ([`case`]).
+//! [`scan`] (one pass over the text), [`exit`], `structure`, `raised`, `ranks`, [`vote`], [`fuse`], [`root`], [`explain`]. [`score`] evaluates it on labelled cases ([`case`]).
 
 mod automaton;
 pub mod case;
 pub mod catalog;
 pub mod class;
-#[cfg_attr(not(test), allow(dead_code, reason = "the build script uses the rest"))]
-mod common;
 mod confidence;
 mod current;
 pub mod dumps;
 pub mod exit;
 pub mod explain;
-mod fit;
+#[cfg(test)]
+mod files;
 pub mod fuse;
 mod healthy;
-#[cfg(test)]
-mod learn;
-#[cfg(test)]
-mod lessons;
 pub mod level;
 pub mod lines;
 pub mod progress;
@@ -38,9 +32,6 @@ mod structure;
 pub mod traceback;
 pub mod vote;
 pub mod votes;
-#[cfg_attr(not(test), allow(dead_code, reason = "the build script uses the rest"))]
-mod wording;
-mod words;
 mod xids;
 
 use std::collections::BTreeSet;
@@ -151,9 +142,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let class = committed(&posterior, &domains);
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
-        // Words alone name no line, and without a known cause no cause.
-        let says_more = class != Class::Unknown || !vote.spots.is_empty();
-        let speaks = vote.classes().any(|(of, weight)| of == class && weight > 0.0) && says_more;
+        let speaks = vote.classes().any(|(of, weight)| of == class && weight > 0.0);
         match vote.role {
             Role::Primary if speaks => for_it.push(vote),
             Role::Primary => against.push(vote),
@@ -178,8 +167,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let usual = reported.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped by mistake costs more than a useless restart, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
-    let unsure =
-        usual == Restart::DoNotRestart && (!may_stop(confidence, reasoned) || only_by_words(&for_it));
+    let unsure = usual == Restart::DoNotRestart && (!may_stop(confidence, reasoned) || only_hints(&for_it));
     let usual = if unsure { Restart::RestartSameNodes } else { usual };
     let restart = agreed.and_then(|vote| vote.restart).unwrap_or(usual);
     let pointers = root::Pointers {
@@ -204,7 +192,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     }
 }
 
-/// Whether only the signal that ended a process, and words, support the class: a signal does not reveal its sender. Crashes in native
+/// Whether only the signal that ended a process, and hints, support the class: a signal does not reveal its sender. Crashes in native
 /// code on several ranks are stronger evidence.
 fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
     let for_it = || {
@@ -212,7 +200,7 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
             .iter()
             .filter(|vote| vote.role == Role::Primary && vote.classes().any(|(of, w)| of == class && w > 0.0))
     };
-    let only = |vote: &Vote| vote.signal || vote.hint || vote.is_of_words();
+    let only = |vote: &Vote| vote.signal || vote.hint;
     votes.iter().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
 }
 
@@ -222,8 +210,8 @@ fn drop_votes_about_the_sender(votes: &mut Vec<Vote>) {
         (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
         vote.also.clear();
     }
-    // Similarity of words does not explain a signal either.
-    votes.retain(|vote| !vote.hint && !vote.is_of_words());
+    // Hints do not explain a signal either.
+    votes.retain(|vote| !vote.hint);
 }
 
 /// Whether any evidence for the class is deterministic.
@@ -231,9 +219,9 @@ fn comes_again(evidence: &[Vote], class: Class) -> bool {
     evidence.iter().any(|vote| vote.class == class && vote.determinism == Determinism::Deterministic)
 }
 
-/// Whether only words and hints support the class: they show the kind of a failure, not that it repeats.
-fn only_by_words(evidence: &[Vote]) -> bool {
-    evidence.iter().all(|vote| vote.hint || vote.is_of_words())
+/// Whether only hints support the class: they show the kind of a failure, not that it repeats.
+fn only_hints(evidence: &[Vote]) -> bool {
+    evidence.iter().all(|vote| vote.hint)
 }
 
 /// Whether a job may be stopped with this confidence. `reasoned`: with deterministic evidence.

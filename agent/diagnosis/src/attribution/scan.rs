@@ -15,9 +15,7 @@ use std::ops::Range;
 
 use below_frames::LastFrame;
 use caught::Caught;
-pub use findings::{
-    Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, RelevantLine, SignatureMatch,
-};
+pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Progress, RelevantLine, SignatureMatch};
 use raised_lines::is_traceback;
 use steps::place_in_progress;
 pub use steps::relate;
@@ -180,8 +178,6 @@ impl<'c> Scan<'c> {
         if self.findings.bytes <= JOINED as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
-        } else {
-            self.vocabulary_of_spots();
         }
         place_in_progress(&mut self.findings, self.times);
         self.findings
@@ -412,14 +408,6 @@ impl<'c> Scan<'c> {
             logged,
             text,
         }
-    }
-
-    fn vocabulary_of_spots(&mut self) {
-        let words = self.catalog.vocabulary();
-        let sighted = self.findings.sightings.iter().filter_map(|of| of.spots.first());
-        let raised = self.findings.exceptions.iter().map(|of| &of.spot);
-        let vocabulary = sighted.chain(raised).flat_map(|spot| words.known(&spot.text)).collect();
-        self.findings.vocabulary = vocabulary;
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::class::{Class, Restart};
-use super::common;
 use mainstay_model::verdict::FaultDomain;
 
 /// The role of a line in the failure.
@@ -176,7 +175,7 @@ pub(super) struct File {
 pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
     Signature {
         id: format!("xid.{code}"),
-        meaning: common::xid_meaning(code, &xid.meaning),
+        meaning: format!("XID {code}: {}", xid.meaning),
         class: xid.class,
         role: xid.role,
         weight: xid.weight,
@@ -197,7 +196,7 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         without: Vec::new(),
         pattern: None,
         source: source.to_owned(),
-        example: common::xid_example(code),
+        example: format!("NVRM: Xid (PCI:0000:af:00): {code}, pid=1234, name=python"),
         silent: Vec::new(),
     }
 }

@@ -5,9 +5,6 @@ use super::class::{Class, Restart};
 use super::scan::RelevantLine;
 use mainstay_model::verdict::FaultDomain;
 
-/// The id of votes from learned words.
-pub(super) const WORDS_ID: &str = "words";
-
 /// One piece of evidence.
 #[derive(Clone, Debug)]
 pub struct Vote {
@@ -47,10 +44,5 @@ impl Vote {
     /// All classes that it supports.
     pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
         std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())
-    }
-
-    /// Whether it is based only on learned words.
-    pub fn is_of_words(&self) -> bool {
-        self.id == WORDS_ID
     }
 }

@@ -9,29 +9,11 @@ use super::exit::Status;
 use super::raised;
 use super::scan::{Findings, Kind};
 use super::structure;
-use super::vote::{Vote, WORDS_ID};
-use super::words::Word;
+use super::vote::Vote;
 use mainstay_model::verdict::FaultDomain;
 
 /// Evidence of at least this weight replaces hints.
 const BETTER_THAN_HINTS: f64 = 1.5;
-
-/// The weight factor for the words of a line.
-const WORDS: f64 = 1.0;
-/// The weight factor for the words of a whole text, in addition to signatures.
-const ALL_WORDS: f64 = 0.3;
-/// The maximum log-odds of these words, for or against a class.
-const MOST_ALL_WORDS: f64 = 1.5;
-/// A log with fewer distinct words is not classified by them: a traceback alone has the words of every bug.
-const FEW_WORDS: usize = 40;
-/// Words with lower log-odds are ignored.
-const LEAST_WORDS: f64 = 0.3;
-/// From this weight on a cause explains a text whose words name none.
-const EXPLAINED: f64 = 2.0;
-/// The maximum log-odds of a line's words.
-const MOST_WORDS: f64 = 2.0;
-/// If any signature has this weight, the words of lines are not used.
-const LEAST_SIGNATURE: f64 = 0.5;
 
 /// Log-odds of a GPU on which several programs met XIDs, and of one on which processes of one program did.
 const SEVERAL_PROGRAMS: f64 = 3.2;
@@ -47,17 +29,6 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
                 add(&mut votes, raised::vote(catalog, (place, findings), exception));
             }
         }
-    }
-    // Words count only if no signature does: next to a victim's report they would describe unrelated lines.
-    if !votes
-        .iter()
-        .any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE && !raised::is_general(catalog, vote))
-    {
-        votes.extend(of_words(evidence));
-    }
-    // Do not count the same words twice: if a line's words are used, those of the log would repeat them.
-    if !votes.iter().any(Vote::is_of_words) {
-        votes.extend(of_all_words(catalog, evidence));
     }
     votes.extend(of_exits(evidence));
     if let Some(repeated) = of_repeated_xids(catalog, evidence) {
@@ -90,10 +61,6 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         spots: Vec::new(),
         count: 1,
     }));
-    // Words of consequences are worded like no cause. Beside a cause that says nothing against it.
-    if votes.iter().any(|vote| vote.role == Role::Primary && !vote.hint && vote.weight >= EXPLAINED) {
-        votes.retain(|vote| !vote.is_of_words() || vote.class != Class::Unknown);
-    }
     // Hints count only without better evidence: a cause, or a report that is surely a victim's.
     if votes
         .iter()
@@ -101,6 +68,11 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     {
         votes.retain(|vote| !vote.hint);
     }
+    let hinted: BTreeSet<(usize, u64)> = votes.iter().filter(|vote| vote.hint).flat_map(places).collect();
+    // A type that says little counts less than what its message says.
+    votes.retain(|vote| {
+        !raised::is_general(catalog, vote) || !places(vote).any(|place| hinted.contains(&place))
+    });
     votes
 }
 
@@ -144,70 +116,9 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
     }
 }
 
-/// Votes from the words of a line that nothing explains.
-fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
-    evidence.findings.iter().enumerate().filter_map(|(place, findings)| {
-        let (spot, opinion) = findings.words.as_ref()?;
-        let vote = by_words("line", opinion, WORDS)?;
-        let role = if vote.class == Class::Unknown { Role::Secondary } else { Role::Primary };
-        Some(Vote { role, hint: true, spots: vec![(place, spot.clone())], ..vote })
-    })
-}
-
-/// The classes that the words support, heaviest first, scaled by `trust`.
-fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<Vote> {
-    let mut classes = by_likelihood(opinion, trust, |weight| weight.min(MOST_WORDS));
-    classes.retain(|(_, weight)| *weight > LEAST_WORDS);
-    let (class, weight) = classes.first().copied()?;
-    Some(Vote {
-        family: "vocabulary".to_owned(),
-        id: WORDS_ID.to_owned(),
-        meaning: match class.failures() {
-            Some(failures) => format!("the {of} is worded like {failures}"),
-            None => format!("no signature matches this {of}"),
-        },
-        role: Role::Primary,
-        class,
-        weight,
-        also: classes.split_off(1),
-        determinism: Determinism::Either,
-        restart: None,
-        domain: None,
-        reporter: false,
-        signal: false,
-        hint: false,
-        spots: Vec::new(),
-        count: 1,
-    })
-}
-
-/// The log-odds of each class relative to a uniform distribution, heaviest first.
-fn by_likelihood(
-    opinion: &[f64; Class::ALL.len()],
-    trust: f64,
-    bound: impl Fn(f64) -> f64,
-) -> Vec<(Class, f64)> {
-    let even = 1.0 / Class::ALL.len() as f64;
-    let odds = |class: Class| bound(trust * (opinion[class.index()] / even).ln());
-    let mut classes: Vec<(Class, f64)> = Class::ALL.into_iter().map(|class| (class, odds(class))).collect();
-    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
-    classes
-}
-
-/// The classes that all words together support. Used in addition to signatures, which match only known lines.
-fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
-    let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
-    let words: BTreeSet<&Word> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
-    if words.len() < FEW_WORDS {
-        return None;
-    }
-    let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
-    // They also count against classes: a log that is worded unlike a class is probably not of that class.
-    let mut classes =
-        by_likelihood(&opinion, ALL_WORDS, |weight| weight.clamp(-MOST_ALL_WORDS, MOST_ALL_WORDS));
-    let (class, weight) = classes.remove(0);
-    let vote = by_words("log", &opinion, ALL_WORDS)?;
-    Some(Vote { family: "words".to_owned(), class, weight, also: classes, ..vote })
+/// The source and the line of each sighting.
+fn places(vote: &Vote) -> impl Iterator<Item = (usize, u64)> + '_ {
+    vote.spots.iter().map(|(source, spot)| (*source, spot.line))
 }
 
 /// What a program can do to its own context: it counts no more.

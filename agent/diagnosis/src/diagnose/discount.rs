@@ -22,9 +22,6 @@ pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings
     }
     findings.sightings.retain(|sighting| !sighting.spots.is_empty());
     findings.exceptions.retain(|exception| !survived(&exception.spot));
-    if findings.words.as_ref().is_some_and(|(spot, _)| survived(spot)) {
-        findings.words = None;
-    }
 }
 
 /// A rank that ended by an exception caught those that it printed before. Program faults among them ended nothing; what a device or a
@@ -50,8 +47,6 @@ pub(super) fn keep_what_is_latent(catalog: &Catalog, findings: &mut Findings) {
     let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
     findings.sightings.retain(|sighting| is_latent(sighting.signature));
     findings.exceptions.clear();
-    findings.vocabulary.clear();
-    findings.words = None;
 }
 
 /// A process of the job, such as a DataLoader worker, that SIGKILL ended indicates that memory ran out, unless the kernel counted no OOM
@@ -79,7 +74,5 @@ fn forget_kills_in(catalog: &Catalog, findings: &mut Findings) -> bool {
     if unexplained.is_empty() {
         return false;
     }
-    findings.words = None;
-    findings.vocabulary.clear();
     true
 }

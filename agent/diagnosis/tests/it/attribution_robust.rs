@@ -132,11 +132,6 @@ fn a_fault_common_to_all_ranks_names_no_rank() {
     assert_eq!((judged.class, judged.root.rank, judged.root.common.len()), (Class::Storage, None, 8));
 }
 
-/// Whether the words of the whole log were weighed in addition to its signatures.
-fn hears_the_words_of(judged: &Attribution) -> bool {
-    judged.evidence.iter().chain(&judged.against).any(|vote| vote.meaning.starts_with("the log is worded"))
-}
-
 /// A CUDA kernel that failed: a bug or a lost GPU, and nothing shows which.
 const DIED: &str = r#"Traceback (most recent call last):
   File "/work/train.py", line 18, in <module>
@@ -145,20 +140,8 @@ RuntimeError: CUDA error: unspecified launch failure
 "#;
 
 #[test]
-fn the_words_of_a_traceback_alone_are_not_weighed() {
-    let judged = of_text(DIED.as_bytes());
-    assert!(!hears_the_words_of(&judged), "{:?}", judged.evidence);
-    assert_eq!(judged.class, Class::Unknown);
-}
-
-#[test]
-fn the_words_of_a_detailed_log_are_weighed() {
-    let printed = "the node was drained after nvidia-smi reported uncorrectable ecc errors and row remapping pending on this gpu, \
-        the driver needs a reset of the device, nvlink replay errors were seen on the same board, the fan failed, the \
-        temperature rose above the slowdown threshold, dcgm diagnostics failed with memory bandwidth below the minimum, pcie \
-        link width degraded, the card has fallen off the bus and is lost; rma was opened with the vendor for replacement";
-    let judged = of_text(format!("{printed}\n{DIED}").as_bytes());
-    assert!(hears_the_words_of(&judged), "{:?} {:?}", judged.evidence, judged.against);
+fn a_kernel_that_failed_for_an_unknown_reason_names_no_cause() {
+    assert_eq!(of_text(DIED.as_bytes()).class, Class::Unknown);
 }
 
 #[test]

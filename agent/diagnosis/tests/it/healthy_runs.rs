@@ -55,7 +55,7 @@ fn judged(log: &str, exit_info: &str) -> Attribution {
 fn speakers(judged: &Attribution) -> Vec<String> {
     let speaks = |vote: &&Vote| {
         let received = vote.classes().any(|(class, weight)| class != Class::Unknown && weight >= WEIGHT);
-        received && (!vote.spots.is_empty() || vote.is_of_words())
+        received && !vote.spots.is_empty()
     };
     let reported = |vote: &Vote| {
         let line = vote.spots.first().map_or("", |(_, spot)| spot.text.as_str());

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::class::Class;
 use super::super::traceback::Frame;
-use super::super::words::Word;
 use mainstay_model::entry::LineTime;
 
 /// A line that is followed by this many healthy steps is no cause of the failure.
@@ -96,9 +94,6 @@ pub struct Exception {
     pub known: bool,
 }
 
-/// The probability of each class, in the order of [`Class::ALL`].
-pub type Opinion = [f64; Class::ALL.len()];
-
 /// What was found in one source.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
@@ -116,10 +111,6 @@ pub struct Findings {
     pub exceptions: Vec<Exception>,
     /// The last line that reports a problem and that nothing explains.
     pub unexplained: Option<RelevantLine>,
-    /// Of the lines that nothing explains, the one with the most conclusive words, and the classes that they support.
-    pub words: Option<(RelevantLine, Opinion)>,
-    /// All known words: of all lines for a small text, of the relevant lines for a large one.
-    pub vocabulary: BTreeSet<Word>,
     /// The ranks in the launcher's table of failures.
     pub in_table: BTreeSet<u32>,
     /// Lines that report completed steps, in order.

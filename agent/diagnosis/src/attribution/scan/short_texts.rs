@@ -1,4 +1,4 @@
-//! The second reading of a small source: lines joined with the next, and the words of unexplained lines.
+//! The second reading of a small source: lines joined with the next, and hints from unexplained lines.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -7,10 +7,9 @@ use super::super::healthy;
 use super::super::level;
 use super::super::lines::{self, LINE_WINDOW};
 use super::super::traceback;
-use super::super::words::messages;
 use super::super::xids::XidWeight;
 use super::Scan;
-use super::findings::{HEALTHY_STEPS, Opinion};
+use super::findings::HEALTHY_STEPS;
 use super::steps::steps_after;
 
 impl Scan<'_> {
@@ -54,21 +53,6 @@ impl Scan<'_> {
                 self.signatures_of(&both, number, &words, true);
             }
         }
-        let words = self.catalog.vocabulary();
-        // Skips warnings and lines before healthy steps: their words occur in every run.
-        let current = (1u64..).zip(&lines).filter(|(number, line)| {
-            if self.caught.has_line(*number) {
-                return false;
-            }
-            let steps_after = steps_after(&self.findings.progress, self.times, *number);
-            let current = steps_after.is_none_or(|steps| steps < HEALTHY_STEPS);
-            current && !level::is_mild(line) && !self.states_no_fault(line)
-        });
-        let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
-        if !current.iter().any(|line| level::complains(line)) {
-            return;
-        }
-        self.findings.vocabulary = messages(current.into_iter()).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
     }
 
@@ -101,12 +85,6 @@ impl Scan<'_> {
             if !hints.is_empty() {
                 let spot = self.spot(line, number);
                 hints.into_iter().for_each(|hint| self.note(hint, &spot));
-            }
-            let surest = |of: &Opinion| of.iter().copied().fold(0.0, f64::max);
-            if let Some(opinion) = self.catalog.opinion(line)
-                && self.findings.words.as_ref().is_none_or(|(_, best)| surest(&opinion) > surest(best))
-            {
-                self.findings.words = Some((self.spot(line, number), opinion));
             }
         }
     }

@@ -6,11 +6,9 @@ use mainstay_model::entry::LineTime;
 
 /// Sets for each relevant line how many steps completed after it.
 pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
-    let Findings { progress, sightings, exceptions, words, .. } = findings;
+    let Findings { progress, sightings, exceptions, .. } = findings;
     let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
-    let spots = spots
-        .chain(exceptions.iter_mut().map(|of| &mut of.spot))
-        .chain(words.iter_mut().map(|(spot, _)| spot));
+    let spots = spots.chain(exceptions.iter_mut().map(|of| &mut of.spot));
     spots.for_each(|spot| {
         spot.seen = seen(times, spot.line);
         spot.steps_after = steps_after(progress, times, spot.line);

@@ -57,11 +57,4 @@ pub fn lower_devices_beside_the_program(catalog: &Catalog, votes: &mut [Vote]) {
         vote.weight = vote.weight.min(BESIDE);
         vote.also.clear();
     }
-    // The words of these lines would count for the device again.
-    for vote in votes.iter_mut().filter(|vote| vote.is_of_words()) {
-        vote.also.retain(|(class, _)| *class != Class::HardwareGpu);
-        if vote.class == Class::HardwareGpu {
-            vote.weight = 0.0;
-        }
-    }
 }
