@@ -3,6 +3,7 @@
 
 use super::level;
 use super::lines;
+use super::traceback;
 
 /// Values which say that there is nothing.
 const NOTHING: [&str; 22] = [
@@ -123,6 +124,10 @@ const HEADING: usize = 8;
 pub fn reports_no_fault(line: &str) -> bool {
     let text = line[lines::prefix(line).len..].trim();
     if text.is_empty() {
+        return false;
+    }
+    // Gloo's exceptions end with "no error": an exception is a fault whatever its message says is none.
+    if traceback::raised(text).is_some_and(|raised| !raised.embedded && raised.message.contains(' ')) {
         return false;
     }
     let lower = text.to_ascii_lowercase();
@@ -371,6 +376,7 @@ mod tests {
             "Bus error, Killed, Aborted",
             "ValueError: the batch has 0 samples",
             "KeyError: 0",
+            "RuntimeError: Gloo failed to connect [tcp/pair.cc:12] no error",
             "AssertionError: False",
             "CUDA error: an illegal memory access was encountered",
         ] {

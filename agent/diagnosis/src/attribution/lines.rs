@@ -241,12 +241,21 @@ fn month(text: &str) -> bool {
 
 /// The rank that a line mentions anywhere: `[rank3]`, `[Rank 3]`, `Rank 3`, `rank: 3`, `task 3:`.
 pub fn rank_in(line: &str) -> Option<u32> {
-    number_after(line, &["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="])
+    of_process_name(line).or_else(|| {
+        number_after(line, &["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="])
+    })
+}
+
+/// The rank in Open MPI's and PRRTE's name of a process: `Process name: [[44051,1],3]`, `[prterun-n7-2101@1,11]`.
+fn of_process_name(line: &str) -> Option<u32> {
+    let (_, name) = line.split_once("Process name: [")?;
+    name.trim_end().trim_end_matches(']').rsplit_once(',')?.1.parse().ok()
 }
 
 /// The same without tasks.
 pub fn rank_called_so(line: &str) -> Option<u32> {
-    number_after(line, &["[rank", "rank      : ", " rank ", "global_rank=", "rank="])
+    of_process_name(line)
+        .or_else(|| number_after(line, &["[rank", "rank      : ", " rank ", "global_rank=", "rank="]))
 }
 
 fn number_after(line: &str, markers: &[&str]) -> Option<u32> {
@@ -426,6 +435,9 @@ mod tests {
         assert_eq!(rank_in("srun: error: g15: task 1: Exited"), Some(1));
         assert_eq!(rank_in("  rank      : 4 (local_rank: 4)"), Some(4));
         assert_eq!(rank_in("frank 9"), None);
+        assert_eq!(rank_in("  Process name: [[44051,1],3]"), Some(3));
+        assert_eq!(rank_called_so("   Process name: [prterun-n7-2101@1,11]"), Some(11));
+        assert_eq!(rank_in("Process name: [unnamed]"), None);
         assert_eq!(rank_in("started with --local_rank=7 --node_rank=2"), None);
         assert_eq!(rank_in("local rank 7 is global_rank=15"), Some(15));
     }

@@ -12,12 +12,15 @@ use super::vote::Vote;
 /// Signatures of crashes in native code.
 const CRASHES: [&str; 4] = ["crash.segv", "torch.sigsegv", "exit.any_segv", "exit.minus11"];
 
-/// The rank that others report as ended: JAX's service names its task, srun the task that exited with an error.
+/// The rank that others report as ended: JAX's service names its task, srun the task that exited with an error,
+/// launchers of MPI the process that ended first or crashed.
 pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
     let tasks = spots_of(catalog, evidence, "jax.task_named")
         .filter_map(|(_, spot)| number_after(&spot.text, &["task:"]))
         .filter_map(|task| u32::try_from(task).ok());
-    let exits = spots_of(catalog, evidence, "srun.task_exit").filter_map(|(_, spot)| spot.rank);
+    const EXITS: [&str; 3] = ["srun.task_exit", "mpi.process_name", "mpi.crashed"];
+    let exits = EXITS.into_iter().flat_map(|id| spots_of(catalog, evidence, id));
+    let exits = exits.filter_map(|(_, spot)| spot.rank);
     let named: BTreeSet<u32> = tasks.chain(exits).collect();
     named.first().copied().filter(|_| named.len() == 1)
 }
@@ -52,6 +55,21 @@ mod tests {
         let two =
             judged(&format!("{gone}/job:jax_worker/replica:0/task:3\n/job:jax_worker/replica:0/task:5\n"));
         assert_eq!(two.root.rank, None, "of two nobody can tell which was first");
+    }
+
+    #[test]
+    fn the_rank_that_a_launcher_names_or_that_alone_has_a_line_of_the_cause_is_where_to_look() {
+        let raised = "KeyError: 'mask'\n";
+        let first = "prterun detected that one or more processes exited with non-zero status\n   Process name: [prterun-h3-77@1,12]\n";
+        assert_eq!(judged(&format!("{raised}{first}")).root.rank, Some(12));
+        let crashed = "x1c0: rank 2 died from signal 15\nx1c1: rank 9 died from signal 11 and dumped core\n";
+        assert_eq!(judged(crashed).root.rank, Some(9));
+        let kernel = "amdgpu 0000:9d:00.0: amdgpu: {3}socket: 6, die: 1, 1 new uncorrectable hardware errors detected in umc block\n";
+        let hip = "[rank4]: torch.AcceleratorError: HIP error: unspecified launch failure\n";
+        assert_eq!(judged(&format!("{kernel}{hip}")).root.rank, Some(4));
+        let table = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nRoot Cause (first observed failure):\n[0]:\n  host      : h\n  rank      : 19 (local_rank: 3)\n  exitcode  : 1 (pid: 12)\n";
+        let alone = judged(table);
+        assert_eq!((alone.class, alone.root.rank), (Class::Unknown, Some(19)));
     }
 
     #[test]

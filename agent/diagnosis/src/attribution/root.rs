@@ -51,7 +51,7 @@ pub struct Pointers {
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
     let Pointers { laggard, named: named_by_others, held_up_by, waiting, cause_known, hints } = pointers;
     // A record of the operations that ranks entered is better evidence than one rank's report about another.
-    let reported_of = held_up_by.or(named_by_others);
+    let reported_of = held_up_by.or(laggard.as_ref().map(|(rank, ..)| *rank)).or(named_by_others);
     let grounds = [hints.as_slice(), for_it, consequences]
         .into_iter()
         .find(|votes| !votes.is_empty())
@@ -84,9 +84,9 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     } else if is_common {
         None
     } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
-        reported_of
+        reported_of.or_else(|| only_failure(evidence).filter(|_| !by_reporter))
     } else {
-        let of_lines = lines.iter().find_map(|(_, spot)| spot.rank);
+        let of_lines = lines.iter().find_map(|(_, spot)| spot.rank).or_else(|| only_rank_of(for_it));
         of_lines.or(held_up_by).or(first_dead).or(named_by_others).or_else(|| only_failure(evidence))
     };
     let victims = consequences
@@ -97,6 +97,13 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
         .collect();
     let common = if is_common { ranks } else { BTreeSet::new() };
     Root { lines, rank, common, victims }
+}
+
+/// The rank that all other evidence for the cause names: a line of the kernel names none.
+fn only_rank_of(for_it: &[Vote]) -> Option<u32> {
+    let ranks: BTreeSet<u32> =
+        for_it.iter().flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank)).collect();
+    ranks.first().copied().filter(|_| ranks.len() == 1)
 }
 
 /// The rank in the launchers' tables of failures if there is one only. Of several the first to end need not be the cause.

@@ -298,7 +298,10 @@ impl<'c> Scan<'c> {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or(self.findings.rank);
         let below = self.frames.get(&rank).is_some_and(|(at, _)| at + 1 == number);
-        below && line[prefix.len..].starts_with(|first: char| !first.is_ascii_uppercase())
+        let text = &line[prefix.len..];
+        // Abridged tracebacks lack the source text: `acme.errors.FrobError: gone` is no program text.
+        let is_exception = || traceback::raised(text).is_some_and(|raised| !raised.embedded);
+        below && text.starts_with(|first: char| !first.is_ascii_uppercase()) && !is_exception()
     }
 
     /// Whether the line is an exception that Python ignored during cleanup. Such an exception ends nothing.

@@ -90,7 +90,7 @@ impl Frame {
 
     /// Whether the file belongs to an installed library or to Python rather than to the training program.
     pub fn in_library(&self) -> bool {
-        const PLACES: [&str; 16] = [
+        const PLACES: [&str; 25] = [
             "site-packages",
             "dist-packages",
             "/lib/python",
@@ -108,6 +108,15 @@ impl Frame {
             "/vllm/",
             "/sglang/",
             "/verl/",
+            "/autotrain/",
+            "/axolotl/",
+            "/llamafactory/",
+            "/Megatron-Bridge/",
+            "/NeMo/",
+            "/OpenRLHF/",
+            "/levanter/",
+            "/maxtext/",
+            "/torchtitan/",
         ];
         PLACES.iter().any(|place| self.path.contains(place))
     }

@@ -41,6 +41,11 @@ pub struct Vote {
 }
 
 impl Vote {
+    /// The source and the line of each sighting.
+    pub fn lines(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.spots.iter().map(|(source, spot)| (*source, spot.line))
+    }
+
     /// All classes that it supports.
     pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
         std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())

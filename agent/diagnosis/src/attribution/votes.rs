@@ -42,6 +42,8 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     structure::demote_stopped_ranks(catalog, evidence, &mut votes);
     structure::demote_followers(&mut votes);
     structure::fold_library_kernels(&mut votes);
+    structure::fold_calls_of_libraries(&mut votes);
+    structure::blame_settings(catalog, evidence, &mut votes);
     structure::lower_devices_beside_the_program(catalog, &mut votes);
     structure::name_client(evidence, &mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
@@ -68,10 +70,11 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     {
         votes.retain(|vote| !vote.hint);
     }
-    let hinted: BTreeSet<(usize, u64)> = votes.iter().filter(|vote| vote.hint).flat_map(places).collect();
+    let hinted: BTreeSet<(usize, u64)> =
+        votes.iter().filter(|vote| vote.hint).flat_map(Vote::lines).collect();
     // A type that says little counts less than what its message says.
     votes.retain(|vote| {
-        !raised::is_general(catalog, vote) || !places(vote).any(|place| hinted.contains(&place))
+        !raised::is_general(catalog, vote) || !vote.lines().any(|place| hinted.contains(&place))
     });
     votes
 }
@@ -114,11 +117,6 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
         }
         None => votes.push(vote),
     }
-}
-
-/// The source and the line of each sighting.
-fn places(vote: &Vote) -> impl Iterator<Item = (usize, u64)> + '_ {
-    vote.spots.iter().map(|(source, spot)| (*source, spot.line))
 }
 
 /// What a program can do to its own context: it counts no more.

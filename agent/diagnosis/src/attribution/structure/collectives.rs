@@ -1,8 +1,8 @@
 //! Ranks that wait in collectives: whether they wait for the same one, and for which rank.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{number_after, spots_of, vote};
+use super::{is, number_after, spots_of, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Catalog;
 use crate::attribution::class::Class;
@@ -13,6 +13,11 @@ use crate::attribution::vote::Vote;
 const DISAGREE: f64 = 3.4;
 /// The same if the lines may be from different groups.
 const DISAGREE_PERHAPS: f64 = 2.2;
+
+/// Log-odds of a rank that is seen to prepare data while the others wait for it.
+const PREPARES: f64 = 3.8;
+/// Log-odds of a rank that is seen to have left the loop in which the others wait for it.
+const LEFT: f64 = 3.0;
 
 /// A collective in which a rank waited when its watchdog reported a timeout.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,10 +31,87 @@ struct Waiting {
     spot: RelevantLine,
 }
 
-/// The rank that all others wait for: the only one that is behind in a group, or that has no pending work while the others have. `None`
-/// if the lines do not show it.
+/// The rank that all others wait for: the only one that is behind in a group, that has no pending work while the others have, or that
+/// does not wait where all others do. `None` if the lines do not show it.
 pub fn laggard(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
-    of_status(catalog, evidence).or_else(|| of_sequences(&waiting(catalog, evidence)))
+    let waiting = waiting(catalog, evidence);
+    of_status(catalog, evidence)
+        .or_else(|| of_sequences(&waiting))
+        .or_else(|| of_absence(catalog, evidence, &waiting))
+        .or_else(|| of_setup(catalog, evidence))
+        .or_else(|| of_barrier(catalog, evidence))
+}
+
+/// Ranks wait in a collective while another prepares data, or has left the loop that they are in.
+pub(super) fn busy_elsewhere(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let (laggard, ..) = laggard(catalog, evidence).or_else(|| of_one_report(catalog, evidence))?;
+    let of_it = |(_, spot): &(usize, &RelevantLine)| !spot.is_past() && spot.rank.unwrap_or(0) == laggard;
+    let newest = |id| spots_of(catalog, evidence, id).filter(of_it).last();
+    let end = |of: &(usize, &RelevantLine)| (of.0, of.1.line);
+    let goes_on =
+        |of: &(usize, &RelevantLine)| newest("data.prepared").is_none_or(|done| end(&done) < end(of));
+    let at = |(place, spot): (usize, &RelevantLine)| {
+        vec![(place, RelevantLine { rank: Some(laggard), ..spot.clone() })]
+    };
+    if let Some(preparing) = newest("data.preparing").filter(goes_on) {
+        let meaning = format!("rank {laggard} prepares data for longer than the others wait for it");
+        return Some(vote(
+            "collectives.preparing",
+            meaning,
+            (Class::UserConfig, PREPARES),
+            at(preparing),
+            "preparing",
+        ));
+    }
+    let left = newest("program.left_loop")?;
+    let meaning = format!("rank {laggard} has left the loop in which the others wait for it: uneven work");
+    Some(vote("collectives.left_loop", meaning, (Class::UserCode, LEFT), at(left), "preparing"))
+}
+
+/// The only rank that does not wait where all ranks around it do.
+fn of_absence(
+    catalog: &Catalog,
+    evidence: &Evidence,
+    waiting: &[Waiting],
+) -> Option<(u32, usize, RelevantLine)> {
+    let first = waiting.first()?;
+    let together = |one: &Waiting| one.sequence == first.sequence && matches!(one.group.as_str(), "" | "0");
+    let ranks = ranks_of(catalog, evidence, "nccl.watchdog_timeout");
+    let missing = (0..*ranks.last()?).filter(|rank| !ranks.contains(rank)).collect::<Vec<u32>>();
+    let [missing] = missing[..] else { return None };
+    (ranks.len() >= 2 && waiting.iter().all(together)).then(|| (missing, first.place, first.spot.clone()))
+}
+
+/// Rank 0 gives the others what they need to set up a communicator: they wait for it.
+fn of_setup(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
+    let mut spots =
+        ["torch.tcpstore", "torch.store_connect"].into_iter().flat_map(|id| spots_of(catalog, evidence, id));
+    let (place, spot) = spots.find(|(_, spot)| spot.text.contains("ncclUniqueId from ["))?;
+    let rank =
+        number_after(&spot.text, &["ncclUniqueId from ["]).and_then(|rank| u32::try_from(rank).ok())?;
+    let reports = ranks_of(catalog, evidence, "torch.tcpstore").contains(&rank);
+    (!reports && spot.rank != Some(rank)).then(|| (rank, place, spot.clone()))
+}
+
+/// `Ranks 5 failed to pass monitoredBarrier`.
+fn of_barrier(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
+    spots_of(catalog, evidence, "torch.barrier_timeout").find_map(|(place, spot)| {
+        let (before, _) = spot.text.split_once(" failed to pass monitoredBarrier")?;
+        let ranks = before.rsplit_once("Ranks ").or_else(|| before.rsplit_once("Rank "))?.1;
+        Some((ranks.trim().parse().ok()?, place, spot.clone()))
+    })
+}
+
+/// One rank reports that it waits, another than the first one: the first does the work that one rank does for all.
+fn of_one_report(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
+    let ranks = ranks_of(catalog, evidence, "nccl.watchdog_timeout");
+    let (place, spot) = spots_of(catalog, evidence, "nccl.watchdog_timeout").next()?;
+    (!ranks.is_empty() && !ranks.contains(&0)).then(|| (0, place, spot.clone()))
+}
+
+fn ranks_of(catalog: &Catalog, evidence: &Evidence, id: &str) -> BTreeSet<u32> {
+    let sightings = evidence.findings.iter().flat_map(|of| &of.sightings);
+    sightings.filter(|of| is(catalog, of, id)).flat_map(|of| of.ranks.iter().copied()).collect()
 }
 
 /// Ranks of one group that wait at one sequence number for different operations.
@@ -189,5 +271,46 @@ mod tests {
         assert_eq!(judged(&log).root.rank, Some(1));
         let all_busy = status(0, 52, 51) + &status(1, 52, 51);
         assert_eq!(judged(&all_busy).root.rank, None);
+    }
+
+    #[test]
+    fn the_rank_that_does_not_wait_where_all_others_do_is_the_one_they_wait_for() {
+        let of =
+            |ranks: &[u32]| ranks.iter().map(|rank| timeout(*rank, 88, "ALLREDUCE", 64)).collect::<String>();
+        assert_eq!(judged(&of(&[0, 1, 3])).root.rank, Some(2));
+        assert_eq!(judged(&of(&[1, 2, 3])).root.rank, Some(0));
+        assert_eq!(judged(&of(&[0, 1, 2])).root.rank, None, "nothing shows that there is another");
+        assert_eq!(judged(&of(&[0, 4])).root.rank, None, "of several absent ranks none is named");
+        let group = of(&[0, 1, 3]).replace("[Rank", "[PG ID 2 PG GUID 5(tp) Rank");
+        assert_eq!(judged(&group).root.rank, None, "ranks of a group are other numbers");
+    }
+
+    #[test]
+    fn the_rank_that_a_store_or_a_barrier_names_is_the_one_they_wait_for() {
+        let setup = "[rank3]: torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout\n";
+        let judged_setup = judged(setup);
+        assert_eq!((judged_setup.class, judged_setup.root.rank), (Class::Unknown, Some(0)));
+        let barrier =
+            "[rank0]: RuntimeError: [Rank 0]: Ranks 6 failed to pass monitoredBarrier in 900000 ms\n";
+        assert_eq!(judged(barrier).root.rank, Some(6));
+        let several = barrier.replace("Ranks 6", "Ranks 6, 7");
+        assert_eq!(judged(&several).root.rank, None);
+    }
+
+    #[test]
+    fn a_rank_that_prepares_data_while_others_wait_is_a_setting_and_one_that_left_the_loop_a_bug() {
+        let wait = timeout(1, 2, "ALLREDUCE", 1) + &timeout(2, 2, "ALLREDUCE", 1);
+        let preparing = "Tokenizing corpus:  37%|███       | 370/1000 [29:58<51:02,  4.86s/it]\n";
+        let found = judged(&(preparing.to_owned() + &wait));
+        assert_eq!((found.class, found.root.rank), (Class::UserConfig, Some(0)));
+        assert!(found.evidence.iter().any(|vote| vote.id == "collectives.preparing"));
+        let prepared = "Tokenizing corpus: 100%|██████████| 1000/1000 [39:58<00:00,  2.86s/it]\n";
+        let done = judged(&(preparing.to_owned() + prepared + &wait));
+        assert!(done.evidence.iter().all(|vote| vote.id != "collectives.preparing"), "{:?}", done.evidence);
+        let later = timeout(1, 4711, "ALLREDUCE", 64) + &timeout(2, 4711, "ALLREDUCE", 64);
+        let left = judged(&("[rank0]: epoch done, 311 batches\n".to_owned() + &later));
+        assert_eq!((left.class, left.root.rank), (Class::UserCode, Some(0)));
+        let of_a_waiting_rank = judged(&("[rank1]: epoch done, 311 batches\n".to_owned() + &later));
+        assert_eq!((of_a_waiting_rank.class, of_a_waiting_rank.root.rank), (Class::Unknown, Some(0)));
     }
 }

@@ -1,12 +1,15 @@
 //! Evidence from the frames of tracebacks: libraries with their own kernels, incompatible libraries, and processes that run no code of
 //! the program.
 
+use std::collections::BTreeSet;
+
 use super::{spots_of, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Catalog;
-use crate::attribution::class::Class;
+use crate::attribution::class::{Class, Restart};
 use crate::attribution::traceback::Frame;
 use crate::attribution::vote::Vote;
+use mainstay_model::verdict::FaultDomain;
 
 /// Log-odds of a kernel fault whose frames are in a kernel library.
 const LIBRARY_KERNEL: f64 = 1.4;
@@ -16,6 +19,22 @@ const OF_ANY_KERNEL: f64 = 1.4;
 
 /// Log-odds of a library that uses what another one lacks: incompatible versions.
 const BETWEEN_LIBRARIES: f64 = 2.4;
+
+/// Frameworks that run from a source checkout, as in container images, and call the libraries installed beside them.
+const CHECKOUTS: [&str; 9] = [
+    "/autotrain/",
+    "/axolotl/",
+    "/llamafactory/",
+    "/Megatron-Bridge/",
+    "/NeMo/",
+    "/OpenRLHF/",
+    "/levanter/",
+    "/maxtext/",
+    "/torchtitan/",
+];
+
+/// Log-odds of a library whose assertion shows only its own state.
+const OWN_STATE: f64 = 2.6;
 
 /// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
 const LIBRARY_NAME: f64 = 6.0;
@@ -129,13 +148,17 @@ pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> 
     let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
     let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
     let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
-    Some(vote(
+    let said =
+        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned();
+    let fault = vote(
         "frame.engine",
-        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned(),
+        said,
         (Class::SoftwarePlatform, IN_ENGINE),
         vec![(place, spot.clone())],
         "frames",
-    ))
+    );
+    // A new process of the engine serves again: which requests meet the fault is chance.
+    Some(Vote { restart: Some(Restart::RestartSameNodes), ..fault })
 }
 
 /// An assertion, missing key or index inside a compiler: its internals, not the program's.
@@ -191,6 +214,8 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
             let text = &exception.spot.text;
             let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
             let asks = asks || lacks_a_part(text);
+            let calls = CHECKOUTS.iter().any(|place| frame.path.contains(place))
+                && text.contains("unexpected keyword argument");
             let names =
                 exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
             if installed && names {
@@ -202,7 +227,7 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
                     "frames",
                 ));
             }
-            if installed && asks {
+            if installed && asks || calls {
                 return Some(vote(
                     "frame.between_libraries",
                     format!(
@@ -217,6 +242,37 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
         }
     }
     None
+}
+
+/// An assertion of an installed library without words for its caller: no message, or a dump of the library's own state.
+pub(super) fn own_state(evidence: &Evidence) -> Option<Vote> {
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let asserted = findings.exceptions.iter().find(|of| {
+            let installed = of.frame.as_ref().is_some_and(|frame| frame.path.contains("-packages/"));
+            let (_, message) = of.spot.text.split_once("AssertionError").unwrap_or_default();
+            let dumps = message.trim_start_matches([':', ' ']).starts_with(['{', '[', '(', '<']);
+            installed && of.name.ends_with("AssertionError") && dumps
+        })?;
+        Some(vote(
+            "frame.own_state",
+            "an installed library stopped at an assertion about its own state".to_owned(),
+            (Class::SoftwarePlatform, OWN_STATE),
+            vec![(place, asserted.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
+/// Where an installed library calls another in a way that it does not allow, the program did not make the call.
+pub fn fold_calls_of_libraries(votes: &mut [Vote]) {
+    let calls =
+        votes.iter().filter(|vote| matches!(vote.id.as_str(), "frame.between_libraries" | "frame.own_state"));
+    let lines: BTreeSet<(usize, u64)> = calls.flat_map(Vote::lines).collect();
+    for vote in votes.iter_mut().filter(|vote| vote.class.domain() == FaultDomain::User) {
+        if vote.lines().any(|line| lines.contains(&line)) {
+            vote.weight = vote.weight.min(OF_ANY_KERNEL);
+        }
+    }
 }
 
 /// Whether a module is missing from a package that exists in another version. A package that is missing completely was not installed.
@@ -314,5 +370,45 @@ mod tests {
             judged(&raised("/v/lib/python3.12/site-packages/torch/_inductor/fx_passes/bucketing.py"));
         assert_eq!(compiler.class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised("/home/a/train.py")).domain, mainstay_model::verdict::FaultDomain::User);
+    }
+
+    #[test]
+    fn a_call_from_one_library_to_another_is_none_of_the_program() {
+        let raised =
+            |path: &str, text: &str| format!("  File \"{path}\", line 31, in build\n    make(x)\n{text}\n");
+        let unknown_argument =
+            "TypeError: RewardTrainer.__init__() got an unexpected keyword argument 'margin'";
+        for path in ["/opt/image/src/axolotl/core/builder.py", "/v/lib/python3.11/site-packages/acme/run.py"]
+        {
+            assert_eq!(judged(&raised(path, unknown_argument)).class, Class::SoftwarePlatform, "{path}");
+        }
+        let own = judged(&raised("/home/a/train.py", unknown_argument));
+        assert_eq!(own.class.domain(), mainstay_model::verdict::FaultDomain::User);
+    }
+
+    #[test]
+    fn an_assertion_of_a_library_about_its_own_state_is_none_of_the_program() {
+        let raised = |message: &str| {
+            format!(
+                "  File \"/v/lib/python3.11/site-packages/acme/swap.py\", line 31, in take\n    assert ok, state\nAssertionError{message}\n"
+            )
+        };
+        assert_eq!(
+            judged(&raised(": {'id': 7, 'status': 'MOVING', 'users': set()}")).class,
+            Class::SoftwarePlatform
+        );
+        let asked = judged(&raised(": world_size must be a multiple of 8"));
+        assert_eq!(asked.class, Class::UserConfig);
+    }
+
+    #[test]
+    fn an_inference_engine_whose_kernel_failed_is_started_again() {
+        let log = "(EngineCore_DP1 pid=77) ERROR 08-29 04:12:01 [core.py:844] torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n";
+        let kernel = "NVRM: Xid (PCI:0000:01:00): 31, pid=77, name=VLLM::EngineCor, MMU Fault\n";
+        for log in [log.to_owned(), kernel.to_owned(), format!("{log}{kernel}")] {
+            let judged = judged(&log);
+            assert_eq!(judged.class, Class::SoftwarePlatform, "{log}");
+            assert_eq!(judged.restart, crate::attribution::class::Restart::RestartSameNodes, "{log}");
+        }
     }
 }

@@ -7,6 +7,7 @@ mod devices;
 mod followers;
 mod frames;
 mod http_frames;
+mod settings;
 
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
@@ -18,16 +19,19 @@ pub use client::{CLIENT_FAILED, name_client};
 pub use collectives::laggard;
 pub use devices::lower_devices_beside_the_program;
 pub use followers::{demote_followers, demote_stopped_ranks};
-pub use frames::fold_library_kernels;
+pub use frames::{fold_calls_of_libraries, fold_library_kernels};
+pub use settings::blame_settings;
 
 /// Votes based on several lines.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     collectives::disagreement(catalog, evidence)
         .into_iter()
+        .chain(collectives::busy_elsewhere(catalog, evidence))
         .chain(frames::library_kernel(catalog, evidence))
         .chain(frames::in_engine(catalog, evidence))
         .chain(frames::between_libraries(evidence))
         .chain(frames::in_compiler(evidence))
+        .chain(frames::own_state(evidence))
         .chain(frames::in_launcher(evidence))
         .chain(http_frames::gave_up(evidence))
         .collect()
