@@ -8,7 +8,7 @@ use mainstay_model::id::Rank;
 use mainstay_model::time::Mono;
 
 use crate::locate::ROOT_SHARE;
-use crate::wait_for::{End, Presence, locate};
+use crate::wait_for::{End, Presence, behind, locate};
 use mainstay_model::hang::{Hang, HangKind, Waits, listed};
 
 /// Such counters replace the culprits of a verdict below this confidence.
@@ -62,6 +62,15 @@ pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
         // A silent rank may be the one that has not entered.
         End::Network(_) if !counted.silent.is_empty() => return None,
         End::Network(row) => {
+            let behind: Vec<Rank> = behind(&counters, presence, all.len()).into_iter().map(rank).collect();
+            if !behind.is_empty() {
+                let completed = if behind.len() == 1 { "has" } else { "have" };
+                let reported = format!(
+                    "by {by} {} {completed} entered what the others wait in and completed less than they",
+                    listed(&behind)
+                );
+                return Some(Waits { kind: None, culprits: behind, reported });
+            }
             let name = counted.names.get(&counters.name(row)).map_or("a communicator", String::as_str);
             let what = format!("all ranks of {name} have entered an operation and none has left it");
             (Some(HangKind::Network), Vec::new(), what)

@@ -224,8 +224,18 @@ impl<'a> Entry<'a> {
             self.pickle.item(self.of, "input_dtypes").map_or(String::new(), |node| self.written(node));
         let words = format!("{kind} of {sizes} {types}");
         // For these operations all ranks pass inputs of one size. For others (scatter, all_to_all) sizes may differ.
-        let even =
-            ["all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base"];
+        let even = [
+            "all_reduce",
+            "allreduce",
+            "broadcast",
+            "reduce",
+            "reduce_scatter",
+            "_reduce_scatter_base",
+            "_all_gather_base",
+            "all_gather_into_tensor",
+            "all_gather_into_tensor_coalesced",
+            "reduce_scatter_tensor_coalesced",
+        ];
         let same = if even.contains(&kind) { words.as_str() } else { kind };
         (words.clone(), if kind.is_empty() { 0 } else { hash(same).max(1) })
     }

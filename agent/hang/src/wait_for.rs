@@ -155,6 +155,24 @@ pub(crate) fn locate(
     located
 }
 
+/// Ranks that report, have entered operations, and have completed fewer than the furthest member of a communicator: where all have
+/// entered, their devices stand still.
+pub(crate) fn behind(counters: &Counters, presence: impl Fn(usize) -> Presence, ranks: usize) -> Vec<u32> {
+    let mut furthest = vec![0; counters.communicators()];
+    let known = |rank: usize| {
+        let entries = if presence(rank) == Presence::Reports { counters.entries_of(rank) } else { &[] };
+        // A member without a record of a communicator may have completed anything.
+        entries.iter().filter(|entry| entry.count.entered > 0)
+    };
+    for entry in (0..ranks).flat_map(known) {
+        let row = &mut furthest[entry.row as usize];
+        *row = entry.count.completed.max(*row);
+    }
+    let is_behind =
+        |rank: &usize| known(*rank).any(|entry| entry.count.completed < furthest[entry.row as usize]);
+    (0..ranks).filter(is_behind).filter_map(|rank| u32::try_from(rank).ok()).collect()
+}
+
 fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize) -> Vec<Row> {
     let mut rows = vec![EMPTY; counters.communicators()];
     for rank in 0..ranks {
@@ -362,6 +380,21 @@ mod tests {
     fn an_operation_that_all_entered_and_none_left_is_the_network() {
         let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], |_| Presence::Reports);
         assert_eq!(found.ends, [(End::Network(0), 2)]);
+    }
+
+    #[test]
+    fn of_ranks_that_entered_everything_those_that_completed_less_are_behind() {
+        let of = |ranks: &[&[Count]]| {
+            let mut counters = Counters::of(ranks.len());
+            for (rank, counts) in ranks.iter().enumerate() {
+                counters.set(rank, counts);
+            }
+            behind(&counters, |_| Presence::Reports, ranks.len())
+        };
+        let alike: &[Count] = &[count(7, 9, 4)];
+        assert_eq!(of(&[alike, alike, alike]), [] as [u32; 0]);
+        assert_eq!(of(&[alike, &[count(7, 9, 3)], alike, &[count(7, 9, 2), count(8, 3, 3)]]), [1, 3]);
+        assert_eq!(of(&[alike, &[Count { comm: 7, ..Count::default() }]]), [] as [u32; 0], "not recorded");
     }
 
     #[test]

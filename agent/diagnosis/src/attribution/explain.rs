@@ -32,6 +32,8 @@ pub struct Report {
     pub restart: Restart,
     /// The rank where the failure started.
     pub culprit: Option<u32>,
+    /// All ranks where it started: the culprit, or several that the others wait for.
+    pub culprits: Vec<u32>,
     /// Ranks that show the cause at the same time, so that none of them is the culprit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub common_to: Vec<u32>,
@@ -116,6 +118,7 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         confidence: judged.confidence,
         restart: judged.restart,
         culprit: judged.root.rank,
+        culprits: culprits(judged, held_up),
         common_to: judged.root.common.iter().copied().collect(),
         victims: judged.root.victims.iter().copied().collect(),
         root: judged.root.lines.iter().map(|(source, spot)| quote(evidence, *source, spot)).collect(),
@@ -127,6 +130,13 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         next: next(judged, held_up),
         would_change: would_change(judged, &alternatives),
         alternatives,
+    }
+}
+
+fn culprits(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<u32> {
+    match judged.root.rank {
+        Some(rank) => vec![rank],
+        None => held_up.iter().flat_map(|of| of.culprits.iter().map(|rank| rank.0)).collect(),
     }
 }
 

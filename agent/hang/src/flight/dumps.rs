@@ -16,7 +16,8 @@ pub struct BlockedCollective {
     /// The kind of hang. `None` if the records show only which rank the others wait for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<HangKind>,
-    /// The ranks that the others wait for; empty if all have entered the same operation.
+    /// The ranks that the others wait for, because they have not entered or not completed an operation; empty if all have entered it
+    /// and none has left it.
     pub culprits: Vec<Rank>,
     /// The ranks that wait in the operation.
     pub waiting: Vec<Rank>,
@@ -91,15 +92,27 @@ impl<'r> Place<'r> {
             let member = |rank: &&Rank| is_member(records, **rank, group);
             culprits.iter().filter(member).any(|rank| entered(rank, group) < *number)
         };
+        let left = |(group, number): &(&str, u64)| {
+            let has_left = |of: &GroupProgress| of.entered > 0 && of.completed >= *number;
+            records.values().any(|record| record.groups.get(*group).is_some_and(has_left))
+        };
+        let of_culprits = |place: &(&str, u64), ranks: &[(Rank, &str)]| {
+            for_culprits(place) || left(place) && ranks.iter().any(|(rank, _)| culprits.contains(rank))
+        };
+        let all: BTreeSet<Rank> = places.values().flatten().map(|(rank, _)| *rank).collect();
         // Of equals the first: the later ones wait behind it.
-        let best = places
-            .into_iter()
-            .max_by_key(|(place, ranks)| (for_culprits(place), ranks.len(), std::cmp::Reverse(place.1)));
+        let best = places.into_iter().max_by_key(|(place, ranks)| {
+            (of_culprits(place, ranks), ranks.len(), std::cmp::Reverse(place.1))
+        });
         let ((group, number), ranks) = best?;
+        let others_left = !for_culprits(&(group, number)) && left(&(group, number));
         // The culprit's own name for the operation may be the mismatch.
         let other = ranks.iter().find(|(rank, _)| !culprits.contains(rank)).or(ranks.first());
         let operation = other.map(|(_, operation)| *operation).unwrap_or_default();
-        let waiting = ranks.iter().map(|(rank, _)| *rank).filter(|rank| !culprits.contains(rank)).collect();
+        let of_place: BTreeSet<Rank> = ranks.iter().map(|(rank, _)| *rank).collect();
+        // Ranks that have left the operation wait elsewhere, behind it.
+        let waiting = if others_left { all } else { of_place };
+        let waiting = waiting.into_iter().filter(|rank| !culprits.contains(rank)).collect();
         Some(Place { group, number, operation, waiting })
     }
 
@@ -125,6 +138,9 @@ impl<'r> Place<'r> {
                 format!("{who} wait for each other in a circle, one of them in {operation} ({place})")
             }
             (_, []) => format!("{others} entered {operation} ({place}), and none has left it"),
+            (None, _) if culprits.iter().all(|rank| records.contains_key(rank)) => {
+                format!("{who} {has} not completed {operation} ({place}), which others have left")
+            }
             (None, _) => {
                 format!("{others} {wait} in {operation} ({place}), and {who} {has} no flight record")
             }

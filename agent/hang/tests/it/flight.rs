@@ -218,6 +218,68 @@ fn the_operation_is_the_first_that_the_culprit_did_not_enter() {
 }
 
 #[test]
+fn a_rank_that_entered_everything_and_completed_less_than_the_others_is_the_culprit() {
+    let of = |all: [(u32, u64, u64); 3]| {
+        let records = all.map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+        held_up(&BTreeSet::new(), &records.into()).expect("ranks wait")
+    };
+    let shown = of([(4, 4, 9), (5, 2, 9), (6, 4, 8)]);
+    assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(5)][..]));
+    assert_eq!((shown.collective, shown.waiting.as_slice()), (3, &[Rank(4), Rank(6)][..]));
+    assert_eq!(
+        shown.reported,
+        "rank 5 has not completed all_gather_3 of [3] BFloat16 (collective 3 of process group 7), which others have left"
+    );
+    let several = of([(4, 2, 9), (5, 2, 9), (6, 4, 9)]);
+    assert_eq!(several.culprits, [Rank(4), Rank(5)]);
+    let alike = of([(4, 2, 9), (5, 2, 9), (6, 2, 9)]);
+    assert_eq!((alike.kind, alike.culprits.len()), (Some(HangKind::Network), 0));
+}
+
+#[test]
+fn a_gather_of_other_sizes_into_one_tensor_is_a_mismatch_and_a_gather_of_tensors_is_none() {
+    let of = |kind: &str, size: u32| {
+        read(
+            format!(
+                r#"{{"entries": [{{"process_group": ["7", "dp"], "collective_seq_id": 3, "is_p2p": false,
+                "retired": false, "profiling_name": "nccl:{kind}", "state": "scheduled", "input_sizes": [[{size}]],
+                "input_dtypes": ["Float"]}}], "pg_config": {{"7": {{"ranks": [0, 1, 2]}}}}}}"#
+            )
+            .as_bytes(),
+        )
+    };
+    let shown = |kind: &str| {
+        let records = [(0, 8), (1, 8), (2, 16)].map(|(rank, size)| (Rank(rank), of(kind, size)));
+        held_up(&BTreeSet::new(), &records.into()).expect("ranks wait")
+    };
+    for kind in ["_all_gather_base", "all_gather_into_tensor"] {
+        assert_eq!(shown(kind).kind, Some(HangKind::Mismatch), "{kind}");
+        assert_eq!(shown(kind).culprits, [Rank(2)], "{kind}");
+    }
+    assert_eq!(shown("all_gather").kind, Some(HangKind::Network));
+}
+
+/// Records of a job of 16 ranks whose hang was injected, if they are next to the project.
+#[test]
+fn the_ranks_of_injected_hangs_are_named() {
+    for (name, ranks) in [("gpu_error_1st", [12, 14]), ("lock_gil_1st", [9, 14])] {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../../shared/data/nvrx-flight-records")
+            .join(name);
+        let record = |rank: u32| {
+            let dump = std::fs::read(folder.join(format!("_dump_{rank}"))).ok()?;
+            Some((Rank(rank), read(&dump)))
+        };
+        let Some(records) = (0..16).map(record).collect::<Option<BTreeMap<Rank, FlightRecord>>>() else {
+            testing::skip(&format!("no flight records in {}", folder.display()));
+            return;
+        };
+        let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
+        assert_eq!(shown.culprits, ranks.map(Rank), "{name}: {}", shown.reported);
+    }
+}
+
+#[test]
 fn invalid_json_is_refused_and_a_log_is_not_mistaken_for_a_dump() {
     assert!(matches!(FlightRecord::read(b"{\"entries\": [1, 2"), Err(FlightError::Json(_))));
     assert_eq!(FlightRecord::read(b"{\"entries\": 3}"), Err(FlightError::NoEntries));
