@@ -68,7 +68,7 @@ mod tests {
             "79, pid=7, name=python, GPU has fallen off the bus.",
             "63, pid=7, name=python, Row Remapper: New row marked for remapping",
             "144, SAW_MVB Fatal XC0 i0 Link 3 (0x00000002 0x00000002 0x00000000 0x00000000)",
-            "185, pid=7, name=python, a code that is newer than the catalog",
+            "199, pid=7, name=python, a code that is newer than the catalog",
         ] {
             assert_eq!(of(fault), XidWeight::Usual, "{fault}");
         }

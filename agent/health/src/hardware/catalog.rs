@@ -244,7 +244,9 @@ impl Catalog {
         if let Some(error) = &xid.nvlink {
             let NvlinkMeaning { fatal, action, .. } = NvlinkMeaning::of(&self.nvlink, xid.code, error);
             let state = match (fatal, action) {
-                (_, RecommendedAction::None) => HealthState::Healthy,
+                // A link is down, though nothing has to be done to the GPU.
+                (true, RecommendedAction::None) => HealthState::Degraded,
+                (false, RecommendedAction::None) => HealthState::Healthy,
                 (true, _) => HealthState::Unhealthy,
                 (false, _) => HealthState::Degraded,
             };

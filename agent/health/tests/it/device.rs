@@ -78,6 +78,16 @@ fn a_gpu_is_degraded_if_three_programs_fail_on_it_and_on_no_other_gpu() {
 }
 
 #[test]
+fn programs_that_were_stopped_do_not_count_among_those_that_failed() {
+    let mut host = Host::new();
+    for name in ["train", "eval", "python"] {
+        host.xid(&format!("45, pid=12, name={name}, Ch 00000008"));
+    }
+    host.log("NVRM: Xid (PCI:0000:03:00): 63, pid=1896, Row Remapper: New row marked for remapping");
+    host.expect(GPU, Healthy, Nothing);
+}
+
+#[test]
 fn echoes_are_folded_into_their_cause() {
     let mut host = Host::new();
     host.xid("48, pid=9, name=python, An uncorrectable double bit error");
@@ -209,13 +219,16 @@ fn nvlink_lines_state_their_severity() {
     host.expect(GPU, Healthy, Nothing);
     host.xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0 0x0)");
     host.expect(GPU, Unhealthy, ResetDevice);
+    let mut down = Host::new();
+    down.xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x026001c6 0x00000000 0x0 0x0)");
+    down.expect(GPU, Degraded, Nothing);
 }
 
 #[test]
 fn an_xid_clears_the_faults_that_it_cancels_in_the_catalog() {
     let mut host = Host::new();
     host.xid("163, PSHC disengaged");
-    host.expect(GPU, Degraded, ResetDevice);
+    host.expect(GPU, Degraded, Nothing);
     host.xid("162, PSHC reengaged");
     host.expect(GPU, Healthy, Nothing);
 }

@@ -50,7 +50,7 @@ const NOTES: [&str; 5] = [
     "121, pid='<unknown>', name=<unknown>, C2C Link corrected error",
     "93, pid='<unknown>', name=<unknown>, Non-fatal violation of provisioned InfoROM wear limit",
     "106, SMBPBI Test Message",
-    "160, pid='<unknown>', name=<unknown>, Channel Retirement Event",
+    "185, pid='<unknown>', name=<unknown>, Sparing event",
     "145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000082 0x00000100 0x0 0x0)",
 ];
 

@@ -167,12 +167,12 @@ fn raid_controller_gpu_and_fabric_lines_yield_the_expected_state_and_action() {
          = host.pcie UNHEALTHY REBOOT_NODE
          pcieport 0000:3a:00.0: AER: Multiple Uncorrected (Fatal) error received: 0000:3b:00.0
          = gpu.0000:3b:00 UNHEALTHY RESET_DEVICE
-         NVRM: Xid (PCI:0000:3b:00): 61, pid=1, 0cec(3098) 00000000 00000000
          NVRM: Xid (PCI:0000:3b:00): 136, pid='<unknown>', name=<unknown>, Link training failed
          NVRM: Xid (PCI:0000:3b:00): 171, pid='<unknown>', name=<unknown>, DRAM uncorrectable
          = gpu.0000:3b:00 UNHEALTHY CONTACT_SUPPORT
          NVRM: Xid (PCI:0000:3b:00): 54, Auxiliary power is not connected
          = gpu.0000:3b:00 DEGRADED CONTACT_SUPPORT
+         NVRM: Xid (PCI:0000:3b:00): 61, pid=1, 0cec(3098) 00000000 00000000
          NVRM: Xid (PCI:0000:3b:00): 165, pid='<unknown>', name=<unknown>, PWR smoothing primitive wear
          = gpu.0000:3b:00 DEGRADED NONE
          NVRM: Xid (PCI:0000:3b:00): 92, pid=1, High single-bit ECC error rate

@@ -58,7 +58,7 @@ fn xids_of_many_driver_versions_yield_the_expected_state_and_action() {
     check("NVRM: Xid (0000:3b:00): 62, 0a5e(2c48) 00000000 00000000", &[(GPU, Unhealthy, ResetDevice)]);
     check(
         "NVRM: Xid (PCI:0000:3b:00): 61, pid=1194, 0cec(3098) 00000000 00000000",
-        &[(GPU, Unhealthy, ResetDevice)],
+        &[(GPU, Degraded, ContactSupport)],
     );
     check(
         "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 6, subpartition 1.",

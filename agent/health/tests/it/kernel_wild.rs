@@ -107,7 +107,7 @@ fn other_gpu_errors_yield_the_expected_state_and_action() {
         &[
             "NVRM: Xid (PCI:0000:3b:00): 63, pid=1896, name=python, Row Remapper: New row (0x0000000001ae3c00) marked for remapping, reset gpu to activate.",
             "NVRM: Xid (PCI:0000:3b:00): 63, Dynamic Page Retirement: New page retired, reboot to activate (0x00000000004a1a5b).",
-            "NVRM: Xid (PCI:0000:3b:00): 163, Power smoothing HW circuitry capability disengaged",
+            "NVRM: Xid (PCI:0000:3b:00): 160, pid='<unknown>', name=<unknown>, Channel Retirement Event",
         ],
     );
     each(

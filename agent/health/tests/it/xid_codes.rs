@@ -19,18 +19,19 @@ const GPU: &str = "gpu.0000:01:00";
 const BY_LINE: [u32; 9] = [74, 144, 145, 146, 147, 148, 149, 150, 154];
 
 /// All codes that change the state. The others are only events.
-const FAULTS: [(HealthState, RecommendedAction, &[u32]); 7] = [
+const FAULTS: [(HealthState, RecommendedAction, &[u32]); 8] = [
     (
         Unhealthy,
         ResetDevice,
-        &[46, 48, 61, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 158, 169, 171, 172],
+        &[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 158, 169, 171, 172],
     ),
     (Unhealthy, RebootNode, &[79, 151, 167, 173]),
     (Unhealthy, ContactSupport, &[54]),
-    (Degraded, ResetDevice, &[63, 156, 163, 166]),
+    (Degraded, ResetDevice, &[63, 156, 160, 166]),
     (Degraded, RestartProcess, &[94]),
-    (Degraded, ContactSupport, &[78, 122, 123, 124, 125, 142, 165]),
-    (Degraded, Nothing, &[38, 44, 92, 159, 168]),
+    (Degraded, ContactSupport, &[61, 78, 122, 123, 124, 125, 142, 157, 161, 165]),
+    (Degraded, Nothing, &[38, 44, 92, 159, 163]),
+    (Degraded, RebootNode, &[168]),
 ];
 
 #[test]

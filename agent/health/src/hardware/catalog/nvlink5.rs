@@ -70,12 +70,15 @@ impl NvlinkMeaning {
     /// Applies `rules` to an error. An error that no rule matches is as severe as its line says.
     pub fn of(rules: &[NvlinkRule], xid: u32, error: &NvlinkError) -> NvlinkMeaning {
         let of_layout = |layout: fn(&NvlinkRule) -> &str| {
-            // If several bits are set, the most severe one counts.
-            rules
-                .iter()
-                .filter(|rule| rule.xid == xid && bits_fit(layout(rule), error.intrinfo))
-                .filter(|rule| status_fits(rule.status, error.status))
-                .max_by_key(|rule| (rule.fatal, rule.action))
+            let fits = |rule: &&NvlinkRule| rule.xid == xid && bits_fit(layout(rule), error.intrinfo);
+            let of_unit = || rules.iter().filter(fits);
+            // The status of some units is a number: a rule with this very number is the one. If several bits are set, the most severe
+            // one counts.
+            of_unit().find(|rule| rule.status == error.status).or_else(|| {
+                of_unit()
+                    .filter(|rule| rule.status.is_power_of_two() && rule.status & error.status != 0)
+                    .max_by_key(|rule| (rule.fatal, rule.action))
+            })
         };
         // The first layout has the XID in its lowest bits, so a match is certain; the second leaves more bits open.
         match of_layout(|rule| &rule.v1).or_else(|| of_layout(|rule| &rule.v2)) {
@@ -106,13 +109,30 @@ fn bits_fit(pattern: &str, word: u32) -> bool {
     })
 }
 
-fn status_fits(rule: u32, status: u32) -> bool {
-    if rule.is_power_of_two() { rule & status != 0 } else { rule == status }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_status_that_is_a_number_is_not_read_as_bits() {
+        let rule = |status, fatal, action| NvlinkRule {
+            xid: 149,
+            unit: "UNIT".to_owned(),
+            v1: "-".repeat(32),
+            v2: "-".repeat(32),
+            status,
+            fatal,
+            action,
+            ask154: false,
+        };
+        let rules = [rule(1, true, RecommendedAction::ResetDevice), rule(3, false, RecommendedAction::None)];
+        let of = |status| {
+            let error = NvlinkError { unit: "UNIT".to_owned(), fatal: None, link: None, intrinfo: 0, status };
+            NvlinkMeaning::of(&rules, 149, &error)
+        };
+        assert_eq!((of(3).fatal, of(3).action), (false, RecommendedAction::None));
+        assert_eq!((of(1).fatal, of(5).fatal), (true, true));
+    }
 
     #[test]
     fn patterns_read_from_the_most_significant_bit() {

@@ -12,6 +12,8 @@ use mainstay_model::time::{Mono, Span};
 const REMEMBERED: usize = 64;
 /// Maximum number of lines shown as evidence.
 const SHOWN: usize = 3;
+/// The XID with which the driver removes the work of a program, also of one that was stopped by hand.
+const REMOVED: u32 = 45;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Programs {
@@ -53,10 +55,10 @@ impl Programs {
         !self.failures.is_empty()
     }
 
-    /// The names of the programs that failed, without duplicates.
+    /// The names of the programs that failed, without duplicates and without those that were only removed.
     pub(super) fn names(&self) -> Vec<String> {
-        let names: BTreeSet<&String> =
-            self.failures.iter().filter_map(|failure| failure.name.as_ref()).collect();
+        let failed = self.failures.iter().filter(|failure| failure.code != REMOVED);
+        let names: BTreeSet<&String> = failed.filter_map(|failure| failure.name.as_ref()).collect();
         names.into_iter().cloned().collect()
     }
 
