@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Child;
 
 use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::observation::Observation;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -88,6 +89,14 @@ impl Job {
     /// Waits for a fact.
     pub fn wait_for_fact(&self, what: &str, mut is: impl FnMut(&Fact) -> bool) {
         self.wait_for(what, |entry| matches!(&entry.body, Body::Fact(fact) if is(fact)).then_some(()));
+    }
+
+    /// Waits for an event that a part of the launcher has observed, by its identifier.
+    pub fn wait_for_event(&self, event: &str) -> Observation {
+        self.wait_for(event, |entry| match &entry.body {
+            Body::Fact(Fact::Observed(seen)) if seen.event == event => Some(seen.clone()),
+            _ => None,
+        })
     }
 
     /// Waits for an attempt's ranks.

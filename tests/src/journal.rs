@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_model::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_model::id::Rank;
+use mainstay_model::observation::Observation;
 use mainstay_model::verdict::{Decision, Outcome, Verdict};
 
 /// All entries of the journal in a directory, in order; an incomplete line is not an entry yet.
@@ -28,6 +29,14 @@ pub fn read(directory: &Path) -> Vec<Entry> {
 pub fn facts(journal: &[Entry]) -> impl Iterator<Item = &Fact> {
     journal.iter().filter_map(|entry| match &entry.body {
         Body::Fact(fact) => Some(fact),
+        _ => None,
+    })
+}
+
+/// The observed events with this identifier, in order.
+pub fn observed<'a>(journal: &'a [Entry], event: &'a str) -> impl Iterator<Item = &'a Observation> {
+    facts(journal).filter_map(move |fact| match fact {
+        Fact::Observed(seen) if seen.event == event => Some(seen),
         _ => None,
     })
 }

@@ -6,6 +6,7 @@
 //! - [`free_port`]: a port that no other test gets and no outgoing connection uses.
 //! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses written data, for root.
 //! - [`without_descriptors`]: work in a thread that cannot open anything.
+//! - [`snapshot!`]: the text of a surface, in a file that `cargo xtask test --accept` writes.
 //! - [`TempDir`]: a directory that is removed also while a thread still writes in it.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
@@ -17,6 +18,7 @@ pub mod lossy_disk;
 mod ports;
 pub mod silent;
 mod skip;
+pub mod snapshot;
 mod temporary;
 
 use std::io::Write;

@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::io::Write;
 
 use mainstay_model::entry::{Body, Entry, Fact};
-use mainstay_model::verdict::FaultDomain;
+use mainstay_model::verdict::{Action, FaultDomain};
 use mainstay_tests::{Agent, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 use nix::sys::signal::Signal;
+
+use crate::words::{evidence, terminal};
 
 #[test]
 fn an_agent_keeps_the_whole_history_of_a_job_and_agrees_to_a_restart() {
@@ -44,15 +46,15 @@ fn a_job_says_whether_it_is_attached_and_why_not() {
     let missing = stage.work().join("missing.sock");
     let dead = stage.work().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).expect("a socket"));
-    for (socket, why) in [(&missing, "no socket at"), (&dead, "no agent listens there")] {
+    for (socket, why) in [(&missing, terminal::NO_SOCKET), (&dead, terminal::NOT_LISTENING)] {
         let end = stage.sh(script).at_socket(socket).start().end();
-        end.assert_status(0).assert_printed("agent: none: ").assert_printed(why);
+        end.assert_status(0).assert_printed(terminal::NO_AGENT).assert_printed(why);
         end.assert_printed(&socket.display().to_string());
     }
     let told = stage.sh(script).start().end();
-    told.assert_status(0).assert_printed("agent: none: --no-agent");
+    told.assert_status(0).assert_printed(&format!("{}--no-agent", terminal::NO_AGENT));
     let told = stage.sh(script).at_socket(&dead).variable("MAINSTAY_NO_AGENT", "1").start().end();
-    told.assert_status(0).assert_printed("agent: none: MAINSTAY_NO_AGENT");
+    told.assert_status(0).assert_printed(&format!("{}MAINSTAY_NO_AGENT", terminal::NO_AGENT));
 }
 
 #[test]
@@ -200,7 +202,7 @@ fn an_agent_of_another_user_is_not_trusted() {
     let stage = Stage::new();
     let Some(agent) = agent_of_no_one(&stage) else { return };
     let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
-    job.wait_until_printed("is served by user 65534");
+    job.wait_until_printed(terminal::FOREIGN_AGENT);
     stage.mark("seen");
     let end = job.end();
     end.assert_status(0);
@@ -359,11 +361,13 @@ if ATTEMPT == 0:
     let end = job.end();
     // Nothing is restarted on a host that lost a GPU: the job asks the scheduler for another host.
     end.assert_status(75);
-    end.assert_printed("this host is not fit for training: gpu.0000:3b:00");
+    let last = *journal::decisions(&end.journal).last().expect("a decision");
+    assert_eq!(last.action, Action::HandBack { exit: 75 }, "{end}");
+    assert!(last.used_agent_evidence() && last.why.contains("gpu.0000:3b:00"), "{end}");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     assert_eq!(last.domain, FaultDomain::Hardware, "{end}");
-    assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
+    assert!(last.evidence.iter().any(|line| line.contains(evidence::OFF_THE_BUS)), "{end}");
     // The verdict from the rank's output alone comes first.
     assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
 }

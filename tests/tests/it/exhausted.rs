@@ -11,6 +11,8 @@ use mainstay_model::verdict::{Action, Cause, FaultDomain};
 use mainstay_recovery::job::EXHAUSTED;
 use mainstay_tests::{Job, Stage, has_client, is_root, journal, processes, skipped};
 
+use crate::words::terminal;
+
 /// Two ranks that work forever in the first attempt and end at once in the next.
 const WORKS: &str = r#"
 mark "pid.$RANK.$ATTEMPT" $$
@@ -69,7 +71,7 @@ fn ranks_are_restarted_without_a_place_for_their_logs() {
         job.mark("pid.1.0");
         spoil(&disk);
         job.kill_rank(0, 1);
-        job.wait_until_printed("cannot be written");
+        job.wait_until_printed(terminal::CANNOT_BE_WRITTEN);
         job.mark("pid.0.1");
         job.mark("pid.1.1");
         job.end().assert_status(0);

@@ -9,6 +9,7 @@
 )]
 
 use crate::hosts;
+use crate::words::evidence;
 
 use hosts::{Hosts, ckpt, json};
 use mainstay_model::verdict::Action;
@@ -52,15 +53,14 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
     }
     let (hosts, agents, script) = two_hosts(13);
     let first = run(&hosts.stages[0], &agents[0], &script);
-    first
-        .assert_status(HAND_BACK_EXIT)
-        .assert_printed("another host shows whether this host or the program is at fault");
+    first.assert_status(HAND_BACK_EXIT).assert_printed(evidence::ANOTHER_HOST_TELLS);
     assert_eq!(journal::restarts(&first.journal), 1, "{first}");
     assert_eq!(journal::verdicts(&first.journal)[0].domain.name(), "unknown", "{first}");
 
     wait_for_peer(&agents[1], 2);
     let confirmed = run(&hosts.stages[1], &agents[1], &script);
-    confirmed.assert_status(1).assert_printed(&format!("occurred after step 7 on {} before", hosts.names[0]));
+    let named = format!(" after step 7 on {} ", hosts.names[0]);
+    confirmed.assert_status(1).assert_printed(&named);
     assert_eq!(journal::restarts(&confirmed.journal), 0, "{confirmed}");
     let verdicts = journal::verdicts(&confirmed.journal);
     let last = verdicts.last().expect("a verdict");

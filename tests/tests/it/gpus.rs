@@ -11,6 +11,8 @@ use mainstay_tests::{Agent, End, Job, Stage, has_client, journal, mainstay, proc
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use crate::words::evidence;
+
 /// Two ranks with a GPU each. The first attempt lasts until one of them fails.
 const TRAINING: &str = r#"
 import mainstay
@@ -144,7 +146,10 @@ fn a_round_waits_for_the_gpu_of_the_lost_rank_and_not_for_those_of_ranks_that_st
     // The process ends at once, its memory is not freed yet.
     host.gpus([(&[pids[0]], 9 << 30), (&[], 9 << 30)]);
     job.kill_rank(0, 1);
-    job.wait_until_printed("waiting: this host is not ready for a restart: gpu.0000:02:00");
+    job.wait_for("a wait for the GPU", |entry| match &entry.body {
+        Body::Decision(decision) if decision.action == Action::Wait => Some(()),
+        _ => None,
+    });
     host.gpus([(&[pids[0]], 9 << 30), (&[], 0)]);
     job.mark("in.1.1");
     let end = job.end();
@@ -186,7 +191,7 @@ fn of_two_jobs_on_a_host_only_the_one_whose_gpu_is_lost_fails_of_it() {
         job.kill_rank(0, 0);
         let end = job.end();
         let verdict = journal::verdicts(&end.journal).pop().expect("a verdict").clone();
-        let is_lost = verdict.evidence.iter().any(|printed| printed.contains("fallen off the bus"));
+        let is_lost = verdict.evidence.iter().any(|printed| printed.contains(evidence::OFF_THE_BUS));
         (verdict.domain, is_lost, end)
     };
     let (domain, is_lost, end) = last(first);
@@ -209,7 +214,7 @@ fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() 
         _ => None,
     });
     assert!(
-        verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
+        verdict.evidence.iter().any(|line| line.contains(evidence::OFF_THE_BUS)),
         "{:?}",
         verdict.evidence
     );
@@ -217,5 +222,5 @@ fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() 
     let mut asked = Command::new(mainstay());
     let reported = asked.args(["explain", &id, "--socket"]).arg(agent.socket()).output().expect("an answer");
     let reported = String::from_utf8_lossy(&reported.stdout).into_owned();
-    assert!(reported.contains("fallen off the bus") && reported.contains("hardware"), "{reported}");
+    assert!(reported.contains(evidence::OFF_THE_BUS) && reported.contains("hardware"), "{reported}");
 }

@@ -6,6 +6,8 @@ use mainstay_tests::{Stage, has_client, journal};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::words::evidence;
+
 #[test]
 fn a_client_of_another_version_refuses_its_page_and_trains_on() {
     if !has_client() {
@@ -33,12 +35,12 @@ wait_for("end")
     let job = stage.python(script).start();
     job.wait_for_fact(
         "the refusal",
-        |fact| matches!(fact, Fact::RankRefused { reason, .. } if reason.contains("refused its page")),
+        |fact| matches!(fact, Fact::RankRefused { reason, .. } if reason.contains(evidence::REFUSED_PAGE)),
     );
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    end.assert_printed("refused its page");
+    end.assert_printed(evidence::REFUSED_PAGE);
     assert_eq!(end.output(0, 0, "stdout"), "trained\n");
     assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
     assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankConnected { .. })), "{end}");

@@ -50,5 +50,6 @@ mod unit_boot;
 mod unit_user;
 mod verdicts;
 mod warm;
+mod words;
 mod world;
 mod zero_code;

@@ -9,6 +9,8 @@ use std::process::{Command, Output};
 use mainstay_model::entry::Fact;
 use mainstay_tests::{End, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 
+use crate::words::commands;
+
 /// Ranks that work until SIGTERM.
 const WORKS: &str = r#"trap 'exit 0' TERM
 mark "up.$ATTEMPT.$RANK"
@@ -80,7 +82,7 @@ fn another_user_orders_nothing_even_where_the_socket_is_open() {
         let refused = command.output().expect("setpriv can be started");
         assert!(!refused.status.success(), "{arguments:?}");
         assert!(
-            printed(&refused).contains("user 65534 may not control this job"),
+            printed(&refused).contains(commands::MAY_NOT_CONTROL),
             "{arguments:?}: {}",
             printed(&refused)
         );
@@ -115,7 +117,7 @@ fn an_injected_kill_is_judged_as_any_other_and_the_journal_has_who_did_it() {
     let job = stage.sh(WORKS).ranks(2).options("--allow-inject").start();
     job.mark("up.0.1");
     let no_rank = order(&job, &["inject", "kill", "--rank", "7", "--reason", "drill"]);
-    assert!(printed(&no_rank).contains("rank 7 does not run"), "{}", printed(&no_rank));
+    assert!(printed(&no_rank).contains(commands::RANK_DOES_NOT_RUN), "{}", printed(&no_rank));
     let killed = order(&job, &["inject", "kill", "--rank", "1", "--reason", "drill"]);
     assert!(killed.status.success(), "{}", printed(&killed));
     job.mark("up.1.0");
@@ -139,7 +141,7 @@ fn an_order_without_a_reason_is_refused() {
     job.mark("up.0.0");
     let refused = order(&job, &["job", "stop", "--reason", " "]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(printed(&refused).contains("a reason is required"), "{}", printed(&refused));
+    assert!(printed(&refused).contains(commands::REASON_REQUIRED), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     job.end().assert_status(143);
 }
@@ -167,7 +169,7 @@ work"#;
     assert_eq!([job.mark("up.1.0"), job.mark("up.1.1")], ["3,7", "3,7"]);
     let refused = order(&job, &["job", "exclude-rank", "0", "--reason", "slow too"]);
     assert_eq!(refused.status.code(), Some(3));
-    assert!(printed(&refused).contains("cannot go on with fewer ranks"), "{}", printed(&refused));
+    assert!(printed(&refused).contains(commands::NOT_WITH_FEWER), "{}", printed(&refused));
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
     end.assert_status(143);

@@ -5,6 +5,8 @@ use std::fs;
 use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, is_root, journal, mainstay, processes, skipped};
 
+use crate::words::terminal;
+
 /// One step; used by all scenarios here that check whether training works.
 const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
 
@@ -67,7 +69,7 @@ fn an_ordinary_user_needs_no_root_for_a_recovery() {
     nix::sys::signal::kill(rank, nix::sys::signal::Signal::SIGKILL).expect("the rank lives");
     let end = job.end();
     end.assert_status(0);
-    end.assert_printed("rank 1 was ended by SIGKILL");
+    end.assert_printed("rank 1 ").assert_printed("SIGKILL");
     for child in children {
         assert!(!processes::is_alive(child), "left: {}", processes::reported(child));
     }
@@ -133,7 +135,7 @@ fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_reports_it() 
     let options = format!("--log-dir {} --runtime-dir {}/run", stage.logs().display(), file.display());
     let end = stage.python(TRAINER).ranks(2).own_paths().options(&options).start().end();
     end.assert_status(0);
-    end.assert_printed("training goes on without heartbeats");
+    end.assert_printed(terminal::WITHOUT_PAGES);
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
 }
 
@@ -151,7 +153,7 @@ fn a_runtime_directory_that_others_may_write_to_is_not_used() {
     let end = stage.python(TRAINER).own_paths().options(&options).start().end();
     end.assert_status(0);
     end.assert_printed(&open.display().to_string());
-    end.assert_printed("training goes on without heartbeats");
+    end.assert_printed(terminal::WITHOUT_PAGES);
     assert_eq!(fs::read_dir(&open).expect("our own directory").count(), 0, "nothing was put there\n{end}");
 }
 
@@ -233,7 +235,7 @@ fn a_full_disk_for_the_logs_ends_no_job() {
     let plan = stage.sh(script).ranks(2).own_paths().options(&options).options("-r 3");
     let end = plan.under(&["unshare", "-m", "sh", "-c", &mount]).start().end();
     end.assert_status(0);
-    end.assert_printed("rank 1 was ended by SIGKILL");
+    end.assert_printed("rank 1 ").assert_printed("SIGKILL");
     assert!(stage.marks().join("full.1.1").exists(), "{end}");
 }
 

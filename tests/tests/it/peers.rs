@@ -9,6 +9,7 @@
 )]
 
 use crate::hosts;
+use crate::words::commands;
 
 use std::fs;
 use std::io::Write;
@@ -122,7 +123,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     fs::write(&shard, content).unwrap();
     let verified = Command::new(mainstay()).args(["ckpt", "verify"]).arg(&place).output().unwrap();
     assert_eq!(verified.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&verified.stdout).contains("chunk 1 is not what was sealed"));
+    assert!(String::from_utf8_lossy(&verified.stdout).contains(commands::NOT_WHAT_WAS_SEALED));
     // And repaired from a peer.
     let pulled = ckpt(&others[1], &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 40);
@@ -262,9 +263,7 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
     assert_eq!(json(&pulled)["step"], 7);
     assert_is_in(&place, 7, 1, size);
     // Each side reports what to do about the other.
-    for (agent, word) in
-        [(&plain, "uses TLS and this agent does not"), (&owner, "does not use TLS and this agent does")]
-    {
+    for (agent, word) in [(&plain, commands::PEER_USES_TLS), (&owner, commands::PEER_WITHOUT_TLS)] {
         processes::wait_until(word, || {
             String::from_utf8_lossy(&ckpt(agent, &["ls", "--json"]).stdout).contains(word)
         });
@@ -308,10 +307,7 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_reports_it(
     let agent = stage.agent();
     let asked = ckpt(&agent, &["ls"]);
     assert_eq!(asked.status.code(), Some(3));
-    assert!(
-        String::from_utf8_lossy(&asked.stderr)
-            .contains("neither checkpoint.listen nor checkpoint.durable is set")
-    );
+    assert!(String::from_utf8_lossy(&asked.stderr).contains(commands::KEEPS_NO_COPIES));
 }
 
 #[test]

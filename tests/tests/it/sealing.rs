@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "in a test, a panic is the report")]
 
 use crate::hosts;
+use crate::words::terminal;
 
 use std::fs;
 
@@ -53,9 +54,9 @@ fi
 goes_on_from 10
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_printed("out (sealed in place; no agent keeps a copy elsewhere)");
-    end.assert_printed("step 20 is not offered").assert_printed("checkpoint-20/weights has 4 bytes");
-    end.assert_printed("is now called .checkpoint-20.not-whole");
+    end.assert_status(0).assert_printed(terminal::IN_PLACE);
+    end.assert_printed(terminal::STEP_20_NOT_OFFERED).assert_printed("checkpoint-20/weights");
+    end.assert_printed(".checkpoint-20.not-whole");
     assert!(restarted(&end));
     let aside = stage.work().join("out/.checkpoint-20.not-whole/weights");
     assert_eq!(fs::read_to_string(aside).unwrap(), "torn", "it is renamed and nothing of it is lost");
@@ -74,7 +75,7 @@ fi
 goes_on_from 10
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_printed("its writer has not finished it");
+    end.assert_status(0).assert_printed(terminal::NOT_FINISHED);
     assert!(restarted(&end));
 }
 
@@ -90,12 +91,12 @@ fi
 mark started-over
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_printed("no whole checkpoint is left").assert_printed("checkpoint-10/weights has 4 bytes");
+    end.assert_printed(terminal::NONE_LEFT).assert_printed("checkpoint-10/weights");
     assert_eq!(end.status, 70, "{end}");
     assert!(!stage.marks().join("started-over").exists());
     // A new launch reports the same, before any rank starts.
     let again = watched(&stage, "mark started-over").start().end();
-    again.assert_printed("no whole checkpoint is left");
+    again.assert_printed(terminal::NONE_LEFT);
     assert!(!stage.marks().join("started-over").exists());
 }
 
@@ -111,7 +112,7 @@ fi
 goes_on_from 10
 "#;
     let job = watched(&stage, script).start();
-    job.wait_until_printed("waiting for it");
+    job.wait_until_printed(terminal::WAITS_FOR_IT);
     let out = stage.work().join("out");
     fs::rename(stage.work().join("out.away"), out).unwrap();
     job.end().assert_status(0);
@@ -156,7 +157,7 @@ if [ "$ATTEMPT" = 0 ]; then
 fi
 "#;
     let end = watched(&stage, script).start().end();
-    end.assert_status(0).assert_printed(r#""model.pt" is not sealed, because its name is of no known kind"#);
+    end.assert_status(0).assert_printed(terminal::UNSEALED);
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn with_an_agent_a_checkpoint_name_of_no_known_kind_is_reported_as_unsealed() {
         ))
         .start()
         .end();
-    end.assert_status(0).assert_printed(r#""model.pt" is not sealed, because its name is of no known kind"#);
+    end.assert_status(0).assert_printed(terminal::UNSEALED);
 }
 
 #[test]
@@ -232,5 +233,5 @@ goes_on_from 20
         newest["whole"] == true && newest["least_copies"] == 2
     });
     stage.mark("replicated");
-    job.end().assert_status(0).assert_printed("step 20 is not offered");
+    job.end().assert_status(0).assert_printed(terminal::STEP_20_NOT_OFFERED);
 }

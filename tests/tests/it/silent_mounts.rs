@@ -8,6 +8,8 @@ use nix::sys::signal::Signal;
 use std::path::Path;
 use testing::silent::{FreezableDisk, SilentMount};
 
+use crate::words::terminal;
+
 fn silent(at: &Path) -> Option<SilentMount> {
     let mount = if is_root() { SilentMount::over(at) } else { None };
     if mount.is_none() {
@@ -53,10 +55,10 @@ fn a_rank_is_restarted_while_the_log_directory_does_not_answer_and_writes_elsewh
     let pid = job.marked_pid("pid.1.0");
     let Some(mount) = silent(&job.run_dir()) else { return };
     kill(pid);
-    job.wait_until_printed("does not answer: the ranks of attempt 1 write to");
+    job.wait_until_printed(terminal::LOGS_SILENT);
     job.mark("pid.0.1");
     job.mark("pid.1.1");
-    job.wait_until_printed("ended with status 0");
+    job.wait_until_printed(terminal::ENDED_WELL);
     drop(mount);
     let end = job.end();
     end.assert_status(0);
@@ -110,8 +112,8 @@ for step in range(80 if ATTEMPT == 0 else 5):
     job.mark("at");
     let Some(mount) = silent(&job.run_dir()) else { return };
     stage.mark("hang");
-    job.wait_until_printed("stopped by a signal");
-    job.wait_until_printed("ended with status 0");
+    job.wait_until_printed("rank 0 hangs");
+    job.wait_until_printed(terminal::ENDED_WELL);
     drop(mount);
     let end = job.end();
     end.assert_status(0);
@@ -126,7 +128,7 @@ fn a_program_whose_directory_does_not_answer_is_not_waited_for() {
     let pid = job.marked_pid("pid.1.0");
     let Some(mount) = silent(&stage.work()) else { return };
     kill(pid);
-    job.wait_until_printed("its file system or the working directory does not answer");
+    job.wait_until_printed(terminal::WORK_SILENT);
     let end = job.end();
     drop(mount);
     end.assert_status(70);

@@ -8,6 +8,8 @@ use mainstay_model::entry::Fact;
 use mainstay_tests::Stage;
 use nix::sys::signal::Signal;
 
+use crate::words::{commands, terminal};
+
 /// Each rank leaves a mark with its rank.
 const MARKS: &str = r#"mark "ran.$RANK" "$LOCAL_RANK of $WORLD_SIZE""#;
 
@@ -28,9 +30,7 @@ fn an_ambiguous_abbreviation_names_what_it_could_be() {
     let stage = Stage::new();
     let end = stage.sh(MARKS).options("--rdzv c10d").start().end();
     end.assert_status(64);
-    end.assert_printed(
-        "ambiguous option: --rdzv could match --rdzv-backend, --rdzv-conf, --rdzv-endpoint, --rdzv-id",
-    );
+    end.assert_printed(commands::AMBIGUOUS);
 }
 
 #[test]
@@ -69,22 +69,13 @@ fn only_the_usual_implementation_of_logs_is_supported_and_others_are_refused() {
     let stage = Stage::new();
     stage.sh(MARKS).options("--logs_specs=default").start().end().assert_status(0);
     let end = stage.sh(MARKS).options("--logs_specs=DOESNOT_EXIST").start().end();
-    end.assert_status(64).assert_printed("only default is supported");
+    end.assert_status(64).assert_printed(commands::ONLY_DEFAULT_LOGS);
 }
 
 #[test]
 fn values_that_torchrun_refuses_are_refused() {
     let stage = Stage::new();
-    for (options, printed) in [
-        ("--nproc-per-node unknown", "write a number of ranks from 1 up"),
-        ("--start-method thread", "spawn, fork, forkserver"),
-        ("--monitor-interval 0", "not a number of seconds above 0"),
-        ("--numa-binding die", "write node, socket, exclusive or core-complex"),
-        ("--signals-to-handle SIGTERM,SIGKILL", "SIGKILL cannot be handled"),
-        ("--local-ranks-filter a", "write local ranks such as 0,2"),
-        ("--redirects 4", "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"),
-        ("--shutdown-timeout soon", "not a duration"),
-    ] {
+    for (options, printed) in commands::REFUSED_VALUES {
         let end = stage.sh(MARKS).options(options).start().end();
         end.assert_status(64).assert_printed(printed);
     }
@@ -135,7 +126,7 @@ fn a_virtual_local_rank_is_0_and_its_gpu_the_only_one() {
     assert_eq!((job.mark("seen.0"), job.mark("seen.1")), ("0 of 2: 3 0".into(), "0 of 2: GPU-5 1".into()));
     job.end().assert_status(0);
     let refused = plan().variable("CUDA_VISIBLE_DEVICES", "3").start().end();
-    refused.assert_status(64).assert_printed("--virtual-local-rank: 2 ranks need a GPU each");
+    refused.assert_status(64).assert_printed(commands::GPU_EACH);
 }
 
 /// The CPUs of a rank, as the kernel lists them.
@@ -210,7 +201,7 @@ fn the_time_to_shut_down_may_come_from_either_variable() {
         job.mark(&format!("up.{}", job.id()));
         job.signal(Signal::SIGTERM);
         let end = job.end();
-        end.assert_status(143).assert_printed("did not end in time and is killed");
+        end.assert_status(143).assert_printed(terminal::KILLED_LATE);
     }
 }
 
@@ -229,7 +220,7 @@ fn a_reader_that_pauses_misses_no_line_of_a_job_that_ended_meanwhile() {
     let end = job.end();
     end.assert_status(0);
     assert_eq!(shown.lines().count(), 10_000);
-    assert!(!end.stderr.contains("was not shown"), "{end}");
+    assert!(!end.stderr.contains(terminal::NOT_SHOWN), "{end}");
 }
 
 #[test]
@@ -239,9 +230,8 @@ fn output_without_a_reader_is_named_and_the_closing_line_is_printed() {
     let script = r#"i=0; while [ $i -lt 5000 ]; do echo "line $i of rank $RANK, longer than it need be"; i=$((i+1)); done"#;
     let end = stage.sh(script).ranks(2).stdout(Stdio::from(writer)).start().end();
     end.assert_status(0);
-    end.assert_printed("the ranks' output was not shown in full because it was not read (");
-    end.assert_printed(" bytes on standard output); all of it is in ");
-    assert!(end.stderr.trim_end().ends_with(')') && end.stderr.contains("ended with status 0"), "{end}");
+    end.assert_printed(terminal::NOT_SHOWN);
+    assert!(end.stderr.trim_end().ends_with(')') && end.stderr.contains(terminal::ENDED_WELL), "{end}");
     drop(reader);
 }
 
@@ -254,8 +244,8 @@ fn the_launchers_output_is_in_a_file_whether_the_terminal_is_read_or_not() {
     let end = stage.sh(script).stderr(Stdio::from(writer)).start().end();
     end.assert_status(0);
     let kept = std::fs::read_to_string(end.run_dir.join("launcher.log")).expect("a file");
-    assert!(kept.contains("ended with status 0"), "{kept}");
-    assert!(kept.contains("bytes on standard error"), "{kept}");
+    assert!(kept.contains(terminal::ENDED_WELL), "{kept}");
+    assert!(kept.contains(terminal::BYTES_ON_STDERR), "{kept}");
     drop(reader);
 }
 

@@ -9,6 +9,7 @@
 )]
 
 use crate::hosts;
+use crate::words::terminal;
 
 use std::fs;
 use std::process::Command;
@@ -51,7 +52,7 @@ fn a_trainer_without_a_line_of_ours_finds_its_files_on_a_host_that_lost_them() {
         launch(&hosts, agent, host, "run-t", SAVES)
             .end()
             .assert_status(0)
-            .assert_printed("no whole step is known");
+            .assert_printed(terminal::NONE_KNOWN);
     }
     processes::wait_until("the step on both hosts", || {
         let listed = json(&ckpt(&agents[0], &["ls", "--run", "run-t:checkpoints", "--json"]));

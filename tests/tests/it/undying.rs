@@ -5,7 +5,11 @@
 use std::fs;
 use std::path::PathBuf;
 
+use mainstay_model::entry::Body;
+use mainstay_model::verdict::Action;
 use mainstay_tests::{Job, Stage, is_root, skipped};
+
+use crate::words::terminal;
 
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
@@ -53,8 +57,11 @@ fn with_one_that_does_not_die(stage: &Stage, frozen: &Frozen, options: &str) -> 
     job.mark("up.0.0");
     frozen.hold(job.mark("up.0.1").parse().expect("a pid"));
     job.kill_rank(0, 0);
-    job.wait_until_printed("did not exit after SIGKILL");
-    job.wait_until_printed("this host is not ready for a restart: process");
+    job.wait_until_printed(terminal::DOES_NOT_DIE);
+    job.wait_for("a wait for the process", |entry| match &entry.body {
+        Body::Decision(decision) if decision.action == Action::Wait => Some(()),
+        _ => None,
+    });
     job
 }
 
@@ -63,7 +70,10 @@ fn a_rank_that_does_not_die_is_not_waited_for_forever() {
     let Some(frozen) = Frozen::new("ever") else { return };
     let stage = Stage::new();
     let job = with_one_that_does_not_die(&stage, &frozen, "--ready-within 1s");
-    job.wait_until_printed("handing the job back to the scheduler with exit status 75");
+    job.wait_for("the end of the wait", |entry| match &entry.body {
+        Body::Decision(decision) if decision.action == Action::HandBack { exit: 75 } => Some(()),
+        _ => None,
+    });
     frozen.set("THAWED");
     job.end().assert_status(75);
 }

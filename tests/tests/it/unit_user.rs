@@ -20,6 +20,7 @@ use mainstay_tests::{as_unprivileged, mainstay, processes, skipped};
 use crate::hosts::{Hosts, ckpt, json};
 use crate::peers::save;
 use crate::sealing::TRAINER;
+use crate::words::{commands, terminal};
 
 /// The unit's user and group.
 const UNIT: u32 = 61_010;
@@ -240,15 +241,13 @@ fn the_units_user_replicates_what_users_hand_over_and_reports_what_it_cannot_do(
     assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
     let tried = agent.asked(&program, B, &["ckpt", "pull", "train", &there]);
     let printed = text(&tried.stderr);
-    assert!(
-        !tried.status.success() && printed.contains("no files were lent for its 2 shard(s)"),
-        "{printed}"
-    );
-    assert!(printed.contains("no files can be lent to the agent: Permission denied"), "{printed}");
+    assert!(!tried.status.success() && printed.contains(commands::NO_FILES_LENT), "{printed}");
+    assert!(printed.contains(commands::CANNOT_LEND), "{printed}");
     assert_eq!(files_of(&back, A), files_of(&of_a, A));
     let checked = agent.asked(&program, A, &["doctor"]);
     let printed = text(&checked.stdout);
-    assert!(printed.contains("checkpoints of users") && printed.contains("that launchers lend"), "{printed}");
+    let told = [commands::CHECKPOINTS_OF_USERS, commands::LENT_BY_LAUNCHERS];
+    assert!(told.iter().all(|line| printed.contains(line)), "{printed}");
 }
 
 #[test]
@@ -309,8 +308,8 @@ goes_on_from 20
     });
     hosts.stages[0].mark("replicated");
     let end = job.end();
-    end.assert_status(0).assert_printed("step 20 is not offered");
-    end.assert_printed("is now called .checkpoint-30.not-whole");
+    end.assert_status(0).assert_printed(terminal::STEP_20_NOT_OFFERED);
+    end.assert_printed(".checkpoint-30.not-whole");
     let files = files_of(&outs[0], A);
     assert!(files.iter().all(|file| !file.starts_with(".mainstay-")), "nothing of ours is left: {files:?}");
     let aside = fs::read_to_string(outs[0].join(".checkpoint-30.not-whole/weights")).unwrap();
@@ -329,7 +328,7 @@ if [ "$ATTEMPT" = 0 ]; then rm -r "$OUT"; exit 9; fi
 mark started-over
 "#;
     let end = launch(0, &outs[0], script).end();
-    end.assert_status(70).assert_printed("make it, and start the job again");
+    end.assert_status(70).assert_printed(terminal::MAKE_IT);
     assert!(!hosts.stages[0].marks().join("started-over").exists());
 }
 

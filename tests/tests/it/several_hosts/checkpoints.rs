@@ -11,6 +11,7 @@ use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
 use super::assert_undisturbed;
 use super::cluster::Cluster;
 use crate::ddp::DDP;
+use crate::words::{commands, terminal};
 
 /// Twelve steps with a save after each. Ranks wait before step 8 of the attempts that are named in WAITS.
 const SAVES_EACH: &str = r#"
@@ -43,7 +44,7 @@ fn all_wait(jobs: &[Job]) {
 fn replace_second(cluster: &Cluster, jobs: &mut Vec<Job>, script: &str, options: &str) {
     let lost = jobs.remove(1);
     lost.lose_launcher();
-    jobs[0].wait_until_printed("waiting up to");
+    jobs[0].wait_for_event("host_awaited");
     jobs.push(cluster.start_host_as(2, script, &format!("--nnodes 2 --node-rank 1 {options}"), &[]));
 }
 
@@ -79,15 +80,15 @@ fn a_killed_rank_goes_on_from_the_newest_step_in_memory_on_all_hosts() {
         let copied = &status["servers"][0]["jobs"][0]["copied_step"];
         assert!(copied["step"].is_u64() && copied["time"].is_string(), "host {host}: {status}");
         let screen = job.asked(cluster.stage(host), &["status"]);
-        assert!(screen.contains("copies:") && screen.contains("is on two hosts"), "{screen}");
+        assert!(screen.contains("copies:") && screen.contains(commands::ON_TWO_HOSTS), "{screen}");
     }
     jobs[1].kill_rank(0, 3);
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
-        end.assert_printed("protected: mainstay.checkpoint (memory, then");
-        end.assert_printed("a copy in the memory of another host of the job, encrypted on their way");
-        end.assert_printed("all ranks go on from step 7 of attempt 0: of this host's shards 2 were here");
+        end.assert_printed(terminal::COPIES_ENCRYPTED);
+        end.assert_printed(&format!("{} 7 of attempt 0", terminal::GO_ON_FROM));
+        end.assert_printed(&format!("{}2 ", terminal::OF_THIS_HOSTS_SHARDS));
     }
     assert_eq!(went_on_from(&cluster, [0, 1]), 8);
     assert_finals(&cluster, [0, 1], &ends);
@@ -105,14 +106,14 @@ fn a_host_that_takes_the_place_of_a_lost_one_gets_its_shards_from_the_memory_of_
         .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
         .collect();
     all_wait(&jobs);
-    jobs[0].wait_until_printed("has a copy on another host");
+    jobs[0].wait_for_event("step_copied");
     replace_second(&cluster, &mut jobs, SAVES_EACH, "--nproc-per-node 2");
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
     }
     // Fetched before the start, or sent as copies as soon as the new host was known.
-    ends[1].assert_printed("all ranks go on from step");
+    ends[1].assert_printed(terminal::GO_ON_FROM);
     assert!(went_on_from(&cluster, [0, 2]) > 0);
     assert_finals(&cluster, [0, 2], &ends);
 }
@@ -170,7 +171,7 @@ fn a_copy_goes_to_another_failure_domain_if_there_is_one() {
         .collect();
     for (host, job) in jobs.iter().enumerate() {
         job.mark(&format!("waits.0.{host}"));
-        job.wait_until_printed("has a copy on another host");
+        job.wait_for_event("step_copied");
     }
     assert_eq!(keeps_for(&cluster, 2), BTreeSet::from([0, 1]), "the only host of the other rack");
     for host in 0..2 {
@@ -196,10 +197,10 @@ fn a_replica_that_was_damaged_is_not_used() {
         .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
         .collect();
     all_wait(&jobs);
-    jobs[0].wait_until_printed("has a copy on another host");
+    jobs[0].wait_for_event("step_copied");
     let lost = jobs.remove(1);
     lost.lose_launcher();
-    jobs[0].wait_until_printed("waiting up to");
+    jobs[0].wait_for_event("host_awaited");
     let pools = fs::read_dir(cluster.stage(0).tmpfs().join("pools")).expect("the pools").flatten();
     let kept: Vec<PathBuf> = pools.flat_map(|pool| replicas(&pool.path().join("replicas"))).collect();
     assert!(!kept.is_empty(), "there are replicas");
@@ -215,7 +216,7 @@ fn a_replica_that_was_damaged_is_not_used() {
     for end in &ends {
         end.assert_status(0);
     }
-    ends[0].assert_printed("cannot be restored");
+    ends[0].assert_printed(terminal::NOT_RESTORED);
     assert_eq!(went_on_from(&cluster, [0, 2]), 0, "no good copy was left");
     assert_finals(&cluster, [0, 2], &ends);
 }
@@ -240,12 +241,12 @@ fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_un
         .collect();
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
-    jobs[0].wait_until_printed("has a copy on another host");
+    jobs[0].wait_for_event("step_copied");
     replace_second(&cluster, &mut jobs, &script, "--nproc-per-node 1");
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0);
     }
-    ends[1].assert_printed("all ranks go on from step");
+    ends[1].assert_printed(terminal::GO_ON_FROM);
     assert_undisturbed(&cluster, &[0, 2]);
 }

@@ -3,12 +3,14 @@
 use std::process::Command;
 
 use mainstay_model::id::Rank;
+use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay};
 use nix::sys::signal::Signal;
 
 use super::TRAINER;
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
+use crate::words::terminal;
 
 /// Starts the hosts in sequence: the first leads, and has the first ranks.
 fn start(cluster: &Cluster, hosts: usize, options: &str) -> Vec<Job> {
@@ -20,8 +22,8 @@ fn start_with(cluster: &Cluster, hosts: usize, options: &str, variables: &[(&str
     for host in 0..hosts {
         jobs.push(cluster.start_host_as(host, TRAINER, options, variables));
         match host {
-            0 => jobs[0].wait_until_printed("this host leads the job"),
-            _ => jobs[host].wait_until_printed("joining the job; its leader is"),
+            0 => jobs[0].wait_until_printed(terminal::LEADS),
+            _ => jobs[host].wait_until_printed(terminal::JOINS),
         }
     }
     jobs
@@ -53,8 +55,8 @@ fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
-        end.assert_printed("was ended by SIGKILL");
-        assert_eq!(end.verdict().culprit, Some(Rank(1)), "{end}");
+        let verdict = end.verdict();
+        assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::Signal { signal: 9 }), "{end}");
     }
     let left = etcd.all_keys();
     // The note of the end, which is kept for some minutes.
@@ -74,14 +76,14 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0,1")]));
-    jobs[2].wait_until_printed("waiting as a spare");
+    jobs[2].wait_for_event("spare_ready");
     // A restart that the first leader counts.
     jobs[1].kill_rank(0, 1);
     jobs[0].mark("waits.1.0");
     jobs[1].mark("waits.1.1");
     // Whether the store knows yet that all ranks have started makes no difference.
     jobs.remove(0).lose_launcher();
-    jobs[0].wait_until_printed("this host leads now (epoch 2)");
+    jobs[0].wait_until_printed(&terminal::leads_now(2));
     let ends = ends(jobs);
     for end in &ends {
         end.assert_status(0);
@@ -105,10 +107,10 @@ fn a_leader_that_was_only_slow_steps_down() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0")]));
-    jobs[2].wait_until_printed("waiting as a spare");
+    jobs[2].wait_for_event("spare_ready");
     let slow = jobs.remove(0);
     slow.signal(Signal::SIGSTOP);
-    jobs[0].wait_until_printed("this host leads now (epoch 2)");
+    jobs[0].wait_until_printed(&terminal::leads_now(2));
     slow.signal(Signal::SIGCONT);
     // It comes back as a spare, or after the end of the job.
     jobs.push(slow);
@@ -118,8 +120,8 @@ fn a_leader_that_was_only_slow_steps_down() {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
     }
-    slow.assert_status(0).assert_printed("leads the job now (epoch 2)");
-    slow.assert_printed("the ranks of this host are stopped");
+    slow.assert_status(0).assert_printed(&terminal::another_leads(2));
+    slow.assert_printed(terminal::RANKS_STOPPED);
 }
 
 #[test]
@@ -159,11 +161,11 @@ fn training_continues_without_the_store_and_lost_keys_are_written_again() {
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
     etcd.wipe();
-    jobs[0].wait_until_printed("nothing is decided until a leader is elected");
+    jobs[0].wait_until_printed(terminal::WITHOUT_LEADER);
     // A failure that cannot be decided on.
     jobs[1].kill_rank(0, 1);
     etcd.resume();
-    jobs[0].wait_until_printed("this host leads again (epoch");
+    jobs[0].wait_until_printed(terminal::LEADS_AGAIN);
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
@@ -184,7 +186,7 @@ fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
         jobs.push(cluster.start_host_as(host, TRAINER, options, &[("WAITS", "0")]));
         if host < 3 {
             // Each takes the first endpoint that is free on this machine.
-            jobs[host].wait_until_printed("coordination: etcd runs on this host");
+            jobs[host].wait_until_printed(terminal::RUNS_ETCD);
             super::etcd::wait_for_port(ports[host]);
         }
     }

@@ -1,6 +1,7 @@
 //! Hosts that vanish while they train: all of their processes and their network at once. The job can lose any host,
 //! because etcd runs on some of its hosts.
 
+use mainstay_model::entry::Fact;
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,6 +11,7 @@ use super::cluster::Cluster;
 use super::etcd::has_etcd;
 use super::links::Quality;
 use super::network::Network;
+use crate::words::{evidence, terminal};
 
 /// A model that the ranks train together, the same bit for bit however often it is restarted: each sums the
 /// gradients of all ranks in their order. Every step is saved. In attempt N of those in which hosts are lost, rank
@@ -104,7 +106,7 @@ impl Hosts {
     fn leader(&self) -> usize {
         let epoch = |job: &Job| {
             let printed = job.printed();
-            let epochs = printed.lines().filter(|line| line.contains("this host leads"));
+            let epochs = printed.lines().filter(|line| line.contains(terminal::LEADS_SINCE));
             epochs
                 .filter_map(|line| line.rsplit("(epoch ").next()?.trim_end_matches(')').parse::<u64>().ok())
                 .max()
@@ -170,7 +172,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
     for attempt in 0..3 {
         let at = hosts.all_wait(attempt, 3);
         if attempt == 0 {
-            at.iter().for_each(|host| hosts.job(*host).wait_until_printed("has a copy on another host"));
+            at.iter().for_each(|host| _ = hosts.job(*host).wait_for_event("step_copied"));
         }
         let leader = hosts.leader();
         let lost = match attempt {
@@ -182,7 +184,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
         if attempt < 2 {
             hosts.all_wait(attempt + 1, 3);
             hosts.come_back(lost);
-            hosts.job(lost).wait_until_printed("waiting as a spare");
+            hosts.job(lost).wait_until_printed(terminal::IS_SPARE);
             if lost < 3 {
                 // Until its member of etcd is back, the loss of another one stops the store.
                 processes::wait_until("its etcd serves", || hosts.cluster.network().serves(lost, 29400));
@@ -207,7 +209,7 @@ fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lo
     }
     let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
     let at = hosts.all_wait(0, 3);
-    at.iter().for_each(|host| hosts.job(*host).wait_until_printed("has a copy on another host"));
+    at.iter().for_each(|host| _ = hosts.job(*host).wait_for_event("step_copied"));
     hosts.vanish(&at[..2]);
     let (cluster, ends) = hosts.ends();
     for end in &ends {
@@ -243,9 +245,8 @@ fn ranks_do_not_notice_that_all_stores_are_gone_for_longer_than_the_lease() {
     }
     jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGSTOP));
     // The leader has lost its leadership.
-    let leads =
-        jobs.iter().position(|job| job.printed().contains("this host leads the job")).expect("a leader");
-    jobs[leads].wait_until_printed("nothing is decided until a leader is elected");
+    let leads = jobs.iter().position(|job| job.printed().contains(terminal::LEADS)).expect("a leader");
+    jobs[leads].wait_until_printed(terminal::WITHOUT_LEADER);
     (0..3).for_each(|host| cluster.stage(host).mark("end"));
     jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGCONT));
     for end in cluster.ends(jobs) {
@@ -263,14 +264,17 @@ fn signal_etcd(job: &Job, signal: Signal) {
 
 /// Injects a fault into one of four hosts that train, and checks what the leader reports. A fifth host takes its
 /// place.
-fn assert_lost(happens: impl Fn(&Network, usize, &Job), printed: &str) {
+fn assert_lost(happens: impl Fn(&Network, usize, &Job), detected: &str) {
     let cluster = Cluster::elastic_with_links(5);
     let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 4", &[]);
     let jobs: Vec<Job> = (0..5).map(start).collect();
     let at: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
     let (leader, lost) = (at[0], at[2]);
     happens(cluster.network(), lost, &jobs[lost]);
-    jobs[leader].wait_until_printed(printed);
+    jobs[leader].wait_for_fact(
+        "the loss",
+        |fact| matches!(fact, Fact::HostLost { how, .. } if how.contains(detected)),
+    );
     let now: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.1.{rank}"))).collect();
     assert!(!now.contains(&lost), "the spare has taken its place");
     let (left, others): (Vec<_>, Vec<_>) = jobs.into_iter().enumerate().partition(|(host, _)| *host == lost);
@@ -285,14 +289,14 @@ fn assert_lost(happens: impl Fn(&Network, usize, &Job), printed: &str) {
 #[test]
 fn a_host_without_power_is_lost_when_others_cannot_reach_it_either() {
     if has_namespaces() {
-        assert_lost(|network, host, _| network.vanish(host), "cannot reach it either");
+        assert_lost(|network, host, _| network.vanish(host), evidence::NOT_REACHED);
     }
 }
 
 #[test]
 fn a_frozen_host_is_lost_though_its_kernel_accepts_connections() {
     if has_namespaces() {
-        assert_lost(|network, host, _| network.freeze(host), "can connect to it and get no answer");
+        assert_lost(|network, host, _| network.freeze(host), evidence::NO_ANSWER);
     }
 }
 
@@ -306,14 +310,13 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_becomes_
     let jobs: Vec<Job> = (0..4).map(start).collect();
     let at: Vec<usize> = (0..3).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
     cluster.network().freeze(at[2]);
-    jobs[at[0]].wait_until_printed("can connect to it and get no answer");
+    jobs[at[0]].wait_for_fact("the loss", |fact| matches!(fact, Fact::HostLost { .. }));
     for rank in 0..3 {
         cluster.host_with(&format!("runs.1.{rank}"));
     }
     cluster.network().thaw(at[2]);
-    jobs[at[2]]
-        .wait_until_printed("the ranks of this host are stopped: the leader refuses this host: it was lost");
-    jobs[at[2]].wait_until_printed("waiting as a spare");
+    jobs[at[2]].wait_until_printed(terminal::REFUSED_AS_LOST);
+    jobs[at[2]].wait_until_printed(terminal::IS_SPARE);
     (0..4).filter(|host| *host != at[2]).for_each(|host| cluster.stage(host).mark("end"));
     for (host, end) in cluster.ends(jobs).iter().enumerate() {
         end.assert_status(0);
@@ -326,7 +329,7 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_becomes_
 #[test]
 fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
     if has_namespaces() {
-        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), "find that its launcher is gone");
+        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), evidence::LAUNCHER_GONE);
     }
 }
 
@@ -334,7 +337,7 @@ fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
 fn a_host_that_nothing_reaches_is_lost() {
     if has_namespaces() {
         let deafen = |network: &Network, host| network.set_link(host, Quality::GOOD, Quality::DEAD);
-        assert_lost(|network, host, _| deafen(network, host), "cannot reach it either");
+        assert_lost(|network, host, _| deafen(network, host), evidence::NOT_REACHED);
     }
 }
 
@@ -342,7 +345,7 @@ fn a_host_that_nothing_reaches_is_lost() {
 fn a_host_of_which_nothing_arrives_is_lost() {
     if has_namespaces() {
         let mute = |network: &Network, host| network.set_link(host, Quality::DEAD, Quality::GOOD);
-        assert_lost(|network, host, _| mute(network, host), "cannot reach it either");
+        assert_lost(|network, host, _| mute(network, host), evidence::NOT_REACHED);
     }
 }
 

@@ -8,6 +8,7 @@ use mainstay_tests::{End, has_client, journal};
 use super::TRAINER;
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
+use crate::words::terminal;
 
 /// A policy of a host, which hands back what is not the loss of a host.
 fn policy(cluster: &Cluster, host: usize) -> String {
@@ -88,7 +89,7 @@ fn the_policy_of_a_new_leader_decides_once_it_leads() {
     for host in 0..3 {
         let variables = [("WAITS", "0,1"), ("MAINSTAY_POLICY", &policy(&cluster, host))];
         jobs.push(cluster.start_host_as(host, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &variables));
-        let printed = ["this host leads the job", "joining the job; its leader is", "waiting as a spare"];
+        let printed = [terminal::LEADS, terminal::JOINS, terminal::IS_SPARE];
         jobs[host].wait_until_printed(printed[host]);
         if host == 1 {
             jobs[0].mark("waits.0.0");
@@ -96,7 +97,7 @@ fn the_policy_of_a_new_leader_decides_once_it_leads() {
         }
     }
     jobs.remove(0).lose_launcher();
-    jobs[0].wait_until_printed("this host leads now (epoch 2)");
+    jobs[0].wait_until_printed(&terminal::leads_now(2));
     jobs[0].mark("loaded");
     let host = cluster.host_with("waits.1.1");
     cluster.host_with("waits.1.0");

@@ -5,6 +5,7 @@ use mainstay_tests::{End, Job, has_client, has_torch};
 
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
+use crate::words::terminal;
 
 /// Common steps, until a file marks the end. All ranks save when they are asked to.
 const STEPS: &str = r#"
@@ -39,8 +40,8 @@ fn start(cluster: &Cluster, hosts: usize, script: &str, options: &str) -> Vec<Jo
     for host in 0..hosts {
         jobs.push(cluster.start_host_as(host, script, options, &[]));
         match host {
-            0 => jobs[0].wait_until_printed("this host leads the job"),
-            _ => jobs[host].wait_until_printed("joining the job; its leader is"),
+            0 => jobs[0].wait_until_printed(terminal::LEADS),
+            _ => jobs[host].wait_until_printed(terminal::JOINS),
         }
     }
     jobs
@@ -77,7 +78,7 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     assert_eq!(cluster.read(moves, "world.1.1"), "2 on 1 of 2");
     assert_eq!(cluster.read(0, "changed.1.0"), "3 to 2");
     assert_eq!(cluster.read(moves, "changed.1.1"), "3 to 2");
-    jobs[0].wait_until_printed("did not come back within 1.00 s");
+    jobs[0].wait_for_fact("fewer ranks", |fact| matches!(fact, Fact::WorldChanged { before: 3, now: 2, .. }));
     let status = jobs[0].asked(cluster.stage(0), &["status", "--json"]);
     let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
     assert_eq!(status["servers"][0]["jobs"][0]["world_size"], 2, "{status}");
@@ -102,7 +103,6 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     let decisions =
         |end: &End| end.journal.iter().filter(|entry| matches!(entry.body, Body::Decision(_))).count();
     assert_eq!(decisions(&ends[0]), 1, "hosts that join are no failure\n{}", ends[0]);
-    ends[0].assert_printed("the job goes on with 3 ranks instead of 2");
 }
 
 /// Data-parallel training with the same global batch on any number of ranks, saved after each step by
@@ -196,8 +196,8 @@ fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_
     for host in 0..3 {
         jobs.push(cluster.start_host_as(host, DATA_PARALLEL, options, &variables));
         match host {
-            0 => jobs[0].wait_until_printed("this host leads the job"),
-            _ => jobs[host].wait_until_printed("joining the job; its leader is"),
+            0 => jobs[0].wait_until_printed(terminal::LEADS),
+            _ => jobs[host].wait_until_printed(terminal::JOINS),
         }
     }
     for rank in 0..3 {
@@ -256,15 +256,15 @@ fn a_job_whose_state_fits_one_number_of_ranks_waits_for_a_host_instead_of_restar
     for rank in 0..2 {
         cluster.host_with(&format!("waits.{rank}"));
     }
-    jobs[0].wait_until_printed("has a copy on another host");
+    jobs[0].wait_for_event("step_copied");
     // A third one would be welcome, if what was saved could be divided.
     jobs.push(cluster.start_host_as(2, OWN_STATES, options, &[]));
-    let keeps = "the job keeps its 2 ranks, because another number of ranks cannot load what was saved";
-    jobs[0].wait_until_printed(&format!("waits: {keeps}"));
+    jobs[0].wait_for_event("world_stays");
     jobs.remove(2).lose_launcher();
     // One host too few is no reason to start over either.
     jobs.remove(1).lose_launcher();
-    jobs[0].wait_until_printed(&format!("to come back: {keeps}"));
+    let awaited = jobs[0].wait_for_event("host_awaited");
+    assert!(awaited.detail.contains(terminal::KEEPS_WORLD), "{awaited:?}");
     jobs.push(cluster.start_host_as(3, OWN_STATES, options, &[]));
     for rank in 0..2 {
         let host = cluster.host_with(&format!("loaded.1.{rank}"));
@@ -305,9 +305,8 @@ fn ranks_that_wait_in_their_processes_get_new_ones_when_their_number_changes() {
     jobs.remove(1).lose_launcher();
     let ends = cluster.ends(jobs);
     for end in &ends {
-        end.assert_status(0).assert_printed("ranks that wait in their processes get new ones");
+        end.assert_status(0).assert_printed(terminal::NEW_PROCESSES);
     }
-    ends[0].assert_printed("all ranks get new processes because their numbers may change");
     for rank in 0..4 {
         let host = cluster.host_with(&format!("process.1.{rank}"));
         assert_eq!(cluster.read(host, &format!("round.1.{rank}")), "4");
@@ -498,7 +497,7 @@ fn state_reaches_a_host_that_joins(step_takes: &str) {
     for rank in 0..2 {
         cluster.host_with(&format!("steps.0.{rank}"));
     }
-    jobs[0].wait_until_printed("has a copy on another host");
+    jobs[0].wait_for_event("step_copied");
     jobs.remove(1).lose_launcher();
     cluster.host_with("steps.1.0");
     jobs.push(cluster.start_host_as(2, script, options, &[]));
@@ -518,5 +517,5 @@ fn state_reaches_a_host_that_joins(step_takes: &str) {
         end.assert_status(0);
         assert_eq!(worlds(end).last(), Some(&(1, 2)), "{end}");
     }
-    ends[1].assert_printed("is on this host for load(replicated=True)");
+    ends[1].assert_printed(terminal::FOR_REPLICATED);
 }

@@ -6,6 +6,7 @@ use mainstay_tests::{End, Job, has_client, processes};
 use nix::sys::signal::Signal;
 
 use super::cluster::Cluster;
+use crate::words::{evidence, terminal};
 
 /// Steps in common that are saved, one after the other when a file allows it; ranks wait in step 8 of the attempts in WAITS.
 const SAVES: &str = r#"
@@ -39,9 +40,9 @@ impl Waiting {
             let job = all.cluster.start_host_as(host, SAVES, "--nnodes 2", &[("WAITS", waits)]);
             all.jobs.push(job);
             match host {
-                0 => all.jobs[0].wait_until_printed("this host leads the job"),
-                1 => all.jobs[1].wait_until_printed("all hosts are there"),
-                _ => all.jobs[2].wait_until_printed("waiting as a spare"),
+                0 => all.jobs[0].wait_until_printed(terminal::LEADS),
+                1 => all.jobs[1].wait_until_printed(terminal::ALL_THERE),
+                _ => _ = all.jobs[2].wait_for_event("spare_ready"),
             }
         }
         all
@@ -49,9 +50,9 @@ impl Waiting {
 
     /// Waits until the spare has its imports done and a copy of all that was saved.
     fn is_ready(&self) {
-        self.jobs[2].wait_until_printed("imports are done");
-        self.jobs[2].wait_until_printed("has a copy of step");
-        processes::wait_until("the spare has step 7", || self.status().contains("has a copy of step 7"));
+        wait_for_imports(&self.jobs[2]);
+        let has = |value: &str| self.status().contains(value);
+        processes::wait_until("the spare has step 7", || has("step 7"));
     }
 
     fn status(&self) -> String {
@@ -64,9 +65,15 @@ fn kill(job: Job) {
     assert!(job.has_ended());
 }
 
+fn wait_for_imports(spare: &Job) {
+    spare.wait_for_fact("the imports", |fact| {
+        matches!(fact, Fact::Observed(seen) if seen.event == "spare_ready" && seen.values["imports"] == "true")
+    });
+}
+
 /// Shards that a launcher had to fetch from other hosts, as printed on its terminal.
 fn brought(end: &End) -> Vec<String> {
-    let line = |line: &str| line.split("of this host's shards ").nth(1).map(str::to_owned);
+    let line = |line: &str| line.split(terminal::OF_THIS_HOSTS_SHARDS).nth(1).map(str::to_owned);
     end.stderr.lines().filter_map(line).collect()
 }
 
@@ -101,16 +108,13 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
         // The spare has its ranks now, but did not have them when they failed.
         assert_eq!(end.verdict().cause, Cause::HostLost { host: lost.clone() }, "{end}");
         assert_eq!(end.verdict().host, Some(lost.clone()), "{end}");
-        let ran = format!("rank 1 ran on host {lost} (node rank 1)");
+        let ran = evidence::ran_on(1, &lost, 1);
         assert!(end.verdict().evidence.contains(&ran), "{end}");
     }
     assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
-    ends[1].assert_printed("this host joined the job: it is node rank 1 of 2");
+    ends[1].assert_printed(terminal::HAS_SEAT_1);
     let from = brought(&ends[1]);
-    assert!(
-        from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"),
-        "{from:?}"
-    );
+    assert!(from[0].contains(terminal::NONE_CAME), "{from:?}");
 }
 
 #[test]
@@ -124,16 +128,16 @@ fn a_spare_with_another_script_or_another_number_of_ranks_is_refused_on_both_ter
     assert!(spare.has_ended());
     let mut refused = Vec::new();
     for (script, options, difference) in [
-        (format!("{SAVES}# of another job\n"), "--nnodes 2", "its script differs from that of host "),
-        (SAVES.to_owned(), "--nnodes 2 --nproc-per-node 2", "it has 2 ranks (--nproc-per-node), host "),
+        (format!("{SAVES}# of another job\n"), "--nnodes 2", terminal::OTHER_SCRIPT),
+        (SAVES.to_owned(), "--nnodes 2 --nproc-per-node 2", terminal::OTHER_RANKS),
     ] {
         let other = all.cluster.start_host_as(2, &script, options, &[]);
         // Here and not at its end: the next launcher on this host writes into the same file.
         other.wait_until_printed(difference);
         other.wait_until_printed("its own --rdzv-id");
         assert!(other.has_ended());
-        let leader = format!("host {} cannot take part: {difference}", all.cluster.host_name(2));
-        all.jobs[0].wait_until_printed(&leader);
+        let named = all.cluster.host_name(2);
+        all.jobs[0].wait_until_printed(&format!("{named} {}{difference}", terminal::CANNOT_TAKE_PART));
         refused.push(other);
     }
     all.cluster.stage(0).mark("go.0");
@@ -172,7 +176,7 @@ fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
     }
     let mut all = Waiting::start("0");
     let spare = all.jobs.remove(2);
-    spare.wait_until_printed("imports are done");
+    wait_for_imports(&spare);
     spare.signal(Signal::SIGTERM);
     assert!(spare.has_ended());
     all.cluster.stage(0).mark("go.0");
@@ -181,7 +185,7 @@ fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 1, "{end}");
     }
-    spare.end().assert_status(128 + 15).assert_printed("it leaves the job");
+    spare.end().assert_status(128 + 15).assert_printed(terminal::SPARE_LEAVES);
 }
 
 #[test]
@@ -194,5 +198,5 @@ fn a_spare_of_a_job_that_ends_without_it_ends_with_the_status_of_the_job() {
     for end in &ends {
         end.assert_status(0);
     }
-    ends[2].assert_printed("the job has ended");
+    ends[2].assert_printed(terminal::JOB_HAS_ENDED);
 }
