@@ -1,7 +1,8 @@
 /* A training loop that reports its progress to Mainstay.
  *
- *   cargo build -p mainstay-client
- *   cc client/c/example.c -Iclient/c -Ltarget/debug -lmainstay_client -o example
+ * With the library of the .deb or .rpm:
+ *
+ *   cc example.c $(pkg-config --cflags --libs mainstay) -lm -o example
  *   mainstay run --no-python -- ./example
  */
 #include <math.h>

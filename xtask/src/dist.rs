@@ -54,14 +54,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     fs::create_dir_all(&out)?;
     let arch = args.arch.as_str();
     let target = format!("{arch}-unknown-linux-gnu");
-    let program = program(&progress, &tools, &target)?;
+    let build = |package| build(&progress, &tools, &target, package);
+    let program = build("mainstay-agent --features cloud")?.join("mainstay");
+    needs::check(&program, GLIBC)?;
     if args.wants(Kind::Wheel) {
         wheel::release(&progress, &tools, &target, &program, &out)?;
     }
     if [Kind::Deb, Kind::Rpm, Kind::Tarball].into_iter().any(|kind| args.wants(kind)) {
         let ours = paths::release_mainstay();
         let runs_here = if arch == std::env::consts::ARCH { &program } else { &ours };
-        let system = System { program: &program, runs_here, arch, quick: false };
+        let client = build("mainstay-client")?.join("libmainstay_client.so");
+        needs::check(&client, GLIBC)?;
+        let system = System { program: &program, runs_here, client: &client, arch, quick: false };
         progress.step("Building packages (dpkg-deb, rpmbuild, tar)", || {
             let root = system.stage()?;
             if args.wants(Kind::Tarball) {
@@ -82,18 +86,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The program with all that is released, linked for the oldest C library.
-fn program(progress: &Progress, tools: &Path, target: &str) -> Result<PathBuf> {
+/// Builds a package of the workspace, linked for the oldest C library, and returns the folder of what was built.
+fn build(progress: &Progress, tools: &Path, target: &str, package: &str) -> Result<PathBuf> {
     let (major, minor) = GLIBC;
-    progress.step(&format!("Building mainstay for {target}, glibc {major}.{minor} (cargo zigbuild)"), || {
-        let mut build =
-            command::cargo("zigbuild --release --locked --package mainstay-agent --features cloud");
+    let what = format!("Building {package} for {target}, glibc {major}.{minor} (cargo zigbuild)");
+    progress.step(&what, || {
+        let mut build = command::cargo(&format!("zigbuild --release --locked --package {package}"));
         build.args(["--target", &format!("{target}.{major}.{minor}")]);
         python::path_first(&mut build, tools);
         command::run(&mut build)?;
-        let program = paths::target().join(target).join("release/mainstay");
-        needs::check(&program, GLIBC)?;
-        Ok(program)
+        Ok(paths::target().join(target).join("release"))
     })
 }
 

@@ -253,6 +253,9 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
     assert!(answered().is_some(), "{}", machine.journal());
 }
 
+/// The example for C.
+const C_EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../client/c/example.c");
+
 /// The variable that names the package, as `cargo xtask dist` builds it.
 const PACKAGE: &str = "MAINSTAY_TEST_DEB";
 
@@ -273,6 +276,17 @@ fn the_package_starts_nothing_is_replaced_under_a_job_and_leaves_nothing_when_it
     assert_eq!(machine.property("ActiveState"), "inactive", "{}", machine.journal());
     for path in ["/etc/mainstay", "/usr/share/man/man1/mainstay-run.1.gz"] {
         machine.run(&["test", "-e", path]);
+    }
+
+    // A program in C needs the package and a compiler.
+    if ["cc", "pkg-config"].iter().all(|tool| machine.enter(&["which", tool]).status.success()) {
+        fs::copy(C_EXAMPLE, format!("/proc/{}/root/run/example.c", machine.init)).expect("a copy in its memory");
+        let build = "cc /run/example.c $(pkg-config --cflags --libs mainstay) -lm -o /tmp/example";
+        machine.run(&["sh", "-c", build]);
+        let train = "mainstay run --nproc-per-node 1 --no-agent --log-dir /tmp/of-c --no-python /tmp/example";
+        assert!(machine.run(&["sh", "-c", train]).contains("active=1"));
+    } else {
+        skipped("cc or pkg-config is missing: the C example is not built from the package");
     }
 
     machine.run(&["systemctl", "enable", "--now", "mainstay"]);

@@ -19,18 +19,21 @@ use crate::release::git;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Files of the repository in the packages.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("systemd/mainstay.service", "usr/lib/systemd/system/mainstay.service"),
     ("systemd/mainstay.sysusers", "usr/lib/sysusers.d/mainstay.conf"),
     ("systemd/mainstay.tmpfiles", "usr/lib/tmpfiles.d/mainstay.conf"),
     ("LICENSE", "usr/share/doc/mainstay/LICENSE"),
     ("client/c/mainstay.h", "usr/include/mainstay.h"),
+    ("client/c/example.c", "usr/share/doc/mainstay/examples/example.c"),
 ];
 
 pub struct System<'a> {
     pub program: &'a Path,
     /// A program that runs here, for manual pages and completions.
     pub runs_here: &'a Path,
+    /// The client library for C.
+    pub client: &'a Path,
     /// Its name in Rust: x86_64 or aarch64.
     pub arch: &'a str,
     /// Compressed as little as possible, for tests.
@@ -49,6 +52,10 @@ impl System<'_> {
         for (from, to) in FILES {
             write(&root.join(to), &fs::read(paths::root().join(from))?, 0o644)?;
         }
+        let library = root.join("usr/lib/mainstay/libmainstay_client.so");
+        write(&library, &fs::read(self.client)?, 0o755)?;
+        let package = self.template("mainstay.pc", &[])?;
+        write(&root.join("usr/share/pkgconfig/mainstay.pc"), package.as_bytes(), 0o644)?;
         fs::create_dir_all(root.join("etc/mainstay"))?;
         let prints = |arguments: &[&str]| command::output(Command::new(self.runs_here).args(arguments));
         write(&doc.join("agent.toml"), prints(&["config", "--default"])?.as_bytes(), 0o644)?;
@@ -170,8 +177,10 @@ mod tests {
         write(&script, text, 0o755).expect("written");
         // MAINSTAY_BIN packs a real program, to try it by hand.
         let program = paths::given_mainstay().unwrap_or(script);
-        let system =
-            System { program: &program, runs_here: &program, arch: std::env::consts::ARCH, quick: true };
+        let client = folder.join("libmainstay_client.so");
+        write(&client, b"", 0o755).expect("written");
+        let arch = std::env::consts::ARCH;
+        let system = System { program: &program, runs_here: &program, client: &client, arch, quick: true };
         let root = system.stage().expect("a tree");
         let tarball = system.tarball(&root, &folder).expect("a tarball");
         let deb = system.deb(&root, &folder).expect("a package");
@@ -184,7 +193,7 @@ mod tests {
             .expect("unpacked");
         let install = folder.join(system.name()).join("install.sh");
         command::output(Command::new("sh").arg(install).env("DESTDIR", &installed)).expect("installed");
-        for file in ["usr/bin/mainstay", "usr/lib/systemd/system/mainstay.service", "etc/mainstay"] {
+        for file in ["usr/bin/mainstay", "usr/lib/systemd/system/mainstay.service", "usr/share/pkgconfig/mainstay.pc"] {
             assert!(listed.contains(&format!("./{file}")), "{file}: {listed}");
             assert!(installed.join(file).exists(), "{file}");
         }

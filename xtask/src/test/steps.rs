@@ -108,7 +108,9 @@ impl Suite<'_> {
             }
             let program = paths::mainstay("debug");
             let arch = std::env::consts::ARCH;
-            let system = dist::system::System { program: &program, runs_here: &program, arch, quick: true };
+            let client = paths::target().join("debug/deps/libmainstay_client.so");
+            let (runs_here, quick) = (&program, true);
+            let system = dist::system::System { program: &program, runs_here, client: &client, arch, quick };
             package = Some(system.deb(&system.stage()?, &paths::target().join("dist-root"))?);
             Ok(Verdict::of(true))
         });
