@@ -212,7 +212,11 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
     machine.run(&["sh", "-c", "test -n \"$(ls /var/lib/mainstay/journal)\""]);
 
     // A directory that the unit does not make.
-    machine.run(&["sh", "-c", "mkdir -m 700 /tmp/of-root; echo 'state_dir = \"/tmp/of-root\"' > /tmp/of-root.toml"]);
+    machine.run(&[
+        "sh",
+        "-c",
+        "mkdir -m 700 /tmp/of-root; echo 'state_dir = \"/tmp/of-root\"' > /tmp/of-root.toml",
+    ]);
     let check = ["mainstay", "config", "--check", "--as", "mainstay", "--config", "/tmp/of-root.toml"];
     let refused = machine.enter(&check);
     assert_eq!(refused.status.code(), Some(64), "{refused:?}");
@@ -280,7 +284,8 @@ fn the_package_starts_nothing_is_replaced_under_a_job_and_leaves_nothing_when_it
 
     // A program in C needs the package and a compiler.
     if ["cc", "pkg-config"].iter().all(|tool| machine.enter(&["which", tool]).status.success()) {
-        fs::copy(C_EXAMPLE, format!("/proc/{}/root/run/example.c", machine.init)).expect("a copy in its memory");
+        fs::copy(C_EXAMPLE, format!("/proc/{}/root/run/example.c", machine.init))
+            .expect("a copy in its memory");
         let build = "cc /run/example.c $(pkg-config --cflags --libs mainstay) -lm -o /tmp/example";
         machine.run(&["sh", "-c", build]);
         let train = "mainstay run --nproc-per-node 1 --no-agent --log-dir /tmp/of-c --no-python /tmp/example";

@@ -193,7 +193,9 @@ mod tests {
             .expect("unpacked");
         let install = folder.join(system.name()).join("install.sh");
         command::output(Command::new("sh").arg(install).env("DESTDIR", &installed)).expect("installed");
-        for file in ["usr/bin/mainstay", "usr/lib/systemd/system/mainstay.service", "usr/share/pkgconfig/mainstay.pc"] {
+        for file in
+            ["usr/bin/mainstay", "usr/lib/systemd/system/mainstay.service", "usr/share/pkgconfig/mainstay.pc"]
+        {
             assert!(listed.contains(&format!("./{file}")), "{file}: {listed}");
             assert!(installed.join(file).exists(), "{file}");
         }

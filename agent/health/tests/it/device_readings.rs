@@ -377,6 +377,29 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
 }
 
 #[test]
+fn links_may_train_for_some_minutes_after_a_boot() {
+    let mut host =
+        Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
+    host.now = Mono(60_000_000_000);
+    host.first().nvlinks[3].up = Read::Value(false);
+    host.looks(5);
+    host.expect(FIRST, Unknown, Nothing);
+    // It lasts.
+    host.now = Mono(300_000_000_000);
+    host.look();
+    host.expect(FIRST, Unhealthy, ResetDevice);
+
+    let mut trained =
+        Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
+    trained.now = Mono(60_000_000_000);
+    trained.first().nvlinks[3].up = Read::Value(false);
+    trained.look();
+    trained.first().nvlinks[3].up = Read::Value(true);
+    trained.looks(3);
+    assert_eq!(trained.ill(), Vec::<String>::new());
+}
+
+#[test]
 fn a_link_that_was_up_in_several_readings_is_expected() {
     let mut host = Host::new();
     host.looks(3);

@@ -50,7 +50,8 @@ pub(super) const EVENT_WINDOW: Span = Span::seconds(5);
 /// How long an NVML event waits for its log line before it is written to the journal without it.
 pub(super) const LINE_WAIT: Span = Span::seconds(1);
 
-/// How long after the boot a GPU may take to register with the fabric.
+/// How long after the boot a GPU may take to register with the fabric, and its links to train: in the minutes after a boot
+/// of a GB200 rack most nodes have links that are still down.
 pub(super) const FABRIC_GRACE: Span = Span::seconds(300);
 
 /// The rate, or the difference from siblings, below which a finding with this `limit` is cleared.

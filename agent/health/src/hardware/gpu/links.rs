@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shown;
 use super::details::LinkErrors;
-use super::limits::{DeviceLimits, NVLINK_FAILED_FOR, NVLINK_WINDOW, taken_back};
+use super::limits::{DeviceLimits, FABRIC_GRACE, NVLINK_FAILED_FOR, NVLINK_WINDOW, taken_back};
 use super::reading::{GpuReading, Read};
 use super::rules::Rules;
 use super::rules::SAMPLED;
@@ -118,6 +118,12 @@ impl Links {
                         "not told",
                         "up",
                     )
+                })),
+                Some(Read::Value(false)) if at.0 < FABRIC_GRACE.0 => CheckResult::of(should.then(|| {
+                    let words =
+                        format!("NVLink {link} is not up yet: links train for some minutes after a boot");
+                    let problem = Problem::new(Unknown, words, RecommendedAction::None);
+                    problem.by("NVML NVLink state", "down", "up")
                 })),
                 Some(Read::Value(false) | Read::NotOffered) | None => CheckResult::of(should.then(|| {
                     let why = if wanted > 0 {
