@@ -189,6 +189,8 @@ pub struct Bench<'a> {
     args: &'a Args,
     progress: Progress,
     report: Report,
+    /// Whether the samples asked for are those of other parts too.
+    is_shared: bool,
 }
 
 impl Bench<'_> {
@@ -197,9 +199,9 @@ impl Bench<'_> {
         self.args.samples.unwrap_or(if self.args.quick { quick } else { usual })
     }
 
-    /// The same with a bound, for samples that take long.
+    /// The same for samples that take long: those asked for may be many because of another part.
     fn at_most(&self, usual: usize, quick: usize) -> usize {
-        self.samples(usual, quick).clamp(1, usual)
+        self.samples(usual, quick).clamp(1, if self.is_shared { usual } else { usize::MAX })
     }
 
     /// Measures a part that makes its figures itself.
@@ -276,7 +278,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     fs::create_dir_all(file.parent().unwrap_or(&file))?;
     let report = Report::begin(args.only.clone(), file, args.quick);
     let bed = prepare(&progress, args)?;
-    let mut bench = Bench { args, progress, report };
+    let mut bench = Bench { args, progress, report, is_shared: false };
     let mut without = Vec::new();
     for name in &args.names {
         // Before its time starts: with `--quick` a build must not use up the time of figures.
@@ -285,6 +287,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             bench.progress.step(&format!("Building {program}"), || command::run(&mut build))?;
         }
         bench.report.next_bench();
+        bench.is_shared = name.parts().len() > 1 || *name == Name::Hosts;
         name.parts().iter().for_each(|measure| measure(&mut bench, &bed));
         if bench.report.has_nothing() {
             without.extend(name.to_possible_value().map(|value| value.get_name().to_owned()));

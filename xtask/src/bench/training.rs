@@ -44,12 +44,16 @@ const FIGURES: [(&str, &str); 8] = [
 /// The same beside other benches. A pair of jobs takes some four minutes: `training --quick` is a separate bench.
 pub fn measure_beside(bench: &mut Bench, bed: &Bed) {
     if !bench.args.quick {
-        measure(bench, bed);
+        jobs(bench, bed, 2);
     }
 }
 
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let rounds = bench.samples(3, 1);
+    jobs(bench, bed, rounds);
+}
+
+fn jobs(bench: &mut Bench, bed: &Bed, rounds: usize) {
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
         let of = |(name, unit)| Of::field(name, &format!("{prefix}_{name}"), unit);
         let mut comparison = Comparison::of(FIGURES.map(of).into());
