@@ -1,8 +1,8 @@
 //! Tools that cargo installs: found on the path or in the user's cache, else compiled into the cache once.
 //!
-//! cargo-deny takes 160 s of CPU time to compile, cargo-audit 380 s more: more than four minutes on two cores for
-//! the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and none
-//! with `off`. Continuous integration keeps the cache between runs.
+//! cargo-deny takes 160 s of CPU time to compile, cargo-audit 380 s more: more than four minutes on two cores
+//! for the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and
+//! none with `off`. Continuous integration keeps the cache between runs.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,8 @@ pub fn find(tool: &Tool) -> Result<std::result::Result<PathBuf, String>> {
     }
     println!("compiling {name} into {} (once, some minutes; {VARIABLE}=off skips it)", folder.display());
     fs::create_dir_all(&folder)?;
-    // Not in this checkout's target folder, which has its own settings; the tools share their common dependencies.
+    // Not in this checkout's target folder, which has its own settings; the tools share their common
+    // dependencies.
     let mut cargo = command::cargo(&format!("install --locked {name} {}", tool.options));
     cargo.arg("--root").arg(&folder).arg("--target-dir").arg(folder.join("target")).current_dir(&folder);
     let failed = |error| format!("{name} is not installed, and cargo could not install it: {error:#}");

@@ -1,5 +1,5 @@
-//! Checks, in sequence or in two parallel rows: each is named and timed, none ends the others, and a summary comes
-//! last.
+//! Checks, in sequence or in two parallel rows: each is named and timed, none ends the others, and a summary
+//! comes last.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// A program that counts its tests. One that fails without counting a failure, because something did not even
-    /// compile, is a failure too.
+    /// A program that counts its tests. One that fails without counting a failure, because something did not
+    /// even compile, is a failure too.
     fn of(success: bool, passed: usize, failed: usize) -> Counts {
         let failed = if success { failed } else { failed.max(1) };
         Counts { passed, failed, ..Counts::default() }
@@ -83,8 +83,8 @@ impl Verdict {
         Self::Counted(Counts::cargo(success, printed))
     }
 
-    /// The result of pytest: its closing line, in which an error in a fixture or an import is a failure, and the names in its
-    /// short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
+    /// The result of pytest: its closing line, in which an error in a fixture or an import is a failure, and the
+    /// names in its short summary: `FAILED test_a.py::test_b - assert 1 == 2`.
     pub fn pytest(success: bool, printed: &str) -> Self {
         let counts = ["passed", "failed", "error"];
         let is_closing =
@@ -96,8 +96,8 @@ impl Verdict {
         Self::counted(success, before(closing, "passed"), before(closing, "failed") + errors).naming(failures)
     }
 
-    /// The result of `cargo test` after the failed tests ran once more, alone: what passes then is listed, and does not fail
-    /// the check.
+    /// The result of `cargo test` after the failed tests ran once more, alone: what passes then is listed, and
+    /// does not fail the check.
     pub fn cargo_twice(printed: &str, success: bool, again: &str) -> Self {
         let before = Counts::cargo(false, printed);
         let still = cargo_failures(again);
@@ -120,7 +120,8 @@ struct Done {
     processor: Option<Duration>,
 }
 
-/// Processor time of the programs that have run and ended. Processes that a test leaves to init are not included.
+/// Processor time of the programs that have run and ended. Processes that a test leaves to init are not
+/// included.
 fn processor_time() -> Duration {
     let Ok(used) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Duration::ZERO };
     let microseconds = used.user_time().num_microseconds() + used.system_time().num_microseconds();
@@ -155,7 +156,8 @@ impl Checks {
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
-    /// Runs a check that makes something. If it cannot be made, that is a failure, or a skip if it is not needed.
+    /// Runs a check that makes something. If it cannot be made, that is a failure, or a skip if it is not
+    /// needed.
     pub fn make<T>(&mut self, name: &str, is_needed: bool, make: impl FnOnce() -> Result<T>) -> Option<T> {
         let mut made = None;
         self.run(name, || match make() {

@@ -10,7 +10,8 @@ use fs_err as fs;
 
 use crate::{output, paths};
 
-/// A command from one line in which `{name}` is a variable and `{names...}` are several arguments. No shell is involved.
+/// A command from one line in which `{name}` is a variable and `{names...}` are several arguments. No shell is
+/// involved.
 macro_rules! cmd {
     ($line:literal) => {{
         let shell = $crate::command::shell();
@@ -26,9 +27,9 @@ pub fn shell() -> xshell::Shell {
     xshell::Shell::new().expect("there is a working directory")
 }
 
-/// `cargo` in this repository, as a shell starts it: without the variables in which `cargo run` describes this program. The
-/// build script of ring reads some of them, so with them ring, rustls and the agent are compiled again after each plain
-/// `cargo build`.
+/// `cargo` in this repository, as a shell starts it: without the variables in which `cargo run` describes this
+/// program. The build script of ring reads some of them, so with them ring, rustls and the agent are compiled
+/// again after each plain `cargo build`.
 pub fn cargo(arguments: &str) -> Command {
     let mut cargo = Command::new("cargo");
     let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -76,8 +77,8 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     })
 }
 
-/// Runs to the end, shows the output as it arrives, and returns it too: standard output and error in the order of
-/// arrival.
+/// Runs to the end, shows the output as it arrives, and returns it too: standard output and error in the order
+/// of arrival.
 pub fn run_watched(command: &mut Command) -> Result<(ExitStatus, String)> {
     let (reader, writer) = io::pipe().context("making a pipe")?;
     let second = writer.try_clone().context("opening a pipe twice")?;

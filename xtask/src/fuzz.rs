@@ -1,4 +1,5 @@
-//! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogs and test data.
+//! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogs and test
+//! data.
 //!
 //! They are a separate workspace; here it is built without the instrumentation that finds new inputs, into the
 //! folder of the other builds. Fuzzing itself: docs/internals/fuzzing.md.
@@ -22,8 +23,8 @@ pub fn seeds() -> Result<Verdict> {
         return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));
     }
     let folder = paths::root().join("fuzz");
-    // From the root, so that the flags for coverage in fuzz/.cargo are not read. Built like the rest, so that it shares its
-    // dependencies; a seed is read once, however slowly.
+    // From the root, so that the flags for coverage in fuzz/.cargo are not read. Built like the rest, so that it
+    // shares its dependencies; a seed is read once, however slowly.
     let mut build = command::cargo(
         "build --quiet --bins --examples --manifest-path fuzz/Cargo.toml --config profile.dev.opt-level=0 --config \
          profile.dev.package.\"*\".debug=false",

@@ -1,4 +1,5 @@
-//! Reads the journal that `mainstay run` writes (`docs/reference/journal.md`) while it grows, as the types of its entries.
+//! Reads the journal that `mainstay run` writes (`docs/reference/journal.md`) while it grows, as the types of
+//! its entries.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};

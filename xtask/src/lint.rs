@@ -57,8 +57,8 @@ fn plain(mut command: Command) -> Result<Verdict> {
     Ok(Verdict::of(command::run_watched(&mut command)?.0.success()))
 }
 
-/// The exit status is the verdict, unless the database of advisories is not available. mdBook ends with success when it
-/// cannot find or parse a page: a warning is a failure.
+/// The exit status is the verdict, unless the database of advisories is not available. mdBook ends with success
+/// when it cannot find or parse a page: a warning is a failure.
 fn tool(tool: &Tool, arguments: &str) -> Result<Verdict> {
     let mut command = match cargo_tools::find(tool)? {
         Ok(program) => Command::new(program),

@@ -44,7 +44,8 @@ enum Task {
     Lint,
     /// Measure.
     Bench(bench::Args),
-    /// Run real training programs in many ways and store the output of those that end well in tests/healthy/runs.
+    /// Run real training programs in many ways and store the output of those that end well in
+    /// tests/healthy/runs.
     Healthy(healthy::Args),
     /// Build the GPU acceptance program's folder, target/gpu.
     Gpu(gpu::Args),

@@ -1,6 +1,6 @@
-//! The Python environments. Those with packages are made once and kept in the user's cache, the heavy one with PyTorch below
-//! some of the others; a thin one for this checkout is laid over each, so that two checkouts never install their wheels over
-//! each other.
+//! The Python environments. Those with packages are made once and kept in the user's cache, the heavy one with
+//! PyTorch below some of the others; a thin one for this checkout is laid over each, so that two checkouts never
+//! install their wheels over each other.
 //!
 //! Each has a stamp that is written last. A missing or different stamp means an interrupted or outdated install:
 //! the environment is made again. A lock file keeps two runs from making environments at the same time.
@@ -26,8 +26,8 @@ pub struct Recipe {
     what: &'static str,
     /// The environment whose packages it sees too.
     over: Option<&'static Recipe>,
-    /// The lines of options and packages that pip gets, one after the other. `SITE` is the place for packages, `DIR` the
-    /// environment.
+    /// The lines of options and packages that pip gets, one after the other. `SITE` is the place for packages,
+    /// `DIR` the environment.
     pip: &'static [&'static str],
     /// Fails unless everything that it is for can be imported.
     works: &'static str,
@@ -45,10 +45,10 @@ pub const BARE: Recipe = Recipe {
     works: "import importlib.util, numpy, pytest; assert importlib.util.find_spec('torch') is None",
 };
 
-/// The training frameworks that the Python package has hooks for, in fixed releases, so that results can be compared. Of
-/// NVRx, the newest that installs where glibc is older than 2.39, with the imports of its client: the package's own list
-/// would install a hundred more. Of Megatron-LM, where it keeps a rank's position in its pipeline; of its dependencies,
-/// torch is installed.
+/// The training frameworks that the Python package has hooks for, in fixed releases, so that results can be
+/// compared. Of NVRx, the newest that installs where glibc is older than 2.39, with the imports of its client:
+/// the package's own list would install a hundred more. Of Megatron-LM, where it keeps a rank's position in its
+/// pipeline; of its dependencies, torch is installed.
 pub const FRAMEWORKS: Recipe = Recipe {
     name: "frameworks-venv",
     what: "Installing Lightning, Transformers, JAX, Orbax, Megatron Core and NVRx's client (800 MB, once)",
@@ -75,8 +75,8 @@ const HEALTHY: Recipe = Recipe {
             import flax, optax, wandb, tensorboard, deepspeed, ray.train",
 };
 
-/// The peers that we are compared with: the newest NVRx whose wheel installs on a system with glibc 2.36, and DLRover, whose
-/// flash checkpoints need gRPC even without any call. The figures name their versions.
+/// The peers that we are compared with: the newest NVRx whose wheel installs on a system with glibc 2.36, and
+/// DLRover, whose flash checkpoints need gRPC even without any call. The figures name their versions.
 pub const PEERS: Recipe = Recipe {
     name: "peers-venv",
     what: "Installing the peers NVRx 0.4.1 and DLRover 0.6.1 (small: they use the PyTorch that is there; once)",
@@ -85,9 +85,10 @@ pub const PEERS: Recipe = Recipe {
     works: "import nvidia_resiliency_ext, dlrover",
 };
 
-/// NVRx's own client of the node health service, for a scenario: the newest release without PyTorch, with what the client
-/// imports. Its wheel is for Python 3.12, but the parts that are used are plain Python. `older`, for PYTHONPATH, has the
-/// last release that treats a node as unhealthy when it does not understand the answer (NVRx#420).
+/// NVRx's own client of the node health service, for a scenario: the newest release without PyTorch, with what
+/// the client imports. Its wheel is for Python 3.12, but the parts that are used are plain Python. `older`, for
+/// PYTHONPATH, has the last release that treats a node as unhealthy when it does not understand the answer
+/// (NVRx#420).
 pub const NVRX_CLIENT: Recipe = Recipe {
     name: "nvrx-venv",
     what: "Installing NVRx 0.7.0 and 0.6.0 without PyTorch, and what their clients need (25 MB, once)",
@@ -111,7 +112,8 @@ pub const MANIFESTS: Recipe = Recipe {
     works: "import kubernetes_validate",
 };
 
-/// Builds what is released. Zig brings the C library's symbols of every version, and links for other processors too.
+/// Builds what is released. Zig brings the C library's symbols of every version, and links for other processors
+/// too.
 pub const DIST: Recipe = Recipe {
     name: "dist-venv",
     what: "Installing cargo-zigbuild, Zig and maturin (once)",
@@ -179,7 +181,8 @@ fn sorted_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     words
 }
 
-/// The interpreter of the programs in `tests/healthy`, or the one that `MAINSTAY_TEST_HEALTHY` names, which has the wheel.
+/// The interpreter of the programs in `tests/healthy`, or the one that `MAINSTAY_TEST_HEALTHY` names, which has
+/// the wheel.
 pub fn healthy(progress: &Progress) -> Result<PathBuf> {
     match std::env::var_os("MAINSTAY_TEST_HEALTHY").filter(|named| !named.is_empty()) {
         Some(named) => Ok(PathBuf::from(named)),

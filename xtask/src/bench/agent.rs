@@ -1,5 +1,5 @@
-//! The cost of monitoring: memory and CPU of agent and launcher with 8 beating ranks, compared with NVRx's launcher
-//! and monitors.
+//! The cost of monitoring: memory and CPU of agent and launcher with 8 beating ranks, compared with NVRx's
+//! launcher and monitors.
 
 use std::thread;
 
@@ -10,8 +10,8 @@ const RANKS: usize = 8;
 /// How long CPU time is counted; memory is read at the end.
 const WINDOW: Duration = Duration::from_secs(20);
 
-/// Measures ours, and the peer if there is one: memory in MiB and CPU in percent of a core, of the agent or all processes of
-/// a peer, and of our launcher.
+/// Measures ours, and the peer if there is one: memory in MiB and CPU in percent of a core, of the agent or all
+/// processes of a peer, and of our launcher.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let mut comparison = Comparison::of(Of::each([
         ("agent.rss_8_ranks", "MiB"),

@@ -25,8 +25,8 @@ const PEERS: [(&str, &str); 5] = [
 ];
 const OF_PYTORCH: usize = 2;
 
-/// The size of a peer's state: the largest of which several fit into a small host. On such a host a larger one leaves room
-/// for two of our slots only; then each save reaches the disk before the next.
+/// The size of a peer's state: the largest of which several fit into a small host. On such a host a larger one
+/// leaves room for two of our slots only; then each save reaches the disk before the next.
 const SEVERAL_UP_TO_GIB: f64 = 1.0;
 
 #[derive(Deserialize)]
@@ -88,8 +88,8 @@ fn figures(size: &str) -> Vec<Of<Event>> {
         // Into existing tensors, as a training script has them when it loads; dcp.load does nothing else.
         of(format!("checkpoint.restore_memory{suffix}"), "x memcpy", "load into", |of| of.copy / of.took),
         of(format!("checkpoint.restore_memory_s{suffix}"), "s", "load into", |event| event.took),
-        // Into memory that no process has used before: new pages limit the speed. Then the cost of the kernel's new pages
-        // alone, in the same unit: no restore into new memory is faster than that.
+        // Into memory that no process has used before: new pages limit the speed. Then the cost of the kernel's
+        // new pages alone, in the same unit: no restore into new memory is faster than that.
         alone("_new", "load"),
         alone("_new_pages", "new memory"),
     ]
@@ -119,8 +119,8 @@ fn command(bed: &Bed, tool: &str, gib: f64, folder: &Path) -> Command {
         let is_of_pytorch = PEERS[..OF_PYTORCH].iter().any(|(name, _)| *name == tool);
         return Command::new(if is_of_pytorch { bed.venv.python() } else { bed.peers_tool("python") });
     }
-    // The launcher computes the checksums of one save while the next memcpy is measured, as in production; the disk is
-    // measured separately.
+    // The launcher computes the checksums of one save while the next memcpy is measured, as in production; the
+    // disk is measured separately.
     let (slots, bandwidth) =
         if gib <= SEVERAL_UP_TO_GIB { (3, "--checkpoint-bandwidth 50M") } else { (2, "") };
     // Room for the slots of that size, and a little more.

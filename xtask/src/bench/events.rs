@@ -122,8 +122,8 @@ impl Events {
         ended.iter().filter_map(took).max().with_context(|| format!("no rank recorded {from} and {to}"))
     }
 
-    /// Injects a fault into a rank, and waits for the first steps after it: milliseconds to the last of the ranks, for the
-    /// processes that made the first steps.
+    /// Injects a fault into a rank, and waits for the first steps after it: milliseconds to the last of the
+    /// ranks, for the processes that made the first steps.
     pub fn restart(
         &mut self,
         running: &mut Running,
@@ -154,8 +154,8 @@ impl Events {
         })
     }
 
-    /// Several faults in one job, alternating between the ranks: the first after the ranks have made `settle.0` steps and
-    /// `before_first` has returned, the others `settle.1` steps after the one before.
+    /// Several faults in one job, alternating between the ranks: the first after the ranks have made `settle.0`
+    /// steps and `before_first` has returned, the others `settle.1` steps after the one before.
     pub fn restarts(
         &mut self,
         running: &mut Running,

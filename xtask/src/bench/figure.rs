@@ -31,8 +31,8 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The value that this share of samples does not exceed, the median for a half; none without samples. A sample that
-    /// is not a number was not measured.
+    /// The value that this share of samples does not exceed, the median for a half; none without samples. A
+    /// sample that is not a number was not measured.
     pub fn at(share: f64, id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| !sample.is_nan()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -166,10 +166,12 @@ impl<T: 'static> Comparison<T> {
     }
 }
 
-/// With `--quick`, no measurement of a bench starts after this time, so that the bench ends within three minutes.
+/// With `--quick`, no measurement of a bench starts after this time, so that the bench ends within three
+/// minutes.
 const QUICK: Duration = Duration::from_secs(100);
 
-/// All figures of a run. Each is printed and written as soon as it is measured: a run that is stopped loses none.
+/// All figures of a run. Each is printed and written as soon as it is measured: a run that is stopped loses
+/// none.
 pub struct Report {
     load_before: f32,
     figures: Vec<Figure>,
@@ -182,8 +184,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Starts a run that measures only the figures whose names start with one of `only` (all, if it is empty), and
-    /// writes them to `file`.
+    /// Starts a run that measures only the figures whose names start with one of `only` (all, if it is empty),
+    /// and writes them to `file`.
     pub fn begin(only: Vec<String>, file: PathBuf, quick: bool) -> Self {
         let (figures, since) = (Vec::new(), Instant::now());
         Self { load_before: load(), figures, only, file, quick, since, added: 0 }
@@ -267,8 +269,8 @@ impl Report {
         println!("\n{}", self.file.display());
     }
 
-    /// The file for tools, replaced as a whole. The load of the machine, of which other users may be active, is that at
-    /// the start and now.
+    /// The file for tools, replaced as a whole. The load of the machine, of which other users may be active, is
+    /// that at the start and now.
     fn write(&self) -> Result<()> {
         let cpu = procfs::CpuInfo::current().ok();
         let cpu = cpu.and_then(|cpu| cpu.model_name(0).map(str::to_owned));

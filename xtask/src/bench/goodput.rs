@@ -1,7 +1,7 @@
 //! Goodput of a run that loses a rank every 20 s: `mainstay run` and the peers, measured in sequence.
 //!
-//! Goodput is the useful work per time: the newest step times the length of a step, divided by the time since the
-//! first step. Repeated steps count once.
+//! Goodput is the useful work per time: the newest step times the length of a step, divided by the time since
+//! the first step. Repeated steps count once.
 
 use std::collections::BTreeMap;
 

@@ -1,21 +1,21 @@
-//! From the SIGSTOP of a rank to the verdict that it hangs. Ours is measured by the launcher's journal, NVRx's by
-//! the end of the rank, which its monitor kills as soon as it considers it hung. In seconds beyond the limit: two
-//! seconds, or one and a half times the step time that only one step in a thousand exceeds, whichever is longer;
-//! below zero is sooner.
+//! From the SIGSTOP of a rank to the verdict that it hangs. Ours is measured by the launcher's journal, NVRx's
+//! by the end of the rank, which its monitor kills as soon as it considers it hung. In seconds beyond the limit:
+//! two seconds, or one and a half times the step time that only one step in a thousand exceeds, whichever is
+//! longer; below zero is sooner.
 
 use super::prelude::*;
 
 const RANKS: usize = 4;
 
-/// Each launcher is measured for at most this time, with as many hangs as fit: a restart under NVRx takes a quarter
-/// of a minute, and both together must finish within six.
+/// Each launcher is measured for at most this time, with as many hangs as fit: a restart under NVRx takes a
+/// quarter of a minute, and both together must finish within six.
 const BUDGET: Duration = Duration::from_secs(160);
 
 /// Fewer hangs are no measurement.
 const LEAST: usize = 5;
 
-/// The tightest settings of NVRx that do not kill healthy ranks here: a heartbeat every 50 ms, and a monitor that
-/// polls twice a second.
+/// The tightest settings of NVRx that do not kill healthy ranks here: a heartbeat every 50 ms, and a monitor
+/// that polls twice a second.
 const NVRX_SETTINGS: &str = "--ft-param-workload_check_interval=0.5 --ft-param-rank_heartbeat_timeout=1 \
                              --ft-param-initial_rank_heartbeat_timeout=60";
 

@@ -1,4 +1,5 @@
-//! The cost of a heartbeat for the training process: from Rust, from C, from Python; compared with NVRx's client.
+//! The cost of a heartbeat for the training process: from Rust, from C, from Python; compared with NVRx's
+//! client.
 
 use serde_json::Value;
 
@@ -70,8 +71,8 @@ fn compile(release: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// One rank under ft_launcher, with its monitor running as in training. Without time-outs of sections it does not record
-/// them.
+/// One rank under ft_launcher, with its monitor running as in training. Without time-outs of sections it does
+/// not record them.
 fn nvrx(bed: &Bed) -> Result<Vec<Value>> {
     let folder = paths::fresh(paths::target().join("bench/heartbeat"))?;
     let result = folder.join("nvrx.json");
@@ -82,7 +83,8 @@ fn nvrx(bed: &Bed) -> Result<Vec<Value>> {
     running.wait_for("result", || serde_json::from_str(&fs::read_to_string(&result).ok()?).ok())
 }
 
-/// Runs a program some times, each with a heartbeat page as a launcher makes it: each process claims a page once.
+/// Runs a program some times, each with a heartbeat page as a launcher makes it: each process claims a page
+/// once.
 fn repeat(bed: &Bed, runs: usize, command: impl Fn() -> Command) -> Result<Vec<Value>> {
     let folder = tempfile::tempdir_in(paths::memory()).context("making a folder for pages")?;
     let page = folder.path().join("page");

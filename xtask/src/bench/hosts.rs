@@ -1,5 +1,5 @@
-//! Jobs of several hosts on this machine: a killed rank, a lost leader, a host that loses power and is replaced by
-//! a spare, a host that is lost and comes back, and a round of many launchers.
+//! Jobs of several hosts on this machine: a killed rank, a lost leader, a host that loses power and is replaced
+//! by a spare, a host that is lost and comes back, and a round of many launchers.
 
 mod kill;
 mod leader;

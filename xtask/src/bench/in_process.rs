@@ -1,7 +1,7 @@
-//! In process: from a rank that raises, while its peers are blocked in a collective, until all ranks are in their
-//! function again. Compared with NVRx's wrapper, with its defaults. Our part is also reported separately: from the
-//! raise until the launcher knows, and from the last rank that has left its collectives to the last that is in its
-//! function; between the two the ranks destroy the framework's process groups.
+//! In process: from a rank that raises, while its peers are blocked in a collective, until all ranks are in
+//! their function again. Compared with NVRx's wrapper, with its defaults. Our part is also reported separately:
+//! from the raise until the launcher knows, and from the last rank that has left its collectives to the last
+//! that is in its function; between the two the ranks destroy the framework's process groups.
 
 use std::collections::BTreeMap;
 

@@ -31,8 +31,8 @@ fn detect(bed: &Bed, deaths: usize) -> Result<Vec<[f64; 2]>> {
         let at = strike(pid, Signal::SIGKILL)?;
         samples.push(running.wait_for("its end in the journal", || {
             let known = journal.when(from, |fact| journal::died(fact, pid))?;
-            // The journal records the lifeline's mark as the end of the rank, so the end of the attempt is used: it
-            // follows when the process is gone.
+            // The journal records the lifeline's mark as the end of the rank, so the end of the attempt is used:
+            // it follows when the process is gone.
             let gone = journal.when(from, |fact| matches!(fact, Fact::AttemptEnded { .. }))?;
             Some([known, gone].map(|then| then.saturating_sub(at) as f64 / 1e6))
         })?);

@@ -60,7 +60,8 @@ impl Bed {
         self.peers.as_deref().unwrap_or(Path::new("/no/peers")).join("bin").join(name)
     }
 
-    /// A Python script of `xtask/bench` as a job, with unlimited restarts; `options` are options of the launcher.
+    /// A Python script of `xtask/bench` as a job, with unlimited restarts; `options` are options of the
+    /// launcher.
     pub fn job(&self, launcher: Launcher, ranks: usize, logs: &Path, options: &str, script: &str) -> Command {
         let mut command = match launcher {
             Launcher::Mainstay => {

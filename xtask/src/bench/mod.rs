@@ -1,5 +1,5 @@
-//! `cargo xtask bench NAME`: measures, and never judges. A figure that cannot be measured here is left out with the
-//! reason.
+//! `cargo xtask bench NAME`: measures, and never judges. A figure that cannot be measured here is left out with
+//! the reason.
 
 mod agent;
 mod attribute;
@@ -88,8 +88,8 @@ enum Name {
     Hang,
     /// From a counter of NVML to the verdict in the API's stream. Part of detect.
     Counters,
-    /// From an XID in the kernel log to the verdict in the API's stream, and the cost of a storm of lines. Part of
-    /// detect.
+    /// From an XID in the kernel log to the verdict in the API's stream, and the cost of a storm of lines. Part
+    /// of detect.
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
@@ -103,7 +103,8 @@ enum Name {
     Soak,
     /// Useful work per time, with a SIGKILL every 20 s.
     Goodput,
-    /// The cost of a save for training, and how soon a state is loaded: as ratios to one memcpy of the same bytes.
+    /// The cost of a save for training, and how soon a state is loaded: as ratios to one memcpy of the same
+    /// bytes.
     Checkpoint,
     /// The cost for training while its steps are sent to a peer. Part of checkpoint.
     Training,
@@ -221,8 +222,8 @@ impl Bench<'_> {
         self.take(&mut Comparison::of(figures), None, what, work);
     }
 
-    /// Adds measurements of ours or of a peer to a comparison, and reports its figures. False if there are none, or no time
-    /// for them.
+    /// Adds measurements of ours or of a peer to a comparison, and reports its figures. False if there are none,
+    /// or no time for them.
     fn take<T: 'static>(
         &mut self,
         comparison: &mut Comparison<T>,
@@ -344,8 +345,8 @@ const SIMULATIONS: [(&str, &[&str]); 3] = [
     ("leader", &["simulate.leader", "simulate.store", "simulate.round", "simulate.start", "simulate.record"]),
 ];
 
-/// Jobs of 100,000 ranks: the cost of their leader, how soon all hosts restart, how often a living host is considered
-/// lost, and the share of time in training, which is compared with restarts by a scheduler.
+/// Jobs of 100,000 ranks: the cost of their leader, how soon all hosts restart, how often a living host is
+/// considered lost, and the share of time in training, which is compared with restarts by a scheduler.
 fn simulate(bench: &mut Bench, _: &Bed) {
     for (part, families) in SIMULATIONS {
         let arguments = if bench.args.quick { &[part, "quick"][..] } else { &[part] };

@@ -17,8 +17,8 @@ use procfs::process::{Process, Stat, all_processes};
 use super::stop;
 use crate::{command, journal};
 
-/// A program that makes nothing of what is expected for this long has hung: eight ranks that import PyTorch on two cores
-/// take minutes, and torchrun considers a host lost after 15 s.
+/// A program that makes nothing of what is expected for this long has hung: eight ranks that import PyTorch on
+/// two cores take minutes, and torchrun considers a host lost after 15 s.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// A program in a separate process group. When dropped, it is asked to stop, and killed if it does not.
@@ -53,7 +53,8 @@ impl Running {
         self.wait_within(LIMIT, what, look)
     }
 
-    /// The same with a time of its own. A poll is cheap, and its frequency affects no figure: events carry their own times.
+    /// The same with a time of its own. A poll is cheap, and its frequency affects no figure: events carry their
+    /// own times.
     pub fn wait_within<T>(
         &mut self,
         limit: Duration,

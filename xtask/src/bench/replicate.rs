@@ -1,6 +1,6 @@
 //! Checkpoints on peers: a shard to another agent and back over loopback, compared with plain TCP with the same
-//! bytes in the same run, and NVRx's replication over gloo. The restore goes to a host that was on standby and has
-//! memory ready, and (`fresh`) to one that has just started and has not.
+//! bytes in the same run, and NVRx's replication over gloo. The restore goes to a host that was on standby and
+//! has memory ready, and (`fresh`) to one that has just started and has not.
 
 use serde_json::Value;
 
@@ -19,8 +19,8 @@ const QUICK: Duration = Duration::from_secs(90);
 /// The size of the figures without a size in their name.
 const SPOKEN_OF: usize = 1;
 
-/// The size of the state of a rank of NVRx: it has its own copy and one of the other's, twice on this machine. The rate
-/// does not depend on it.
+/// The size of the state of a rank of NVRx: it has its own copy and one of the other's, twice on this machine.
+/// The rate does not depend on it.
 const NVRX_MIB: usize = 256;
 
 pub fn measure(bench: &mut Bench, bed: &Bed) {
@@ -42,7 +42,8 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
     }
 }
 
-/// NVRx's clique replication of two ranks that send each other their states: bytes of one rank's state per second.
+/// NVRx's clique replication of two ranks that send each other their states: bytes of one rank's state per
+/// second.
 fn nvrx(bed: &Bed, rounds: usize) -> Result<Vec<f64>> {
     let folder = paths::fresh(paths::target().join("bench/replicate"))?;
     let out = folder.join("nvrx.json");

@@ -6,8 +6,8 @@ use super::prelude::*;
 /// Ranks of the job.
 const WORLD: usize = 2;
 
-/// Steps before the first fault, 15 s: the same for all, and time enough for `mainstay run` to have its template. Then
-/// steps between two faults, so that a launcher is idle again.
+/// Steps before the first fault, 15 s: the same for all, and time enough for `mainstay run` to have its
+/// template. Then steps between two faults, so that a launcher is idle again.
 pub const SETTLE_STEPS: (usize, usize) = (300, 30);
 
 /// A rank that dies early dies this long after its first line: it imports, and nothing is warm yet.

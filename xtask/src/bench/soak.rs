@@ -1,5 +1,5 @@
-//! A soak of restarts: jobs of real processes with random, nested faults, and what went wrong. The jobs are those
-//! of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
+//! A soak of restarts: jobs of real processes with random, nested faults, and what went wrong. The jobs are
+//! those of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
 
 use serde::Deserialize;
 

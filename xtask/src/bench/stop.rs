@@ -78,8 +78,8 @@ pub fn is_stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
-/// A new folder in memory, after the removal of those of this name that killed benches left: they may hold gigabytes. There
-/// is one bench at a time, so that none of them has an owner.
+/// A new folder in memory, after the removal of those of this name that killed benches left: they may hold
+/// gigabytes. There is one bench at a time, so that none of them has an owner.
 pub fn leftover_free(name: &str) -> Result<TempDir> {
     let memory = paths::memory();
     for entry in fs_err::read_dir(&memory)?.flatten() {

@@ -3,8 +3,8 @@
 //!
 //! Both agents are on this machine, so the peer's work is counted too; training itself has one core. On a shared
 //! machine a step takes up to a tenth more in one minute than in the next. So the job with a peer and the one
-//! without take turns of a few seconds, and each turn is compared with the one next to it. A third job's bytes go
-//! through a bare TCP connection: no replica costs less.
+//! without take turns of a few seconds, and each turn is compared with the one next to it. A third job's bytes
+//! go through a bare TCP connection: no replica costs less.
 
 mod job;
 
@@ -25,11 +25,11 @@ const STEADY: Load = Load { state_mib: 256, steps: 40, turns: 20, warm: 5 };
 /// After a turn the replica of its last save is sent, which must not take time from the other job's turn.
 const SETTLES: Duration = Duration::from_millis(700);
 
-/// The figures of a load: of percents that a step took longer with a peer, and their standard error; in CPU time of the
-/// training thread, which is what contention for memory adds; while the bytes went through a bare connection; and as
-/// measured by the agent, which delays replicas by that. Then of the saves that reached the peer, later and in the first
-/// turns; the others were skipped for newer ones. The last is the cost of new memory on this machine, and so for the peer
-/// with its first replicas.
+/// The figures of a load: of percents that a step took longer with a peer, and their standard error; in CPU time
+/// of the training thread, which is what contention for memory adds; while the bytes went through a bare
+/// connection; and as measured by the agent, which delays replicas by that. Then of the saves that reached the
+/// peer, later and in the first turns; the others were skipped for newer ones. The last is the cost of new
+/// memory on this machine, and so for the peer with its first replicas.
 const FIGURES: [(&str, &str); 8] = [
     ("slowed", "% of a step"),
     ("slowed_error", "% of a step"),
@@ -41,7 +41,8 @@ const FIGURES: [(&str, &str); 8] = [
     ("new_memory", "s/GiB"),
 ];
 
-/// The same beside other benches. A pair of jobs takes some four minutes: `training --quick` is a separate bench.
+/// The same beside other benches. A pair of jobs takes some four minutes: `training --quick` is a separate
+/// bench.
 pub fn measure_beside(bench: &mut Bench, bed: &Bed) {
     if !bench.args.quick {
         jobs(bench, bed, 2);
@@ -113,8 +114,8 @@ fn percent_more(job: &Job, other: &Job, of: fn(&Cycle) -> f64) -> (f64, f64) {
     mean(all.map(|(with, alone)| 100.0 * (a_product(with, of) / a_product(alone, of) - 1.0)))
 }
 
-/// The seconds of a product in a turn. The first cycle does not count: no replica of an earlier save is being sent
-/// in it.
+/// The seconds of a product in a turn. The first cycle does not count: no replica of an earlier save is being
+/// sent in it.
 fn a_product(turn: &[Cycle], of: fn(&Cycle) -> f64) -> f64 {
     mean(turn.iter().skip(1).map(|cycle| of(cycle) / cycle.steps / cycle.count)).0
 }

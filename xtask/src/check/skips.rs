@@ -1,4 +1,5 @@
-//! Tests that reported that they cannot run here: found in the output of the test programs, and listed by reason.
+//! Tests that reported that they cannot run here: found in the output of the test programs, and listed by
+//! reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -19,7 +19,8 @@ const EVERYWHERE: [&str; 8] = [
     "ld-linux-aarch64.so",
 ];
 
-/// An error that names the symbols if the file needs a C library newer than `most`, or a library that a host may lack.
+/// An error that names the symbols if the file needs a C library newer than `most`, or a library that a host may
+/// lack.
 pub fn check(file: &Path, most: (u32, u32)) -> Result<()> {
     let symbols = objdump("-T", file)?;
     let newer: Vec<&str> =

@@ -1,5 +1,5 @@
-//! Packages of distributions: one tree of files, as a .deb, an .rpm and a .tar.gz. Their scripts and descriptions are in
-//! `xtask/dist`.
+//! Packages of distributions: one tree of files, as a .deb, an .rpm and a .tar.gz. Their scripts and
+//! descriptions are in `xtask/dist`.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;

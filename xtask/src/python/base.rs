@@ -1,4 +1,5 @@
-//! The heavy environment, with PyTorch and the tools of builds and tests, and the interpreter of all environments.
+//! The heavy environment, with PyTorch and the tools of builds and tests, and the interpreter of all
+//! environments.
 
 use std::path::{Path, PathBuf};
 

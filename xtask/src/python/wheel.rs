@@ -1,5 +1,5 @@
-//! The Python package: built by maturin into `target/wheels`, installed into an environment of this checkout when its
-//! sources have changed.
+//! The Python package: built by maturin into `target/wheels`, installed into an environment of this checkout
+//! when its sources have changed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,8 @@ use crate::command::{self, cmd};
 use crate::progress::Progress;
 use crate::{fingerprint, paths};
 
-/// Builds the wheel if its sources changed, and returns its path. Only the heavy environment has the tools for it.
+/// Builds the wheel if its sources changed, and returns its path. Only the heavy environment has the tools for
+/// it.
 pub fn build(progress: &Progress) -> Result<PathBuf> {
     let wheels = paths::target().join("wheels");
     let (stamp, sources) = (wheels.join("sources"), sources()?);
@@ -39,8 +40,8 @@ pub fn maturin(base: &Path) -> Command {
 
 pub fn of_package(mut maturin: Command) -> Command {
     maturin.arg("--manifest-path").arg(paths::root().join("client/python/Cargo.toml"));
-    // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo and maturin
-    // take turns.
+    // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo and
+    // maturin take turns.
     maturin.arg("--target-dir").arg(paths::target().join("python")).current_dir(paths::root());
     maturin
 }

@@ -109,8 +109,8 @@ fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Files that Python, pytest and PyTorch make for themselves (`tempfile`, `multiprocessing`, the folders of tests,
-/// the compiler's cache): a killed rank cannot delete them, and the others keep theirs.
+/// Files that Python, pytest and PyTorch make for themselves (`tempfile`, `multiprocessing`, the folders of
+/// tests, the compiler's cache): a killed rank cannot delete them, and the others keep theirs.
 fn is_of_python(path: &Path) -> bool {
     ["tmp", "pymp-", "pytest-of-", "torchinductor_"].iter().any(|of| name(path).starts_with(of))
 }

@@ -15,8 +15,8 @@ use crate::{command, output, paths};
 /// The number of tests that a test program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// At most this many failed tests are run again, alone: tests with deadlines may fail beside others on a loaded machine,
-/// and the summary lists them.
+/// At most this many failed tests are run again, alone: tests with deadlines may fail beside others on a loaded
+/// machine, and the summary lists them.
 const MAX_AGAIN: usize = 5;
 
 pub struct TestProgram {
@@ -75,8 +75,8 @@ impl TestPrograms {
         Ok(TestPrograms(programs))
     }
 
-    /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names contain it.
-    /// `prepare` sets variables.
+    /// Runs the selected ones in sequence, and what failed once more, alone. `filter`: only tests whose names
+    /// contain it. `prepare` sets variables.
     pub fn run(
         &self,
         own: &Snapshot,
@@ -112,8 +112,8 @@ impl TestPrograms {
     }
 }
 
-/// Makes a test program run this many tests at once on so many processors: more than one on each for those that mostly
-/// wait for processes, disks and timers.
+/// Makes a test program run this many tests at once on so many processors: more than one on each for those that
+/// mostly wait for processes, disks and timers.
 pub fn at_once(test: &mut Command, tests: usize, processors: usize) {
     if std::env::var_os(THREADS).is_none() {
         let all = std::thread::available_parallelism().map_or(2, usize::from);

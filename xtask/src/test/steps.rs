@@ -34,8 +34,8 @@ pub struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// Tests of these programs that start no ranks. The scenarios' package has its own step, and so have most simulated jobs of
-    /// several hosts.
+    /// Tests of these programs that start no ranks. The scenarios' package has its own step, and so have most
+    /// simulated jobs of several hosts.
     pub fn unit(&self, checks: &mut Checks, name: &str, is_wanted: impl Fn(&TestProgram) -> bool) {
         checks.run(name, || {
             let is_unit = |program: &TestProgram| !program.is_of(SCENARIOS) && is_wanted(program);

@@ -10,8 +10,8 @@ use crate::journal::fact;
 /// Ranks of the job, on as many hosts or on one.
 const WORLD: usize = 4;
 
-/// If no host has reported a warm template for this long, the templates hold the ranks' imports: an incomplete one
-/// is replaced by another.
+/// If no host has reported a warm template for this long, the templates hold the ranks' imports: an incomplete
+/// one is replaced by another.
 const WARM_FOR: Duration = Duration::from_secs(5);
 
 /// The name of our figure on one host in the comparison.
@@ -61,8 +61,8 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
     })
 }
 
-/// Waits until the templates of all hosts are warm. On hosts that share two cores that takes seconds; a job that runs for
-/// hours has them at its failures.
+/// Waits until the templates of all hosts are warm. On hosts that share two cores that takes seconds; a job that
+/// runs for hours has them at its failures.
 fn wait_for_templates(launcher: &mut Running, mut journals: Vec<Follower>) -> Result<()> {
     let (mut known, mut since) = (0, Instant::now());
     launcher.wait_for("warm templates", || {

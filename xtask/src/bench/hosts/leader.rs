@@ -17,8 +17,8 @@ const HOSTS: usize = 3;
 /// Steps of all ranks before the leader is killed.
 const SETTLE_STEPS: usize = 50;
 
-/// Measures some jobs, each of which loses its leader once: seconds from the SIGKILL to the first steps of all ranks, and to
-/// the first restart that the next leader decided.
+/// Measures some jobs, each of which loses its leader once: seconds from the SIGKILL to the first steps of all
+/// ranks, and to the first restart that the next leader decided.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let mut comparison = Comparison::of(Of::each(IDS.map(|id| (id, "s"))));
     let jobs = bench.at_most(5, 2);

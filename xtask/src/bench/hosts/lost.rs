@@ -1,7 +1,7 @@
 //! A host that loses power, and the spare that replaces it: from the loss to the verdict; from there until all
 //! ranks have their imports and their checkpoints, which is the launchers' part; and to the first steps of all
-//! ranks, which must connect to each other first. A peer writes no verdict, so its first restart action counts: the
-//! end of a rank on a remaining host.
+//! ranks, which must connect to each other first. A peer writes no verdict, so its first restart action counts:
+//! the end of a rank on a remaining host.
 
 use std::thread;
 
@@ -18,9 +18,9 @@ const SETTLE_STEPS: usize = 100;
 /// A peer's launcher does not report that it waits: it has this long to join as a spare.
 const SPARE_JOINS: Duration = Duration::from_secs(5);
 
-/// Measures jobs of ours, then of the peers, each of which loses a host once: seconds from the loss to the verdict, or to the
-/// first restart action; from there until all ranks have their imports, and what the slowest needs to load its checkpoint;
-/// from the verdict to the first steps of all ranks; and all of it.
+/// Measures jobs of ours, then of the peers, each of which loses a host once: seconds from the loss to the
+/// verdict, or to the first restart action; from there until all ranks have their imports, and what the slowest
+/// needs to load its checkpoint; from the verdict to the first steps of all ranks; and all of it.
 pub fn measure(bench: &mut Bench, bed: &Bed) {
     let figures = Of::each([
         ("hosts.lost_to_verdict", "s"),

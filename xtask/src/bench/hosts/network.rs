@@ -1,4 +1,5 @@
-//! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback address.
+//! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback
+//! address.
 
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -77,8 +78,8 @@ impl Network {
         self.bridge.is_some()
     }
 
-    /// A host loses power: its link is down, and all of its processes are killed at once. Without namespaces these
-    /// are its launcher and all its descendants.
+    /// A host loses power: its link is down, and all of its processes are killed at once. Without namespaces
+    /// these are its launcher and all its descendants.
     pub fn vanish(&self, host: usize, launcher: i32) -> Result<()> {
         if let Some(bridge) = &self.bridge {
             ip(&format!("link set {bridge}v{host} down"))?;
@@ -108,8 +109,8 @@ impl Network {
         Ok(pids.filter(|pid| !is_over(*pid)).collect())
     }
 
-    /// The command, to run on a host. It has a name of its own, as each real host has, so that messages which name hosts can
-    /// be read. Gloo uses the address of the host's name, which all namespaces share.
+    /// The command, to run on a host. It has a name of its own, as each real host has, so that messages which
+    /// name hosts can be read. Gloo uses the address of the host's name, which all namespaces share.
     pub fn on(&self, host: usize, command: Command) -> Command {
         let Some(bridge) = &self.bridge else { return command };
         let (space, named) =
@@ -126,8 +127,8 @@ impl Drop for Network {
         let Some(bridge) = &self.bridge else { return };
         // Missing or never created parts need no removal.
         for host in 0..self.hosts {
-            // A namespace is removed after its last process, and its end of the link with it: the next network has
-            // the same names.
+            // A namespace is removed after its last process, and its end of the link with it: the next network
+            // has the same names.
             let _ = ip(&format!("link del {bridge}v{host}"));
             let _ = ip(&format!("netns del {bridge}n{host}"));
         }

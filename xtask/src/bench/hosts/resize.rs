@@ -1,6 +1,6 @@
-//! A job that continues without a lost host and takes it back: from the loss to steps of all remaining ranks, minus
-//! the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with it. A
-//! peer writes no such decisions, so the end of a remaining rank counts.
+//! A job that continues without a lost host and takes it back: from the loss to steps of all remaining ranks,
+//! minus the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with
+//! it. A peer writes no such decisions, so the end of a remaining rank counts.
 
 use mainstay_model::observation::WORLD_GROWS;
 

@@ -1,7 +1,7 @@
-//! A round of 64 launchers on this machine: a rank is killed, and the ranks of all hosts are stopped and restarted.
-//! The ranks do nothing, so that only the launchers and the processes are measured. All files are in shared memory:
-//! 64 launchers make theirs at the same moment, and ext4 searches long for a free inode if many were deleted in the
-//! last minute, as those of the previous run.
+//! A round of 64 launchers on this machine: a rank is killed, and the ranks of all hosts are stopped and
+//! restarted. The ranks do nothing, so that only the launchers and the processes are measured. All files are in
+//! shared memory: 64 launchers make theirs at the same moment, and ext4 searches long for a free inode if many
+//! were deleted in the last minute, as those of the previous run.
 
 use mainstay_model::verdict::Action;
 

@@ -19,8 +19,8 @@ const SLOTS: usize = 3;
 /// Saves in a turn.
 pub const TURN: usize = 5;
 
-/// The time between two polls of a job's progress: polling takes processor time as well, and each replica stays for
-/// longer.
+/// The time between two polls of a job's progress: polling takes processor time as well, and each replica stays
+/// for longer.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a job saves, and how often.
@@ -31,8 +31,8 @@ pub struct Load {
     pub steps: usize,
     pub turns: usize,
     /// The first turns pay for new pages (under some hypervisors seconds per GiB), and in them the agent learns
-    /// what replicas cost: at the limit it leaves out one of four for that. Their steps are not counted, and their
-    /// replicas are a separate figure.
+    /// what replicas cost: at the limit it leaves out one of four for that. Their steps are not counted, and
+    /// their replicas are a separate figure.
     pub warm: usize,
 }
 

@@ -135,13 +135,14 @@ impl Table {
         Ok(table)
     }
 
-    /// Each fault with each program that it can happen to, at moments that take turns; each fault once more with a warning before.
+    /// Each fault with each program that it can happen to, at moments that take turns; each fault once more with
+    /// a warning before.
     pub fn cells(&self) -> Vec<Cell> {
         self.part(Part { number: 0, of: 1 })
     }
 
-    /// Those of a part: the pairs of faults and programs take turns, so that each part has every fault and every program. The
-    /// cells with a warning are in the first part.
+    /// Those of a part: the pairs of faults and programs take turns, so that each part has every fault and every
+    /// program. The cells with a warning are in the first part.
     pub fn part(&self, part: Part) -> Vec<Cell> {
         let mut cells = Vec::new();
         for (place, fault) in self.faults.iter().enumerate() {
