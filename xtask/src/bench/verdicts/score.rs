@@ -117,11 +117,11 @@ pub fn print(seen: &[(Cell, Seen)]) {
         for (cell, seen) in seen {
             rows.entry(key(cell)).or_default().push(score(cell, seen));
         }
-        let columns = COLUMNS.map(|(name, _)| format!("{name:>10}")).concat();
+        let columns = COLUMNS.map(|(name, _)| format!(" {name:>10}")).concat();
         println!("\n{title:<40} {:>6}{columns}", "cells");
         for (name, scores) in rows {
             let count = |of: fn(&Score) -> bool| scores.iter().filter(|score| of(score)).count();
-            let columns = COLUMNS.map(|(_, of)| format!("{:>10}", count(of))).concat();
+            let columns = COLUMNS.map(|(_, of)| format!(" {:>10}", count(of))).concat();
             println!("{name:<40} {:>6}{columns}", scores.len());
         }
     }
