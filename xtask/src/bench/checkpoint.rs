@@ -98,7 +98,7 @@ fn figures(size: &str) -> Vec<Of<Event>> {
 fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Vec<Event>> {
     let folder = paths::fresh(paths::target().join("bench/checkpoint"))?;
     // Where peers keep their checkpoints: memory, which a killed peer does not free.
-    let place = tempfile::tempdir_in(paths::memory()).context("making a folder in memory")?;
+    let place = leftover_free("mainstay-bench-checkpoint")?;
     let mut events: Lines<Event> = Lines::of(folder.join("events.jsonl"));
     let mut command = command(bed, tool, gib, &folder);
     command.arg(script_path("checkpoint.py")).args([tool, &gib.to_string(), &samples.to_string()]);
