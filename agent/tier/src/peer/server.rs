@@ -196,7 +196,7 @@ fn take_chunk(
 
 /// Sends a shard. The requester verifies its bytes.
 fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError> {
-    let asked: Get = wire.parse(&message)?;
+    let asked: Get = wire.parse(message)?;
     let Some(opened) = shared.open(&asked.root) else {
         return report(wire, Header::of(Kind::Error), Reason::NotHere, "that shard is not here");
     };
