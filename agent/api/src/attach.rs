@@ -192,7 +192,7 @@ fn from_wire(
 ) -> Result<Option<Input>, Box<dyn std::error::Error + Send + Sync>> {
     Ok(match message.message {
         Some(LauncherMessage::Entry(entry)) => {
-            Some(Input::Entry(session.clone(), Box::new(wire::entry_in(&entry)?)))
+            Some(Input::Entry(session.clone(), Box::new(serde_json::from_str(&entry.line)?)))
         }
         Some(LauncherMessage::Beats(sample)) => {
             let (attempt, beats) = wire::beats_in(sample);

@@ -44,13 +44,13 @@ use mainstay_journal::store::journal::Journal;
 use mainstay_journal::store::sync_thread::Forcing;
 use mainstay_journal::store::value_file::Kept;
 use mainstay_launcher::agent_link::handover::socket_of;
-use mainstay_launcher::pages::files::private_directory;
 use mainstay_node::config::{Config, JobTexts};
 use mainstay_node::hook::{HookPlan, Hooks};
 use mainstay_node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use mainstay_sensors::source::active::{ActivePlan, Deep};
 use mainstay_sensors::source::device::{DETAILS_INTERVAL, ProbePlan};
 use mainstay_sys::clock;
+use mainstay_sys::private_directory::private_directory;
 use mainstay_tier::peer::Users;
 
 /// Maximum number of attempts of a hook: the second follows after 1 s, the third after 2 s.

@@ -34,14 +34,15 @@ use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, Limits};
 use mainstay_launcher::agent_link;
+use mainstay_launcher::agent_link::checkpoint::NotToStart;
 use mainstay_launcher::checkpoints::replicas::{Known, Listening, Replicas};
-use mainstay_launcher::checkpoints::sealing::{NotToStart, Sealing};
+use mainstay_launcher::checkpoints::sealing::Sealing;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
 use mainstay_launcher::order::Ordered;
 use mainstay_launcher::output::{LineStyle, Terminal};
 use mainstay_launcher::paths::{self, LaunchPaths};
-use mainstay_launcher::ranks::spec::RankSpec;
+use mainstay_launcher::ranks::RankSpec;
 use mainstay_launcher::ranks::warm::Warm;
 use mainstay_launcher::{JobEnd, JobResources, Launcher, Outside, Settings};
 use mainstay_sensors::source::host::{HostSource, Roots, standard_paths};
@@ -113,7 +114,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
         .runtime_root
         .clone()
         .unwrap_or_else(|| default_paths::runtime_root(geteuid().as_raw(), &default_paths::environment));
-    let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.run_id.clone());
+    let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.ranks.run_id.clone());
     let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
     // The log directory may be on a file system that does not answer.
     let (launch_paths, snapshots) = tokio::select! {
@@ -126,8 +127,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     };
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
-    let warm =
-        Warm::new(plan.settings.warm.clone(), &plan.settings.command, launch_paths.run_dir.join("template"));
+    let warm = Warm::new(
+        plan.settings.warm.clone(),
+        &plan.settings.ranks.command,
+        launch_paths.run_dir.join("template"),
+    );
     let voice =
         LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
@@ -213,7 +217,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
         .ok();
     let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
     let guardian = start_guardian(&rank_spec.mark(), cgroup.as_ref(), rank_spec.checkpoint_pool.as_deref());
-    let ranks = plan.settings.local_world_size;
+    let ranks = plan.settings.ranks.local_world_size;
     terminal.print(format!(
         "job {}: {}; run id {}; logs in {}",
         launch_paths.job,

@@ -2,13 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_launcher::agent_link::checkpoint;
-use mainstay_launcher::agent_link::checkpoint::{KnownStep, Resumed};
+use mainstay_launcher::Settings;
+use mainstay_launcher::agent_link::checkpoint::{self, NotToStart, Resumed};
 use mainstay_launcher::agent_link::handover;
-use mainstay_launcher::checkpoints::lineage;
-use mainstay_launcher::checkpoints::lineage::{Known, Output};
-use mainstay_launcher::checkpoints::sealing::{NotToStart, Sealing, protection};
-use mainstay_launcher::settings::Settings;
+use mainstay_launcher::checkpoints::lineage::{self, Output};
+use mainstay_launcher::checkpoints::sealing::{Sealing, protection};
 
 /// The outputs of a job with their runs.
 #[derive(Debug)]
@@ -56,8 +54,7 @@ pub(super) async fn bind(
     let steps = checkpoint::known(sockets, None, true).await;
     let logs = log_dir.to_owned();
     let chosen = tokio::task::spawn_blocking(move || {
-        let known = steps.map(|steps| steps.into_iter().map(known_of).collect::<Vec<Known>>());
-        let known = known.as_deref().ok_or("no agent that keeps checkpoints of other directories answers");
+        let known = steps.as_deref().ok_or("no agent that keeps checkpoints of other directories answers");
         let mut outputs = outputs;
         let mut messages = Vec::new();
         for output in &mut outputs {
@@ -68,10 +65,6 @@ pub(super) async fn bind(
     let (outputs, messages) = chosen.await??;
     messages.into_iter().for_each(print);
     Ok(Bound { outputs, is_named })
-}
-
-fn known_of(step: KnownStep) -> Known {
-    Known { run: step.run, step: step.step }
 }
 
 /// Records which run each output belongs to, for later launches.
@@ -119,8 +112,7 @@ pub(super) async fn restore(
 ) -> Result<String, NotToStart> {
     hand_over(sockets, directories(outputs, pool)).await;
     let Some(own) = outputs.iter().find(|output| output.kind.is_empty()) else { return Ok(String::new()) };
-    let restored =
-        checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), print).await;
+    let restored = checkpoint::restore(sockets, own, pool, sealing.is_some(), print).await;
     let (resumed, kept_by) = restored.map_err(NotToStart::Refused)?;
     let watched = match sealing {
         Some(sealing) => sealing.go_back(false, print).await?,
@@ -130,7 +122,6 @@ pub(super) async fn restore(
     for (output, resumed) in std::iter::once((own, resumed)).chain(found) {
         if resumed == Resumed::Nothing && is_named {
             let steps = checkpoint::known(sockets, Some(output.name()), false).await.unwrap_or_default();
-            let steps: Vec<Known> = steps.into_iter().map(known_of).collect();
             lineage::others(output, &steps).into_iter().for_each(print);
         }
     }

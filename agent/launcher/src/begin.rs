@@ -26,9 +26,8 @@ use crate::journal::Journal;
 use crate::output::{Output, Terminal};
 use crate::policy::Policy;
 use crate::ranks::guardian::Guardian;
-use crate::ranks::spec::RankSpec;
 use crate::ranks::warm::Warm;
-use crate::ranks::{Ranks, Stopping};
+use crate::ranks::{RankSpec, Ranks, Stopping};
 use crate::run::Launcher;
 use crate::settings::Settings;
 use crate::{log_files, paths};
@@ -70,21 +69,21 @@ impl Launcher {
         let learned = read.unwrap_or_default();
         spec.earlier.clone_from(&learned.rungs);
         rank_spec.previous_size = previous_size(&settings, &rank_spec, &spec);
-        let (first, count) = (Rank(rank_spec.seat.first_rank), settings.local_world_size as usize);
+        let (first, count) = (Rank(rank_spec.seat.first_rank), settings.ranks.local_world_size as usize);
         let mut hang = Hang::new(&settings.hang, first, count, began);
         hang.recall(&learned);
         let mut policy = None;
         let group = match together {
-            Some(JoinOutcome::Following(followed)) => Group::follows(*followed, spec),
+            Some(JoinOutcome::Following(followed, remote)) => Group::follows(*followed, *remote, spec),
             together => {
                 let mut job = Job::begin(began, spec, job_policy, &mut out);
                 policy = Policy::of_job(&settings, &rank_spec);
                 policy.iter().for_each(|policy| job.advised_by(policy.name()));
                 job.recall(&learned);
                 match together {
-                    Some(JoinOutcome::Leading(gathered)) => {
+                    Some(JoinOutcome::Leading(gathered, remote)) => {
                         let names = (rank_spec.job.clone(), rank_spec.launch.clone());
-                        Group::leads(job, *gathered, names)
+                        Group::leads(job, *gathered, *remote, names)
                     }
                     _ => Group::alone(job, &rank_spec),
                 }
@@ -101,7 +100,7 @@ impl Launcher {
             hang,
             checkpoints: Checkpoints::new(pool_owner, replicas, sealing),
             journal,
-            output: Output::new(terminal, settings.shown.clone(), settings.role.clone()),
+            output: Output::new(terminal, settings.shown.clone(), settings.ranks.role.clone()),
             agent: AgentLink::default(),
             drill: Drill::new(settings.allow_inject, settings.gpu_library.clone()),
             policy,
@@ -147,9 +146,9 @@ const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/names
 fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
-        command: settings.command.clone(),
+        command: settings.ranks.command.clone(),
         world_size: rank_spec.seat.world_size,
-        local_world_size: settings.local_world_size,
+        local_world_size: settings.ranks.local_world_size,
         first_rank: Rank(rank_spec.seat.first_rank),
         max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
@@ -161,7 +160,7 @@ fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings)
         run: rank_spec.checkpoint_run().to_owned(),
         checkpoint_dir: text(&rank_spec.checkpoint_dir),
         page_dir: rank_spec.page_dir.as_ref().map(text),
-        program: paths::hash_of_program(&settings.command).map(String::into_boxed_str),
+        program: paths::hash_of_program(&settings.ranks.command).map(String::into_boxed_str),
         policy: Some(policy),
         earlier: Vec::new(),
         follows: false,

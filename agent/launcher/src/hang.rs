@@ -9,17 +9,15 @@ use mainstay_model::entry::Fact;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_progress::memory::Learned;
-
+use mainstay_sensors::source::evidence::{self, Frames, Subject, Taken};
+use mainstay_sensors::source::pages::PageReader;
+use mainstay_sensors::source::{activity, tpu};
+use mainstay_sys::clock;
 use tokio::sync::oneshot;
 
 use crate::log_files;
 use crate::ranks::Ranks;
 use crate::ranks::process::RankProcess;
-use mainstay_sensors::source::activity;
-use mainstay_sensors::source::evidence::{self, Frames, Subject, Taken};
-use mainstay_sensors::source::pages::PageReader;
-use mainstay_sensors::source::tpu;
-use mainstay_sys::clock;
 
 /// What to do about hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,14 +167,6 @@ impl Hang {
                 answer.ok().flatten()
             }
         }
-    }
-}
-
-/// The next evidence; waits forever if none is collected.
-pub(crate) async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
-    match evidence {
-        Some(evidence) => evidence.taken().await,
-        None => std::future::pending().await,
     }
 }
 

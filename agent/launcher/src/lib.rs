@@ -11,7 +11,7 @@ pub mod log_files;
 mod obey;
 pub mod order;
 pub mod output;
-pub mod pages;
+mod pages;
 pub mod paths;
 pub mod policy;
 pub mod ranks;

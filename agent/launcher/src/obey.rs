@@ -84,7 +84,7 @@ impl Launcher {
                 }
             }
             Act::TookSeat => {
-                let ranks = self.settings.local_world_size;
+                let ranks = self.settings.ranks.local_world_size;
                 let line = self.group.follower_mut().map(|following| following.seated(ranks));
                 line.into_iter().for_each(|line| self.output.terminal.print(line));
             }
@@ -102,7 +102,6 @@ impl Launcher {
         }
     }
 
-    /// Carries out a command.
     pub(crate) async fn obey(&mut self, command: Command) {
         let of_ranks = self.ranks.attempt;
         match command {

@@ -4,11 +4,11 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use mainstay_sensors::source::program;
+use mainstay_sys::private_directory::private_directory;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::log_files;
-use crate::pages::files::private_directory;
-use mainstay_sensors::source::program;
 
 /// The directories of one run.
 #[derive(Debug)]

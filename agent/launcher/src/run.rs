@@ -28,19 +28,18 @@ use tokio::time::Instant;
 
 use crate::agent_link::stream::LinkEvent;
 use crate::agent_link::{AgentLink, EVIDENCE_TIMEOUT};
-use crate::checkpoints::Checkpoints;
-use crate::checkpoints::moving::{Moved, next_moved};
-use crate::checkpoints::replicas::next_news;
-use crate::checkpoints::sealing::{Stage, next_stage};
+use crate::checkpoints::replicas::Replicas;
+use crate::checkpoints::sealing::{Stage, Starting};
+use crate::checkpoints::{Checkpoints, Moved, Moving};
 use crate::drill::Drill;
 use crate::group::Group;
-use crate::hang::{Hang, next_evidence};
+use crate::hang::{Evidence, Hang};
 use crate::journal::Journal;
 use crate::order::{self, Ordered};
 use crate::output::{Output, Terminal};
-use crate::policy::{self, News, Policy};
+use crate::policy::{News, Policy};
 use crate::ranks::stop::{Grace, Stop, reap_orphans, sweep};
-use crate::ranks::{Ranks, Reports, Start, next_word, save};
+use crate::ranks::{Ranks, Reports, RoundServer, Start, save};
 use crate::settings::Settings;
 use crate::signatures;
 
@@ -139,7 +138,7 @@ impl Launcher {
                     let (ranks, mut to) = self.split();
                     save::requested_by(ranks, signal, &mut to);
                 }
-                (pid, word) = next_word(self.ranks.round_server.as_mut()) => {
+                (pid, word) = of_some(self.ranks.round_server.as_mut().map(RoundServer::next)) => {
                     let (ranks, mut to) = self.split();
                     ranks.received(pid, word, &mut to);
                 }
@@ -149,12 +148,12 @@ impl Launcher {
                     self.wake_at = None;
                     self.group.step(clock::mono(), Event::Wake);
                 }
-                stage = next_stage(&mut self.checkpoints.starting) => self.stage(stage),
-                news = next_news(self.checkpoints.replicas.as_mut()) => {
+                stage = of_some(self.checkpoints.starting.as_mut().map(Starting::next)) => self.stage(stage),
+                news = of_some(self.checkpoints.replicas.as_mut().map(Replicas::next)) => {
                     let world = self.ranks.spec.seat.world_size;
                     self.checkpoints.news(news, world, &mut self.group, &self.output.terminal);
                 }
-                moved = next_moved(self.checkpoints.moving.as_mut()) => self.moved(moved),
+                moved = of_some(self.checkpoints.moving.as_mut().map(Moving::done)) => self.moved(moved),
                 () = until(report_at) => self.ranks.ask_to_end(),
                 () = until(spared_at) => self.ranks.look_at_spared(&self.output),
                 () = until(force_at) => {
@@ -162,7 +161,7 @@ impl Launcher {
                     ranks.force(&mut to);
                 }
                 event = self.group.next() => self.others_sent(event),
-                taken = next_evidence(&mut self.hang.evidence) => self.evidence_taken(taken),
+                taken = of_some(self.hang.evidence.as_mut().map(Evidence::taken)) => self.evidence_taken(taken),
                 Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => {
                     order::carry_out(ordered, &mut self.ranks, &mut self.drill, &mut self.group);
@@ -172,13 +171,14 @@ impl Launcher {
                     fact.into_iter().for_each(|fact| self.group.fact(fact));
                 }
                 _ = looks.tick() => self.regular_look(),
-                news = policy::next_news(self.policy.as_mut()) => self.policy_news(news),
+                news = of_some(self.policy.as_mut().map(Policy::next)) => self.policy_news(news),
                 () = std::future::ready(()), if self.journal.snapshots.is_due() => self.journal.snapshots.show_due(),
-                () = between_parts(), if self.agent.is_behind() => {
+                // Parts of the journal are sent one after the other; all other work runs between two parts.
+                () = tokio::time::sleep(Duration::from_millis(1)), if self.agent.is_behind() => {
                     self.agent.catch_up(&mut self.journal.snapshots, self.ranks.spec.own_ranks());
                 }
                 // Last: ranks may ring without a pause.
-                Ok(()) = next_ring(self.ranks.pages.watcher.as_ref()) => self.look(),
+                Ok(_) = of_some(self.ranks.pages.watcher.as_ref().map(Watcher::next)) => self.look(),
             }
         }
     }
@@ -479,7 +479,7 @@ impl Launcher {
         let now = clock::mono();
         let mut learned = Learned::default();
         self.hang.remember(&mut learned);
-        let ranks = self.settings.local_world_size as usize;
+        let ranks = self.settings.ranks.local_world_size as usize;
         self.hang = Hang::new(&self.settings.hang, Rank(seat.first_rank), ranks, now);
         self.hang.recall(&learned);
         self.group.judge_hangs_with(&mut self.hang, now);
@@ -512,7 +512,7 @@ impl Launcher {
     }
 
     async fn finish_moving(&mut self) {
-        if let Some(mut moving) = self.checkpoints.moving.take() {
+        if let Some(moving) = &mut self.checkpoints.moving {
             let moved = moving.done().await;
             self.moved(moved);
         }
@@ -621,21 +621,14 @@ fn is_in_a_hurry(signal: i32, since_first: Span) -> bool {
     matches!(signal, nix::libc::SIGINT | nix::libc::SIGQUIT) || since_first >= IMPATIENT_AFTER
 }
 
-async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
-    match watcher {
-        Some(watcher) => watcher.next().await.map(drop),
-        None => std::future::pending().await,
-    }
-}
-
-/// Parts of the journal are sent to the agent one after the other; all other work runs between two parts.
-async fn between_parts() {
-    tokio::time::sleep(Duration::from_millis(1)).await;
-}
-
 async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
+    of_some(deadline.map(tokio::time::sleep_until)).await;
+}
+
+/// What comes next of something; waits forever if there is none.
+pub(crate) async fn of_some<T>(next: Option<impl Future<Output = T>>) -> T {
+    match next {
+        Some(next) => next.await,
         None => std::future::pending().await,
     }
 }

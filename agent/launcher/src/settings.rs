@@ -3,24 +3,18 @@
 use std::path::PathBuf;
 
 use mainstay_recovery::policy;
+use mainstay_sys::numa::Binding;
 
 use crate::hang::HangSettings;
 use crate::output::prefix::expand;
-use crate::ranks::stop::Grace;
+use crate::ranks::Grace;
 use crate::ranks::warm::WarmSettings;
-use mainstay_sys::numa::Binding;
 
 /// The job as requested on the command line.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The run id as the user gave it, or made up.
-    pub run_id: String,
-    /// Program and arguments of a rank.
-    pub command: Vec<String>,
-    /// Ranks on this host.
-    pub local_world_size: u32,
-    /// `ROLE_NAME`.
-    pub role: String,
+    /// The ranks.
+    pub ranks: RankSettings,
     /// `MASTER_ADDR`.
     pub master_addr: String,
     /// `MASTER_PORT`; none for a free one for each attempt.
@@ -39,10 +33,6 @@ pub struct Settings {
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
-    /// Whether each rank sees only its own GPU and has local rank 0.
-    pub virtual_local_rank: bool,
-    /// Which CPUs ranks are bound to; none for all that the launcher may use.
-    pub numa: Option<Binding>,
     /// The signal that asks ranks to save, in addition to their page; none to send none.
     pub save_signal: Option<i32>,
     /// Whether faults may be injected into the ranks.
@@ -55,6 +45,23 @@ pub struct Settings {
     pub remember: bool,
     /// How ranks are restarted.
     pub warm: WarmSettings,
+}
+
+/// The ranks as requested.
+#[derive(Clone, Debug)]
+pub struct RankSettings {
+    /// The run id as the user gave it, or made up.
+    pub run_id: String,
+    /// Program and arguments; `${local_rank}` in them is replaced.
+    pub command: Vec<String>,
+    /// Ranks on this host.
+    pub local_world_size: u32,
+    /// `ROLE_NAME`.
+    pub role: String,
+    /// Whether each rank sees only its own GPU, as the first one, and has local rank 0.
+    pub virtual_local_rank: bool,
+    /// Which CPUs ranks are bound to; none for all that the launcher may use.
+    pub numa: Option<Binding>,
 }
 
 impl Settings {

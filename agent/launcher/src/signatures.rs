@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_diagnosis::attribution::catalog::Catalog;
-
 use mainstay_sys::memory;
 
 static HELD: Mutex<Option<Arc<Catalog>>> = Mutex::new(None);

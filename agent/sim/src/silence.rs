@@ -3,7 +3,7 @@
 //!
 //! A heartbeat is sent over TCP: a lost packet is sent again after 200 ms, then after twice as long each time, and
 //! later data waits for it. A look is a connection, a handshake and an answer over the same links. Its limit, 900 ms,
-//! is that of `hosts/probe.rs`.
+//! is that of `launcher/group/streams/probe.rs`.
 
 use std::collections::BTreeMap;
 

@@ -19,6 +19,7 @@ pub mod numa;
 pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;
+pub mod private_directory;
 pub mod processes;
 pub mod readable;
 pub mod spawn;

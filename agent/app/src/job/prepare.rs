@@ -13,13 +13,13 @@ use mainstay_launcher::Settings;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::{self, JoinOutcome};
 use mainstay_launcher::output::Terminal;
-use mainstay_launcher::pages::files::private_directory;
 use mainstay_launcher::paths::{self, LaunchPaths};
+use mainstay_launcher::ranks::RankSpec;
 use mainstay_launcher::ranks::guardian::Guardian;
-use mainstay_launcher::ranks::spec::RankSpec;
 use mainstay_recovery::protocol::Seat;
 use mainstay_sys::cgroup::Cgroup;
 use mainstay_sys::clock;
+use mainstay_sys::private_directory::private_directory;
 
 /// Files that a launcher has open in addition to connections to other launchers: output, pages, pools, looks at
 /// others.
@@ -61,20 +61,17 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
     };
     Ok(RankSpec {
         job: launch_paths.job.clone(),
-        run_id: settings.run_id.clone(),
-        launch: launch(&settings.run_id),
+        settings: settings.ranks.clone(),
+        launch: launch(&settings.ranks.run_id),
         launcher: None,
         seat: Seat {
             group_rank: 0,
             group_world_size: 1,
             first_rank: 0,
-            world_size: settings.local_world_size,
+            world_size: settings.ranks.local_world_size,
         },
-        command: settings.command.clone(),
-        local_world_size: settings.local_world_size,
         previous_size: None,
         ran_before: None,
-        role: settings.role.clone(),
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
         run_dir: launch_paths.run_dir.clone(),
@@ -87,8 +84,6 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
         cgroup_procs: None,
         modules_file: None,
         devices: None,
-        virtual_local_rank: settings.virtual_local_rank,
-        numa: settings.numa,
     })
 }
 
@@ -102,20 +97,20 @@ pub(super) async fn come_together(
     terminal: &Terminal,
 ) -> anyhow::Result<(RankSpec, JoinOutcome)> {
     let host = nix::unistd::gethostname().context("reading the host's name")?;
-    let (command, script) = paths::identity_of_program(&settings.command);
+    let (command, script) = paths::identity_of_program(&settings.ranks.command);
     let join = Join {
         command,
         script,
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        run_id: settings.run_id.clone(),
+        run_id: settings.ranks.run_id.clone(),
         launcher: launcher_name(&host.to_string_lossy()),
         host: host.to_string_lossy().into_owned(),
-        address: rendezvous::local_address(&hosts),
+        address: hosts.local_addr.clone().unwrap_or_default(),
         node_rank: hosts.node_rank,
-        ranks: settings.local_world_size,
+        ranks: settings.ranks.local_world_size,
         hosts: hosts.hosts,
-        program: paths::hash_of_program(&settings.command),
+        program: paths::hash_of_program(&settings.ranks.command),
         // The address is known once the meeting place is known.
         replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
         domain: hosts.fails_together(),
@@ -141,13 +136,13 @@ pub(super) async fn come_together(
         rank_spec.seat = seat.clone();
     }
     if let Some(seat) = together.seat().filter(|_| !together.waits()) {
-        let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
+        let last = seat.first_rank + settings.ranks.local_world_size.saturating_sub(1);
         terminal.print(format!(
             "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
     }
-    if let JoinOutcome::Following(followed) = &together {
+    if let JoinOutcome::Following(followed, _) = &together {
         (rank_spec.job, rank_spec.launch) = (followed.job.clone(), followed.launch.clone());
     }
     Ok((rank_spec, together))
@@ -179,7 +174,7 @@ pub(super) async fn start_pool_owner(
         job: rank_spec.job.clone(),
         run: rank_spec.launch.clone(),
         world_size: rank_spec.seat.world_size,
-        ranks: rank_spec.seat.first_rank..rank_spec.seat.first_rank + rank_spec.local_world_size,
+        ranks: rank_spec.own_ranks(),
         keep: Keep { steps: wanted.keep, bytes: wanted.quota },
         // On several hosts one more: a step stays until each of its shards has a copy on another host.
         slots: wanted.slots + usize::from(rank_spec.seat.group_world_size > 1),

@@ -16,9 +16,9 @@ use super::Args;
 use crate::client::{AskError, Client};
 use crate::find::find;
 use mainstay_app::{default_paths, one_check};
-use mainstay_launcher::pages::files::private_directory;
 use mainstay_node::config::{Config, ConfigError, Environment};
 use mainstay_sensors::probe;
+use mainstay_sys::private_directory::private_directory;
 use mainstay_sys::spawn::spawn_bound;
 use mainstay_view::convert::{duration, preflight as convert};
 

@@ -15,10 +15,10 @@ use mainstay_launcher::checkpoints::lineage;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::hang::HangSettings;
 use mainstay_launcher::policy;
+use mainstay_launcher::ranks::Grace;
 use mainstay_launcher::ranks::devices;
-use mainstay_launcher::ranks::stop::Grace;
 use mainstay_launcher::ranks::warm::WarmSettings;
-use mainstay_launcher::settings::{CheckpointSettings, Settings, Shown};
+use mainstay_launcher::settings::{CheckpointSettings, RankSettings, Settings, Shown};
 use mainstay_node::config::{Config, Environment};
 
 pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
@@ -59,10 +59,14 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     // The meeting place of several hosts is not that of the ranks of a round.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
     let settings = Settings {
-        run_id,
-        command: command(&args)?,
-        local_world_size: ranks,
-        role: args.role,
+        ranks: RankSettings {
+            run_id,
+            command: command(&args)?,
+            local_world_size: ranks,
+            role: args.role,
+            virtual_local_rank: args.host.virtual_local_rank,
+            numa: args.host.numa_binding,
+        },
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
         master_port: fixed_port,
         policy: mainstay_recovery::policy::Settings {
@@ -106,8 +110,6 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
             duplicate_stdout: args.host.duplicate_stdout_filters.clone().unwrap_or_default().0,
             duplicate_stderr: args.host.duplicate_stderr_filters.clone().unwrap_or_default().0,
         },
-        virtual_local_rank: args.host.virtual_local_rank,
-        numa: args.host.numa_binding,
     };
     Ok(JobPlan {
         settings,
@@ -198,8 +200,8 @@ mod tests {
     #[test]
     fn what_follows_the_script_belongs_to_the_script() {
         let plan = plan_of(&["--nproc_per_node=2", "/bin/sh", "--n", "5", "--help", "-m"]).expect("a plan");
-        assert_eq!(plan.settings.command, ["/bin/sh", "--n", "5", "--help", "-m"]);
-        assert_eq!(plan.settings.local_world_size, 2);
+        assert_eq!(plan.settings.ranks.command, ["/bin/sh", "--n", "5", "--help", "-m"]);
+        assert_eq!(plan.settings.ranks.local_world_size, 2);
     }
 
     #[test]
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn modules_run_under_python() {
         let plan = plan_of(&["-m", "json.tool", "-h"]).expect("a plan");
-        assert_eq!(plan.settings.command[1..], ["-m", "json.tool", "-h"]);
+        assert_eq!(plan.settings.ranks.command[1..], ["-m", "json.tool", "-h"]);
     }
 
     #[test]

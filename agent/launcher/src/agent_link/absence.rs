@@ -6,17 +6,13 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Gid, Group};
 
-/// Why there is no agent at a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Absence {
-    /// There is no socket.
     NoSocket,
-    /// This user may not use it.
     NotPermitted {
         /// The group that may, if it is not every one's.
         group: Option<String>,
     },
-    /// No process listens on it.
     NobodyListens,
     /// The agent there is not to be trusted, does not answer, or refuses.
     Other(String),

@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use crate::agent_link::handover;
 use crate::agent_link::lent_files::LentFiles;
 use crate::agent_link::stream::connect;
+use crate::checkpoints::lineage::Output;
 
 /// How long the agent may take to answer at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -26,21 +27,6 @@ const GO_ON_WITHIN: Duration = Duration::from_secs(600);
 
 /// How often counts are printed.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
-
-/// What the agent restores, and where to.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The run, with its id.
-    pub run: &'a str,
-    /// The directory.
-    pub directory: &'a Path,
-    /// The directory's identity; empty if unknown.
-    pub id: &'a str,
-    /// The trainer's format; empty for `mainstay.checkpoint`.
-    pub kind: &'a str,
-    /// Whether the user named the run to resume from.
-    pub on_purpose: bool,
-}
 
 /// A whole step that the agent knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +84,7 @@ pub enum Resumed {
 /// The run belongs to another directory. The message names the remedy.
 pub async fn restore(
     sockets: &[PathBuf],
-    place: Place<'_>,
+    place: &Output,
     pool: Option<&Path>,
     watches_trainer: bool,
     print: &(dyn Fn(String) + Sync),
@@ -132,29 +118,34 @@ fn resumed(result: &RestoreResult) -> Resumed {
     if result.step.is_some() { Resumed::Step } else { Resumed::Nothing }
 }
 
-/// The answer for a directory into which the trainer writes in its own format.
+/// Why ranks must not be started, as a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It is watched, and the result was printed; with what keeps copies of it, as text.
-    Done(Resumed, String),
-    /// No whole step is left of what was sealed: the trainer must not start.
+pub enum NotToStart {
+    /// No whole step is left of what was sealed.
     Lost(String),
-    /// The run belongs to another directory. The message names the remedy.
+    /// The run belongs to another directory.
     Refused(String),
-    /// No agent answers, or it keeps no checkpoints.
-    NoAgent,
+}
+
+impl NotToStart {
+    /// The message.
+    pub(crate) fn words(self) -> String {
+        match self {
+            NotToStart::Lost(words) | NotToStart::Refused(words) => words,
+        }
+    }
 }
 
 /// The same for a directory into which the trainer writes in its own format. The agent watches it from then on. `again`:
-/// the job has run before.
-pub async fn restore_files(
+/// the job has run before. None if no agent answers, or it keeps no checkpoints.
+pub(crate) async fn restore_files(
     sockets: &[PathBuf],
-    files: Place<'_>,
+    files: &Output,
     again: bool,
     print: &(dyn Fn(String) + Sync),
-) -> Answer {
+) -> Result<Option<(Resumed, String)>, NotToStart> {
     let place = files.directory.display();
-    let directory = files.directory.to_owned();
+    let directory = files.directory.clone();
     let open = sockets.to_vec();
     let _ = tokio::task::spawn_blocking(move || offer_directory(&open, &directory, again)).await;
     for socket in sockets.iter().filter(|socket| socket.exists()) {
@@ -162,13 +153,13 @@ pub async fn restore_files(
             Ok(result) => {
                 print(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), reported)));
                 let found = result.as_ref().map_or(Resumed::Unknown, resumed);
-                return Answer::Done(found, result.map(|result| result.kept_by).unwrap_or_default());
+                return Ok(Some((found, result.map(|result| result.kept_by).unwrap_or_default())));
             }
             Err(status) if status.code() == Code::AlreadyExists => {
-                return Answer::Refused(status.message().to_owned());
+                return Err(NotToStart::Refused(status.message().to_owned()));
             }
             Err(status) if status.code() == Code::DataLoss => {
-                return Answer::Lost(status.message().to_owned());
+                return Err(NotToStart::Lost(status.message().to_owned()));
             }
             Err(status) if is_no_keeper(&status) => {
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
@@ -178,11 +169,11 @@ pub async fn restore_files(
                     "{place}: not restored: {}; the trainer resumes from the files as they are",
                     status.message()
                 ));
-                return Answer::Done(Resumed::Unknown, String::new());
+                return Ok(Some((Resumed::Unknown, String::new())));
             }
         }
     }
-    Answer::NoAgent
+    Ok(None)
 }
 
 /// An agent that may only read what is handed over needs the present directory, which may have been created again.
@@ -207,20 +198,20 @@ fn is_no_keeper(status: &Status) -> bool {
 
 async fn ask(
     socket: &Path,
-    place: Place<'_>,
+    place: &Output,
     pool: Option<&Path>,
     again: bool,
     print: &(dyn Fn(String) + Sync),
 ) -> Result<Option<RestoreResult>, Status> {
-    let files = match place.kind {
-        "" => LentFiles::new(place.directory),
-        _ => LentFiles::of_trainer(place.directory),
+    let files = match &*place.kind {
+        "" => LentFiles::new(&place.directory),
+        _ => LentFiles::of_trainer(&place.directory),
     };
     let asking = Asking { socket, place, pool, again, files: &files, print };
     let Some(mut result) = asking.ask(String::new()).await? else { return Ok(None) };
     let Some(asked) = result.put_back.take() else { return Ok(Some(result)) };
     let token = asked.token.clone();
-    let done = files.put_back(place.kind, result.step, asked).await;
+    let done = files.put_back(&place.kind, result.step, asked).await;
     // The agent has found the steps that the trainer must not start from.
     let lines = done.map_err(|error| {
         let place = place.directory.display();
@@ -230,10 +221,9 @@ async fn ask(
     asking.ask(token).await
 }
 
-/// One restore.
 struct Asking<'a> {
     socket: &'a Path,
-    place: Place<'a>,
+    place: &'a Output,
     pool: Option<&'a Path>,
     again: bool,
     files: &'a LentFiles,
@@ -249,12 +239,12 @@ impl Asking<'_> {
             tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
         let mut client = CheckpointServiceClient::new(channel);
         let request = RestoreCheckpointRequest {
-            run: place.run.to_owned(),
+            run: place.run.clone(),
             directory: place.directory.display().to_string(),
             ranks: Vec::new(),
             pool: pool.map(|pool| pool.display().to_string()).unwrap_or_default(),
-            files_kind: place.kind.to_owned(),
-            directory_id: place.id.to_owned(),
+            files_kind: place.kind.clone(),
+            directory_id: place.id_text(),
             on_purpose: place.on_purpose,
             again,
             put_back_token,

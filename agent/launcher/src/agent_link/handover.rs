@@ -8,10 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use mainstay_sys::handover::{self, Contents, MOST};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use crate::agent_link::trust::is_trusted;
-use mainstay_sys::handover::{self, Contents, MOST};
 
 /// How long the agent may take.
 const WITHIN: Duration = Duration::from_secs(2);

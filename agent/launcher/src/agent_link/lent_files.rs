@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::files::{Kind, Rule};
 use mainstay_proto::v1::{LentShard, PutBack, PutBackUnfit, RestoreProgress};
+use mainstay_sys::handover::MOST;
 use mainstay_tier::lent_files::RestoredShard;
 use mainstay_tier::peer::settle_lent;
 use mainstay_tier::{aside, files};
 
 use crate::agent_link::handover;
-use mainstay_sys::handover::MOST;
 
 /// Names of directories with lent files. Launchers that write shards remove directories with the first name if this
 /// process cannot; trainers and the rules for their files do not know the second.

@@ -118,7 +118,6 @@ impl AgentLink {
         self.step_times.drain(..surplus);
     }
 
-    /// Sends it a sample of the pages.
     pub(crate) fn sample(&mut self, attempt: Attempt, beats: Vec<(Rank, BeatView)>) {
         let steps = std::mem::take(&mut self.step_times);
         self.send(LinkOrder::Beats { attempt, beats, steps });

@@ -26,8 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::agent_link::absence;
-use crate::agent_link::absence::Absence;
+use crate::agent_link::absence::{self, Absence};
 use crate::agent_link::{handover, trust, wire};
 
 /// How often to look for an agent while there is none.
@@ -240,7 +239,9 @@ pub(crate) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
 
 fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {
     let message = match order {
-        LinkOrder::Entry(entry) => LauncherMessage::Entry(wire::entry_out(&entry)?),
+        LinkOrder::Entry(entry) => {
+            LauncherMessage::Entry(v1::ForwardedEntry { line: serde_json::to_string(&entry)? })
+        }
         LinkOrder::Beats { attempt, beats, steps } => {
             LauncherMessage::Beats(wire::beats_out(attempt, &beats, &steps))
         }

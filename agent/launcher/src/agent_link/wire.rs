@@ -2,28 +2,11 @@
 
 use mainstay_checkpoint::replication_cost::StepTime;
 use mainstay_health::host::cloud::leave::Leave;
-use mainstay_model::entry::Entry;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span, Wall};
 use mainstay_progress::monitor::Pace;
 use mainstay_proto::v1;
 use mainstay_view::node::BeatView;
-
-/// Encodes an entry.
-///
-/// # Errors
-/// It cannot be written as JSON.
-pub fn entry_out(entry: &Entry) -> serde_json::Result<v1::ForwardedEntry> {
-    Ok(v1::ForwardedEntry { line: serde_json::to_string(entry)? })
-}
-
-/// Decodes an entry.
-///
-/// # Errors
-/// It is not an entry of this version.
-pub fn entry_in(entry: &v1::ForwardedEntry) -> serde_json::Result<Entry> {
-    serde_json::from_str(&entry.line)
-}
 
 /// Encodes a sample.
 pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime]) -> v1::BeatSample {

@@ -19,7 +19,6 @@ const CHECKED_EVERY: Duration = Duration::from_secs(1);
 /// How often the newest step with its copies is written to the journal.
 const RECORDED_EVERY: Duration = Duration::from_secs(10);
 
-/// News of copies for people.
 #[derive(Debug)]
 pub(crate) enum CopyNews {
     /// The first step of which each shard has its copy.

@@ -9,12 +9,12 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail};
 use mainstay_checkpoint::lineage::{DirectoryId, identified, is_asked, plain};
+use mainstay_sys::clock;
 use mainstay_tier::beneath::Beneath;
 use serde::{Deserialize, Serialize};
 
-use crate::agent_link::checkpoint::Place;
+use crate::agent_link::checkpoint::KnownStep;
 use crate::settings::Settings;
-use mainstay_sys::clock;
 
 /// In the parent of the run directories: the run that each directory belongs to.
 const NOTES: &str = ".directories";
@@ -54,32 +54,11 @@ impl Output {
     }
 
     /// The directory's identity as it is sent to the agent; empty if it cannot be read.
-    pub fn id_text(&self) -> String {
+    pub(crate) fn id_text(&self) -> String {
         self.id.as_ref().map(DirectoryId::to_string).unwrap_or_default()
     }
-
-    /// The output as a place for requests to the agent; `id` is its [`Output::id_text`].
-    pub fn place<'a>(&'a self, id: &'a str) -> Place<'a> {
-        Place {
-            run: &self.run,
-            directory: &self.directory,
-            id,
-            kind: &self.kind,
-            on_purpose: self.on_purpose,
-        }
-    }
 }
 
-/// A step that the agent knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// Its run, `NAME~ID`.
-    pub run: String,
-    /// The step.
-    pub step: u64,
-}
-
-/// The note on one directory.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     directory: String,
@@ -98,10 +77,10 @@ pub fn outputs(settings: &Settings, log_dir: &Path, checkpoint_dir: &Path) -> Ve
             id_of(&[b"default", bytes(&here), bytes(&std::path::absolute(log_dir).unwrap_or_default())])
         }
     };
-    let own = output(log_dir, checkpoint_dir, "", settings.run_id.clone(), &place);
+    let own = output(log_dir, checkpoint_dir, "", settings.ranks.run_id.clone(), &place);
     let watched = settings.checkpoints.watch.iter().map(|(kind, directory)| {
         let folder = directory.file_name().unwrap_or_default().to_string_lossy();
-        output(log_dir, directory, kind, format!("{}:{folder}", settings.run_id), &of_path(directory))
+        output(log_dir, directory, kind, format!("{}:{folder}", settings.ranks.run_id), &of_path(directory))
     });
     std::iter::once(own).chain(watched).collect()
 }
@@ -199,9 +178,7 @@ pub fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
 /// A run that the user names.
 #[derive(Debug, PartialEq, Eq)]
 enum Named {
-    /// With its id.
     Exactly(String),
-    /// By its name.
     ByName(String),
 }
 
@@ -244,7 +221,7 @@ pub fn choose(
     output: &mut Output,
     asked: &[String],
     log_dir: &Path,
-    known: Result<&[Known], &str>,
+    known: Result<&[KnownStep], &str>,
 ) -> anyhow::Result<Option<String>> {
     let mut wanted = Vec::new();
     for value in asked {
@@ -302,7 +279,7 @@ fn is_empty(output: &Output) -> bool {
 
 /// The message about runs that have an output's name and another id: they are not resumed from.
 #[must_use]
-pub fn others(output: &Output, known: &[Known]) -> Option<String> {
+pub fn others(output: &Output, known: &[KnownStep]) -> Option<String> {
     let newest = known.iter().filter(|of| of.run != output.run && plain(&of.run) == output.name);
     let newest = newest.max_by_key(|of| of.step)?;
     Some(format!(
@@ -334,8 +311,8 @@ mod tests {
         output(log_dir, directory, kind, name.to_owned(), &of_path(directory))
     }
 
-    fn known(runs: &[&str]) -> Vec<Known> {
-        runs.iter().map(|run| Known { run: (*run).to_owned(), step: 40 }).collect()
+    fn known(runs: &[&str]) -> Vec<KnownStep> {
+        runs.iter().map(|run| KnownStep { run: (*run).to_owned(), step: 40 }).collect()
     }
 
     #[test]
@@ -378,7 +355,7 @@ mod tests {
     fn a_run_is_resumed_on_purpose_by_its_name_if_it_is_one_and_by_its_id() {
         let root = testing::tempdir().expect("a directory");
         let (logs, out) = (root.path().join("logs"), root.path().join("out"));
-        let chosen = |asked: &str, runs: Result<&[Known], &str>| {
+        let chosen = |asked: &str, runs: Result<&[KnownStep], &str>| {
             let mut output = at(&logs, &out, "auto", "train:out");
             let messages = choose(&mut output, &[asked.to_owned()], &logs, runs)?;
             anyhow::Ok((output.run.clone(), output.on_purpose, messages.is_some()))

@@ -3,7 +3,6 @@
 mod copied_step;
 pub(crate) mod doubtful;
 pub mod lineage;
-pub(crate) mod moving;
 pub mod replicas;
 pub mod sealing;
 
@@ -21,14 +20,13 @@ use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 use mainstay_recovery::protocol::{Event, Seat};
 use mainstay_sys::clock;
 use mainstay_tier::peer::Brought;
-use mainstay_tier::pool::{PoolOwner, Whole};
+use mainstay_tier::pool::{PoolError, PoolOwner, Whole};
+use tokio::task::JoinHandle;
 
 use crate::group::Group;
 use crate::output::Terminal;
-use crate::ranks::spec::RankSpec;
-use crate::ranks::{Ranks, Start};
+use crate::ranks::{RankSpec, Ranks, Start};
 use copied_step::CopyNews;
-use moving::{Moved, Moving};
 use replicas::{FromReplicas, Replicas};
 use sealing::{Sealing, Stage, Starting};
 
@@ -185,7 +183,10 @@ impl Checkpoints {
         match self.pool_owner.take() {
             None => group.step(clock::mono(), Event::Seated { attempt, seat }),
             Some(pool_owner) => {
-                self.moving = Some(Moving::begin(attempt, seat, pool_owner, spec.own_ranks()));
+                // What the former ranks have in memory goes to the disk.
+                let (world, ranks) = (seat.world_size, spec.own_ranks());
+                let task = tokio::task::spawn_blocking(move || pool_owner.move_to(world, ranks));
+                self.moving = Some(Moving { attempt, seat, task });
             }
         }
     }
@@ -193,13 +194,12 @@ impl Checkpoints {
     /// The memory for checkpoints belongs to the new ranks.
     pub(crate) fn moved(
         &mut self,
-        moved: Moved,
+        (pool_owner, messages): Moved,
         spec: &mut RankSpec,
         group: &mut Group,
         terminal: &Terminal,
     ) {
-        self.moving = None;
-        let Moved { attempt, seat, pool_owner, messages } = moved;
+        let Some(Moving { attempt, seat, .. }) = self.moving.take() else { return };
         messages.into_iter().for_each(|line| terminal.print(line));
         match pool_owner {
             Ok(pool_owner) => {
@@ -273,6 +273,26 @@ impl Checkpoints {
     pub(crate) fn kept_for_others(&self) -> Option<SpareCopy> {
         let (of, shards) = self.replicas.as_ref()?.kept()?;
         Some(SpareCopy { attempt: of.attempt, step: of.step, shards, ranks: of.world })
+    }
+}
+
+/// The memory for checkpoints on its way to other ranks.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    attempt: Attempt,
+    seat: Seat,
+    task: JoinHandle<(Result<PoolOwner, PoolError>, Vec<String>)>,
+}
+
+/// The new pool owner, and messages for people about the old one.
+pub(crate) type Moved = (Result<PoolOwner, String>, Vec<String>);
+
+impl Moving {
+    pub(crate) async fn done(&mut self) -> Moved {
+        match (&mut self.task).await {
+            Ok((pool_owner, messages)) => (pool_owner.map_err(|error| error.to_string()), messages),
+            Err(error) => (Err(error.to_string()), Vec::new()),
+        }
     }
 }
 

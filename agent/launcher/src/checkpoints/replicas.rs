@@ -17,10 +17,10 @@ use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
 use tokio::sync::mpsc;
 
-use crate::checkpoints::copied_step;
-use crate::checkpoints::copied_step::CopyNews;
+use crate::checkpoints::copied_step::{self, CopyNews};
 use crate::group::plan::HostsPlan;
-use crate::ranks::spec::RankSpec;
+use crate::ranks::RankSpec;
+use crate::run::of_some;
 
 /// The share of training time that copying may cost, as for agents.
 const SLOWDOWN: f64 = 0.01;
@@ -72,15 +72,9 @@ pub struct Known {
 
 impl Known {
     /// The identity of a launcher that takes part.
-    pub fn of(plan: &HostsPlan, name: &str, pass: &Credentials) -> Option<Known> {
-        let known = Known {
-            name: name.to_owned(),
-            pass: pass.clone(),
-            domain: plan.fails_together(),
-            hosts: plan.hosts.1,
-            copies: plan.copies(),
-        };
-        (!name.is_empty()).then_some(known)
+    pub(crate) fn of(plan: &HostsPlan, name: String, pass: &Credentials) -> Option<Known> {
+        let (domain, hosts, copies) = (plan.fails_together(), plan.hosts.1, plan.copies());
+        (!name.is_empty()).then(|| Known { name, pass: pass.clone(), domain, hosts, copies })
     }
 
     /// The largest number of hosts with which it keeps copies.
@@ -182,6 +176,12 @@ impl Replicas {
         Ok(replicas)
     }
 
+    /// The next result of work outside the loop.
+    pub(crate) async fn next(&mut self) -> FromReplicas {
+        // It has a sender itself.
+        of_some(self.update.recv().await.map(std::future::ready)).await
+    }
+
     /// Drops the memory of this host's ranks. What is kept for others stays.
     pub(crate) fn leave(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
@@ -276,25 +276,12 @@ impl Replicas {
 }
 
 fn ranks_of(rank_spec: &RankSpec) -> Vec<u32> {
-    let first = rank_spec.seat.first_rank;
-    (first..first + rank_spec.local_world_size).collect()
+    rank_spec.own_ranks().collect()
 }
 
 /// Where copies for others are stored: in the same memory as the pool, and removed with it.
 fn store(pool: &Path) -> std::path::PathBuf {
     pool.join("replicas")
-}
-
-/// The next result of work outside the loop.
-pub(crate) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
-    match replicas {
-        Some(replicas) => match replicas.update.recv().await {
-            Some(update) => update,
-            // It has a sender itself.
-            None => std::future::pending().await,
-        },
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

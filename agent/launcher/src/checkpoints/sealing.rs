@@ -11,8 +11,7 @@ use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
 use mainstay_tier::peer::{Progress, Service, Settings};
 use tokio::sync::mpsc;
 
-use crate::agent_link::checkpoint;
-use crate::agent_link::checkpoint::{Answer, Resumed};
+use crate::agent_link::checkpoint::{self, NotToStart, Resumed};
 use crate::checkpoints::lineage::Output;
 use crate::group::plan::Aborting;
 use crate::ranks::Start;
@@ -63,18 +62,15 @@ impl Sealing {
         let mut all = Vec::new();
         for output in &self.outputs {
             let place = output.directory.display();
-            let answer =
-                checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, print).await;
+            let answer = checkpoint::restore_files(&self.sockets, output, again, print).await?;
             let (resumed, kept_by) = match answer {
-                Answer::Done(resumed, kept_by) => {
+                Some((resumed, kept_by)) => {
                     if resumed == Resumed::Nothing {
                         print_unsealed(output, print).await;
                     }
                     (resumed, Some(kept_by))
                 }
-                Answer::Lost(words) => return Err(NotToStart::Lost(words)),
-                Answer::Refused(words) => return Err(NotToStart::Refused(words)),
-                Answer::NoAgent => {
+                None => {
                     self.go_back_alone(output, again, print).await.map_err(NotToStart::Lost)?;
                     (Resumed::Unknown, None)
                 }
@@ -202,24 +198,6 @@ pub struct WentBack {
     pub protection: String,
 }
 
-/// Why ranks must not be started, as a message.
-#[derive(Clone, Debug)]
-pub enum NotToStart {
-    /// No whole step is left of what was sealed.
-    Lost(String),
-    /// The run belongs to another directory.
-    Refused(String),
-}
-
-impl NotToStart {
-    /// The message.
-    pub fn words(self) -> String {
-        match self {
-            NotToStart::Lost(words) | NotToStart::Refused(words) => words,
-        }
-    }
-}
-
 /// How copies of what is sealed are kept elsewhere, in words.
 fn copies(kept_by: Option<&str>) -> String {
     match kept_by {
@@ -258,13 +236,14 @@ pub(crate) enum Stage {
     Done(Result<(), String>),
 }
 
-/// The next progress of a start.
-pub(crate) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
-    let Some(starting) = starting else { return std::future::pending().await };
-    tokio::select! {
-        biased;
-        Some(line) = starting.lines.recv() => Stage::Line(line),
-        done = &mut starting.task.0 => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+impl Starting {
+    /// The next progress.
+    pub(crate) async fn next(&mut self) -> Stage {
+        tokio::select! {
+            biased;
+            Some(line) = self.lines.recv() => Stage::Line(line),
+            done = &mut self.task.0 => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 use mainstay_coord::Leader;
 use mainstay_group::clock::Mapping;
 use mainstay_group::follow::{self, CutOff, Follow, Leads, concerns_all};
-use mainstay_group::round::Member;
 use mainstay_group::spare_ready::SpareReady;
 use mainstay_group::wire::{Join, Up};
 use mainstay_hang::RankSeen;
@@ -17,12 +16,10 @@ use mainstay_recovery::protocol::{Event, Seat};
 use mainstay_sys::clock;
 use tokio::sync::{mpsc, watch};
 
-use crate::group::plan::{Aborting, HostsPlan};
+use crate::group::plan::Aborting;
 use crate::group::spare::SpareReports;
 use crate::group::store::{Elected, FromStore, StoreSession, exit_of};
-use crate::group::streams::connect;
-use crate::group::streams::connect::FromLeader;
-use crate::group::streams::listen::Listener;
+use crate::group::streams::connect::{self, FromLeader};
 use crate::group::streams::streams;
 use crate::group::{Act, Group, Remote, Role};
 
@@ -39,35 +36,21 @@ pub struct Followed {
     pub job: String,
     /// The job's launch for ranks of all hosts.
     pub launch: String,
-    /// The leader's epoch.
-    pub epoch: u64,
-    /// Who leads.
-    pub leader: Leader,
-    /// Messages from the leader.
-    pub events: mpsc::Receiver<FromLeader>,
-    /// The channel to it, while there is one.
-    pub to: Option<mpsc::Sender<Up>>,
-    /// Its clock.
-    pub clock: Mapping,
+    pub(super) leads: Leads,
+    pub(super) events: mpsc::Receiver<FromLeader>,
+    pub(super) to: Option<mpsc::Sender<Up>>,
+    pub(super) clock: Mapping,
     /// The first message on a new connection.
-    pub join: watch::Sender<Join>,
-    /// What was asked for on the command line.
-    pub plan: HostsPlan,
-    /// The task that keeps the connection.
-    pub task: Aborting,
-    /// The group of the job.
-    pub store_session: StoreSession,
-    /// Where followers connect if this launcher leads.
-    pub listener: Listener,
+    pub(super) join: watch::Sender<Join>,
+    pub(super) task: Aborting,
 }
 
-/// What a follower has.
 #[derive(Debug)]
 pub(crate) struct Following {
     pub(crate) follow: Follow,
     pub(crate) events: mpsc::Receiver<FromLeader>,
     to: Option<mpsc::Sender<Up>>,
-    join: watch::Sender<Join>,
+    pub(super) join: watch::Sender<Join>,
     task: Aborting,
     /// The job as this host's journal records it.
     pub(crate) spec: JobSpec,
@@ -81,34 +64,18 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    pub(crate) fn new(followed: Followed, spec: JobSpec) -> (Following, Remote) {
-        let Followed {
-            waits,
-            newest,
-            seat,
-            epoch,
-            leader,
-            events,
-            to,
-            clock,
-            join,
-            plan,
-            task,
-            store_session,
-            listener,
-            ..
-        } = followed;
-        let leads = Leads { epoch, ..leads(&leader) };
-        let me = store_session.launcher().to_owned();
-        let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some())
-            .joining_after(newest);
+    pub(super) fn new(followed: Followed, remote: &Remote, spec: JobSpec) -> Following {
+        let Followed { waits, newest, seat, leads, events, to, clock, join, task, .. } = followed;
+        let (me, lease) = (remote.store_session.launcher.clone(), remote.plan.lease());
+        let follow = Follow::new(clock::mono(), me, leads, seat, lease, clock, to.is_some());
+        let follow = follow.joining_after(newest);
         let (follow, ready) =
             if waits { (follow.waiting(), Some(SpareReports::default())) } else { (follow, None) };
         let (summary, cut_off, may_return) = (None, None, false);
         let following =
             Following { follow, events, to, join, task, spec, summary, cut_off, may_return, ready };
         following.remember();
-        (following, Remote { plan, store_session, listener })
+        following
     }
 
     /// The host has other ranks from now on.
@@ -146,20 +113,10 @@ impl Following {
         }
     }
 
-    /// This launcher as rounds see it.
-    pub(crate) fn member(&self) -> Member {
-        Member::of(&self.join.borrow())
-    }
-
-    /// The description of this launcher for others.
-    pub(crate) fn join(&self) -> Join {
-        self.join.borrow().clone()
-    }
-
     /// Connects to the leader that the store names.
     fn connect(&mut self, store_session: &StoreSession) {
         self.to = None;
-        let Some(leader) = store_session.leader().cloned() else { return };
+        let Some(leader) = store_session.leader.clone() else { return };
         let (sender, events) = mpsc::channel(1024);
         self.events = events;
         let token = store_session.token.clone();
@@ -221,12 +178,12 @@ impl Group {
             follow::Act::MissLeader(misses) => store_session.miss_leader(misses),
             follow::Act::Connect => following.connect(store_session),
             follow::Act::TookSeat => {
-                store_session.take_seat();
+                store_session.set_seated(true);
                 self.acts.push_back(Act::TookSeat);
             }
             follow::Act::Meet { hosts, spares } => self.acts.push_back(Act::Meet { hosts, spares }),
             follow::Act::LeftSeat => {
-                store_session.leave_seat();
+                store_session.set_seated(false);
                 self.acts.push_back(Act::LeftSeat);
             }
             follow::Act::CutOff(why) => self.cut_off(why),
@@ -296,7 +253,7 @@ impl Group {
     fn look_at_leader(&self) {
         let (Some(following), Some(remote)) = (self.follower(), &self.remote) else { return };
         let (store_session, follows) = (&remote.store_session, &following.follow.leader().launcher);
-        let leader = store_session.leader();
+        let leader = store_session.leader.as_ref();
         let leader = leader.filter(|leader| store_session.has_vote() && leader.launch == *follows);
         if let Some(leader) = leader
             && let Some(address) = leader.addresses.first()
@@ -326,7 +283,7 @@ impl Group {
     }
 }
 
-fn leads(leader: &Leader) -> Leads {
+pub(super) fn leads(leader: &Leader) -> Leads {
     let Leader { launch, host, epoch, .. } = leader.clone();
     Leads { launcher: launch, host, epoch }
 }

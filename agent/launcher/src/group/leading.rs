@@ -25,10 +25,9 @@ use crate::group::rendezvous::{FIRST_RECORD, Gathered};
 use crate::group::store::{Elected, FromStore, RecordWriter, exit_of};
 use crate::group::streams::listen::FromHost;
 use crate::group::{Act, Group, Remote, Role};
-use crate::ranks::spec::RankSpec;
+use crate::ranks::RankSpec;
 use crate::run::POLL_INTERVAL;
 
-/// What a leader has.
 #[derive(Debug)]
 pub(crate) struct Leading {
     pub(crate) lead: Lead,
@@ -41,7 +40,7 @@ pub(crate) struct Leading {
 impl Leading {
     pub(crate) fn alone(job: Job, rank_spec: &RankSpec) -> Leading {
         let member = Member {
-            ranks: rank_spec.local_world_size,
+            ranks: rank_spec.settings.local_world_size,
             address: rank_spec.master_addr.clone(),
             leads: true,
             ..Member::default()
@@ -51,12 +50,15 @@ impl Leading {
         Leading { lead, ways: BTreeMap::new(), record_writer: None }
     }
 
-    pub(crate) fn gathered(job: Job, gathered: Gathered, names: (String, String)) -> (Leading, Remote) {
-        let Gathered { round, me, listener, connections, plan, join, spares, store_session, record_writer } =
-            gathered;
-        let remote = Remote { plan, store_session, listener };
+    pub(super) fn gathered(
+        job: Job,
+        gathered: Gathered,
+        remote: &Remote,
+        names: (String, String),
+    ) -> Leading {
+        let Gathered { round, me, connections, join, spares, record_writer } = gathered;
         let merge = Merge::new(round, remote.plan.join_timeout);
-        let mut leading = Leading::of(job, merge, me, join, names, &remote, record_writer);
+        let mut leading = Leading::of(job, merge, me, join, names, remote, record_writer);
         let mut followers = Vec::new();
         for (launcher, connection, to) in connections {
             leading.ways.insert(connection, to);
@@ -68,7 +70,7 @@ impl Leading {
             waiting.push((member, connection));
         }
         leading.lead.gathered(&followers, waiting);
-        (leading, remote)
+        leading
     }
 
     /// A leader without connected followers.
@@ -84,7 +86,7 @@ impl Leading {
         let plan = &remote.plan;
         let by = LeaderSettings {
             seat,
-            launcher: remote.store_session.launcher().to_owned(),
+            launcher: remote.store_session.launcher.clone(),
             names,
             expected: Expected { leader, mixed: plan.mixed },
             lease: plan.lease(),
@@ -153,7 +155,7 @@ impl Group {
     pub(crate) fn store_sent_to_leader(&mut self, now: Mono, update: FromStore) {
         let (Role::Leads(leading), Some(remote)) = (&mut self.role, &self.remote) else { return };
         let look_who_leads = |leading: &mut Leading| {
-            if let Some(leader) = remote.store_session.leader() {
+            if let Some(leader) = &remote.store_session.leader {
                 leading.lead.led_by(&leader.launch, &leader.host, leader.epoch);
             }
         };
@@ -211,7 +213,7 @@ impl Group {
         now: Stamp,
     ) -> Option<(Adopted, JobSpec, Span)> {
         let (following, remote) = (self.follower()?, self.remote.as_ref()?);
-        let adopted = Adopted::of(record, seat, following.member(), attempt, now);
+        let adopted = Adopted::of(record, seat, Member::of(&following.join.borrow()), attempt, now);
         Some((adopted, following.spec.clone(), remote.plan.join_timeout))
     }
 
@@ -226,7 +228,8 @@ impl Group {
     ) {
         let Some(remote) = &self.remote else { return };
         let Role::Follows(following) = std::mem::replace(&mut self.role, Role::Gone) else { return };
-        let (epoch, me, join, follow) = (record_writer.epoch, adopted.me, following.join(), following.follow);
+        let (epoch, me, join, follow) =
+            (record_writer.epoch, adopted.me, following.join.borrow().clone(), following.follow);
         let names = (record.job.clone(), record.launch.clone());
         let mut leading = Leading::of(job, merge, me, join, names, remote, record_writer);
         let entries = reader.entries_after(follow.since(), usize::MAX);

@@ -7,7 +7,7 @@ mod leading;
 pub mod plan;
 pub mod rendezvous;
 mod spare;
-pub mod store;
+pub(crate) mod store;
 pub mod streams;
 
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ use crate::group::streams::connect::FromLeader;
 use crate::group::streams::listen::{FromHost, Listener};
 use crate::group::streams::{probe, streams};
 use crate::hang::Hang;
-use crate::ranks::spec::RankSpec;
+use crate::ranks::RankSpec;
 pub use following::Followed;
 pub(crate) use following::Following;
 use leading::Leading;
@@ -62,7 +62,7 @@ pub(crate) enum Role {
 
 /// What connects this launcher with those of other hosts.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub struct Remote {
     plan: HostsPlan,
     store_session: StoreSession,
     /// Where followers connect if this launcher leads.
@@ -72,7 +72,6 @@ pub(crate) struct Remote {
 /// What this launcher has to do for its group, in order.
 #[derive(Debug)]
 pub(crate) enum Act {
-    /// Write this to the journal.
     Record(Mono, Body),
     /// Write an entry of the leader's journal; `is_past`: it was written before this host joined.
     Entry {
@@ -81,13 +80,10 @@ pub(crate) enum Act {
         body: Body,
         is_past: bool,
     },
-    /// Carry out a command.
     Obey(Command),
     /// Show the user a line.
     Print(String),
-    /// A rank on another host has finished.
     Finished(Attempt, Rank),
-    /// Sights of ranks of another host.
     Seen(Attempt, Vec<RankSeen>),
     /// Keep copies of checkpoints on these hosts and spares from now on.
     Meet {
@@ -128,14 +124,14 @@ impl Group {
     }
 
     /// The leader of a complete round.
-    pub(crate) fn leads(job: Job, gathered: Gathered, names: (String, String)) -> Group {
-        let (leading, remote) = Leading::gathered(job, gathered, names);
+    pub(crate) fn leads(job: Job, gathered: Gathered, remote: Remote, names: (String, String)) -> Group {
+        let leading = Leading::gathered(job, gathered, &remote, names);
         Group::of(Role::Leads(Box::new(leading)), Some(remote))
     }
 
     /// A follower, or a spare.
-    pub(crate) fn follows(followed: Followed, spec: JobSpec) -> Group {
-        let (following, remote) = Following::new(followed, JobSpec { follows: true, ..spec });
+    pub(crate) fn follows(followed: Followed, remote: Remote, spec: JobSpec) -> Group {
+        let following = Following::new(followed, &remote, JobSpec { follows: true, ..spec });
         Group::of(Role::Follows(Box::new(following)), Some(remote))
     }
 
@@ -220,7 +216,7 @@ impl Group {
             }
             Role::Follows(following) => {
                 let store = &remote.store_session;
-                let led = store.leader().is_some_and(|leader| !store.is_me(leader));
+                let led = store.leader.as_ref().is_some_and(|leader| !store.is_me(leader));
                 following.follow.look(now, silent, led);
             }
             Role::Gone => {}

@@ -24,7 +24,7 @@ use mainstay_view::summary::Recounted;
 use crate::checkpoints::doubtful;
 use crate::hang::Hang;
 use crate::log_files;
-use crate::ranks::spec::RankSpec;
+use crate::ranks::RankSpec;
 
 /// Writes in checkpoint directories.
 static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
@@ -93,7 +93,6 @@ impl Journal {
         }
     }
 
-    /// Marks doubtful checkpoints in their directory.
     fn mark_checkpoints(&self, finding: &Finding) {
         let directory = self.checkpoint_dir.clone();
         let (job, launch, finding) = (self.job.clone(), self.launch.clone(), finding.clone());

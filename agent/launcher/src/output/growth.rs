@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use mainstay_model::time::Mono;
 use mainstay_model::timeline::{Moment, Timeline};
-
 use mainstay_sys::clock;
 
 /// How often lengths are read: the resolution of a line's time.
@@ -25,7 +24,6 @@ pub struct Growths {
 
 type Files = Arc<Mutex<BTreeMap<PathBuf, Growth>>>;
 
-/// The growth of one file.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
     /// The file's lengths with their times.
@@ -62,12 +60,10 @@ impl Growths {
         lock(&self.files).insert(path.to_owned(), new);
     }
 
-    /// Forgets all files.
     pub fn clear(&self) {
         lock(&self.files).clear();
     }
 
-    /// The growth of a file.
     pub fn of(&self, path: &Path) -> Growth {
         lock(&self.files).get(path).cloned().unwrap_or_default()
     }

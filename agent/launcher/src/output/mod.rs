@@ -16,7 +16,8 @@ use mainstay_model::id::Attempt;
 use crate::ranks::process::RankProcess;
 use crate::settings::Shown;
 use rank_output::{RankOutput, StreamTails};
-pub use terminal::{Duplicate, FollowedFile, LineStyle, Stream, Tail, Terminal, UndisplayedOutput, tail};
+pub(crate) use terminal::{Duplicate, FollowedFile, Stream, Tail, tail};
+pub use terminal::{LineStyle, Terminal, UndisplayedOutput};
 
 /// What the launcher and its ranks print.
 #[derive(Debug)]

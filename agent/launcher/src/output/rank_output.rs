@@ -8,12 +8,12 @@ use mainstay_diagnosis::traceback_tail;
 use mainstay_model::entry::{LineTime, Note, StepDone};
 use mainstay_model::id::Rank;
 use mainstay_model::time::Mono;
+use mainstay_sys::clock;
 
 use crate::log_files;
 use crate::output::growth::{Growth, Growths};
 use crate::output::{Tail, tail};
-use crate::ranks::spec::RankFiles;
-use mainstay_sys::clock;
+use crate::ranks::RankFiles;
 
 /// Bytes of a file that are searched for reports of steps.
 const LOOKED_THROUGH: u64 = 256 * 1024;

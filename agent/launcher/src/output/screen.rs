@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use mainstay_sys::timed_files::Patient;
+
 use super::terminal::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
 use crate::log_files;
 use crate::output::sink::Sink;
-use mainstay_sys::timed_files::Patient;
 
 /// How often the files are read. The terminal is for people; nothing waits for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -50,7 +51,6 @@ pub(crate) struct Screen {
     /// The file that is read first: they take turns.
     first: usize,
     log: Option<PathBuf>,
-    /// Reads and writes the files.
     disk: Patient,
     /// The same for the files that ranks write while the log directory does not answer.
     aside: Patient,

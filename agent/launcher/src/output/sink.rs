@@ -20,7 +20,6 @@ const ROOM_FOR_OWN: usize = 1024 * 1024;
 /// At most this many bytes are written before orders are checked again.
 const IN_A_TURN: usize = 256 * 1024;
 
-/// One stream.
 pub(crate) struct Sink {
     stream: Box<dyn AsFd + Send>,
     waiting: VecDeque<u8>,

@@ -12,10 +12,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::log_files;
 use mainstay_sys::clock;
 
 use super::screen::{Order, Screen};
+use crate::log_files;
 
 /// The stream of the launcher on which a file is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +26,11 @@ pub enum Stream {
     Stderr,
 }
 
-/// A file to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowedFile {
-    /// The file.
     pub path: PathBuf,
     /// The text before each line: `[rank 1] `.
     pub prefix: String,
-    /// The stream on which it is shown.
     pub stream: Stream,
     /// Whether it is shown at all; a file may be followed for its duplicates alone.
     pub on_terminal: bool,
@@ -44,7 +41,6 @@ pub struct FollowedFile {
 /// Lines that are also written to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Duplicate {
-    /// The file.
     pub path: PathBuf,
     /// Only lines that contain one of these texts.
     pub filters: Vec<String>,
@@ -180,7 +176,6 @@ impl Drop for Terminal {
     }
 }
 
-/// The end of a file.
 #[derive(Debug, Default)]
 pub struct Tail {
     /// The content from `start` on.

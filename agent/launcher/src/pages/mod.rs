@@ -13,8 +13,8 @@ use mainstay_sensors::source::nvrx::Monitor;
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sys::inotify::Watcher;
 
+use crate::ranks::RankSpec;
 use crate::ranks::process::RankProcess;
-use crate::ranks::spec::RankSpec;
 
 /// The pages of ranks that have one.
 #[derive(Debug)]

@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Settings;
-use crate::ranks::spec::RankSpec;
+use crate::ranks::RankSpec;
 use crate::ranks::warm::interpreter_of;
+use crate::run::of_some;
 use process::{Process, Turn};
 
 /// The classes that the script imports.
@@ -80,7 +81,7 @@ pub struct Reply {
 impl Policy {
     /// Starts the policy that the job has, if it has one.
     pub(crate) fn of_job(settings: &Settings, spec: &RankSpec) -> Option<Policy> {
-        let interpreter = interpreter_of(&settings.command, std::env::var_os("PATH").as_deref());
+        let interpreter = interpreter_of(&settings.ranks.command, std::env::var_os("PATH").as_deref());
         let file = settings.policy_file.as_deref()?;
         Some(Policy::start(file, interpreter, Some(spec.mark()), WITHIN))
     }
@@ -154,7 +155,7 @@ impl Policy {
             let deadline = self.asked.map(|(_, deadline)| deadline);
             let turn = tokio::select! {
                 biased;
-                () = until(deadline) => Turn::Late,
+                () = of_some(deadline.map(sleep_until)) => Turn::Late,
                 turn = process.turn() => turn,
             };
             match turn {
@@ -258,14 +259,6 @@ impl Policy {
     }
 }
 
-/// The next news of a policy; waits forever without one.
-pub(crate) async fn next_news(policy: Option<&mut Policy>) -> News {
-    match policy {
-        Some(policy) => policy.next().await,
-        None => std::future::pending().await,
-    }
-}
-
 fn read(file: &Path) -> Result<String, String> {
     let unread = |error: io::Error| format!("{}: it cannot be read: {error}", file.display());
     if is_starlark(file) {
@@ -296,14 +289,6 @@ fn failed(incident: Incident, words: String) -> News {
     News::Answered(incident, Reply { advice: Err(words), lines: Vec::new() })
 }
 
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// A line from the process.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Said {

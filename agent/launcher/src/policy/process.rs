@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::process::{Child, Command, Stdio};
 
 use mainstay_model::id::Pid;
+use mainstay_sys::child::kill_group;
 use mainstay_sys::{pidfd, spawn};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::Value;
@@ -13,9 +14,8 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-use mainstay_sys::child::kill_group;
+use crate::run::of_some;
 
-/// Its program.
 const PROGRAM: &str = include_str!("child.py");
 
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -30,9 +30,7 @@ const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// What happened to a process.
 pub(super) enum Turn {
-    /// It sent a line.
     Said(Vec<u8>),
-    /// It printed lines.
     Printed(Vec<String>),
     /// It has closed its end.
     Ended,
@@ -115,7 +113,7 @@ impl Process {
                 }
                 Turn::Ended
             }
-            () = readable(self.output.as_ref()), if self.room > 0 => {
+            _ = of_some(self.output.as_ref().map(pipe::Receiver::readable)), if self.room > 0 => {
                 self.read_printed();
                 Turn::Printed(self.lines_printed())
             }
@@ -192,13 +190,6 @@ impl Process {
             self.printed.push(b'\n');
         }
         self.lines_printed()
-    }
-}
-
-async fn readable(output: Option<&pipe::Receiver>) {
-    match output {
-        Some(output) => drop(output.readable().await),
-        None => std::future::pending().await,
     }
 }
 

@@ -18,10 +18,9 @@ use super::process::RankProcess;
 use super::stop::{Spared, Stop, sweep};
 use super::warm::with_descendants;
 use super::{Ended, Ranks, Reports, save};
-use crate::log_files;
 use crate::output::Output;
 use crate::output::rank_output::StreamTails;
-use crate::signatures;
+use crate::{log_files, signatures};
 
 /// How long a restart waits for the terminal, so that a rank's last lines appear before the lines about its failure.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
@@ -141,7 +140,6 @@ impl Ranks {
         to.group.fact(Fact::RankEnding { attempt: self.attempt, rank: rank.rank, pid, status });
     }
 
-    /// A rank's process ended.
     pub(crate) fn ended(&mut self, end: &Ended, to: &mut Reports<'_>) {
         let known = self.processes.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
         let Some(index) = known else {

@@ -13,9 +13,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_model::id::Pid;
-use nix::sys::signal::Signal;
-
 use mainstay_sys::processes;
+use nix::sys::signal::Signal;
 
 /// The hidden subcommand that runs the guardian.
 pub const SUBCOMMAND: &str = "guardian";

@@ -8,16 +8,16 @@ mod port;
 pub(crate) mod process;
 mod round_server;
 pub(crate) mod save;
-pub mod spec;
+mod spec;
 mod start;
-pub mod stop;
+pub(crate) mod stop;
 pub mod warm;
 
 use mainstay_model::entry::{Fact, StepDone};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::in_process::{Round, Word};
+use mainstay_recovery::in_process::Round;
 use mainstay_recovery::job::EXHAUSTED;
 use mainstay_recovery::protocol::Event;
 use mainstay_sensors::source::evidence::Subject;
@@ -35,14 +35,16 @@ use crate::output::Output;
 use crate::output::rank_output::StreamTails;
 use crate::pages::Pages;
 use crate::policy::Policy;
-pub use round_server::RoundServer;
+pub(crate) use round_server::RoundServer;
+pub(crate) use spec::RankFiles;
+pub use spec::RankSpec;
 pub(crate) use start::Start;
+pub use stop::Grace;
 
 use guardian::Guardian;
 use port::HeldPort;
 use process::RankProcess;
-use spec::RankSpec;
-use stop::{Grace, Stop};
+use stop::Stop;
 use warm::{Warm, with_descendants};
 
 /// How many of a rank's last steps go into the evidence.
@@ -77,7 +79,6 @@ pub(crate) struct Ranks {
     pub(crate) limits: ProcessLimits,
 }
 
-/// A rank's process ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pid: Pid,
@@ -329,12 +330,4 @@ fn undying(pid: Pid) -> String {
         pid.0,
         processes::waits_in(pid)
     )
-}
-
-/// The next message of a rank about its round.
-pub(crate) async fn next_word(round_server: Option<&mut RoundServer>) -> (Pid, Word) {
-    match round_server {
-        Some(round_server) => round_server.next().await,
-        None => std::future::pending().await,
-    }
 }

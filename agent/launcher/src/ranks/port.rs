@@ -31,7 +31,6 @@ impl HeldPort {
         })
     }
 
-    /// The port.
     pub fn number(&self) -> u16 {
         self.port
     }

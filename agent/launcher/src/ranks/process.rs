@@ -9,39 +9,32 @@ use std::rc::Rc;
 
 use mainstay_model::entry::ExitStatus;
 use mainstay_model::id::{Attempt, Pid, Rank};
+use mainstay_sys::affinity::CpuSet;
+use mainstay_sys::pidfd::PidFd;
+use mainstay_sys::{limits, spawn};
 
 use crate::log_files;
 use crate::pages::files;
 use crate::ranks::environment::expand;
 use crate::ranks::spec::{RankFiles, RankSpec};
 use crate::ranks::warm::{RankOrders, Template};
-use mainstay_sys::affinity::CpuSet;
-use mainstay_sys::limits;
-use mainstay_sys::pidfd::PidFd;
-use mainstay_sys::spawn;
 
 /// A rank's process under watch.
 #[derive(Debug)]
 pub struct RankProcess {
-    /// Which rank.
     pub rank: Rank,
-    /// Its index on the host.
     pub local_rank: u32,
     /// Its process, which leads its own process group.
     pub pid: Pid,
-    /// The handle that reports its end.
     pub pidfd: Rc<PidFd>,
-    /// Its files.
     pub files: RankFiles,
     /// Its heartbeat page, and the file for its reader.
     pub page: Option<(PathBuf, File)>,
-    /// Whether it reported an exception.
     pub raised: bool,
     /// Whether its page's lifeline is watched: once per process, however often it reconnects.
     pub watched: bool,
     /// How it failed, if the kernel is tearing it down: signals sent from now on are not the cause of its end.
     pub ending: Option<ExitStatus>,
-    /// How it ended, once it has.
     pub exit: Option<ExitStatus>,
 }
 
@@ -54,7 +47,6 @@ fn advice<'a>(error: &io::Error, usual: &'a str) -> &'a str {
     }
 }
 
-/// Why there is no pidfd.
 fn without_pidfd(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied => {
@@ -65,43 +57,22 @@ fn without_pidfd(error: &io::Error) -> &'static str {
     }
 }
 
-/// Why an attempt could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A file or directory for a rank's output could not be created.
     #[error(
         "making {path} for the output of a rank: {source}; {}",
         advice(source, "give a writable --log-dir")
     )]
-    Output {
-        /// The file or directory.
-        path: PathBuf,
-        /// The error of the kernel.
-        source: io::Error,
-    },
-    /// The program could not be executed.
+    Output { path: PathBuf, source: io::Error },
     #[error("starting {program}: {source}; {}", advice(source, "is it installed and on PATH?"))]
-    Program {
-        /// The program as given.
-        program: String,
-        /// The error of the kernel.
-        source: io::Error,
-    },
-    /// The command is empty.
+    Program { program: String, source: io::Error },
     #[error("there is no command to start")]
     NoCommand,
-    /// The new process cannot be watched.
     #[error("watching the process {pid} (pidfd_open): {source}; {}", advice(source, without_pidfd(source)))]
-    Watch {
-        /// The process.
-        pid: i32,
-        /// The error of the kernel.
-        source: io::Error,
-    },
+    Watch { pid: i32, source: io::Error },
 }
 
 impl StartError {
-    /// The error of the kernel.
     pub fn of_kernel(&self) -> Option<&io::Error> {
         match self {
             StartError::Output { source, .. }
@@ -161,7 +132,13 @@ impl RankSpec {
             let made = [&files.stdout, &files.stderr].map(|path| output_file(path));
             made.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
             let page = self.make_page(attempt, local_rank, &mut trouble);
-            let environment = self.environment(attempt, local_rank, master_port, &files, page.as_ref());
+            let environment = self.environment(
+                attempt,
+                local_rank,
+                master_port,
+                &files,
+                page.as_ref().map(|(path, _)| &**path),
+            );
             let words = template.arguments().iter().map(|argument| expand(argument, local_rank));
             orders.push(RankOrders {
                 name: self.rank(local_rank).to_string(),
@@ -187,7 +164,7 @@ impl RankSpec {
 
     /// A new process that cannot read its program or its directory would block its parent.
     fn check_that_the_program_answers(&self) -> Result<(), StartError> {
-        let program = self.command.first().ok_or(StartError::NoCommand)?.clone();
+        let program = self.settings.command.first().ok_or(StartError::NoCommand)?.clone();
         let path = PathBuf::from(&program);
         let look = move || {
             let _ = std::fs::metadata(".");
@@ -218,8 +195,14 @@ impl RankSpec {
     ) -> Result<RankProcess, StartError> {
         let files = self.files(attempt, local_rank);
         let page = self.make_page(attempt, local_rank, trouble);
-        let (program, arguments) = self.command.split_first().ok_or(StartError::NoCommand)?;
-        let environment = self.environment(attempt, local_rank, master_port, &files, page.as_ref());
+        let (program, arguments) = self.settings.command.split_first().ok_or(StartError::NoCommand)?;
+        let environment = self.environment(
+            attempt,
+            local_rank,
+            master_port,
+            &files,
+            page.as_ref().map(|(path, _)| &**path),
+        );
         let mut command = Command::new(expand(program, local_rank));
         command
             .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))

@@ -1,5 +1,5 @@
 //! The socket on which the launcher agrees on rounds with ranks that can stay in their processes: one for the job, next to
-//! the heartbeat pages. The kernel identifies the sender (`SO_PEERCRED`); `core::rounds` defines the messages.
+//! the heartbeat pages. The kernel identifies the sender (`SO_PEERCRED`); `recovery::in_process` defines the messages.
 //!
 //! A rank's message can at most end its own connection, and a rank that does not read blocks no other.
 
@@ -17,7 +17,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, spawn_local};
 
-/// The socket's name in the directory of the pages.
 pub const SOCKET: &str = "rounds.sock";
 
 /// The name of the socket for drills, on which messages go only to the ranks.
@@ -65,7 +64,6 @@ impl RoundServer {
         }
     }
 
-    /// Whether a process is connected.
     pub fn is_connected(&self, pid: Pid) -> bool {
         self.mouths.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
     }

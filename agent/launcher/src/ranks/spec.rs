@@ -1,30 +1,26 @@
 //! What the ranks of a job on this host have in common, and what each of them gets: its number, files, devices and environment.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use mainstay_heartbeat::PageSpec;
 use mainstay_model::id::{Attempt, Rank};
-use mainstay_wire::nvrx::socket_name;
+use mainstay_recovery::protocol::Seat;
+use mainstay_sys::{clock, numa};
 
 use crate::log_files;
 use crate::ranks::devices;
-use crate::ranks::environment;
-use crate::ranks::environment::RankEnvironment;
-use crate::ranks::round_server;
-use mainstay_recovery::protocol::Seat;
-use mainstay_sys::{clock, numa};
+use crate::settings::RankSettings;
 
 /// The specification of the ranks, for all attempts of a job.
 #[derive(Clone, Debug)]
 pub struct RankSpec {
+    /// What the user asked for.
+    pub settings: RankSettings,
     /// The job's name.
     pub job: String,
-    /// The run id as the user gave it.
-    pub run_id: String,
     /// This launch: the run that its checkpoints belong to, then an `@` and a part that is unique to the launch. The same
     /// on all hosts of a job.
     pub launch: String,
@@ -32,16 +28,10 @@ pub struct RankSpec {
     pub launcher: Option<String>,
     /// This host's place in the job.
     pub seat: Seat,
-    /// Program and arguments; `${local_rank}` in them is replaced.
-    pub command: Vec<String>,
-    /// Ranks on this host.
-    pub local_world_size: u32,
     /// How many ranks the job's last run had, if known.
     pub previous_size: Option<u32>,
     /// How many ranks this run had before, if the number changed.
     pub ran_before: Option<u32>,
-    /// `ROLE_NAME`.
-    pub role: String,
     /// `MASTER_ADDR`.
     pub master_addr: String,
     /// `TORCHELASTIC_MAX_RESTARTS`.
@@ -66,18 +56,12 @@ pub struct RankSpec {
     pub modules_file: Option<PathBuf>,
     /// The GPUs that ranks see, if not all that the launcher's own environment names.
     pub devices: Option<Vec<String>>,
-    /// Whether each rank sees only its own GPU, as the first one, and has local rank 0.
-    pub virtual_local_rank: bool,
-    /// Which CPUs ranks are bound to; none for all that the launcher may use.
-    pub numa: Option<numa::Binding>,
 }
 
 /// The output files of a rank.
 #[derive(Clone, Debug)]
 pub struct RankFiles {
-    /// Standard output.
     pub stdout: PathBuf,
-    /// Standard error.
     pub stderr: PathBuf,
     /// `TORCHELASTIC_ERROR_FILE`.
     pub error: PathBuf,
@@ -91,7 +75,7 @@ impl RankSpec {
     /// # Errors
     /// There would be too few of them; as a message.
     pub fn devices_without(&self, local_rank: u32) -> Result<Vec<String>, String> {
-        devices::without(&self.visible_devices(), local_rank, self.local_world_size)
+        devices::without(&self.visible_devices(), local_rank, self.settings.local_world_size)
     }
 
     /// The GPUs that the ranks see, by their names in `CUDA_VISIBLE_DEVICES`.
@@ -106,12 +90,17 @@ impl RankSpec {
     /// The CPUs that a rank is bound to; none if it is not bound, or if its CPUs are unknown.
     pub(crate) fn cpus(&self, local_rank: u32) -> Option<Vec<usize>> {
         let gpus = self.visible_devices();
-        let cpus = numa::Topology::of_this_host().cpus(self.numa?, local_rank, self.local_world_size, &gpus);
+        let cpus = numa::Topology::of_this_host().cpus(
+            self.settings.numa?,
+            local_rank,
+            self.settings.local_world_size,
+            &gpus,
+        );
         cpus.inspect_err(|error| tracing::warn!(local_rank, "the rank is bound to no CPUs: {error}")).ok()
     }
 
     /// The GPU that a rank sees, if each rank sees only its own.
-    fn own_device(&self, local_rank: u32) -> String {
+    pub(super) fn own_device(&self, local_rank: u32) -> String {
         let visible = self.visible_devices();
         visible.get(local_rank as usize).cloned().unwrap_or_else(|| local_rank.to_string())
     }
@@ -136,23 +125,12 @@ impl RankSpec {
 
     /// The ranks of this host.
     pub fn own_ranks(&self) -> Range<u32> {
-        self.seat.first_rank..self.seat.first_rank + self.local_world_size
+        self.seat.first_rank..self.seat.first_rank + self.settings.local_world_size
     }
 
     /// All ranks of the host, by index.
     pub fn all_ranks(&self) -> Vec<u32> {
-        (0..self.local_world_size).collect()
-    }
-
-    /// The environment of the next attempt for a rank that continues in its process.
-    pub fn round_environment(
-        &self,
-        attempt: Attempt,
-        local_rank: u32,
-        files: &RankFiles,
-        port: u16,
-    ) -> BTreeMap<String, String> {
-        self.rank_environment(attempt, local_rank, port, files, None, None).of_the_round()
+        (0..self.settings.local_world_size).collect()
     }
 
     /// Chooses where the ranks of an attempt write. If the log directory does not answer, is read-only or full, they write
@@ -197,91 +175,6 @@ impl RankSpec {
         }
     }
 
-    /// The variables of a rank, in addition to the launcher's own.
-    pub(crate) fn environment(
-        &self,
-        attempt: Attempt,
-        local_rank: u32,
-        master_port: u16,
-        files: &RankFiles,
-        page: Option<&(PathBuf, File)>,
-    ) -> Vec<(&'static str, String)> {
-        // Created before the ranks, if possible.
-        let socket = |name: &str| {
-            let path = self.page_dir.as_ref().map(|directory| directory.join(name));
-            path.filter(|socket| socket.exists())
-        };
-        let monitor = socket(&socket_name(local_rank));
-        let (rounds, drill) = (socket(round_server::SOCKET), socket(round_server::DRILL_SOCKET));
-        let page = page.map(|(path, _)| path.as_path());
-        let environment =
-            self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
-        RankEnvironment { rounds: rounds.as_deref(), drill: drill.as_deref(), ..environment }
-            .variables(is_set)
-    }
-
-    fn rank_environment<'a>(
-        &'a self,
-        attempt: Attempt,
-        local_rank: u32,
-        master_port: u16,
-        files: &'a RankFiles,
-        page: Option<&'a Path>,
-        monitor: Option<&'a Path>,
-    ) -> RankEnvironment<'a> {
-        RankEnvironment {
-            job: &self.job,
-            run_id: &self.run_id,
-            launch: &self.launch,
-            launcher: self.launcher.as_deref(),
-            rank: self.rank(local_rank).0,
-            local_rank,
-            world_size: self.seat.world_size,
-            local_world_size: self.local_world_size,
-            group_rank: self.seat.group_rank,
-            group_world_size: self.seat.group_world_size,
-            previous_size: match attempt.0 {
-                0 => self.previous_size,
-                _ => Some(self.ran_before.unwrap_or(self.seat.world_size)),
-            },
-            role: &self.role,
-            master_addr: &self.master_addr,
-            master_port,
-            attempt: attempt.0,
-            max_restarts: self.max_restarts,
-            error_file: &files.error,
-            stacks_file: &files.stacks,
-            page,
-            monitor,
-            checkpoint_dir: &self.checkpoint_dir,
-            checkpoint_pool: self.checkpoint_pool.as_deref(),
-            resume: self.resume.get(&self.rank(local_rank).0).map(String::as_str),
-            // In the log directory: a rank must not wait for one that does not answer.
-            modules_file: self
-                .modules_file
-                .as_deref()
-                .filter(|_| local_rank == 0 && self.logs_aside.is_none()),
-            rounds: None,
-            drill: None,
-            devices: if self.virtual_local_rank {
-                Some(self.own_device(local_rank))
-            } else {
-                self.devices.as_ref().map(|devices| devices.join(","))
-            },
-            virtual_local_rank: self.virtual_local_rank,
-        }
-    }
-
-    /// The variables that all ranks have in common and that imports look at, for a template.
-    pub fn common_environment(&self) -> Vec<(&'static str, String)> {
-        let mut variables = environment::tunables(self.local_world_size, is_set);
-        // These identify the remaining processes of a job and of a launch, also if another process started them.
-        variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
-        variables.push(("MAINSTAY_LAUNCH", self.launch.clone()));
-        variables.extend(self.launcher.clone().map(|launcher| ("MAINSTAY_LAUNCHER", launcher)));
-        variables
-    }
-
     /// The identity of a rank for its page.
     pub fn page_spec(&self, attempt: Attempt, local_rank: u32) -> PageSpec<'_> {
         PageSpec {
@@ -295,9 +188,4 @@ impl RankSpec {
             created_mono_ns: clock::mono().0,
         }
     }
-}
-
-/// Whether the user has set a variable.
-fn is_set(name: &str) -> bool {
-    std::env::var_os(name).is_some()
 }

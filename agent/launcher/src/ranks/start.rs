@@ -111,7 +111,7 @@ impl Ranks {
         }
         self.report_start(port, page_trouble, to);
         for process in self.processes.iter().filter(|process| waiting.contains(&process.rank)) {
-            let environment = self.spec.round_environment(attempt, process.local_rank, &process.files, port);
+            let environment = self.spec.round_environment(attempt, process.local_rank, port);
             if let Some(round_server) = &self.round_server {
                 round_server.send(process.pid, &Call::Go { epoch: attempt.0, environment });
             }

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use mainstay_model::id::Pid;
 use mainstay_model::time::{Mono, Span};
+use mainstay_recovery::protocol::StopWhy;
+use mainstay_sys::cgroup::Cgroup;
+use mainstay_sys::processes;
 use nix::libc::{SIGCONT, SIGKILL, SIGTERM};
 use nix::sys::signal::Signal;
 
 use crate::ranks::process::RankProcess;
-use mainstay_recovery::protocol::StopWhy;
-use mainstay_sys::cgroup::Cgroup;
-use mainstay_sys::processes;
 
 /// How long a stop may take before SIGKILL is sent.
 #[derive(Clone, Copy, Debug)]
@@ -63,10 +63,8 @@ const KILLED_WITHIN: Duration = Duration::from_secs(2);
 /// The longest pause between two looks at processes that do not die.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A stop in progress.
 #[derive(Debug)]
 pub struct Stop {
-    /// The reason.
     pub why: StopWhy,
     /// When SIGKILL is sent.
     pub force_at: Mono,
@@ -85,9 +83,7 @@ pub struct Stop {
 /// Ranks that are asked to end later than the others: they are about to end by themselves, and their last output is needed.
 #[derive(Clone, Debug, Default)]
 pub struct Spared {
-    /// The ranks.
     pub ranks: Vec<Pid>,
-    /// The deadline.
     pub until: Mono,
     /// When to check next whether they still have something to write.
     pub wake_at: Mono,
@@ -108,8 +104,7 @@ impl Stop {
         let grace = grace.of(why);
         let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
         let report_at = saving.then(|| now.after(Grace::to_save(grace)));
-        let force_at = now.after(grace);
-        let mut stop = Stop { why, force_at, report_at, forced_at: None, signal, sent: Vec::new(), spared };
+        let mut stop = Stop { report_at, signal, spared, ..Stop::new(why, now.after(grace)) };
         if !saving {
             stop.report(ranks);
         }
@@ -122,7 +117,6 @@ impl Stop {
         self.report_at = self.report_at.map(|at| at.min(now.after(Grace::to_save(span))));
     }
 
-    /// Asks the ranks to end.
     pub fn report(&mut self, ranks: &[RankProcess]) {
         self.report_at = None;
         let spared = self.spared.ranks.clone();
@@ -158,19 +152,14 @@ impl Stop {
 
     /// Gives ranks that can leave the attempt in their processes the time to do so; sends nothing.
     pub fn gather(now: Mono, grace: Grace) -> Stop {
-        let (why, force_at) = (StopWhy::Fault, now.after(grace.of(StopWhy::Fault)));
-        Stop {
-            why,
-            force_at,
-            report_at: None,
-            forced_at: None,
-            signal: SIGTERM,
-            sent: Vec::new(),
-            spared: Spared::default(),
-        }
+        Stop::new(StopWhy::Fault, now.after(grace.of(StopWhy::Fault)))
     }
 
-    /// Sends SIGKILL to one rank.
+    fn new(why: StopWhy, force_at: Mono) -> Stop {
+        let (report_at, forced_at, sent, spared) = (None, None, Vec::new(), Spared::default());
+        Stop { why, force_at, report_at, forced_at, signal: SIGTERM, sent, spared }
+    }
+
     pub fn kill(&mut self, rank: &RankProcess) {
         self.send(SIGKILL, std::slice::from_ref(rank));
     }
@@ -203,7 +192,6 @@ impl Stop {
 /// The result of ending the processes that ranks have left.
 #[derive(Clone, Debug, Default)]
 pub struct Swept {
-    /// How many had to be killed.
     pub killed: u32,
     /// Those that still exist: inside a driver or a file system that hangs.
     pub undying: Vec<Pid>,

@@ -5,23 +5,24 @@ use std::time::Duration;
 use anyhow::bail;
 use mainstay_coord::Leader;
 use mainstay_group::clock::Mapping;
+use mainstay_group::follow::Leads;
+use mainstay_group::lead::Expected;
 use mainstay_group::record::Record;
 use mainstay_group::round::{self, Member, Seated};
 use mainstay_group::wire::{Down, Join, Spare};
 use mainstay_model::id::Attempt;
+use mainstay_sys::clock;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::group::Followed;
+use crate::group::following::leads;
 use crate::group::plan::{Aborting, HostsPlan};
-use crate::group::rendezvous::arrivals;
-use crate::group::rendezvous::arrivals::Waiting;
-use crate::group::rendezvous::{FIRST_RECORD, MAY_LEAD_EVERY, Outcome, REPORT_EVERY, Welcomed, not_come};
+use crate::group::rendezvous::{FIRST_RECORD, MAY_LEAD_EVERY, Outcome, REPORT_EVERY, not_come};
 use crate::group::store::{Elected, FromStore, StoreSession};
-use crate::group::streams::connect;
-use crate::group::streams::connect::FromLeader;
-use crate::group::streams::listen::Listener;
+use crate::group::streams::connect::{self, FromLeader};
+use crate::group::streams::listen::{FromHost, Listener};
 use crate::group::streams::streams;
-use mainstay_sys::clock;
 
 pub(crate) struct Gathering<'a> {
     pub(crate) plan: &'a HostsPlan,
@@ -119,7 +120,7 @@ impl Gathering<'_> {
             tokio::select! {
                 event = listener.events.recv() => {
                     let Some(event) = event else { bail!("the listening socket is gone") };
-                    arrivals::take(plan, mine, &me, event, &mut waiting, print);
+                    arrived(plan, mine, &me, event, &mut waiting, print);
                 }
                 update = store_session.next() => match update {
                     FromStore::Written(FIRST_RECORD) => {
@@ -191,7 +192,7 @@ impl Gathering<'_> {
                     Some(FromLeader::Connected { to: way }) => to = Some(way),
                     Some(FromLeader::Lost { why, .. }) => {
                         to = None;
-                        if store_session.leader().is_none() {
+                        if store_session.leader.is_none() {
                             return Ok(Outcome::Again);
                         }
                         if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
@@ -204,16 +205,17 @@ impl Gathering<'_> {
                         Down::Waiting { reported, spare: Some(spare) } => {
                             print(reported);
                             let Spare { seat, job, launch } = *spare;
-                            let (waits, epoch) = (true, leader.epoch);
-                            return Ok(Outcome::Seated(Box::new(Welcomed {
-                                waits, newest: 0, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            let (waits, newest, leads) = (true, 0, leads(&leader));
+                            return Ok(Outcome::Seated(Box::new(Followed {
+                                waits, newest, seat, job, launch, leads, events, to, clock, join: join_sender, task,
                             })));
                         }
                         Down::Refused { why, .. } => bail!("the leader {at} refuses this host: {why}"),
                         Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
                         Down::Welcome { seat, job, launch, epoch, newest, .. } => {
-                            return Ok(Outcome::Seated(Box::new(Welcomed {
-                                waits: false, newest, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            let (waits, leads) = (false, Leads { epoch, ..leads(&leader) });
+                            return Ok(Outcome::Seated(Box::new(Followed {
+                                waits, newest, seat, job, launch, leads, events, to, clock, join: join_sender, task,
                             })));
                         }
                         Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}
@@ -248,4 +250,59 @@ impl Gathering<'_> {
             if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
         )
     }
+}
+
+/// A host that has joined and waits for the round.
+pub struct Waiting {
+    pub join: Join,
+    pub member: Member,
+    pub connection: u64,
+    pub to: mpsc::Sender<Down>,
+}
+
+/// A host joins or leaves: updates `waiting` and prints it on the terminals of both hosts.
+fn arrived(
+    plan: &HostsPlan,
+    mine: &Join,
+    me: &Member,
+    event: FromHost,
+    waiting: &mut Vec<Waiting>,
+    print: &impl Fn(String),
+) {
+    match event {
+        FromHost::Joined { connection, join, peer, to } => {
+            waiting.retain(|of| of.member.launcher != join.launcher);
+            let member = Member::of(&join);
+            let members: Vec<Member> =
+                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+            let expected = Expected { leader: mine.clone(), mixed: plan.mixed };
+            let seat = || round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string());
+            let why = expected.refusal(&join).or_else(|| expected.difference(&join)).or_else(seat);
+            if let Some(why) = why {
+                print(format!("host {} ({peer}) cannot take part: {why}", join.host));
+                let _ = to.try_send(Down::Refused { why, may_return: false });
+                return;
+            }
+            print(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
+            let version = (join.version != mine.version)
+                .then(|| format!("it runs Mainstay {}, host {} {}", join.version, mine.host, mine.version));
+            for difference in version.into_iter().chain(expected.differences(&join)) {
+                let reported = format!("host {} ({peer}): {difference}", join.host);
+                let _ = to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
+                print(reported);
+            }
+            waiting.push(Waiting { join, member, connection, to });
+        }
+        FromHost::Gone { connection, why } => {
+            if let Some(at) = waiting.iter().position(|of| of.connection == connection) {
+                let gone = waiting.remove(at);
+                print(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
+            }
+        }
+        FromHost::Received { .. } => {}
+    }
+}
+
+fn numbered(join: &Join) -> String {
+    join.node_rank.map_or(String::new(), |rank| format!(" as node rank {rank}"))
 }

@@ -1,31 +1,25 @@
 //! The rendezvous of a job's hosts before the first round. They meet in the coordination store; one of them is elected and
 //! waits for the others, which connect to it. The terminal of each shows which hosts are missing.
 
-mod arrivals;
 mod gathering;
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_coord::{Ended, Leader};
-use mainstay_group::clock::Mapping;
+use mainstay_coord::Ended;
 use mainstay_group::round::{Lacking, Member, Seated};
-use mainstay_group::wire::{Down, Join, Up};
+use mainstay_group::wire::{Down, Join};
 use mainstay_recovery::protocol::Seat;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::checkpoints::replicas::Known;
-use crate::group::Followed;
-use crate::group::plan::{Aborting, HostsPlan};
-use crate::group::rendezvous::arrivals::Waiting;
-use crate::group::rendezvous::gathering::Gathering;
-use crate::group::store::access;
-use crate::group::store::{RecordWriter, StoreSession, exit_of};
-use crate::group::streams::connect::FromLeader;
-use crate::group::streams::listen::{Bound, Listener};
+use crate::group::plan::HostsPlan;
+use crate::group::rendezvous::gathering::{Gathering, Waiting};
+use crate::group::store::{RecordWriter, StoreSession, access, exit_of};
+use crate::group::streams::listen::Bound;
+use crate::group::{Followed, Remote};
 
 /// The same line is printed at most this often.
 const REPORT_EVERY: Duration = Duration::from_secs(30);
@@ -40,32 +34,23 @@ pub(crate) const FIRST_RECORD: u64 = 1;
 #[derive(Debug)]
 pub struct Gathered {
     /// Who has which seat.
-    pub round: Vec<Seated>,
-    /// The leader's own seat.
-    pub me: u32,
-    /// Where followers reconnect.
-    pub listener: Listener,
+    pub(super) round: Vec<Seated>,
+    pub(super) me: u32,
     /// Followers by launcher, with their connections.
-    pub connections: Vec<(String, u64, mpsc::Sender<Down>)>,
+    pub(super) connections: Vec<(String, u64, mpsc::Sender<Down>)>,
     /// Launchers beyond the round.
-    pub spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
-    /// What was asked for on the command line.
-    pub plan: HostsPlan,
-    /// The leader's own description.
-    pub join: Join,
-    /// The group of the job.
-    pub store_session: StoreSession,
-    /// Write access to the store.
-    pub record_writer: RecordWriter,
+    pub(super) spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
+    pub(super) join: Join,
+    pub(super) record_writer: RecordWriter,
 }
 
 /// How a launcher takes part.
 #[derive(Debug)]
 pub enum JoinOutcome {
     /// It leads.
-    Leading(Box<Gathered>),
+    Leading(Box<Gathered>, Box<Remote>),
     /// It follows.
-    Following(Box<Followed>),
+    Following(Box<Followed>, Box<Remote>),
     /// It was asked to stop by this signal while it waited.
     Stopped(i32),
     /// The job ended without it.
@@ -81,33 +66,29 @@ impl JoinOutcome {
     /// This host's seat.
     pub fn seat(&self) -> Option<&Seat> {
         match self {
-            JoinOutcome::Leading(gathered) => {
+            JoinOutcome::Leading(gathered, _) => {
                 gathered.round.get(gathered.me as usize).map(|seated| &seated.seat)
             }
-            JoinOutcome::Following(followed) => Some(&followed.seat),
+            JoinOutcome::Following(followed, _) => Some(&followed.seat),
             JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => None,
         }
     }
-}
 
-impl JoinOutcome {
     /// Whether this host has no ranks yet and waits as a spare.
     pub fn waits(&self) -> bool {
-        matches!(self, JoinOutcome::Following(followed) if followed.waits)
+        matches!(self, JoinOutcome::Following(followed, _) if followed.waits)
     }
 
     /// How this launcher is known to others that keep copies of checkpoints for it; none if it keeps none itself.
     pub fn known(&self) -> Option<Known> {
-        match self {
-            JoinOutcome::Leading(gathered) => {
-                let me = &gathered.round.get(gathered.me as usize)?.member;
-                Known::of(&gathered.plan, &me.replicas, &gathered.store_session.pass)
+        let (name, remote) = match self {
+            JoinOutcome::Leading(gathered, remote) => {
+                (gathered.round.get(gathered.me as usize)?.member.replicas.clone(), remote)
             }
-            JoinOutcome::Following(followed) => {
-                Known::of(&followed.plan, &followed.join.borrow().replicas, &followed.store_session.pass)
-            }
-            JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => None,
-        }
+            JoinOutcome::Following(followed, remote) => (followed.join.borrow().replicas.clone(), remote),
+            JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => return None,
+        };
+        Known::of(&remote.plan, name, &remote.store_session.pass)
     }
 }
 
@@ -115,29 +96,11 @@ impl JoinOutcome {
 enum Outcome {
     /// This launcher leads; the round is stored.
     Round(Vec<Seated>, Vec<Waiting>, RecordWriter),
-    /// It has a seat.
-    Seated(Box<Welcomed>),
+    Seated(Box<Followed>),
     /// Another launcher leads now, or none.
     Again,
     Stopped(i32),
     Over(Ended),
-}
-
-struct Welcomed {
-    /// Whether it waits as a spare; then the seat is only like the one that it may get.
-    waits: bool,
-    /// The newest entry of the leader's journal.
-    newest: u64,
-    seat: Seat,
-    job: String,
-    launch: String,
-    epoch: u64,
-    leader: Leader,
-    events: mpsc::Receiver<FromLeader>,
-    to: Option<mpsc::Sender<Up>>,
-    clock: Mapping,
-    join: watch::Sender<Join>,
-    task: Aborting,
 }
 
 /// Waits until all hosts are there. `names` are the job and its launch, for the case that this launcher leads; `directory`
@@ -172,7 +135,7 @@ pub async fn gather(
     let mut elected = None;
     loop {
         let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
-        let outcome = match (elected.take(), store_session.leader().cloned()) {
+        let outcome = match (elected.take(), store_session.leader.clone()) {
             (Some(elected), _) => {
                 gathering.lead(elected, &mut store_session, &mut listener, signals, print).await?
             }
@@ -191,59 +154,23 @@ pub async fn gather(
                 return Ok(JoinOutcome::Over { exit: exit_of(&ended), why: ended.why });
             }
             Outcome::Round(round, waiting, record_writer) => {
-                store_session.take_seat();
-                let gathered =
-                    gathered(plan, &join, round, listener, waiting, (store_session, record_writer));
-                return Ok(JoinOutcome::Leading(Box::new(gathered)));
+                store_session.set_seated(true);
+                let gathered = gathered(&join, round, waiting, record_writer);
+                let remote = Remote { plan, store_session, listener };
+                return Ok(JoinOutcome::Leading(Box::new(gathered), Box::new(remote)));
             }
-            Outcome::Seated(welcomed) => {
-                if !welcomed.waits {
-                    store_session.take_seat();
+            Outcome::Seated(followed) => {
+                if !followed.waits {
+                    store_session.set_seated(true);
                 }
-                let Welcomed {
-                    waits,
-                    newest,
-                    seat,
-                    job,
-                    launch,
-                    epoch,
-                    leader,
-                    events,
-                    to,
-                    clock,
-                    join,
-                    task,
-                } = *welcomed;
-                return Ok(JoinOutcome::Following(Box::new(Followed {
-                    waits,
-                    newest,
-                    seat,
-                    job,
-                    launch,
-                    epoch,
-                    leader,
-                    events,
-                    to,
-                    clock,
-                    join,
-                    plan,
-                    task,
-                    store_session,
-                    listener,
-                })));
+                let remote = Remote { plan, store_session, listener };
+                return Ok(JoinOutcome::Following(followed, Box::new(remote)));
             }
         }
     }
 }
 
-fn gathered(
-    plan: HostsPlan,
-    mine: &Join,
-    round: Vec<Seated>,
-    listener: Listener,
-    waiting: Vec<Waiting>,
-    (store_session, record_writer): (StoreSession, RecordWriter),
-) -> Gathered {
+fn gathered(mine: &Join, round: Vec<Seated>, waiting: Vec<Waiting>, record_writer: RecordWriter) -> Gathered {
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
         waiting.into_iter().partition(|of| seated(&of.member.launcher));
@@ -251,8 +178,7 @@ fn gathered(
     let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
-    let join = mine.clone();
-    Gathered { round, me, listener, connections, spares, plan, join, store_session, record_writer }
+    Gathered { round, me, connections, spares, join: mine.clone(), record_writer }
 }
 
 /// What to check when hosts do not come.
@@ -264,12 +190,4 @@ fn not_come(plan: &HostsPlan, run_id: &str, lacking: &Lacking) -> String {
         plan.join_timeout,
         plan.endpoint()
     )
-}
-
-/// The address by which other hosts reach this one, where the user gave one.
-pub fn local_address(plan: &HostsPlan) -> String {
-    plan.local_addr
-        .clone()
-        .filter(|address| address.parse::<IpAddr>().is_ok() || !address.is_empty())
-        .unwrap_or_default()
 }

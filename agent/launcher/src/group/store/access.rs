@@ -9,24 +9,12 @@ use mainstay_group::wire::Join;
 
 use crate::group::plan::{HostsPlan, StoreKind};
 
-/// Starts the built-in store, or this host's member of managed etcd, if this host runs it.
-///
-/// # Errors
-/// The port is taken by another program, or there is no etcd.
-pub(crate) async fn run_here(
+/// Starts the built-in store, if this host has the endpoint.
+pub(super) async fn builtin(
     plan: &HostsPlan,
     join: &Join,
-    directory: &Path,
     print: &impl Fn(String),
-) -> anyhow::Result<(Option<Server>, Option<Managed>)> {
-    match plan.store {
-        StoreKind::Etcd { .. } => Ok((None, None)),
-        StoreKind::Builtin => Ok((builtin(plan, join, print).await?, None)),
-        StoreKind::Managed => Ok((None, managed(plan, join, directory, print).await?)),
-    }
-}
-
-async fn builtin(plan: &HostsPlan, join: &Join, print: &impl Fn(String)) -> anyhow::Result<Option<Server>> {
+) -> anyhow::Result<Option<Server>> {
     let Some(endpoint) = plan.endpoints.first().filter(|endpoint| is_here(plan, endpoint)) else {
         return Ok(None);
     };
@@ -63,7 +51,7 @@ async fn builtin(plan: &HostsPlan, join: &Join, print: &impl Fn(String)) -> anyh
 
 /// Starts this host's member of etcd, if one of the endpoints is here. Several hosts may be on one machine: this one takes
 /// the first endpoint whose ports are free.
-async fn managed(
+pub(super) async fn managed(
     plan: &HostsPlan,
     join: &Join,
     directory: &Path,

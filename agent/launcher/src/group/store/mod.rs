@@ -39,31 +39,23 @@ const REPORT_EVERY: Duration = Duration::from_secs(30);
 /// How long the end of the job waits for the store.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// News from the store.
 #[derive(Debug)]
 pub enum FromStore {
-    /// Who leads now, if any launcher does.
     Leader(Option<Leader>),
-    /// This launcher has been elected.
     Elected(Box<Elected>),
     /// Most followers that have a say miss the current leader.
     LeaderMissed,
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
-    /// This write of the record is stored.
     Written(u64),
-    /// The job has ended.
     Ended(Ended),
-    /// Something that people should know.
     Trouble(String),
 }
 
 /// This launcher leads from now on.
 #[derive(Debug)]
 pub struct Elected {
-    /// Its write access to the store.
     pub record_writer: RecordWriter,
-    /// The record of the previous leader.
     pub record: Option<Record>,
     /// The epoch of the previous leader, if the store has it.
     pub last: Option<u64>,
@@ -74,14 +66,15 @@ pub struct Elected {
 pub struct StoreSession {
     group: Group,
     membership: Arc<Membership>,
-    launcher: String,
+    pub(super) launcher: String,
     events: mpsc::UnboundedReceiver<FromStore>,
     sender: mpsc::UnboundedSender<FromStore>,
     campaign: Option<Aborting>,
     /// Removes a dead leader from the store.
     removal: Option<Aborting>,
     _watch: Aborting,
-    leader: Option<Leader>,
+    /// The leader, as far as known.
+    pub(super) leader: Option<Leader>,
     /// What this launcher publishes about itself.
     says: PublishedState,
     reported: watch::Sender<PublishedState>,
@@ -115,7 +108,11 @@ impl StoreSession {
         print: &impl Fn(String),
     ) -> anyhow::Result<Result<StoreSession, Ended>> {
         let until = Instant::now() + Duration::from_nanos(plan.waits().0);
-        let (server, managed) = access::run_here(plan, join, directory, print).await?;
+        let (server, managed) = match plan.store {
+            StoreKind::Etcd { .. } => (None, None),
+            StoreKind::Builtin => (access::builtin(plan, join, print).await?, None),
+            StoreKind::Managed => (None, access::managed(plan, join, directory, print).await?),
+        };
         let client = Client::new(access::settings(plan, join, server.as_ref()))?;
         let options = GroupOptions { member_ttl: plan.lease, ..GroupOptions::default() };
         let options = match plan.runs_once {
@@ -199,16 +196,6 @@ impl StoreSession {
         }
     }
 
-    /// This launcher.
-    pub fn launcher(&self) -> &str {
-        &self.launcher
-    }
-
-    /// The leader, as far as known.
-    pub fn leader(&self) -> Option<&Leader> {
-        self.leader.as_ref()
-    }
-
     /// Whether this is the launcher that leads.
     pub fn is_me(&self, leader: &Leader) -> bool {
         leader.launch == self.launcher
@@ -241,7 +228,6 @@ impl StoreSession {
         })));
     }
 
-    /// Withdraws from the election.
     pub fn stand_down(&mut self) {
         (self.campaign, self.removal) = (None, None);
     }
@@ -261,15 +247,9 @@ impl StoreSession {
         })));
     }
 
-    /// Publishes that this launcher has a seat: it goes on with the job if the leader is lost.
-    pub fn take_seat(&mut self) {
-        self.says.seated = true;
-        self.reported.send_replace(self.says.clone());
-    }
-
-    /// Publishes that this launcher no longer has a seat.
-    pub fn leave_seat(&mut self) {
-        self.says.seated = false;
+    /// Publishes whether this launcher has a seat: then it goes on with the job if the leader is lost.
+    pub fn set_seated(&mut self, seated: bool) {
+        self.says.seated = seated;
         self.reported.send_replace(self.says.clone());
     }
 
@@ -403,7 +383,6 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     }
 }
 
-/// The exit status of a job that has ended.
 pub fn exit_of(ended: &Ended) -> i32 {
     let exit = ended.body.get("exit").and_then(serde_json::Value::as_i64);
     exit.and_then(|exit| i32::try_from(exit).ok()).unwrap_or(1)

@@ -10,7 +10,6 @@ use crate::group::store::{FromStore, PAUSE, REPORT_EVERY};
 /// The leader's write access to the store.
 #[derive(Debug)]
 pub struct RecordWriter {
-    /// The epoch of this leadership.
     pub epoch: u64,
     pub(crate) wanted: mpsc::UnboundedSender<Wanted>,
 }

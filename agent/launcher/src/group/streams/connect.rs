@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mainstay_group::wire::{Down, Join, Up};
 use mainstay_model::time::Mono;
+use mainstay_sys::clock;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -14,7 +15,6 @@ use crate::group::streams::{
     BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_follower, receive, send,
     send_waiting,
 };
-use mainstay_sys::clock;
 
 /// How long connecting may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(3);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mainstay_group::wire::{Down, Join, PROTOCOL, Up};
 use mainstay_model::time::Mono;
+use mainstay_sys::clock;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -16,7 +17,6 @@ use tokio::time::timeout;
 use crate::group::streams::{
     PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
 };
-use mainstay_sys::clock;
 
 /// Maximum number of connections: those of the largest job, and of launchers that check this one.
 const CONNECTIONS: usize = 32_768;

@@ -2,7 +2,7 @@
 //!
 //! A connection starts with TLS, unless the user disables it, and a proof on both sides that they know the job's
 //! token. After that, each message is its length as four bytes, most significant first, and JSON.
-//! `core::hosts::wire` defines the messages; the launcher decides which host is lost.
+//! `mainstay_group::wire` defines the messages; the launcher decides which host is lost.
 
 pub mod connect;
 mod encrypted;
@@ -129,7 +129,6 @@ impl From<io::Error> for StreamError {
     }
 }
 
-/// Reads a message.
 async fn receive<T: Message>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
     let length = from.read_u32().await? as usize;
     if length > LONGEST_MESSAGE {
@@ -144,7 +143,6 @@ async fn receive<T: Message>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, S
     T::read(&bytes).map_err(|error| StreamError::Message(error.to_string()))
 }
 
-/// Writes a message.
 async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Message) -> Result<(), StreamError> {
     let mut bytes = Vec::new();
     encode(message, &mut bytes)?;
@@ -181,7 +179,6 @@ fn encode(message: &impl Message, into: &mut Vec<u8>) -> Result<(), StreamError>
     Ok(())
 }
 
-/// The leader's side of the proof.
 async fn prove_as_leader<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     token: &Token,
@@ -202,7 +199,6 @@ async fn prove_as_leader<S: AsyncRead + AsyncWrite + Unpin>(
     Ok(stream.flush().await?)
 }
 
-/// The follower's side of the proof.
 async fn prove_as_follower<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     token: &Token,

@@ -4,13 +4,13 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use mainstay_recovery::protocol::ProbeResult;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::group::streams::{MAGIC, Token, encrypted};
-use mainstay_recovery::protocol::ProbeResult;
 
 /// Number of connection attempts, at these intervals: the first packet of one may be lost.
 const TRIES: u32 = 6;

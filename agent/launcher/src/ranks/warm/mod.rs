@@ -3,8 +3,10 @@
 mod python;
 mod template;
 
-pub use python::{NoTemplate, PythonProgram, interpreter_of};
-pub use template::{Module, RankOrders, Template, TemplateEvent, TemplatePlan};
+pub(crate) use python::interpreter_of;
+use python::{NoTemplate, PythonProgram};
+use template::{Module, TemplateEvent, TemplatePlan};
+pub(super) use template::{RankOrders, Template};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,8 +16,9 @@ use mainstay_model::id::{Attempt, Pid};
 use mainstay_model::observation::{Observation, Weight};
 
 use crate::log_files;
+use crate::ranks::RankSpec;
 use crate::ranks::process::{PageTrouble, RankProcess};
-use crate::ranks::spec::RankSpec;
+use crate::run::of_some;
 use mainstay_sys::{affinity, priority, processes};
 
 /// The user's settings for starting ranks.
@@ -95,30 +98,30 @@ impl Warm {
     }
 
     /// Whether what the next ranks import is imported; none if ranks are started without a template.
-    pub fn are_imports_done(&self) -> Option<bool> {
+    pub(crate) fn are_imports_done(&self) -> Option<bool> {
         self.program.as_ref().map(|_| self.template.as_ref().is_some_and(Template::is_warm))
     }
 
     /// The next news from a template, and whether it is from the next one; waits forever without one.
-    pub async fn update(&mut self) -> (bool, TemplateEvent) {
+    pub(crate) async fn update(&mut self) -> (bool, TemplateEvent) {
         tokio::select! {
-            update = news_of(self.template.as_mut()) => (false, update),
-            update = news_of(self.next.as_mut()) => (true, update),
+            update = of_some(self.template.as_mut().map(Template::update)) => (false, update),
+            update = of_some(self.next.as_mut().map(Template::update)) => (true, update),
         }
     }
 
     /// The templates and all processes that wait under them.
-    pub fn processes(&self) -> Vec<Pid> {
+    pub(crate) fn processes(&self) -> Vec<Pid> {
         self.template.iter().chain(&self.next).flat_map(Template::processes).collect()
     }
 
     /// The templates' own processes, which are reaped with them and not earlier.
-    pub fn templates(&self) -> impl Iterator<Item = Pid> + '_ {
+    pub(crate) fn templates(&self) -> impl Iterator<Item = Pid> + '_ {
         self.template.iter().chain(&self.next).map(Template::pid)
     }
 
     /// Starts a template when it is time, and has it fork standbys. `waits`: no rank of this host needs its processors.
-    pub fn look_after(&mut self, rank_spec: &RankSpec, waits: bool) -> Option<Fact> {
+    pub(crate) fn look_after(&mut self, rank_spec: &RankSpec, waits: bool) -> Option<Fact> {
         if let Some(why) = self.plainly.take() {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
@@ -157,7 +160,7 @@ impl Warm {
         let program = self.program.clone()?;
         // Without a report from ranks only the program's text is known. That is enough if it costs the ranks no processor.
         let of_text = learned.is_none() && self.settings.imports.is_empty();
-        let spare = waits || affinity::allowed().len() > 2 * rank_spec.local_world_size as usize;
+        let spare = waits || affinity::allowed().len() > 2 * rank_spec.settings.local_world_size as usize;
         if of_text && !self.can_be_idle && !spare && self.began.elapsed() < REPORT_WITHIN {
             return None;
         }
@@ -192,14 +195,14 @@ impl Warm {
     }
 
     /// Has standbys forked, unless there are some: they are needed soon.
-    pub fn prepare(&mut self, rank_spec: &RankSpec) {
+    pub(crate) fn prepare(&mut self, rank_spec: &RankSpec) {
         if self.template.as_mut().is_some_and(|template| template.is_warm() && template.hurry().is_err()) {
             self.end();
         }
         if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared)
         {
             self.prepared = true;
-            template.prepare(rank_spec.local_world_size as usize);
+            template.prepare(rank_spec.settings.local_world_size as usize);
         }
     }
 
@@ -216,7 +219,7 @@ impl Warm {
     }
 
     /// Processes news from a template. Returns the fact to record, if any.
-    pub fn received(&mut self, (of_next, update): (bool, TemplateEvent)) -> Option<Fact> {
+    pub(crate) fn received(&mut self, (of_next, update): (bool, TemplateEvent)) -> Option<Fact> {
         if of_next {
             return self.news_of_next(update);
         }
@@ -242,11 +245,7 @@ impl Warm {
             TemplateEvent::Unclean { why, module } => {
                 self.end();
                 match module {
-                    Some(module) if self.tries < TRIES => {
-                        let detail = format!("{module} is left to the ranks: once it is imported, {why}");
-                        self.without.push(module);
-                        Some(observed("module_left_out", Weight::Info, detail))
-                    }
+                    Some(module) if self.tries < TRIES => Some(self.leave_out(module, &why)),
                     _ => Some(self.give_up(&why)),
                 }
             }
@@ -275,11 +274,9 @@ impl Warm {
             }
             TemplateEvent::Unclean { why, module } => {
                 self.drop_next();
-                let module = module?;
-                let detail = format!("{module} is left to the ranks: once it is imported, {why}");
-                self.without.push(module);
+                let fact = self.leave_out(module?, &why);
                 self.lacks = true;
-                Some(observed("module_left_out", Weight::Info, detail))
+                Some(fact)
             }
             TemplateEvent::Failed(_) | TemplateEvent::Gone => {
                 self.drop_next();
@@ -287,6 +284,12 @@ impl Warm {
             }
             TemplateEvent::Lacks(_) | TemplateEvent::Prepared(_) | TemplateEvent::Started(_) => None,
         }
+    }
+
+    fn leave_out(&mut self, module: String, why: &str) -> Fact {
+        let detail = format!("{module} is left to the ranks: once it is imported, {why}");
+        self.without.push(module);
+        observed("module_left_out", Weight::Info, detail)
     }
 
     fn drop_next(&mut self) {
@@ -297,7 +300,7 @@ impl Warm {
 
     /// Starts ranks of an attempt from the template, if there is a warm one. What is spared does not belong to this start:
     /// the guardian, and ranks that stay in their processes.
-    pub fn start(
+    pub(crate) fn start(
         &mut self,
         rank_spec: &RankSpec,
         attempt: Attempt,
@@ -328,7 +331,7 @@ impl Warm {
     }
 
     /// Ends the template; another one may follow.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.drop_next();
         self.lacks = false;
         if let Some(template) = self.template.take() {
@@ -341,13 +344,6 @@ impl Warm {
         self.end();
         self.program = None;
         observed("plain", Weight::Warning, format!("ranks are started plainly from here on: {why}"))
-    }
-}
-
-async fn news_of(template: Option<&mut Template>) -> TemplateEvent {
-    match template {
-        Some(template) => template.update().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mainstay_model::id::Pid;
+use mainstay_sys::{priority, processes, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -19,7 +20,6 @@ use tokio::net::UnixStream;
 
 use crate::log_files;
 use crate::ranks::warm::python::PythonProgram;
-use mainstay_sys::{priority, processes, spawn};
 
 /// The template's program, for Python 3.9 and later.
 const SOURCE: &str = include_str!("template.py");
@@ -32,10 +32,8 @@ const READ_AT_ONCE: usize = 8192;
 /// A module's name and the file that it came from, empty for built-in modules.
 pub type Module = (String, String);
 
-/// The settings for a template.
 #[derive(Clone, Debug)]
 pub struct TemplatePlan {
-    /// The program of its ranks.
     pub program: PythonProgram,
     /// What to import, in this order; none to import what the program's text imports.
     pub imports: Option<Vec<Module>>,
@@ -52,19 +50,14 @@ pub struct TemplatePlan {
 /// What one rank is started with.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankOrders {
-    /// For messages.
     pub name: String,
     /// The process that becomes its parent: the launcher.
     pub launcher: i32,
-    /// The `cgroup.procs` to enter, if any.
     pub cgroup: Option<PathBuf>,
-    /// Where its standard output goes.
     pub stdout: PathBuf,
-    /// Where its standard error goes.
     pub stderr: PathBuf,
     /// Variables to set, over the launcher's own.
     pub environment: std::collections::BTreeMap<&'static str, String>,
-    /// Variables to remove.
     pub unset: Vec<&'static str>,
     /// `sys.argv`.
     pub arguments: Vec<String>,
@@ -76,29 +69,21 @@ pub struct RankOrders {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateEvent {
-    /// All modules are imported.
     Warm {
-        /// Modules that were imported.
         modules: u32,
-        /// How long that took.
         seconds: f64,
     },
     /// A fork of it would not work correctly.
     Unclean {
-        /// The reason.
         why: String,
         /// The module whose import caused it, if known.
         module: Option<String>,
     },
     /// The number of a rank's modules that it lacks.
     Lacks(u32),
-    /// Standbys are ready.
     Prepared(Vec<i32>),
-    /// Standbys became ranks.
     Started(Vec<i32>),
-    /// Standbys could not become ranks.
     Failed(String),
-    /// The template ended.
     #[serde(skip)]
     Gone,
 }
@@ -193,7 +178,6 @@ impl Template {
         })
     }
 
-    /// The template's process.
     pub fn pid(&self) -> Pid {
         Pid(i32::try_from(self.process.id()).unwrap_or(0))
     }
