@@ -51,8 +51,8 @@ impl Waiting {
     /// Waits until the spare has its imports done and a copy of all that was saved.
     fn is_ready(&self) {
         wait_for_imports(&self.jobs[2]);
-        let has = |value: &str| self.status().contains(value);
-        processes::wait_until("the spare has step 7", || has("step 7"));
+        let has_7 = terminal::has_copy_of(7);
+        processes::wait_until("the spare has step 7", || self.status().contains(&has_7));
     }
 
     fn status(&self) -> String {
@@ -67,7 +67,7 @@ fn kill(job: Job) {
 
 fn wait_for_imports(spare: &Job) {
     spare.wait_for_fact("the imports", |fact| {
-        matches!(fact, Fact::Observed(seen) if seen.event == "spare_ready" && seen.values["imports"] == "true")
+        matches!(fact, Fact::Observed(seen) if seen.event == "spare_ready" && seen.values.get("imports").is_some_and(|done| done == "true"))
     });
 }
 
@@ -92,7 +92,7 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
     all.jobs[1].mark("waits.0.1");
     all.is_ready();
     let status = all.status();
-    assert!(status.contains("waiting as a spare: imports are done; has a copy of step 7"), "{status}");
+    assert!(status.contains(terminal::IS_SPARE) && status.contains(&terminal::has_copy_of(7)), "{status}");
     assert!(!status.contains("RANK"), "it has no ranks: {status}");
     let lost = all.cluster.host_name(1);
     kill(all.jobs.remove(1));

@@ -115,6 +115,11 @@ pub const NOT_OF_SRUN: &str = "but srun did not start this launcher";
 /// What a launcher takes from the scheduler.
 pub const FROM_ENVIRONMENT: &str = "from the environment";
 
+/// A spare with all shards of a step.
+pub fn has_copy_of(step: u64) -> String {
+    format!("has a copy of step {step}")
+}
+
 /// A leader that replaces a lost one.
 pub fn leads_now(epoch: u64) -> String {
     format!("this host leads now (epoch {epoch})")
