@@ -3,6 +3,7 @@
 
 #[allow(dead_code, reason = "shared with the tests of the agent, which use all of it")]
 use crate::support;
+use crate::words::reasons;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -118,7 +119,7 @@ fn a_fault_of_this_boot_fails_the_check_with_what_to_do() {
     assert_eq!((&reported["verdict"], &reported["exit_status"]), (&json!("fail"), &json!(2)));
     let gpu = of(&reported, "gpu.0000:3b:00");
     assert_eq!(gpu["recommended_action"], "REBOOT_NODE");
-    assert!(gpu["evidence"].to_string().contains("fallen off the bus"), "{gpu}");
+    assert!(gpu["evidence"].to_string().contains(reasons::OFF_THE_BUS), "{gpu}");
     assert_eq!(of(&reported, "gpu.0000:5e:00")["verdict"], "pass");
 }
 
@@ -127,7 +128,7 @@ fn a_driver_that_hangs_is_unknown_and_holds_up_nothing() {
     let host = Host::new();
     host.driver(&json!({"hang": ["nvmlInit_v2"]}));
     let reported = host.check_as_json("--alone --deadline 300ms --require gpu=2");
-    assert_eq!(of(&reported, "devices")["reason"], "did not answer in 300 ms");
+    assert_eq!(of(&reported, "devices")["reason"], reasons::NOT_IN_TIME_300);
     assert_eq!(of(&reported, "required.gpu")["verdict"], "unknown");
     assert_eq!(of(&reported, "host.memory")["group"], "host");
     assert!(
@@ -144,7 +145,7 @@ fn a_driver_that_hangs_is_unknown_and_holds_up_nothing() {
 fn what_is_required_and_not_there_fails() {
     let host = Host::new();
     let reported = host.check_as_json("--alone --require gpu=8");
-    assert_eq!(of(&reported, "required.gpu")["reason"], "8 are required, 2 GPUs seen");
+    assert_eq!(of(&reported, "required.gpu")["reason"], reasons::TWO_OF_EIGHT);
     assert_eq!(reported["exit_status"], 2);
 }
 
@@ -216,7 +217,7 @@ fn probes_measure_the_host_and_leave_nothing_behind() {
 fn a_probe_that_takes_too_long_is_unknown_and_the_command_ends() {
     let host = Host::new();
     let reported = host.check_as_json("--alone --deep --group network --deadline 20ms");
-    assert_eq!(of(&reported, "deep.loopback")["reason"], "did not answer in 20 ms");
+    assert_eq!(of(&reported, "deep.loopback")["reason"], reasons::NOT_IN_TIME_20);
 }
 
 #[test]
@@ -229,12 +230,12 @@ fn gpus_that_are_in_use_are_not_touched_and_not_free() {
     let reported = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
     let held = of(&reported, "deep.gpu:0000:3b:00.0");
     assert_eq!(held["verdict"], "skipped");
-    assert!(held["reason"].as_str().unwrap().contains("30.0 GiB of its memory is in use"), "{held:#}");
+    assert!(held["reason"].as_str().unwrap().contains(reasons::MEMORY_IN_USE), "{held:#}");
     assert_eq!(of(&reported, "free.0000:3b:00")["verdict"], "fail");
     assert_eq!(of(&reported, "free.0000:5e:00")["verdict"], "pass");
     let absent = of(&reported, "deep.gpu:0000:5e:00.0");
     assert_eq!(absent["verdict"], "skipped");
-    assert!(absent["reason"].as_str().unwrap().contains("no CUDA driver here"), "{absent:#}");
+    assert!(absent["reason"].as_str().unwrap().contains(reasons::NO_CUDA), "{absent:#}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::api::server;
+use crate::words::commands;
 
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -45,7 +46,7 @@ fn verdict() -> Body {
     Body::Verdict(Verdict {
         incident: Incident(1),
         attempt: Attempt(0),
-        headline: "rank 1 was killed by SIGKILL".into(),
+        headline: commands::KILLED.into(),
         cause: Cause::Signal { signal: 9 },
         domain: FaultDomain::Unknown,
         class: None,
@@ -177,12 +178,7 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
         command
     };
     let reported = run(&mut ask(&["exp-9"])).await;
-    assert!(
-        stdout(&reported).contains("rank 1 was killed by SIGKILL"),
-        "{} {}",
-        stdout(&reported),
-        stderr(&reported)
-    );
+    assert!(stdout(&reported).contains(commands::KILLED), "{} {}", stdout(&reported), stderr(&reported));
     let json = run(&mut ask(&["exp-9", "--json"])).await;
     let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
@@ -192,11 +188,15 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     // No server knows the second failure or the other job.
     assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
     let unknown = run(&mut ask(&["exp-1"])).await;
-    assert!(!unknown.status.success() && stderr(&unknown).contains("nor a job"), "{}", stderr(&unknown));
+    assert!(
+        !unknown.status.success() && stderr(&unknown).contains(commands::NOR_A_JOB),
+        "{}",
+        stderr(&unknown)
+    );
     // A known job without a failure.
     let healthy = run(&mut ask(&["exp-2"])).await;
     assert_eq!(healthy.status.code(), Some(3), "{}", stderr(&healthy));
-    assert!(stderr(&healthy).contains("exp-2: no failure in this run"), "{}", stderr(&healthy));
+    assert!(stderr(&healthy).contains(commands::NO_FAILURE_IN_RUN), "{}", stderr(&healthy));
     server.stop().await;
 }
 
@@ -266,7 +266,7 @@ async fn events_are_printed_filtered_and_counted() {
     assert_eq!((&line["cursor"], &line["type"]), (&Value::from(9), &Value::from("progress")));
     let output = run(mainstay(dir.path()).args(["events", "--journal", "/nowhere"])).await;
     assert_eq!(output.status.code(), Some(3));
-    assert!(stderr(&output).contains("/nowhere is not a directory"), "{output:?}");
+    assert!(stderr(&output).contains(commands::NO_DIRECTORY), "{output:?}");
 }
 
 struct Follower {
@@ -312,7 +312,7 @@ async fn a_follower_goes_on_over_a_restart_of_the_server() {
     seen.push(follower.next_cursor().await);
     server.stop().await;
     let note = follower.next_note().await;
-    assert!(note.contains("trying again, going on after event 4"), "{note}");
+    assert!(note.contains(commands::GOING_ON_AFTER_4), "{note}");
     let mut server = Server::start(dir.path()).await;
     server.fact(30, "demo", progress(3));
     server.fact(30, "demo", progress(4));

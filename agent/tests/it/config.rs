@@ -116,65 +116,29 @@ fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
 
 #[test]
 fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
-    let check =
-        |text: &str, reported: &str| assert_eq!(load(text, &[], &[]).unwrap_err(), reported, "{text}");
-    check(
-        "\n[journal]\nmax_sise = \"1GiB\"\n",
-        "/agent.toml:3: journal.max_sise: there is no such key; did you mean journal.max_size?",
-    );
-    check(
-        "[jornal]\nmax_size = \"1GiB\"\n",
-        "/agent.toml:1: jornal: there is no such key; did you mean journal?",
-    );
-    check(
-        "max_size = \"1MiB\"\n",
-        "/agent.toml:1: max_size: there is no such key; did you mean journal.max_size?",
-    );
-    check(
-        "unheard_of = 1\n",
-        "/agent.toml:1: unheard_of: there is no such key; `mainstay config --default` prints them all",
-    );
-    check("journal = 5\n", "/agent.toml:1: journal: this is a section: write [journal] with its keys below");
-    check(
-        "[host]\ninterval = \"5\"\n",
-        "/agent.toml:2: host.interval: \"5\" is not a length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\" (the default is \"5s\")",
-    );
-    check(
-        "http = \"localhost\"\n",
-        "/agent.toml:1: http: \"localhost\" is not an address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\" (the default is \"\")",
-    );
-    check(
-        "allow_uids = [\"root\"]\n",
-        "/agent.toml:1: allow_uids: invalid type: string \"root\", expected u32 (the default is [])",
-    );
-    check(
-        "log = \"loud\"\n",
-        "/agent.toml:1: log: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace` (the default is \"info\")",
-    );
-    check(
-        "[limits.host.disk]\ndegraded_inodes = 120\n",
-        "/agent.toml:2: limits.host.disk.degraded_inodes: 120 is not a percentage: write a number from 0 to 100 (the default is 5.0)",
-    );
-    check("state_dir = \"here\"\n", "/agent.toml:1: state_dir: it must be an absolute path");
-    check(
-        "[kernel_log]\npath = \"kmsg\"\n",
-        "/agent.toml:2: kernel_log.path: it must be an absolute path or journald",
-    );
+    let check = |text: &str, place: &str| {
+        let error = load(text, &[], &[]).unwrap_err();
+        assert!(error.starts_with(&format!("{place}: ")) && error.lines().count() == 1, "{text}: {error}");
+        testing::snapshot!("config", place, error);
+    };
+    check("\n[journal]\nmax_sise = \"1GiB\"\n", "/agent.toml:3: journal.max_sise");
+    check("[jornal]\nmax_size = \"1GiB\"\n", "/agent.toml:1: jornal");
+    check("max_size = \"1MiB\"\n", "/agent.toml:1: max_size");
+    check("unheard_of = 1\n", "/agent.toml:1: unheard_of");
+    check("journal = 5\n", "/agent.toml:1: journal");
+    check("[host]\ninterval = \"5\"\n", "/agent.toml:2: host.interval");
+    check("http = \"localhost\"\n", "/agent.toml:1: http");
+    check("allow_uids = [\"root\"]\n", "/agent.toml:1: allow_uids");
+    check("log = \"loud\"\n", "/agent.toml:1: log");
+    check("[limits.host.disk]\ndegraded_inodes = 120\n", "/agent.toml:2: limits.host.disk.degraded_inodes");
+    check("state_dir = \"here\"\n", "/agent.toml:1: state_dir");
+    check("[kernel_log]\npath = \"kmsg\"\n", "/agent.toml:2: kernel_log.path");
     assert!(load("[kernel_log]\npath = \"journald\"\n", &[], &[]).is_ok());
-    check(
-        "[limits.host.cpu]\nload_per_cpu = nan\n",
-        "/agent.toml:2: limits.host.cpu.load_per_cpu: it must be above 0",
-    );
-    check(
-        "[limits.host.cpu_speed]\nhot_minutes = 11\n",
-        "/agent.toml:2: limits.host.cpu_speed.hot_minutes: it must be from 1 to 10",
-    );
-    check("[limits]\nfabric.flaps = 0\n", "/agent.toml:2: limits.fabric.flaps: it must be at least 1");
-    check(
-        "[limits.host.files]\nunhealthy = 50\n",
-        "/agent.toml:2: limits.host.files.unhealthy: it must be from limits.host.files.degraded to 100",
-    );
-    assert!(load("a = \n", &[], &[]).unwrap_err().starts_with("/agent.toml:1: this is not TOML: "));
+    check("[limits.host.cpu]\nload_per_cpu = nan\n", "/agent.toml:2: limits.host.cpu.load_per_cpu");
+    check("[limits.host.cpu_speed]\nhot_minutes = 11\n", "/agent.toml:2: limits.host.cpu_speed.hot_minutes");
+    check("[limits]\nfabric.flaps = 0\n", "/agent.toml:2: limits.fabric.flaps");
+    check("[limits.host.files]\nunhealthy = 50\n", "/agent.toml:2: limits.host.files.unhealthy");
+    assert!(load("a = \n", &[], &[]).unwrap_err().starts_with("/agent.toml:1: "));
 }
 
 #[test]
@@ -185,23 +149,37 @@ fn keys_of_earlier_versions_are_refused_with_what_replaces_them() {
     let variables =
         [("MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS", "9"), ("MAINSTAY_AGENT_GPU_DETAILS_INTERVAL", "9s")];
     let error = load(file, &variables, &[("cloud.limits.leave", "1m")]).unwrap_err();
-    let lines: Vec<&str> = error.lines().collect();
+    let places: Vec<&str> = error.lines().map(|line| place(line)).collect();
     assert_eq!(
-        lines,
+        places,
         [
-            "/agent.toml:2: host.limits.cpu.load_per_cpu: it is limits.host.cpu.load_per_cpu now",
-            "/agent.toml:4: host.system.limits.corrected_errors: it is limits.host.memory_errors.corrected_errors now",
-            "/agent.toml:6: host.system.limits.tables.degraded: it is limits.host.files.degraded now",
-            "/agent.toml:8: fabric.limits.flaps: it is limits.fabric.flaps now",
-            "/agent.toml:9: fabric.limits.slow_after: it cannot be configured any more; the value is 3",
-            "/agent.toml:11: hooks.tries: it cannot be configured any more; the value is 3",
-            "/agent.toml:13: preflight.deep.peer: it is limits.preflight.peer now",
-            "/agent.toml:14: preflight.deep.unheard_of: there is no such key; `mainstay config --default` prints them all",
-            "environment variable MAINSTAY_AGENT_GPU_DETAILS_INTERVAL: it cannot be configured any more; the value is 1m",
-            "environment variable MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS: it is MAINSTAY_AGENT_LIMITS_GPU_REMAPPED_ROWS now",
-            "command line: cloud.limits.leave: it is limits.host.cloud.leave now",
+            "/agent.toml:2: host.limits.cpu.load_per_cpu",
+            "/agent.toml:4: host.system.limits.corrected_errors",
+            "/agent.toml:6: host.system.limits.tables.degraded",
+            "/agent.toml:8: fabric.limits.flaps",
+            "/agent.toml:9: fabric.limits.slow_after",
+            "/agent.toml:11: hooks.tries",
+            "/agent.toml:13: preflight.deep.peer",
+            "/agent.toml:14: preflight.deep.unheard_of",
+            "environment variable MAINSTAY_AGENT_GPU_DETAILS_INTERVAL",
+            "environment variable MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS",
+            "command line: cloud.limits.leave",
         ]
     );
+    for now in [
+        "limits.host.cpu.load_per_cpu",
+        "limits.host.memory_errors.corrected_errors",
+        "limits.host.files.degraded",
+    ] {
+        assert!(error.contains(&format!(" {now} ")), "{now}: {error}");
+    }
+    testing::snapshot!("config", "keys of earlier versions", error);
+}
+
+/// The part of a line of an error that names file, line and key.
+fn place(line: &str) -> &str {
+    let end = line.rfind(": ").unwrap();
+    &line[..end]
 }
 
 #[test]
@@ -221,18 +199,16 @@ fn all_problems_are_reported_at_once() {
     )
     .unwrap_err();
     let lines: Vec<&str> = error.lines().collect();
-    assert_eq!(lines.len(), 5, "{error}");
-    assert!(
-        lines[0].starts_with("/agent.toml:1: lag: ") && lines[0].ends_with("did you mean log?"),
-        "{error}"
-    );
-    assert_eq!(
-        lines[1],
-        "environment variable MAINSTAY_AGENT_JOURNAL_MAXSIZE: there is no such setting; did you mean MAINSTAY_AGENT_JOURNAL_MAX_SIZE?"
-    );
-    assert!(lines[2].starts_with("environment variable MAINSTAY_AGENT_LOG: log: unknown variant"), "{error}");
-    assert_eq!(lines[3], "command line: host.intervall: there is no such key; did you mean host.interval?");
-    assert_eq!(lines[4], "/agent.toml:3: journal.max_size: it must be at least 16KiB");
+    let begin = [
+        "/agent.toml:1: lag: ",
+        "environment variable MAINSTAY_AGENT_JOURNAL_MAXSIZE: ",
+        "environment variable MAINSTAY_AGENT_LOG: log: ",
+        "command line: host.intervall: ",
+        "/agent.toml:3: journal.max_size: ",
+    ];
+    assert_eq!(lines.len(), begin.len(), "{error}");
+    assert!(lines.iter().zip(begin).all(|(line, begin)| line.starts_with(begin)), "{error}");
+    testing::snapshot!("config", "all problems at once", error);
 }
 
 #[test]
@@ -246,16 +222,8 @@ fn agents_need_a_token_or_all_that_tls_takes() {
     assert_eq!(reported("token_file = \"/t\"\n"), Ok(()));
     assert!(reported("").unwrap_err().contains("checkpoint.token_file"));
     let part = reported("token_file = \"/t\"\ntls_certificate = \"/c\"\n").unwrap_err();
-    assert!(
-        part.contains("checkpoint.tls_key: for TLS between agents")
-            && part.contains("checkpoint.tls_authorities:"),
-        "{part}"
-    );
-    assert!(
-        reported(&all.replace("/k", "k"))
-            .unwrap_err()
-            .contains("checkpoint.tls_key: it must be an absolute path")
-    );
+    assert!(part.contains("checkpoint.tls_key: ") && part.contains("checkpoint.tls_authorities: "), "{part}");
+    assert!(reported(&all.replace("/k", "k")).unwrap_err().contains("checkpoint.tls_key: "));
 }
 
 #[test]
@@ -268,15 +236,11 @@ fn pieces_need_as_many_other_hosts_as_there_are_of_them() {
     };
     assert_eq!(reported("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
     let few = reported("parity = \"4+2\"\n").unwrap_err();
-    assert!(
-        few.contains(
-            "checkpoint.parity: 4+2 needs 6 hosts in addition to this one, and checkpoint.peers has 5"
-        ),
-        "{few}"
-    );
+    assert!(few.contains("checkpoint.parity: 4+2 needs 6 "), "{few}");
     let more = reported("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
-    assert!(more.contains("checkpoint.redundancy: with checkpoint.parity 4+1 at most 2 hosts"), "{more}");
-    assert!(reported("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: it must be like \"4+1\""));
+    assert!(more.contains("checkpoint.redundancy: "), "{more}");
+    testing::snapshot!("config", "parity", format!("{few}\n{more}"));
+    assert!(reported("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: "));
 }
 
 #[test]
@@ -295,7 +259,7 @@ fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused(
         ("watch = [{run = \"r\", directory = \"/c\", patern = \"x\"}]", "patern"),
         ("watch = [{run = \"r\", directory = \"/c\", pattern = \"x\"}]", "{step}"),
         ("cache = [\"xla=cache\"]", "absolute"),
-        ("replicator = [\"/local\"]", "otherwise nothing is replicated"),
+        ("replicator = [\"/local\"]", "replicator or cache"),
     ] {
         let error = load(&format!("[checkpoint]\n{line}\n"), &[], &[]).unwrap_err();
         assert!(error.contains(reported), "{line}: {error}");
@@ -313,10 +277,8 @@ fn the_file_may_be_named_by_the_environment_and_must_exist_if_it_is_named() {
     named.variables.clear();
     assert_eq!(Config::load(None, &named, &[]).unwrap().log, LogLevel::Debug);
     let error = Config::load(Some(Path::new("/nowhere/a.toml")), &named, &[]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "/nowhere/a.toml: it cannot be read: No such file or directory (os error 2)"
-    );
+    assert!(error.to_string().starts_with("/nowhere/a.toml: "), "{error}");
+    testing::snapshot!("config", "no file", error);
 }
 
 #[test]

@@ -12,6 +12,8 @@ use mainstay_sensors::source::active::{ActivePlan, probe};
 use serde_json::{Value, json};
 use testing::TempDir;
 
+use crate::words::reasons;
+
 const GPU: &str = "0000:3b:00.0";
 
 /// A host with one GPU.
@@ -74,12 +76,12 @@ fn a_gpu_that_keeps_and_computes_what_it_must_passes_with_what_was_measured() {
 #[test]
 fn wrong_results_fail_and_ask_for_a_reset() {
     let check = Host::new(json!({"wrong": "product"})).check();
-    is(&check, CheckVerdict::Fail, ResetDevice, "1 wrong values of a product of matrices");
+    is(&check, CheckVerdict::Fail, ResetDevice, reasons::WRONG_PRODUCT);
     // Each of ten copies flips the same bit: the last one shows it.
     let check = Host::new(json!({"wrong": "memory"})).check();
-    is(&check, CheckVerdict::Fail, ResetDevice, "words of the GPU's memory differ");
+    is(&check, CheckVerdict::Fail, ResetDevice, reasons::WRONG_MEMORY);
     let check = Host::new(json!({"codes": {"cuCtxSynchronize": 214}})).check();
-    is(&check, CheckVerdict::Fail, ResetDevice, "memory that cannot be corrected");
+    is(&check, CheckVerdict::Fail, ResetDevice, reasons::UNCORRECTABLE);
 }
 
 #[test]
@@ -103,7 +105,7 @@ fn a_call_that_hangs_is_left_behind_at_the_deadline() {
 fn memory_that_is_full_is_no_fault_of_the_gpu() {
     for habits in [json!({"free": 0}), json!({"codes": {"cuMemAlloc_v2": 2}})] {
         let check = Host::new(habits).check();
-        is(&check, CheckVerdict::Unknown, Nothing, "no memory of the GPU is free");
+        is(&check, CheckVerdict::Unknown, Nothing, reasons::NO_FREE_MEMORY);
     }
 }
 
@@ -120,7 +122,7 @@ fn a_gpu_that_refuses_is_for_support() {
 fn a_driver_that_rejects_our_kernels_is_no_verdict_on_the_gpu() {
     for code in [200, 209, 218, 222] {
         let check = Host::new(json!({"codes": {"cuModuleLoadData": code}})).check();
-        is(&check, CheckVerdict::Unknown, Nothing, "does not take our kernels");
+        is(&check, CheckVerdict::Unknown, Nothing, reasons::NO_KERNELS);
     }
 }
 
@@ -128,11 +130,11 @@ fn a_driver_that_rejects_our_kernels_is_no_verdict_on_the_gpu() {
 fn without_cuda_there_is_nothing_to_probe() {
     let host = Host::new(json!({}));
     let check = host.probed(Bytes(1 << 20), host.directory.path().join("libnone.so"));
-    is(&check, CheckVerdict::Skipped, Nothing, "no CUDA driver here");
+    is(&check, CheckVerdict::Skipped, Nothing, reasons::NO_CUDA);
     let check = Host::new(json!({"codes": {"cuInit": 100}})).check();
-    is(&check, CheckVerdict::Skipped, Nothing, "CUDA sees no GPU");
+    is(&check, CheckVerdict::Skipped, Nothing, reasons::CUDA_SEES_NO_GPU);
     let check = Host::new(json!({"gpus": ["0000:5e:00.0"]})).check();
-    is(&check, CheckVerdict::Skipped, Nothing, "CUDA does not see the GPU 0000:3b:00.0");
+    is(&check, CheckVerdict::Skipped, Nothing, reasons::CUDA_SEES_OTHERS);
 }
 
 #[test]

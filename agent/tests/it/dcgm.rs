@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::{commands, reasons};
 
 use std::fs;
 use std::io::{Read, Write};
@@ -135,7 +136,7 @@ fn more_incidents_than_there_is_room_for_are_cut_off() {
 fn an_engine_that_does_not_run_is_absent_and_one_that_restarts_is_asked_again() {
     let mut engine = Engine::saying(&json!({"codes": {"dcgmConnect_v2": -21}}));
     let DcgmReport::Absent(why) = engine.source.sample() else { panic!("it is there") };
-    assert!(why.contains("not valid any longer (-21)"), "{why}");
+    assert!(why.contains(reasons::DCGM_GONE), "{why}");
     engine.says(&json!({"gpus": [0]}));
     assert!(matches!(engine.source.sample(), DcgmReport::Health(health) if health.first));
     engine.says(&json!({"codes": {"dcgmHealthCheck": -3}}));
@@ -224,11 +225,11 @@ fn dcgm_findings_are_on_the_component_that_nvml_has_for_the_gpu() {
         ("KERNEL_LOG_PATH", &log),
     ];
     let agent = Agent::start(directory.path(), &settings);
-    agent.wait_for("gpu.0000:01:00 went from HEALTHY to DEGRADED");
+    agent.wait_for_change("gpu.0000:01:00", "HEALTHY", "DEGRADED");
     let status = agent.status();
     assert!(status.contains("DCGM 9999: something new") && !status.contains("dcgm.gpu0"), "{status}");
     let explained = agent.ask(&["explain", "gpu.0000:01:00"]);
-    assert!(explained.contains("DCGM error 4: Detected 1 volatile"), "{explained}");
+    assert!(explained.contains(commands::DCGM_EVIDENCE), "{explained}");
     assert!(explained.contains("70 % sure"), "{explained}");
-    assert!(!explained.lines().any(|line| line.starts_with("What was seen") && line.contains("DCGM 4")));
+    assert!(!explained.lines().any(|line| line.starts_with(commands::SEEN) && line.contains("DCGM 4")));
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::reasons;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -250,7 +251,7 @@ fn nonsense_is_reported_and_breaks_nothing() {
         }
         let link = sys.only();
         assert!(link.state.value().is_none() && link.rate.value().is_none(), "{nonsense:?}: {link:?}");
-        assert!(link.state.why_absent().unwrap().contains("not a state"), "{nonsense:?}");
+        assert!(link.state.why_absent().unwrap().contains(reasons::NOT_A_STATE), "{nonsense:?}");
     }
 }
 
@@ -285,15 +286,15 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
     let sys = Sys::new();
     sys.card("mlx5_0", "3a", "0000:3b:00.0");
     let first = agent(&sys);
-    first.wait_for("expected to be from now on");
+    first.wait_for(reasons::LINK_EXPECTED);
     sys.set("mlx5_0", "counters/link_downed", "2");
-    first.wait_for("lost its link twice");
+    first.wait_for(reasons::LINK_LOST_TWICE);
     assert!(!first.status().contains("UNHEALTHY"), "{}", first.status());
     drop(first);
 
     let second = agent(&sys);
     sys.down("mlx5_0");
-    second.wait_for("went down (DOWN, Polling)");
+    second.wait_for(reasons::LINK_DOWN);
     sys.up("mlx5_0");
     let reported = second.wait_for("3 times within 12h");
     assert!(reported.contains("fabric.mlx5_0/1") && reported.contains("UNHEALTHY"), "{reported}");
@@ -301,7 +302,7 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
 
     // The third agent has seen no flap itself.
     let third = agent(&sys);
-    third.wait_for("fabric.mlx5_0/1 went from");
+    third.wait_for("fabric.mlx5_0/1");
     let status = third.status();
     let line = status.lines().find(|line| line.contains("fabric.mlx5_0/1")).unwrap();
     assert!(line.contains("UNHEALTHY") && line.contains("3 times"), "{status}");
@@ -314,16 +315,16 @@ fn a_missing_port_is_reported_after_a_restart_too_and_forgotten_on_demand() {
     sys.card("mlx5_1", "80", "0000:81:00.0");
     sys.set("mlx5_1", "../../node_guid", "e8eb:d303:0072:0002\n");
     let first = agent(&sys);
-    first.wait_for("mlx5_1/1 is up at 400 Gb/s and expected");
+    first.wait_for(reasons::LINK_UP);
     drop(first);
 
     fs::remove_file(sys.path().join("class/infiniband/mlx5_1")).unwrap();
     let second = agent(&sys);
-    let reported = second.wait_for("fabric.mlx5_1/1 went from UNKNOWN to UNHEALTHY");
-    assert!(reported.contains("its device (e8eb:d303:0072:0002) is gone"), "{reported}");
+    let reported = second.wait_for_change("fabric.mlx5_1/1", "UNKNOWN", "UNHEALTHY");
+    assert!(reported.contains(reasons::DEVICE_GONE), "{reported}");
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
-    second.wait_for("fabric went from UNHEALTHY to HEALTHY");
-    second.wait_for("fabric.mlx5_1/1: it is no longer watched");
+    second.wait_for_change("fabric", "UNHEALTHY", "HEALTHY");
+    second.wait_for(reasons::NOT_WATCHED);
     // The event is sent just before the component is hidden: a later event shows that it was.
     sys.down("mlx5_0");
     second.wait_for("mlx5_0/1 went down");

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::{orders, reasons};
 
 use std::fs;
 use std::path::Path;
@@ -96,8 +97,8 @@ fn a_memory_error_of_a_ranks_gpu_is_detected_like_a_real_one() {
     agent.wait_for("18 NVLinks up");
     let job = std::thread::scope(|scope| {
         // Before it happens: an agent that is about to judge its first XID may be slow to accept a new listener.
-        let reported = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: reported by an NVML event"));
-        let ill = scope.spawn(|| agent.wait_for("gpu.0000:02:00 went from HEALTHY to UNHEALTHY"));
+        let reported = scope.spawn(|| agent.wait_for(reasons::XID_48_BY_EVENT));
+        let ill = scope.spawn(|| agent.wait_for_change("gpu.0000:02:00", "HEALTHY", "UNHEALTHY"));
         let job = host.job(&["--allow-inject"], &library);
         // GPU 1 is the first visible one of rank 0.
         let done = host.order(&["inject", "ecc", "--rank", "0"]);
@@ -125,11 +126,8 @@ fn real_gpus_and_jobs_that_did_not_opt_in_are_left_alone() {
         fs::remove_dir_all(host.directory.path().join("logs")).unwrap();
     };
     let library = host.directory.path().join(fake_devices::LIBRARY);
-    refused(host.job(&[], &library), "this job takes no injected faults");
-    refused(host.job(&["--allow-inject"], Path::new("")), "real GPUs are left alone");
-    refused(
-        host.job(&["--allow-inject"], Path::new("/usr/lib/libnvidia-ml.so.1")),
-        "real GPUs are left alone",
-    );
+    refused(host.job(&[], &library), orders::NO_FAULTS_TAKEN);
+    refused(host.job(&["--allow-inject"], Path::new("")), orders::REAL_GPUS);
+    refused(host.job(&["--allow-inject"], Path::new("/usr/lib/libnvidia-ml.so.1")), orders::REAL_GPUS);
     assert_eq!(host.script(), before);
 }

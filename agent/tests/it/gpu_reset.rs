@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::{orders, reasons};
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -82,7 +83,7 @@ impl Host {
             ("GPU_RESET_DEADLINE", deadline.as_ref()),
         ];
         let agent = Agent::start(self.directory.path(), &settings);
-        agent.wait_for("the driver says that it needs a reset");
+        agent.wait_for(reasons::NEEDS_RESET);
         agent
     }
 
@@ -127,9 +128,9 @@ fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start()
     let output = host.reset();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(host.calls(), "--gpu-reset -i GPU-1\n");
-    agent.wait_for("reset by user 0: ticket 7");
-    agent.wait_for("it answers, and the driver asks for nothing more");
-    agent.wait_for("gpu.0000:01:00 went from UNHEALTHY to HEALTHY");
+    agent.wait_for(orders::RESET_ORDERED);
+    agent.wait_for(reasons::WAS_RESET);
+    agent.wait_for_change("gpu.0000:01:00", "UNHEALTHY", "HEALTHY");
     drop(agent);
     let library = host.at(fake_devices::LIBRARY);
     let settings: [(&str, &Path); 3] =
@@ -145,11 +146,11 @@ fn a_gpu_that_is_in_use_is_not_reset() {
     host.nvidia_smi("cp after.json next && mv next devices.json");
     host.process(4711, "python", "/dev/nvidia0");
     let agent = host.agent("ordered");
-    host.is_refused("it is not idle: process 4711 (python) has /dev/nvidia0 open");
-    agent.wait_for("a reset by user 0 was refused: it is not idle: process 4711");
+    host.is_refused(orders::HELD_OPEN);
+    agent.wait_for(orders::RESET_REFUSED);
     fs::remove_dir_all(host.at("proc/4711")).unwrap();
     host.devices(fake_devices::SCRIPT, &[(12, 1 << 30)], 1);
-    host.is_refused("it is not idle: by the driver, process 12 works on it");
+    host.is_refused(orders::WORKED_ON);
     assert_eq!(host.calls(), "");
     assert_eq!(host.component()["state"], "UNHEALTHY");
 }
@@ -159,12 +160,12 @@ fn nothing_is_reset_without_permission_and_nothing_that_does_not_exist() {
     let host = Host::new();
     host.nvidia_smi("");
     let _agent = host.agent("off");
-    host.is_refused("gpu.reset.mode of the agent's configuration is \"off\"");
+    host.is_refused(orders::RESETS_ARE_OFF);
     let unknown = host.mainstay(&["gpus", "reset", "gpu.0000:09:00", "--reason", "ticket 7"]);
     let reported = String::from_utf8(unknown.stderr).unwrap();
-    assert!(reported.contains("no GPU \"gpu.0000:09:00\" here; known: gpu.0000:01:00"), "{reported}");
+    assert!(reported.contains(orders::UNKNOWN_GPU), "{reported}");
     let nameless = host.mainstay(&["gpus", "reset", GPU, "--reason", " "]);
-    assert!(String::from_utf8(nameless.stderr).unwrap().contains("a reason is required"));
+    assert!(String::from_utf8(nameless.stderr).unwrap().contains(orders::REASON_REQUIRED));
     assert_eq!(host.calls(), "");
 }
 
@@ -173,8 +174,8 @@ fn a_reset_that_does_not_help_is_reported_as_such() {
     let host = Host::new();
     host.nvidia_smi("echo GPU was successfully reset.");
     let agent = host.agent("ordered");
-    host.is_refused("the reset did not help: the driver says that it still needs a reset");
-    agent.wait_for("a reset by user 0 failed: the reset did not help");
+    host.is_refused(orders::RESET_DID_NOT_HELP);
+    agent.wait_for(orders::ORDERED_RESET_FAILED);
     assert_eq!(host.component()["state"], "UNHEALTHY");
 }
 
@@ -182,11 +183,11 @@ fn a_reset_that_does_not_help_is_reported_as_such() {
 fn a_program_that_fails_hangs_or_is_missing_is_reported() {
     let host = Host::new();
     let _agent = host.agent_with("ordered", "300ms");
-    host.is_refused("nvidia-smi cannot be started: No such file");
+    host.is_refused(orders::NO_PROGRAM);
     host.nvidia_smi("echo 'GPU 0 is in use by another client.' >&2\nexit 19");
-    host.is_refused("failed (exit status: 19): GPU 0 is in use by another client.");
+    host.is_refused(orders::PROGRAM_FAILED);
     host.nvidia_smi("sleep 1000");
-    host.is_refused("took longer than 0.3 s and was killed");
+    host.is_refused(orders::PROGRAM_KILLED);
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn the_agent_resets_what_needs_it_by_itself_only_where_it_may_and_only_once() {
     // It does not help: one attempt is enough.
     host.nvidia_smi("");
     let agent = host.agent("automatic");
-    agent.wait_for("a reset by the agent failed: the reset did not help");
+    agent.wait_for(orders::OWN_RESET_FAILED);
     drop(agent);
     let agent = host.agent("automatic");
     agent.wait_for("18 NVLinks up");
@@ -208,7 +209,7 @@ fn the_agent_leaves_a_gpu_alone_that_is_in_use() {
     host.nvidia_smi("cp after.json next && mv next devices.json");
     host.process(4711, "python", "/dev/nvidia0");
     let agent = host.agent("automatic");
-    agent.wait_for("a reset by the agent was refused: it is not idle: process 4711");
+    agent.wait_for(orders::OWN_RESET_REFUSED);
     assert_eq!(host.calls(), "");
 }
 
@@ -231,7 +232,7 @@ fn nothing_is_reset_under_a_running_job() {
         .spawn()
         .unwrap();
     agent.wait_for("MASTER_PORT");
-    host.is_refused("job trains runs on this host: stop it first");
+    host.is_refused(orders::JOB_RUNS);
     assert_eq!(host.calls(), "");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();

@@ -17,6 +17,8 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
+use crate::words::reasons;
+
 fn plan(directory: &Path) -> HookPlan {
     HookPlan {
         commands: Vec::new(),
@@ -94,7 +96,7 @@ fn what_leaves_the_host_has_no_secrets_of_the_programs_output() {
 fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
     for (command, deadline, why) in [
         ("exit 3", Duration::from_secs(20), "exit status: 3"),
-        ("sleep 1000 & wait", Duration::from_millis(50), "took longer than 0.05 s"),
+        ("sleep 1000 & wait", Duration::from_millis(50), reasons::PROBE_TOO_LONG),
     ] {
         let directory = testing::tempdir().unwrap();
         let commands = vec![command.to_owned()];

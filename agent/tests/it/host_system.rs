@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::reasons;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -303,10 +304,10 @@ fn services_are_reported_by_systemctl_or_the_reason_why_not_is_shown() {
     tree.write("sys/class/infiniband/mlx5_4/device/vpd", "bridge SMDL=SW_MNG");
     let Reading::Value(services) = reported(tree.systemctl(answer)) else { panic!("no answer") };
     assert!(services.switches, "they are behind a card");
-    assert!(reported(tree.systemctl("exit 1")).why_absent().unwrap().contains("without an answer"));
     assert!(
-        reported("/nowhere/systemctl".into()).why_absent().unwrap().contains("starting /nowhere/systemctl")
+        reported(tree.systemctl("exit 1")).why_absent().unwrap().contains(reasons::NO_ANSWER_FROM_SYSTEMD)
     );
+    assert!(reported("/nowhere/systemctl".into()).why_absent().unwrap().contains("/nowhere/systemctl"));
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn a_systemctl_that_hangs_is_abandoned_and_no_second_one_is_started() {
     let mut source = SystemSource::new(plan);
     assert_eq!(source.sample(at(10)).services, None);
     let reported = source.sample(at(100)).services.unwrap();
-    assert!(reported.why_absent().unwrap().contains("does not answer"), "{reported:?}");
+    assert!(reported.why_absent().unwrap().contains(reasons::DOES_NOT_ANSWER), "{reported:?}");
     assert_eq!(fs::read_to_string(tree.path("systemctl.started")).unwrap(), "x\n");
 }
 
@@ -407,15 +408,15 @@ fn the_agent_reports_a_mount_that_hangs_and_that_it_answers_again() {
     fs::create_dir(&point).unwrap();
     let agent = agent(&tree);
     // On a busy machine the first answer may arrive after the first look.
-    agent.wait_for("the network file system answers");
+    agent.wait_for(reasons::MOUNT_ANSWERS);
     hang(&point);
-    let reported = agent.wait_for("host.mounts went from HEALTHY to UNHEALTHY");
+    let reported = agent.wait_for_change("host.mounts", "HEALTHY", "UNHEALTHY");
     assert!(
-        reported.contains("nfs4 from server:/data") && reported.contains("has not answered for"),
+        reported.contains("nfs4 from server:/data") && reported.contains(reasons::MOUNT_SILENT),
         "{reported}"
     );
     heal(&point);
-    let reported = agent.wait_for("host.mounts went from UNHEALTHY to HEALTHY");
+    let reported = agent.wait_for_change("host.mounts", "UNHEALTHY", "HEALTHY");
     assert!(reported.contains("answers"), "{reported}");
 }
 
@@ -424,12 +425,12 @@ fn the_agent_reports_a_process_that_is_stuck_in_the_driver_and_none_that_works()
     let tree = Tree::new();
     tree.process(10, 'S', 1, 5);
     let agent = agent(&tree);
-    agent.wait_for("host.processes is HEALTHY");
+    agent.wait_for_state("host.processes", "HEALTHY");
     tree.process(11, 'D', 10, 5);
-    let reported = agent.wait_for("host.processes went from HEALTHY to UNHEALTHY");
+    let reported = agent.wait_for_change("host.processes", "HEALTHY", "UNHEALTHY");
     assert!(reported.contains("train.py (x) (process 11)") && reported.contains("REBOOT_NODE"), "{reported}");
     tree.process(11, 'S', 10, 6);
-    agent.wait_for("host.processes went from UNHEALTHY to HEALTHY");
+    agent.wait_for_change("host.processes", "UNHEALTHY", "HEALTHY");
     let status = agent.status();
     for absent in ["host.mounts", "host.services", "host.modules", "host.memory_errors", "host.cpu_speed"] {
         assert!(!status.contains(absent), "{status}");

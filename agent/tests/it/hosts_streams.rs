@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
+use crate::words::terminal;
+
 fn token(secret: &str, encrypts: bool) -> Token {
     let ends = encrypts.then(|| {
         let (client, server) = Tls::of_secret(secret.as_bytes()).expect("TLS").ends();
@@ -89,10 +91,10 @@ async fn an_eavesdropper_reads_nothing_unless_the_user_disables_encryption() {
 #[tokio::test]
 async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_with_a_reason() {
     for (ours, theirs, words) in [
-        (token("secret", true), token("guess", true), "does not have the same token"),
-        (token("secret", false), token("guess", false), "does not have the same token"),
-        (token("secret", true), token("secret", false), "--rdzv-conf encrypt=off on all hosts or on none"),
-        (token("secret", false), token("secret", true), "--rdzv-conf encrypt=off on all hosts or on none"),
+        (token("secret", true), token("guess", true), terminal::OTHER_TOKEN),
+        (token("secret", false), token("guess", false), terminal::OTHER_TOKEN),
+        (token("secret", true), token("secret", false), terminal::ENCRYPT_ON_ALL),
+        (token("secret", false), token("secret", true), terminal::ENCRYPT_ON_ALL),
     ] {
         let (_listener, port) = leader(ours).await;
         let news = follow(port, theirs).await;

@@ -8,6 +8,8 @@ use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::BootId;
 use mainstay_model::time::{Mono, Stamp, Wall};
 
+use crate::words::reasons;
+
 fn open(dir: &Path, limits: Limits) -> Journal {
     Journal::open(dir, limits, BootId("boot".into())).unwrap()
 }
@@ -299,5 +301,5 @@ fn errors_name_the_place_and_the_way_out() {
     std::fs::write(&file, "").unwrap();
     let error = Journal::open(&file.join("journal"), Limits::default(), BootId::default()).unwrap_err();
     assert!(error.to_string().contains("file/journal"), "{error}");
-    assert!(error.to_string().contains("there is a file where a directory is needed"), "{error}");
+    assert!(error.to_string().contains(reasons::FILE_FOR_DIRECTORY), "{error}");
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::reasons;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -162,17 +163,17 @@ fn a_failing_journal_is_reported_and_a_silent_one_is_not_trusted() {
     let (stop, open) = std::io::pipe().unwrap();
     failing.wait(&stop, Duration::from_secs(60)).unwrap();
     let error = failing.read(NOW).unwrap_err().to_string();
-    assert_eq!(error, "journalctl ended: exit status: 1: No journal files were opened");
+    assert_eq!(error, reasons::JOURNALCTL_ENDED);
 
     let missing = journal.directory.path().join("missing");
     let error = Source::open(&journal.kmsg(), &missing, boot(), None).unwrap_err().to_string();
-    assert!(error.contains("opening") && error.contains("nor is the journal read: starting"), "{error}");
+    assert!(error.contains(reasons::JOURNAL_NEITHER), "{error}");
 
     let journal = Journal::new("");
     let silent = Source::open(&journal.kmsg(), &journal.program(), boot(), None).unwrap();
     assert_eq!(silent.state(), None);
     let Some(LogState::Absent(why)) = silent.doubt() else { panic!("it is believed") };
-    assert!(why.contains("No such file") && why.contains("gives no line of this boot's kernel"), "{why}");
+    assert!(why.contains("No such file") && why.contains(reasons::JOURNAL_SILENT), "{why}");
     drop(open);
     silent.wait(&stop, Duration::from_secs(3600)).unwrap();
 }
@@ -205,8 +206,8 @@ fn the_agent_reads_it_in_place_of_a_log_that_is_not_there_and_once_only() {
         Agent::start_in(journal.directory.path(), &[("KERNEL_LOG_PATH", &journal.kmsg())], &[("PATH", &path)])
     };
     let agent = start();
-    let reported = agent.wait_for("host.kernel_log is HEALTHY");
-    assert!(reported.contains("systemd's journal is read instead: opening"), "{reported}");
+    let reported = agent.wait_for_state("host.kernel_log", "HEALTHY");
+    assert!(reported.contains(reasons::JOURNAL_INSTEAD), "{reported}");
     agent.wait_for("XID 79");
     let pid = fs::read_to_string(journal.directory.path().join("pid")).unwrap().trim().parse().unwrap();
     let child = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();

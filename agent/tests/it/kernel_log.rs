@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::reasons;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -150,22 +151,22 @@ fn bytes_that_are_no_text_and_lines_without_end_do_no_harm() {
 #[test]
 fn an_unreadable_log_is_reported_with_what_to_do() {
     let refused = KernelLog::open(Path::new("/nowhere/kmsg"), boot(), None).unwrap_err().to_string();
-    assert!(refused.starts_with("opening /nowhere/kmsg: No such file"), "{refused}");
+    assert!(refused.contains("/nowhere/kmsg: No such file"), "{refused}");
     assert!(refused.contains("kernel_log.path"), "{refused}");
     let mut endless = KernelLog::open(Path::new("/dev/null"), boot(), None).unwrap();
-    assert!(endless.read(Mono(1)).unwrap_err().to_string().starts_with("reading /dev/null"));
+    assert!(endless.read(Mono(1)).unwrap_err().to_string().contains("/dev/null"));
 }
 
 #[test]
 fn a_lost_gpu_is_reported_and_stays_reported_over_a_restart() {
     let file = Log::new();
     let agent = Agent::start(file.directory.path(), &[("KERNEL_LOG_PATH", &file.path)]);
-    agent.wait_for("host.kernel_log is HEALTHY");
+    agent.wait_for_state("host.kernel_log", "HEALTHY");
     file.write(&xid_line(13));
-    agent.wait_for("gpu.0000:01:00 is HEALTHY");
+    agent.wait_for_state("gpu.0000:01:00", "HEALTHY");
     file.write(&xid_line(79));
-    let change = agent.wait_for("gpu.0000:01:00 went from HEALTHY to UNHEALTHY");
-    assert!(change.contains("fallen off the bus") && change.contains("REBOOT_NODE"), "{change}");
+    let change = agent.wait_for_change("gpu.0000:01:00", "HEALTHY", "UNHEALTHY");
+    assert!(change.contains(reasons::OFF_THE_BUS) && change.contains("REBOOT_NODE"), "{change}");
     drop(agent);
 
     let agent = Agent::start(file.directory.path(), &[("KERNEL_LOG_PATH", &file.path)]);

@@ -38,3 +38,4 @@ mod support;
 mod tpu;
 mod two_users;
 mod unread;
+mod words;

@@ -174,10 +174,11 @@ fn the_whole_agent_asks_while_a_job_runs_and_shows_nccl_only_when_something_is_w
     assert_eq!(ras.printed(), [""; 0], "no job runs");
 
     let job = Job::start(directory.path());
-    agent.wait_for("nccl: the RAS service of NCCL 2.29.2+cuda13.0 answers; 1 communicators");
+    agent.wait_for("NCCL 2.29.2+cuda13.0");
     assert!(!agent.status().contains("nccl"), "nothing is wrong: {}", agent.status());
     ras.change(Answerer::Json(json(true)));
-    agent.wait_for("nccl is DEGRADED: the others no longer wait for process 99 on 10.0.0.2");
+    let reported = agent.wait_for_state("nccl", "DEGRADED");
+    assert!(reported.contains("process 99 on 10.0.0.2"), "{reported}");
     drop(job);
-    agent.wait_for("nccl went from DEGRADED to HEALTHY: no job runs");
+    agent.wait_for_change("nccl", "DEGRADED", "HEALTHY");
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::orders;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -62,12 +63,12 @@ fn an_acknowledged_fault_is_reported_again_when_it_recurs() {
     let host = Host::new();
     let agent = host.agent();
     host.log("NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE");
-    agent.wait_for("gpu.0000:01:00 is UNHEALTHY");
+    agent.wait_for_state("gpu.0000:01:00", "UNHEALTHY");
 
     let acked = host.mainstay(&["ack", GPU, "--reason", "ticket 7"]);
     assert!(acked.status.success(), "{acked:?}");
-    agent.wait_for("acknowledged by user");
-    agent.wait_for("gpu.0000:01:00 went from UNHEALTHY to HEALTHY");
+    agent.wait_for(orders::ACKNOWLEDGED);
+    agent.wait_for_change("gpu.0000:01:00", "UNHEALTHY", "HEALTHY");
     drop(agent);
 
     let agent = host.agent();
@@ -75,7 +76,7 @@ fn an_acknowledged_fault_is_reported_again_when_it_recurs() {
     agent.wait_for("XID 13");
     assert_eq!(host.component(GPU)["state"], "HEALTHY");
     host.log("NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE");
-    agent.wait_for("from HEALTHY to UNHEALTHY");
+    agent.wait_for_change(GPU, "HEALTHY", "UNHEALTHY");
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn a_silenced_component_is_shown_and_does_not_count() {
     let host = Host::new();
     let agent = host.agent();
     host.log("EXT4-fs (sdb1): Remounting filesystem read-only");
-    agent.wait_for("host.storage is UNHEALTHY");
+    agent.wait_for_state("host.storage", "UNHEALTHY");
     let silenced = host.mainstay(&["silence", "host.storage", "--reason", "on the bench", "--for", "2h"]);
     assert!(silenced.status.success(), "{silenced:?}");
     let check = || {
@@ -95,13 +96,13 @@ fn a_silenced_component_is_shown_and_does_not_count() {
         assert_ne!(host.mainstay(&["status"]).status.code(), Some(2));
         let screen = host.mainstay(&["status"]).stdout;
         let screen = String::from_utf8(screen).unwrap();
-        assert!(screen.contains("silenced by user") && screen.contains("on the bench"), "{screen}");
+        assert!(screen.contains(orders::SILENCED) && screen.contains("on the bench"), "{screen}");
     };
     check();
     drop(agent);
 
     let agent = host.agent();
-    agent.wait_for("host.storage is UNHEALTHY");
+    agent.wait_for_state("host.storage", "UNHEALTHY");
     check();
     assert!(host.mainstay(&["unsilence", "host.storage"]).status.success());
     agent.wait_for("silence removed");
@@ -117,8 +118,8 @@ fn invalid_requests_are_refused() {
         let reported = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && reported.contains(words), "{arguments:?}: {reported}");
     };
-    refused(&["ack", "gpu.9", "--reason", "x"], "no component \"gpu.9\" here");
-    refused(&["ack", "host.kernel_log", "--reason", " "], "a reason is required");
-    refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "90d"], "at most 30 days");
+    refused(&["ack", "gpu.9", "--reason", "x"], orders::NO_COMPONENT);
+    refused(&["ack", "host.kernel_log", "--reason", " "], orders::REASON_REQUIRED);
+    refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "90d"], orders::AT_MOST_30_DAYS);
     refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "soon"], "soon");
 }

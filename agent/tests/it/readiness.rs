@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
+use crate::words::terminal;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -188,12 +189,11 @@ fn a_restart_waits_until_the_gpus_memory_is_back() {
     let pid = host.rank_on_the_gpu();
     // The process is gone at once; its memory is still held.
     host.gpu(&[], 9 << 30);
-    let (_, rest) =
-        kill_and_read_until(&mut job, pid, "waiting: this host is not ready for a restart: gpu.0000:01:00");
+    let (_, rest) = kill_and_read_until(&mut job, pid, terminal::NOT_READY);
     host.gpu(&[], 0);
     let rest: Vec<String> = rest.collect();
     assert!(job.wait().unwrap().success(), "{rest:#?}");
-    assert!(rest.iter().any(|line| line.contains("restart 1 of 3")), "{rest:#?}");
+    assert!(rest.iter().any(|line| line.contains(terminal::RESTART_1)), "{rest:#?}");
 }
 
 #[test]
@@ -202,12 +202,11 @@ fn a_gpu_that_stays_held_hands_the_job_back_with_its_own_exit_status() {
     let mut job = host.job(&["--ready-within", "200ms"]);
     let pid = host.rank_on_the_gpu();
     host.gpu(&[4711], 9 << 30);
-    let (_, rest) = kill_and_read_until(&mut job, pid, "in use by process 4711");
+    let (_, rest) = kill_and_read_until(&mut job, pid, &terminal::in_use_by(4711));
     let rest: Vec<String> = rest.collect();
     assert_eq!(job.wait().unwrap().code(), Some(75), "{rest:#?}");
-    let handed =
-        "handing the job back to the scheduler with exit status 75: this host was not ready within 200 ms";
-    assert!(rest.iter().any(|line| line.contains(handed)), "{rest:#?}");
+    let handed = |line: &String| line.contains(terminal::HANDED_BACK) && line.contains(" 200 ms");
+    assert!(rest.iter().any(handed), "{rest:#?}");
 }
 
 #[test]
@@ -230,8 +229,8 @@ fn an_ordered_restart_waits_until_the_gpus_memory_is_free_too() {
     host.rank_on_the_gpu();
     host.gpu(&[], 9 << 30);
     host.order(&["restart"]);
-    let waits = "the ordered restart waits: this host is not ready for a restart: gpu.0000:01:00";
-    let (_, rest) = read_until(&mut job, waits);
+    let waits = format!("{}{}", terminal::ORDER_WAITS, terminal::NOT_READY);
+    let (_, rest) = read_until(&mut job, &waits);
     host.gpu(&[], 0);
     let rest: Vec<String> = rest.collect();
     assert!(job.wait().unwrap().success(), "{rest:#?}");
@@ -249,12 +248,8 @@ fn an_ordered_restart_does_not_wait_forever_and_on_a_free_gpu_not_at_all() {
             BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
         assert_eq!(job.wait().unwrap().code(), Some(exit), "{printed:#?}");
         let says = |words: &str| printed.iter().any(|line| line.contains(words));
-        assert_eq!(says("a restart: gpu.0000:01:00"), used > 0, "{printed:#?}");
-        assert_eq!(
-            says("handing the job back to the scheduler with exit status 75"),
-            exit == 75,
-            "{printed:#?}"
-        );
+        assert_eq!(says(terminal::NOT_READY), used > 0, "{printed:#?}");
+        assert_eq!(says(terminal::HANDED_BACK), exit == 75, "{printed:#?}");
     }
 }
 
@@ -284,7 +279,7 @@ fn a_process_that_a_rank_started_belongs_to_the_job_and_is_killed_and_waited_for
     // The rank itself uses no GPU.
     host.gpu(&[helper], 9 << 30);
     host.wait_until_shown(helper);
-    let held = format!("in use by process {helper} (left by this job: {helper})");
+    let held = format!("{} ({}: {helper})", terminal::in_use_by(helper), terminal::LEFT_BY_JOB);
     let (_, rest) = kill_and_read_until(&mut job, rank, &held);
     assert!(!is_alive(helper), "it is gone before the host is looked at");
     host.gpu(&[], 0);
@@ -304,7 +299,7 @@ fn a_process_that_left_its_launcher_is_found_by_its_mark_and_killed() {
     host.gpu(&[rank, pid], 9 << 30);
     host.wait_until_shown(pid);
     host.gpu(&[pid], 1 << 20);
-    let killed = format!("process {pid} was left behind by the ranks and is killed");
+    let killed = terminal::left_behind(pid);
     let (_, rest) = kill_and_read_until(&mut job, rank, &killed);
     assert!(!escaped.wait().unwrap().success());
     host.gpu(&[], 0);
@@ -320,12 +315,12 @@ fn a_strangers_process_is_waited_for_and_left_alone() {
     let mut stranger = Command::new("sleep").arg("36000").spawn().unwrap();
     let pid = i32::try_from(stranger.id()).unwrap();
     host.gpu(&[pid], 9 << 30);
-    let (lines, rest) = kill_and_read_until(&mut job, rank, &format!("in use by process {pid}"));
-    assert!(!lines.iter().any(|line| line.contains("left by this job")), "{lines:#?}");
+    let (lines, rest) = kill_and_read_until(&mut job, rank, &terminal::in_use_by(pid));
+    assert!(!lines.iter().any(|line| line.contains(terminal::LEFT_BY_JOB)), "{lines:#?}");
     host.gpu(&[], 0);
     let rest: Vec<String> = rest.collect();
     assert!(job.wait().unwrap().success(), "{rest:#?}");
-    assert!(!rest.iter().any(|line| line.contains("left behind")), "{rest:#?}");
+    assert!(!rest.iter().any(|line| line.contains(&terminal::left_behind(pid))), "{rest:#?}");
     assert_eq!(stranger.try_wait().unwrap(), None, "it lives");
     stranger.kill().unwrap();
     stranger.wait().unwrap();

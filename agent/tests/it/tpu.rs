@@ -4,6 +4,7 @@
 
 use crate::support;
 use crate::support::libtpu;
+use crate::words::reasons;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -179,7 +180,7 @@ fn a_process_that_cannot_be_read_may_hold_a_chip() {
     });
     let sample = sample.join().unwrap();
     let Holders::Partly(known, why) = &chips(&sample)[0].holders else { panic!("{sample:?}") };
-    assert!(known.is_empty() && why.contains("1 processes may not be looked into"), "{why}");
+    assert!(known.is_empty() && why.contains(reasons::MAY_NOT_LOOK_INTO), "{why}");
 }
 
 #[test]
@@ -302,7 +303,7 @@ fn a_program_that_is_not_libtpu_is_reported_as_such() {
     };
     // Another gRPC server.
     let libtpu = Libtpu::start(Script { empty: true, ..script() });
-    assert!(improper(&libtpu.endpoint()).contains("does not have libtpu's service"));
+    assert!(improper(&libtpu.endpoint()).contains(reasons::NOT_LIBTPU));
     // A program that does not speak gRPC at all, and one that closes the connection.
     for text in ["HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "\u{0}\u{1}garbage", ""] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -411,11 +412,11 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     let status = agent.status();
     assert!(status.contains("tpu.0") && status.contains("duty cycle 94 %"), "{status}");
     drop(libtpu);
-    let reported = agent.wait_for("chips are held by python3 (4711), and libtpu does not answer");
+    let reported = agent.wait_for(reasons::LIBTPU_SILENT);
     assert!(reported.contains("tpu.runtime"), "{reported}");
     // The trainer is gone: the chips are idle.
     fs::remove_dir_all(host.path("proc/4711")).unwrap();
-    agent.wait_for("idle: no process holds a chip");
+    agent.wait_for(reasons::TPU_IDLE);
 }
 
 #[test]
@@ -431,7 +432,7 @@ fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_
     host.vfio_chip("0000:00:05.0", "0x0063", 1);
     host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
     let agent = start(&host);
-    let reported = agent.wait_for("libtpu reports for core 1: UNCORRECTABLE HBM ECC");
+    let reported = agent.wait_for(reasons::TPU_CORE_ILL);
     assert!(reported.contains("0000:00:05.0"), "{reported}");
     let status = agent.status();
     let line = |name: &str| {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::support::Agent;
+use crate::words::commands;
 use hyper_util::rt::TokioIo;
 use mainstay_model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_model::id::{BootId, JobId};
@@ -231,15 +232,12 @@ fn the_output_of_a_users_program_is_for_that_user_and_for_operators() {
         }
         let of_another = seen(B);
         assert!(!of_another.contains("SECRET"), "{arguments:?}: {of_another}");
-        let named = if arguments[0] == "explain" { "for its user and for operators" } else { "private" };
+        let named = if arguments[0] == "explain" { commands::FOR_ITS_USER } else { "private" };
         assert!(of_another.contains(named), "{arguments:?}: {of_another}");
     }
     // What others may read is complete: that it failed, and the status.
     let events = String::from_utf8(host.run_as(B, &["events", "--json"]).stdout).unwrap();
-    assert!(
-        events.contains("\"status.code\":\"7\"") && events.contains("job ended with exit status 7"),
-        "{events}"
-    );
+    assert!(events.contains("\"status.code\":\"7\"") && events.contains("job_ended"), "{events}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use tonic::service::Routes;
 use tonic::{Code, Streaming};
 
 use super::server::Server;
+use crate::words::commands;
 
 fn progress(step: u64) -> Fact {
     Fact::Progress { attempt: Attempt(0), step, loss: None }
@@ -277,7 +278,7 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
         heartbeats: true,
         fault_at: Mono(1),
         detected_at: Mono(2),
-        evidence: vec!["exit note of rank 3".into()],
+        evidence: vec![commands::NOTE_OF_RANK_3.into()],
     })
 }
 
@@ -295,21 +296,21 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
     let last = ask("demo", None).await.unwrap().into_inner();
     assert_eq!(last.incident, 2);
     assert!(
-        last.text.contains("ValueError: last") && last.text.contains("exit note of rank 3"),
+        last.text.contains("ValueError: last") && last.text.contains(commands::NOTE_OF_RANK_3),
         "{}",
         last.text
     );
     for reported in [&last.text, &last.markdown] {
         assert!(
-            reported.contains("Evidence against it") && reported.contains("an ECC error: of GPU 3"),
+            reported.contains(commands::AGAINST) && reported.contains("an ECC error: of GPU 3"),
             "{reported}"
         );
         assert!(
-            reported.contains("What would change this") && reported.contains("The same step on another host"),
+            reported.contains(commands::WOULD_CHANGE) && reported.contains("The same step on another host"),
             "{reported}"
         );
         // The advice follows from the decision, and there is none.
-        assert!(reported.contains("Wait for the decision"), "{reported}");
+        assert!(reported.contains(commands::WAIT_FOR_DECISION), "{reported}");
     }
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);
     let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();

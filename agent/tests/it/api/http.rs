@@ -42,7 +42,9 @@ async fn healthz_is_about_the_process_and_readyz_about_the_node() {
     let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     assert_eq!(get(&server, "/healthz").await, (200, "ok\n".to_owned()));
-    assert_eq!(get(&server, "/readyz").await, (200, "UNKNOWN\nno component was read yet\n".to_owned()));
+    let (status, text) = get(&server, "/readyz").await;
+    assert_eq!((status, text.lines().next()), (200, Some("UNKNOWN")), "{text}");
+    testing::snapshot!("readyz", "nothing was read", text);
     server.health("host.cpu", HealthState::Healthy);
     assert_eq!(get(&server, "/readyz").await, (200, "HEALTHY\n".to_owned()));
     server.health("host.memory", HealthState::Degraded);
@@ -50,7 +52,8 @@ async fn healthz_is_about_the_process_and_readyz_about_the_node() {
     server.health("host.disk", HealthState::Unhealthy);
     let (status, text) = get(&server, "/readyz").await;
     assert_eq!(status, 503);
-    assert!(text.starts_with("UNHEALTHY\nhost.disk is UNHEALTHY: host.disk as read\n"), "{text}");
+    assert!(text.starts_with("UNHEALTHY\nhost.disk "), "{text}");
+    testing::snapshot!("readyz", "a disk and memory", text);
     assert_eq!(get(&server, "/healthz").await.0, 200);
     server.stop().await;
 }

@@ -11,6 +11,7 @@ use mainstay_sensors::source::device::DeviceSource;
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND, plan};
+use crate::words::reasons;
 
 #[test]
 fn a_driver_that_is_slow_is_not_one_that_hangs() {
@@ -36,8 +37,8 @@ fn a_driver_that_hangs_is_a_fact_and_is_asked_again() {
     let (report, facts) = host.look();
     assert_eq!((report, facts), (DeviceReport::Silent { since, reading: Some(0) }, Vec::new()));
     let reason = host.expect("gpu.driver", Unhealthy, RebootNode);
-    assert!(reason.starts_with("driver hung since 70"), "{reason}");
-    assert!(reason.ends_with("while GPU 0000:01:00 was read"), "{reason}");
+    assert!(reason.starts_with(reasons::HUNG_SINCE) && reason.contains("70"), "{reason}");
+    assert!(reason.ends_with(reasons::WHILE_GPU_WAS_READ), "{reason}");
 
     host.set("/hang", json!([]));
     // A hanging probe is not gone at once; no other one is started until it is.
@@ -61,7 +62,7 @@ fn a_probe_that_is_no_probe_is_broken() {
     assert!(matches!(report, DeviceReport::Broken(_)), "{report:?}");
     broken.program = "/nowhere/mainstay".into();
     let DeviceReport::Broken(why) = DeviceSource::new(broken).sample(Mono(1)) else { panic!("started") };
-    assert!(why.starts_with("starting /nowhere/mainstay: No such file"), "{why}");
+    assert!(why.contains("/nowhere/mainstay") && why.contains("No such file"), "{why}");
 }
 
 #[test]

@@ -12,6 +12,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::words::reasons;
+
 /// Output that is missing after this time counts as never written: a test that waits for it fails with the output
 /// so far.
 #[allow(dead_code, reason = "not every test waits")]
@@ -57,15 +59,19 @@ impl Agent {
             .unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
-        while !line.contains("the agent is ready") {
+        while !line.contains(reasons::AGENT_IS_READY) {
             line.clear();
             assert_ne!(log.read_line(&mut line).unwrap(), 0, "the agent ended");
         }
         Agent { child, directory: directory.to_owned(), _log: log }
     }
 
-    /// The first event in the journal, from its start, whose message contains the words.
+    /// The first event in the journal, from its start, that contains this: an identifier, or a line of the words.
     pub fn wait_for(&self, words: &str) -> String {
+        self.wait_until(words, |line| line.contains(words))
+    }
+
+    fn wait_until(&self, what: &str, is_it: impl Fn(&str) -> bool) -> String {
         let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"))
             .args(["events", "--follow", "--json", "--socket"])
             .arg(self.directory.join("agent.sock"))
@@ -80,12 +86,33 @@ impl Agent {
         });
         let until = Instant::now() + NEVER_SAID;
         let next = || reported.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
-        let found = std::iter::from_fn(next).find(|line| line.contains(words));
+        let found = std::iter::from_fn(next).find(|line| is_it(line));
         drop(reported);
         events.kill().unwrap();
         reading.join().unwrap();
         events.wait().unwrap();
-        found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
+        found.unwrap_or_else(|| panic!("no event told of {what:?}; all: {}", self.events()))
+    }
+
+    /// The first change of a component from a state to another one, in the journal from its start.
+    pub fn wait_for_change(&self, component: &str, from: &str, to: &str) -> String {
+        self.wait_for_health(component, Some(from), to)
+    }
+
+    /// The first reading of a component in this state.
+    pub fn wait_for_state(&self, component: &str, state: &str) -> String {
+        self.wait_for_health(component, None, state)
+    }
+
+    fn wait_for_health(&self, component: &str, from: Option<&str>, to: &str) -> String {
+        self.wait_until(&format!("{component}: {from:?} to {to}"), |line| {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let attributes = &event["attributes"];
+            event["type"] == "health_changed"
+                && attributes["component.name"] == component
+                && attributes["component.state"] == to
+                && attributes.get("from").and_then(serde_json::Value::as_str) == from
+        })
     }
 
     /// The living processes that its threads have started.
