@@ -204,12 +204,15 @@ fn text_of(note: &Note) -> String {
 
 /// The evidence for other causes, and what would change the result.
 fn doubts(evidence: &Evidence, judged: &Attribution) -> Doubts {
-    let Report { against, would_change, .. } = explain::report(evidence, judged);
+    let Report { against, would_change, set_aside, .. } = explain::report(evidence, judged);
     let against = against.into_iter().take(QUOTED).map(|ground| match ground.quotes.into_iter().next() {
         Some(quote) => format!("{}: {}", ground.meaning, quote.text.trim()),
         None => ground.meaning,
     });
-    Doubts { against: against.collect(), would_change }
+    let aside = set_aside.into_iter().map(|line| {
+        format!("set aside, because it was caught or healthy steps followed: {}", line.text.trim())
+    });
+    Doubts { against: against.chain(aside).collect(), would_change }
 }
 
 fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {

@@ -35,6 +35,9 @@ pub(super) fn report(report: &Report) -> String {
     grounds(&mut out, "Evidence", &report.evidence);
     grounds(&mut out, "Evidence against it", &report.against);
     grounds(&mut out, "Consequences", &report.consequences);
+    let aside: Vec<String> =
+        report.set_aside.iter().map(|line| format!("{} {}", place(line), clean(&line.text))).collect();
+    sentences(&mut out, "Set aside: caught, or healthy steps followed", &aside);
     sentences(&mut out, "What to do next", &report.next);
     sentences(&mut out, "What would change this", &report.would_change);
     out

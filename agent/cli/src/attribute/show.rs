@@ -33,6 +33,13 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
     grounds(&mut out, "Evidence", &report.evidence, paint);
     grounds(&mut out, "Evidence against it", &report.against, paint);
     grounds(&mut out, "Consequences", &report.consequences, paint);
+    for (place_in_list, line) in report.set_aside.iter().enumerate() {
+        if place_in_list == 0 {
+            let _ = writeln!(out, "\nSet aside: caught, or healthy steps followed");
+        }
+        let text = shortened(&clean(&line.text), QUOTE);
+        let _ = writeln!(out, "  {} {text}", paint.dim(&place(line)));
+    }
     sentences(&mut out, "What to do next", &report.next);
     sentences(&mut out, "What would change this", &report.would_change);
     out

@@ -30,6 +30,9 @@ const LIVE_ODDS: f64 = 4.0;
 /// The maximum confidence of an abstention. Of the failures without a cause in the log, people found the cause of half of the labelled
 /// ones elsewhere, whatever the log says about consequences.
 const ABSTENTION: f64 = 0.5;
+/// The odds of a right domain of a log read afterwards, compared with what the bounds allow. On 168 failures (79 without memory of their
+/// source) 2 fits best, and in the blind batches answers of 60 to 80 % were right in 84 %, those above in 94 %, which is 1.9.
+const AFTERWARDS_ODDS: f64 = 1.75;
 /// Pieces of evidence below this log-odds do not count as corroboration.
 const CORROBORATES: f64 = 1.0;
 
@@ -58,6 +61,12 @@ pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evi
     // Hints are no stronger in a live run.
     let is_surer = evidence.live && class.domain() != FaultDomain::Hardware;
     if is_surer && !only_hints { with_odds(sure, LIVE_ODDS) } else { sure }
+}
+
+/// The confidence that is reported for a log read afterwards. The bounds are modest, and advice depends on them.
+pub(super) fn afterwards(sure: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
+    let is_modest = !evidence.live && class != Class::Unknown && !for_it.iter().all(|vote| vote.hint);
+    if is_modest { with_odds(sure, AFTERWARDS_ODDS) } else { sure }
 }
 
 /// Multiplies the odds of `probability` by `times`.
@@ -109,7 +118,8 @@ mod tests {
         let again = "nvidia-smi: Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n";
         let (one, two) = (judged(lost), judged(&format!("{lost}{again}")));
         assert_eq!((one.class, two.class), (Class::HardwareGpu, Class::HardwareGpu));
-        assert!(one.confidence <= ONE_LINE && two.confidence > 0.9, "{} {}", one.confidence, two.confidence);
+        let most = with_odds(ONE_LINE, AFTERWARDS_ODDS);
+        assert!(one.confidence <= most && two.confidence > most, "{} {}", one.confidence, two.confidence);
         let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let raised = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
         let found = Scan::of_text(catalog, "last words", Some(0), Kind::Log, raised);
@@ -117,7 +127,7 @@ mod tests {
             let findings = vec![Findings { ended, ..found.clone() }];
             attribute(catalog, &Evidence { findings, ..Evidence::default() }).confidence
         };
-        assert!(of(false) <= ONE_LINE && of(true) > 0.9, "{} {}", of(false), of(true));
+        assert!(of(false) <= most && of(true) > most, "{} {}", of(false), of(true));
     }
 
     #[test]
@@ -144,6 +154,6 @@ mod tests {
             "UCX ERROR connect to peer failed: Destination is unreachable\nConnectionError: [Errno 110] Connection timed out\n",
         );
         assert_eq!(weak.class, Class::Fabric);
-        assert!(weak.confidence < 0.8, "{}", weak.confidence);
+        assert!(weak.confidence < with_odds(0.8, AFTERWARDS_ODDS), "{}", weak.confidence);
     }
 }

@@ -3,11 +3,15 @@
 //! A signature in the catalog can be exempt: `latent` for faults that show later, `warning` for warnings that count.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use super::Evidence;
-use super::catalog::{Catalog, Signature};
+use super::catalog::{Catalog, Role, Signature};
 use super::exit::{Exit, Status};
 use super::scan::{Findings, Kind, RelevantLine};
+
+/// From this weight on a line that is no cause is worth a mention.
+const OF_WEIGHT: f64 = 2.0;
 
 /// The evidence without what cannot be the cause.
 pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidence> {
@@ -21,6 +25,26 @@ pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidenc
         keep_current(catalog, findings, killed);
     }
     Cow::Owned(evidence)
+}
+
+/// The lines that would be a cause and are none, because the exception was caught or healthy steps came after it.
+pub fn set_aside(catalog: &Catalog, evidence: &Evidence) -> BTreeMap<(usize, u64), RelevantLine> {
+    let killed = ended_by_signals(evidence);
+    let mut aside = BTreeMap::new();
+    for (source, findings) in evidence.findings.iter().enumerate().filter(|(_, of)| of.kind != Kind::Kernel) {
+        let causes = findings.sightings.iter().flat_map(|of| {
+            let signature = catalog.signatures().get(of.signature);
+            let is_cause =
+                |of: &&Signature| of.role == Role::Primary && of.weight >= OF_WEIGHT && !of.fallback;
+            let signature = signature.filter(is_cause);
+            of.spots.iter().filter_map(move |spot| Some((Some(signature?), spot)))
+        });
+        let raised = findings.exceptions.iter().map(|of| (None, &of.spot));
+        let over =
+            causes.chain(raised).filter(|(signature, spot)| !spot.mild && !speaks(*signature, spot, killed));
+        aside.extend(over.map(|(_, spot)| ((source, spot.line), spot.clone())));
+    }
+    aside
 }
 
 fn every_spot_speaks(catalog: &Catalog, findings: &Findings, killed: bool) -> bool {

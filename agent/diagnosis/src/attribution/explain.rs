@@ -1,6 +1,8 @@
 //! Renders an attribution as text: a headline, the evidence with quoted lines, counter-evidence, next steps, and what would change the
 //! result.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::class::{Class, Restart};
@@ -10,6 +12,8 @@ use mainstay_hang::flight::BlockedCollective;
 use mainstay_hang::listed;
 use mainstay_model::verdict::FaultDomain;
 
+/// A failure of less confidence is not reported as one that comes again.
+const RETRY_BELOW: f64 = 0.84;
 /// Lines quoted for one piece of evidence.
 const QUOTES: usize = 3;
 /// Pieces of evidence shown on each side.
@@ -49,6 +53,9 @@ pub struct Report {
     /// The line that reports a problem and that nothing explains, if the cause is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unexplained: Option<Quote>,
+    /// Lines that would be a cause and are none: the exception was caught, or healthy steps came after it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub set_aside: Vec<Quote>,
     /// The consequences of the failure.
     pub consequences: Vec<EvidenceSummary>,
     /// Other plausible classes, with their probabilities.
@@ -112,7 +119,7 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
     let unexplained = unexplained(evidence, judged);
     let consequences = &judged.consequences;
     Report {
-        headline: headline(judged, consequences, unexplained.as_ref(), held_up),
+        headline: headline(judged, consequences, unexplained.as_ref(), held_up) + &counted(&judged.set_aside),
         class: judged.class,
         fault_domain: judged.domain,
         confidence: judged.confidence,
@@ -125,11 +132,27 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         evidence: for_it,
         against,
         unexplained,
+        set_aside: aside(evidence, judged).collect(),
         consequences: grounds(consequences),
         collectives: held_up.cloned(),
         next: next(judged, held_up),
         would_change: would_change(judged, &alternatives),
         alternatives,
+    }
+}
+
+/// Lines quoted of those that were set aside.
+const ASIDE: usize = 20;
+
+fn aside<'r>(evidence: &'r Evidence, judged: &'r Attribution) -> impl Iterator<Item = Quote> + 'r {
+    judged.set_aside.iter().take(ASIDE).map(|((source, _), spot)| quote(evidence, *source, spot))
+}
+
+fn counted<T>(set_aside: &BTreeMap<(usize, u64), T>) -> String {
+    match set_aside.len() {
+        0 => String::new(),
+        1 => "; 1 line was set aside".to_owned(),
+        many => format!("; {many} lines were set aside"),
     }
 }
 
@@ -198,8 +221,10 @@ fn headline(
         (Class::Unknown, _) => {
             "Cause unknown: these logs show only consequences; the other ranks' logs are needed".to_owned()
         }
-        (class, Some(meaning)) => format!("{}: {meaning}{place} ({sure})", capital(class.words())),
-        (class, None) => format!("{}{place} ({sure})", capital(class.words())),
+        (class, Some(meaning)) => {
+            format!("{}: {meaning}{}{place} ({sure})", capital(class.words()), device(judged))
+        }
+        (class, None) => format!("{}{}{place} ({sure})", capital(class.words()), device(judged)),
     }
 }
 
@@ -242,19 +267,79 @@ pub fn look(class: Class) -> &'static str {
     }
 }
 
+/// What to do about single findings, by the names of their signatures.
+const FINDINGS: [(&[&str], &str); 4] = [
+    (&["storage.throttled"], "Wait, or log in, which raises the limit: huggingface-cli whoami."),
+    (
+        &["net.dns"],
+        "Ask the resolver of the host for the name in the quoted line: cat /etc/resolv.conf; getent hosts NAME.",
+    ),
+    (
+        &["cuda.device_unavailable", "gaudi.acquire", "jax.tpu_in_use"],
+        "Find and end the process that holds the device: fuser -v /dev/nvidia* /dev/accel* /dev/vfio/*.",
+    ),
+    (&["torch.addr_in_use"], "Find the process that holds the port: ss -ltnp."),
+];
+
+/// Where to look next: for the finding that decided, else for the class, with the device that the line names.
+fn look_at(judged: &Attribution) -> String {
+    let first = judged.evidence.first().map_or("", |vote| vote.id.as_str());
+    let found = FINDINGS.iter().find(|(ids, _)| ids.contains(&first));
+    let look = found.map_or_else(|| look(judged.class), |(_, look)| look);
+    let of_driver = |vote: &&Vote| vote.spots.iter().any(|(_, spot)| spot.text.contains("NVRM:"));
+    let named = judged.evidence.iter().find(of_driver).and_then(address);
+    match named.filter(|_| judged.class == Class::HardwareGpu) {
+        Some(gpu) => look
+            .replace("ROW_REMAPPER", &format!("ROW_REMAPPER -i {gpu}"))
+            .replace("-r 3", &format!("-r 3 -i {gpu}")),
+        None => look.to_owned(),
+    }
+}
+
+/// The first PCI address in the lines of the evidence: `0000:3b:00`.
+fn address(vote: &Vote) -> Option<&str> {
+    vote.spots.iter().find_map(|(_, spot)| {
+        let words = spot.text.split(|letter: char| !letter.is_ascii_hexdigit() && letter != ':');
+        let mut words = words.map(|word| word.trim_matches(':'));
+        words.find(|word| {
+            let mut parts = word.split(':').map(str::len);
+            (parts.next(), parts.next(), parts.next(), parts.next()) == (Some(4), Some(2), Some(2), None)
+        })
+    })
+}
+
+/// The host that wrote a line of the kernel: `Jun 10 03:09:55 gpu-07 kernel: …`.
+fn host(vote: &Vote) -> Option<&str> {
+    vote.spots.iter().find_map(|(_, spot)| {
+        let (before, _) = spot.text.split_once(" kernel: ")?;
+        before.rsplit(' ').next().filter(|name| !name.is_empty() && !name.contains(':'))
+    })
+}
+
+/// The device and the host of a fault of the hardware, where its lines name them.
+fn device(judged: &Attribution) -> String {
+    if judged.domain != FaultDomain::Hardware {
+        return String::new();
+    }
+    let device = judged.evidence.iter().find_map(address).map(|gpu| format!("device {gpu}"));
+    let host = judged.evidence.iter().find_map(host).map(|host| format!("host {host}"));
+    let places: Vec<String> = device.into_iter().chain(host).collect();
+    if places.is_empty() { String::new() } else { format!(", {}", places.join(", ")) }
+}
+
 fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String> {
     let restart = match judged.restart {
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
         Restart::RestartAfterWait => "Restart when the lost resource is available again.",
         // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
-        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
+        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < RETRY_BELOW => {
             "Do not restart on these hosts; one retry on other hosts distinguishes a bug from a broken host."
         }
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
-    let look = if judged.is_of_client() { REPORT_IT } else { look(judged.class) };
-    let mut next = vec![restart.to_owned(), look.to_owned()];
+    let look = if judged.is_of_client() { REPORT_IT.to_owned() } else { look_at(judged) };
+    let mut next = vec![restart.to_owned(), look];
     if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
         let who = listed(culprits);
         next.push(format!(
@@ -304,6 +389,46 @@ mod tests {
 
     fn asks_for_a_retry(next: &[String]) -> bool {
         next.iter().any(|line| line.contains("one retry on other hosts"))
+    }
+
+    fn told(log: &str, exit: &str) -> Report {
+        let catalog = Catalog::built_in().expect("the catalog is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        let evidence =
+            Evidence { findings, exits: crate::attribution::exit::from_text(exit), ..Evidence::default() };
+        report(&evidence, &attribute(catalog, &evidence))
+    }
+
+    #[test]
+    fn a_fault_of_a_device_names_the_device_and_the_host_and_the_command_has_them() {
+        let lost = "Jun 10 03:09:55 gpu-07 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=812, GPU has fallen off the bus.\n";
+        let report = told(lost, "");
+        assert!(report.headline.contains(", device 0000:3b:00, host gpu-07"), "{}", report.headline);
+        assert!(report.next[1].contains("-i 0000:3b:00"), "{:?}", report.next);
+        assert!(report.next.len() <= 3);
+    }
+
+    #[test]
+    fn advice_belongs_to_the_finding() {
+        let held = told("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n", "");
+        assert!(held.next[1].contains("fuser -v"), "{:?}", held.next);
+        let limited = told(
+            "requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: https://hub/x\n",
+            "",
+        );
+        assert!(limited.next[1].starts_with("Wait"), "{:?}", limited.next);
+        let name = told("ValueError: host not found: Name or service not known\n", "");
+        assert!(name.next[1].contains("getent hosts"), "{:?}", name.next);
+    }
+
+    #[test]
+    fn lines_that_were_set_aside_are_counted_and_listed() {
+        let caught = "2026-01-01 10:00:00 - train - ERROR - skipping the batch\nTraceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\nstep 7 loss 2.1\nstep 8 loss 2.0\nstep 9 loss 2.0\n";
+        let report = told(caught, "137");
+        assert!(report.headline.ends_with("; 1 line was set aside"), "{}", report.headline);
+        assert_eq!(report.set_aside.iter().map(|line| line.line).collect::<Vec<_>>(), [5]);
+        let none = told("step 8 loss 2.0\n", "137");
+        assert!(none.set_aside.is_empty() && !none.headline.contains("set aside"), "{}", none.headline);
     }
 
     #[test]

@@ -34,14 +34,14 @@ pub mod vote;
 pub mod votes;
 mod xids;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use catalog::{Catalog, Determinism, Role};
 use class::{Class, Restart};
 use exit::Exit;
 use fuse::{JobSoFar, Posterior};
 use root::Root;
-use scan::Findings;
+use scan::{Findings, RelevantLine};
 use vote::Vote;
 
 use mainstay_model::verdict::FaultDomain;
@@ -118,6 +118,8 @@ pub struct Attribution {
     pub against: Vec<Vote>,
     /// The consequences of the failure.
     pub consequences: Vec<Vote>,
+    /// Lines that would be a cause and are none, by source and line: the exception was caught, or healthy steps came after it.
+    pub set_aside: BTreeMap<(usize, u64), RelevantLine>,
 }
 
 impl Attribution {
@@ -129,6 +131,7 @@ impl Attribution {
 
 /// Attributes a failure.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
+    let set_aside = current::set_aside(catalog, evidence);
     let evidence = &*current::current(catalog, evidence);
     let mut votes = votes::votes(catalog, evidence);
     let mut posterior = fuse::fuse(&votes, evidence.job.as_ref());
@@ -159,15 +162,14 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
-    let confidence =
-        confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
+    let sure = confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
     let reported = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
     // One crash may be transient. Crashes on several ranks are not.
     let together = reported == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
     let usual = reported.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped by mistake costs more than a useless restart, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
-    let unsure = usual == Restart::DoNotRestart && (!may_stop(confidence, reasoned) || only_hints(&for_it));
+    let unsure = usual == Restart::DoNotRestart && (!may_stop(sure, reasoned) || only_hints(&for_it));
     let usual = if unsure { Restart::RestartSameNodes } else { usual };
     let restart = agreed.and_then(|vote| vote.restart).unwrap_or(usual);
     let pointers = root::Pointers {
@@ -181,7 +183,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     Attribution {
         class,
         domain,
-        confidence,
+        confidence: confidence::afterwards(sure, class, &for_it, evidence),
         restart,
         determinism,
         root: root::root(evidence, &for_it, &consequences, pointers),
@@ -189,6 +191,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
         evidence: for_it,
         against,
         consequences,
+        set_aside,
     }
 }
 
