@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_coord::group::values::{self, Ended, Leader, Member, Record, Round};
+use mainstay_coord::group::values::{self, JobEndedNote, Leader, Member, Record, Round};
 use mainstay_coord::server::log::{MAGIC, encode, parse};
 use mainstay_coord::server::store::{Limits, Store};
 use mainstay_fuzz::survives_json;
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = values::read::<Leader>(bytes);
     let _ = values::read::<Record>(bytes);
     let _ = values::read::<Round>(bytes);
-    let _ = values::read::<Ended>(bytes);
+    let _ = values::read::<JobEndedNote>(bytes);
 });
 
 fn replayed(records: Vec<mainstay_coord::etcd::log::Record>) {

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_health::host::cloud::{CloudJudge, CloudLimits, CloudSample};
-use mainstay_health::host::fabric::{FabricJudge, FabricLimits, FabricSample, Learned};
+use mainstay_health::host::fabric::{FabricJudge, FabricLimits, FabricSample, LearnedLinks};
 use mainstay_model::health::HealthState;
 use mainstay_health::host::os::{HostJudge, HostLimits, HostSample, SystemJudge, SystemSample};
 use mainstay_model::id::BootId;
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     let cloud: CloudLimits = toml::from_str(&text).unwrap_or_default();
     let mut system = SystemJudge::new(host.clone());
     let mut host = HostJudge::new(host);
-    let mut fabric = FabricJudge::new(fabric, BootId("b".to_owned()), Vec::new(), Learned::default());
+    let mut fabric = FabricJudge::new(fabric, BootId("b".to_owned()), Vec::new(), LearnedLinks::default());
     let mut cloud = CloudJudge::new(cloud);
     let mut log = LogReader::default();
     for at in [Mono(1), Mono(u64::MAX / 2), Mono(u64::MAX)] {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_hang::nccl_ras::{Asked, NcclJudge, NcclLimits, RasReport, Wire, parse_text};
+use mainstay_hang::nccl_ras::{RasReply, NcclJudge, NcclLimits, RasReport, Wire, parse_text};
 use mainstay_model::time::{Mono, Span};
 use mainstay_fuzz::text;
 
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = (communicator.behind(), communicator.mismatch());
         }
         let mut judge = NcclJudge::new(NcclLimits::default());
-        let reported = Asked::Reported(report);
+        let reported = RasReply::Reported(report);
         for seconds in [0, 700, 1400] {
             let _ = judge.step(Mono(1).after(Span::seconds(seconds)), &reported);
         }

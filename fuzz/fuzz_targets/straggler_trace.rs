@@ -11,7 +11,7 @@ const MOST: usize = 500;
 fuzz_target!(|bytes: &[u8]| {
     let text = text(bytes);
     let mut lines = text.lines();
-    let Some(Ok(columns)) = lines.next().map(|header| Columns::of(header.split(','))) else { return };
+    let Some(Ok(columns)) = lines.next().map(|header| Columns::from_header(header.split(','))) else { return };
     let mut trace = Trace::default();
     for line in lines.take(MOST) {
         if let Ok(spans) = columns.spans(&line.split(',').collect::<Vec<_>>()) {

@@ -25,7 +25,7 @@ use mainstay_sys::clock;
 use mainstay_view::convert::{evidence, failure};
 
 /// Messages that may wait for a launcher.
-const QUEUE: usize = 64;
+const MAX_QUEUED_MESSAGES: usize = 64;
 
 /// How long a launcher may take to send its first message.
 const FIRST: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ impl LauncherService for Launchers {
         if let Some(problem) = JobId::problem(&hello.job) {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
-        let (orders, ordered) = mpsc::channel(QUEUE);
+        let (orders, ordered) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let refusals = orders.downgrade();
         // The pid that a launcher reports is not used: in another PID namespace it is a different process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;

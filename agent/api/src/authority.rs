@@ -89,7 +89,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for PlainAuthority<IO> {
 
 /// The position in the client's bytes. They arrive in pieces of any size.
 #[derive(Debug)]
-enum Place {
+enum FramePosition {
     /// This many bytes of the preface were read.
     Preface(usize),
     /// This many bytes of a frame's head were read.
@@ -102,7 +102,7 @@ enum Place {
 
 #[derive(Debug)]
 struct Filter {
-    place: Place,
+    place: FramePosition,
     head: [u8; 9],
     /// Bytes of the body that are still to come.
     left: usize,
@@ -116,7 +116,7 @@ struct Filter {
 impl Default for Filter {
     fn default() -> Filter {
         let block = Block::default();
-        Filter { place: Place::Preface(0), head: [0; 9], left: 0, before: 0, padding: 0, block }
+        Filter { place: FramePosition::Preface(0), head: [0; 9], left: 0, before: 0, padding: 0, block }
     }
 }
 
@@ -125,32 +125,32 @@ impl Filter {
         while let Some(first) = bytes.first_mut() {
             let mut taken = 1;
             match self.place {
-                Place::Preface(seen) => {
+                FramePosition::Preface(seen) => {
                     self.place = match PREFACE.get(seen) {
-                        Some(expected) if *expected != *first => Place::Other,
-                        _ if seen + 1 == PREFACE.len() => Place::Head(0),
-                        _ => Place::Preface(seen + 1),
+                        Some(expected) if *expected != *first => FramePosition::Other,
+                        _ if seen + 1 == PREFACE.len() => FramePosition::Head(0),
+                        _ => FramePosition::Preface(seen + 1),
                     };
                 }
-                Place::Head(seen) => {
+                FramePosition::Head(seen) => {
                     self.head[seen] = *first;
-                    self.place = Place::Head(seen + 1);
+                    self.place = FramePosition::Head(seen + 1);
                     if seen + 1 == self.head.len() {
                         self.begin_body();
                     }
                 }
-                Place::Body if self.has_headers() => {
+                FramePosition::Body if self.has_headers() => {
                     self.in_headers(first);
                     self.left -= 1;
                 }
-                Place::Body => {
+                FramePosition::Body => {
                     taken = self.left.min(bytes.len());
                     self.left -= taken;
                 }
-                Place::Other => return,
+                FramePosition::Other => return,
             }
-            if matches!(self.place, Place::Body) && self.left == 0 {
-                self.place = Place::Head(0);
+            if matches!(self.place, FramePosition::Body) && self.left == 0 {
+                self.place = FramePosition::Head(0);
             }
             bytes = &mut bytes[taken..];
         }
@@ -168,7 +168,7 @@ impl Filter {
             self.block = Block::default();
             self.before = usize::from(flags & PADDED != 0) + if flags & PRIORITY == 0 { 0 } else { 5 };
         }
-        self.place = Place::Body;
+        self.place = FramePosition::Body;
     }
 
     fn in_headers(&mut self, byte: &mut u8) {
@@ -193,7 +193,7 @@ enum Block {
     #[default]
     Field,
     /// In a number of several bytes: its value so far, and the shift of the next seven bits.
-    Number(Wanted, u64, u32),
+    Number(HpackExpect, u64, u32),
     /// At the length of a string.
     Length(Text),
     /// In a string with this many bytes to come.
@@ -202,7 +202,7 @@ enum Block {
 
 /// What a number means.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+enum HpackExpect {
     /// A field or the table's size: nothing follows.
     Nothing,
     /// The name of a field whose value follows.
@@ -226,10 +226,10 @@ impl Block {
     fn pass(&mut self, byte: &mut u8) {
         *self = match std::mem::take(self) {
             Block::Field => match *byte {
-                byte if byte & 0x80 != 0 => Block::number(Wanted::Nothing, byte, 7),
-                byte if byte & 0x40 != 0 => Block::number(Wanted::Name, byte, 6),
-                byte if byte & 0x20 != 0 => Block::number(Wanted::Nothing, byte, 5),
-                byte => Block::number(Wanted::Name, byte, 4),
+                byte if byte & 0x80 != 0 => Block::number(HpackExpect::Nothing, byte, 7),
+                byte if byte & 0x40 != 0 => Block::number(HpackExpect::Name, byte, 6),
+                byte if byte & 0x20 != 0 => Block::number(HpackExpect::Nothing, byte, 5),
+                byte => Block::number(HpackExpect::Name, byte, 4),
             },
             Block::Number(wanted, value, shift) => {
                 let more = u64::from(*byte & 0x7f).checked_shl(shift).unwrap_or(u64::MAX);
@@ -247,7 +247,7 @@ impl Block {
                     Text::Name(_) if *byte & 0x80 != 0 => Text::Name(None),
                     text => text,
                 };
-                Block::number(Wanted::Length(text), *byte, 7)
+                Block::number(HpackExpect::Length(text), *byte, 7)
             }
             Block::String(text, left) => {
                 let text = match text {
@@ -267,7 +267,7 @@ impl Block {
     }
 
     /// A number that starts in the low bits of a byte.
-    fn number(wanted: Wanted, byte: u8, bits: u32) -> Block {
+    fn number(wanted: HpackExpect, byte: u8, bits: u32) -> Block {
         let full = (1_u8 << bits).wrapping_sub(1);
         let value = byte & full;
         if value == full {
@@ -277,13 +277,13 @@ impl Block {
         }
     }
 
-    fn known(wanted: Wanted, value: u64) -> Block {
+    fn known(wanted: HpackExpect, value: u64) -> Block {
         match wanted {
-            Wanted::Nothing => Block::Field,
-            Wanted::Name if value == 0 => Block::Length(Text::Name(Some(0))),
-            Wanted::Name if value == AUTHORITY => Block::Length(Text::Authority),
-            Wanted::Name => Block::Length(Text::Value),
-            Wanted::Length(text) => Block::in_string(text, value),
+            HpackExpect::Nothing => Block::Field,
+            HpackExpect::Name if value == 0 => Block::Length(Text::Name(Some(0))),
+            HpackExpect::Name if value == AUTHORITY => Block::Length(Text::Authority),
+            HpackExpect::Name => Block::Length(Text::Value),
+            HpackExpect::Length(text) => Block::in_string(text, value),
         }
     }
 

@@ -15,11 +15,11 @@ use hyper::http::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::connection_limits::{ConnectionLimits, Place};
+use super::connection_limits::{ConnectionLimits, ConnectionPermit};
 use super::shares::{Share, Shares, Source};
 
 /// Open calls of one source and of all sources of a listener.
-const CALLS: (usize, usize) = (512, 2048);
+const MAX_OPEN_CALLS: (usize, usize) = (512, 2048);
 
 /// Bytes of answers that one source, and all sources, have not read yet.
 const UNREAD: (usize, usize) = (32 << 20, 128 << 20);
@@ -28,13 +28,13 @@ const UNREAD: (usize, usize) = (32 << 20, 128 << 20);
 const REPORTS: (usize, usize) = (8 << 20, 32 << 20);
 
 /// Readers of the journal's files at the same time.
-const READS: (usize, usize) = (1, 4);
+const MAX_JOURNAL_READERS: (usize, usize) = (1, 4);
 
 /// Readers of the whole journal at the same time.
 const WHOLE_READS: (usize, usize) = (1, 2);
 
 /// How long a call waits until its source has read other answers.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SHARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The method whose messages are counted.
 const ATTACH: &str = "/mainstay.v1.LauncherService/Attach";
@@ -56,10 +56,10 @@ impl Default for Bounds {
         let shares = |(each, all)| Shares::new(each, all);
         Bounds {
             unread: shares(UNREAD),
-            reads: shares(READS),
+            reads: shares(MAX_JOURNAL_READERS),
             whole_reads: shares(WHOLE_READS),
             reports: shares(REPORTS),
-            calls: Arc::new(Mutex::new(ConnectionLimits::new(CALLS.0, CALLS.1))),
+            calls: Arc::new(Mutex::new(ConnectionLimits::new(MAX_OPEN_CALLS.0, MAX_OPEN_CALLS.1))),
         }
     }
 }
@@ -73,7 +73,7 @@ pub(super) struct Held {
 impl Bounds {
     /// A share for an answer of at most this many bytes.
     pub(super) async fn answer(&self, source: Source, bytes: usize) -> Result<Share, Status> {
-        let share = tokio::time::timeout(PATIENCE, self.unread.take(source, bytes)).await;
+        let share = tokio::time::timeout(SHARE_TIMEOUT, self.unread.take(source, bytes)).await;
         share.map_err(|_| {
             Status::resource_exhausted(format!(
                 "{source} has the most answers that may wait to be read: read or cancel them"
@@ -119,7 +119,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let place = {
             let mut calls = self.bounds.calls.lock().unwrap_or_else(PoisonError::into_inner);
             calls.take(source, source.is_free())
@@ -141,22 +141,22 @@ where
         Box::pin(async move {
             let mut response = answering.await?;
             let held = response.extensions_mut().remove::<Held>();
-            Ok(response.map(|body| Body::new(Answer { body, unread, source, held, _place: place })))
+            Ok(response.map(|body| Body::new(BoundedBody { body, unread, source, held, _place: place })))
         })
     }
 }
 
 /// The body of a response. Its bytes count until they are in the socket.
-struct Answer {
+struct BoundedBody {
     body: Body,
     unread: Shares,
     source: Source,
     /// The share of the message, until it is encoded.
     held: Option<Held>,
-    _place: Place<Source>,
+    _place: ConnectionPermit<Source>,
 }
 
-impl HttpBody for Answer {
+impl HttpBody for BoundedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -167,7 +167,7 @@ impl HttpBody for Answer {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         let counted = |bytes: Bytes| {
             let share = self.unread.add(self.source, bytes.len());
-            Bytes::from_owner(Counted { bytes, _share: share })
+            Bytes::from_owner(CountedBytes { bytes, _share: share })
         };
         let frame = frame.map(|frame| frame.map(|frame| frame.map_data(counted)));
         self.held = None;
@@ -184,19 +184,19 @@ impl HttpBody for Answer {
 }
 
 /// Bytes with their share.
-struct Counted {
+struct CountedBytes {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for CountedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 /// Bytes before each message of gRPC: whether it is compressed, and its length.
-const HEAD: usize = 5;
+const GRPC_HEADER_BYTES: usize = 5;
 
 /// The body of a launcher's stream. Each message takes a share of its length before it is received, and holds it until
 /// the next message is asked for.
@@ -221,7 +221,7 @@ impl Reports {
                 bytes = &bytes[of_message..];
                 continue;
             }
-            let of_head = (HEAD - self.head.len()).min(bytes.len());
+            let of_head = (GRPC_HEADER_BYTES - self.head.len()).min(bytes.len());
             self.head.extend_from_slice(&bytes[..of_head]);
             bytes = &bytes[of_head..];
             if let [_, length @ ..] = self.head.as_slice()

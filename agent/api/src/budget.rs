@@ -11,16 +11,16 @@ use tokio::time::Instant;
 const PER_SECOND: u64 = 1 << 20;
 
 /// Bytes at once: what a launcher sends after a restart of the agent, when it has stored entries in the meantime.
-const AT_ONCE: u64 = 8 << 20;
+const MAX_BURST_BYTES: u64 = 8 << 20;
 
 /// Minimum cost of a message: even the smallest needs some work.
-const LEAST: u64 = 1024;
+const MIN_MESSAGE_COST: u64 = 1024;
 
 /// Launchers of one user that may be attached at once.
 const ATTACHED: usize = 256;
 
 /// Users whose budgets are remembered after their last launcher has gone.
-const USERS: usize = 4096;
+const MAX_REMEMBERED_USERS: usize = 4096;
 
 /// The budgets of all users.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ impl Budget {
         let come =
             u64::try_from(since.as_micros()).unwrap_or(u64::MAX).saturating_mul(PER_SECOND) / 1_000_000;
         if come > 0 {
-            self.left = self.left.saturating_add(come).min(AT_ONCE);
+            self.left = self.left.saturating_add(come).min(MAX_BURST_BYTES);
             self.at = self.at.max(now);
         }
         if self.left >= bytes {
@@ -60,7 +60,7 @@ impl Budgets {
     /// A share for one launcher of this user; none if the user has the maximum.
     pub(super) fn attach(&self, uid: u32) -> Option<Share> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Budget { attached: 0, left: AT_ONCE, at: Instant::now() };
+        let new = || Budget { attached: 0, left: MAX_BURST_BYTES, at: Instant::now() };
         let of = all.entry(uid).or_insert_with(new);
         (of.attached < ATTACHED).then(|| {
             of.attached += 1;
@@ -79,7 +79,7 @@ pub(super) struct Share {
 impl Share {
     /// Waits until a message of this many bytes may be accepted.
     pub(super) async fn spend(&self, bytes: usize) {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(LEAST);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(MIN_MESSAGE_COST);
         let wait = {
             let mut all = self.budgets.0.lock().unwrap_or_else(PoisonError::into_inner);
             all.get_mut(&self.uid).map_or(Duration::ZERO, |of| of.spend(bytes, Instant::now()))
@@ -96,9 +96,9 @@ impl Drop for Share {
         let Some(of) = all.get_mut(&self.uid) else { return };
         of.attached -= 1;
         // Attaching again must not give the user a full budget.
-        let is_full = of.spend(0, Instant::now()).is_zero() && of.left >= AT_ONCE;
+        let is_full = of.spend(0, Instant::now()).is_zero() && of.left >= MAX_BURST_BYTES;
         // With very many users the budgets themselves would need memory.
-        if of.attached == 0 && (is_full || all.len() > USERS) {
+        if of.attached == 0 && (is_full || all.len() > MAX_REMEMBERED_USERS) {
             all.remove(&self.uid);
         }
     }
@@ -110,13 +110,13 @@ mod tests {
 
     use tokio::time::Instant;
 
-    use super::{AT_ONCE, ATTACHED, Budget, Budgets, PER_SECOND};
+    use super::{ATTACHED, Budget, Budgets, MAX_BURST_BYTES, PER_SECOND};
 
     #[test]
     fn a_burst_is_bounded_and_the_rest_is_delayed() {
         let now = Instant::now();
-        let mut budget = Budget { attached: 1, left: AT_ONCE, at: now };
-        assert_eq!(budget.spend(AT_ONCE, now), Duration::ZERO);
+        let mut budget = Budget { attached: 1, left: MAX_BURST_BYTES, at: now };
+        assert_eq!(budget.spend(MAX_BURST_BYTES, now), Duration::ZERO);
         assert_eq!(budget.spend(3 * PER_SECOND, now), Duration::from_secs(3));
         // The next message waits behind that one.
         assert_eq!(budget.spend(PER_SECOND, now), Duration::from_secs(4));
@@ -124,7 +124,11 @@ mod tests {
         assert_eq!(budget.spend(PER_SECOND, later), Duration::ZERO);
         assert!(budget.spend(PER_SECOND, later) > Duration::ZERO);
         let much_later = later + Duration::from_secs(3600);
-        assert_eq!(budget.spend(AT_ONCE, much_later), Duration::ZERO, "what was saved up is bounded too");
+        assert_eq!(
+            budget.spend(MAX_BURST_BYTES, much_later),
+            Duration::ZERO,
+            "what was saved up is bounded too"
+        );
         assert!(budget.spend(PER_SECOND, much_later) > Duration::ZERO);
     }
 
@@ -133,12 +137,12 @@ mod tests {
         let budgets = Budgets::default();
         let left = |uid: u32| budgets.0.lock().unwrap().get(&uid).map(|of| of.left);
         let share = budgets.attach(7).unwrap();
-        budgets.0.lock().unwrap().get_mut(&7).unwrap().spend(AT_ONCE, Instant::now());
+        budgets.0.lock().unwrap().get_mut(&7).unwrap().spend(MAX_BURST_BYTES, Instant::now());
         drop(share);
         let _share = budgets.attach(7).unwrap();
-        assert!(left(7).unwrap() < AT_ONCE / 2);
+        assert!(left(7).unwrap() < MAX_BURST_BYTES / 2);
         let _other = budgets.attach(8).unwrap();
-        assert_eq!(left(8), Some(AT_ONCE));
+        assert_eq!(left(8), Some(MAX_BURST_BYTES));
     }
 
     #[test]

@@ -23,13 +23,13 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
-use super::convert::checkpoint::{Seen, advice_out, durable_out, listing, small};
+use super::convert::checkpoint::{RunFilter, advice_out, durable_out, listing, small};
 use super::restore::{Restore, RestoresByUser, Running};
 use super::roles::Roles;
 use super::run_directories::{Home, Homes};
 use super::watching::{FilesPlace, Watching, problem_of};
 use mainstay_journal::state::StateReader;
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 
 /// Letters of a run id that are shown.
 const LONGEST_RUN: usize = 128;
@@ -44,9 +44,9 @@ pub struct Checkpoints {
     snapshots: StateReader,
     roles: Roles,
     /// The watched directories, kept across restarts of the agent.
-    kept: Arc<Mutex<Kept<Vec<Watched>>>>,
+    kept: Arc<Mutex<ValueFile<Vec<Watched>>>>,
     /// Directories into which trainers write in their own format.
-    kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
+    kept_files: Arc<Mutex<ValueFile<Vec<FilesPlace>>>>,
     /// Which directories runs wrote into.
     homes: Arc<Homes>,
     running: Arc<RestoresByUser>,
@@ -62,14 +62,15 @@ impl Checkpoints {
         roles: Roles,
         state_dir: &Path,
     ) -> Checkpoints {
-        let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
+        let kept: ValueFile<Vec<Watched>> = ValueFile::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
             // Entries that were stored before runs had owners have the user in a separate field.
             let owned_place =
                 |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
             kept.value().into_iter().flatten().for_each(|place| peers.watch(owned_place(place)));
         }
-        let kept_files: Kept<Vec<FilesPlace>> = Kept::open(&state_dir.join("checkpoint-trainers.json"));
+        let kept_files: ValueFile<Vec<FilesPlace>> =
+            ValueFile::open(&state_dir.join("checkpoint-trainers.json"));
         for place in kept_files.value().into_iter().flatten() {
             if let (Some(files), Some(wanted)) = (&files, place.wanted())
                 && let Err(error) = files.watch(wanted)
@@ -195,7 +196,7 @@ impl CheckpointService for Checkpoints {
                 let uid = seen.unwrap_or(user.uid);
                 run.iter().for_each(|run| peers.refresh_durable(&owned(uid, run)));
             }
-            let mut list = listing(&peers, &Seen { run: run.as_deref(), owner: seen });
+            let mut list = listing(&peers, &RunFilter { run: run.as_deref(), owner: seen });
             list.peers.extend(durable.map(|tier| durable_out(&tier)));
             let of_seen = |job: &&JobView| seen.is_none_or(|uid| job.spec.uid == uid);
             list.advice =
@@ -227,7 +228,7 @@ impl CheckpointService for Checkpoints {
             put_back_token,
         } = request.into_inner();
         let place = place(run, directory, pool, user)?;
-        let home = Home::of(&place, &directory_id)?;
+        let home = Home::find(&place, &directory_id)?;
         let running = self.one_more_restore(user)?;
         let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
         self.roles.changes(caller, "RestoreCheckpoint", &of);
@@ -266,7 +267,7 @@ impl CheckpointService for Checkpoints {
         self.roles.changes(caller, "RemoveCheckpoint", &format!("step {step} of run {run}"));
         let removed = aside(move || {
             let mut copies = peers.copies();
-            let seen = Seen { run: Some(&run), owner: seen };
+            let seen = RunFilter { run: Some(&run), owner: seen };
             copies.retain(|copy| copy.shard.of.step == step && seen.has(&copy.shard.of));
             let found = steps(&copies, None);
             let owners: BTreeSet<Option<u32>> =

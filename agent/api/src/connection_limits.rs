@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
 /// Connections of one source: one user on a Unix socket, one address elsewhere.
-pub(super) const EACH: usize = 128;
+pub(super) const MAX_CONNECTIONS_PER_SOURCE: usize = 128;
 
 /// Connections of all sources of one listener.
 pub(super) const ALL: usize = 1024;
@@ -34,7 +34,7 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
 
     /// A place for one more connection of this source, until it is dropped. Sources with `is_free` have places in
     /// addition to the limit of all: an operator can connect when others have used up everything.
-    pub(super) fn take(&mut self, source: S, is_free: bool) -> Option<Place<S>> {
+    pub(super) fn take(&mut self, source: S, is_free: bool) -> Option<ConnectionPermit<S>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = taken.values().sum();
         let of_source = taken.entry(source).or_insert(0);
@@ -51,18 +51,18 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
         }
         *of_source += 1;
         self.is_reported = false;
-        Some(Place { taken: Arc::clone(&self.taken), source })
+        Some(ConnectionPermit { taken: Arc::clone(&self.taken), source })
     }
 }
 
 /// One connection's place.
 #[derive(Debug)]
-pub struct Place<S: Ord> {
+pub struct ConnectionPermit<S: Ord> {
     taken: Arc<Mutex<BTreeMap<S, usize>>>,
     source: S,
 }
 
-impl<S: Ord> Drop for Place<S> {
+impl<S: Ord> Drop for ConnectionPermit<S> {
     fn drop(&mut self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(of_source) = taken.get_mut(&self.source) {
@@ -80,7 +80,7 @@ pub trait OnReceive {
     fn received(&self) {}
 }
 
-impl<S: Ord> OnReceive for Place<S> {}
+impl<S: Ord> OnReceive for ConnectionPermit<S> {}
 
 /// A connection that holds its place. The place is given back first.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use mainstay_model::time::Stamp;
 use mainstay_proto::v1;
 use mainstay_view::convert::timestamp;
 
-use crate::{About, Mode};
+use crate::{Mode, ServerInfo};
 
-pub(crate) fn server(about: &About, journal_error: Option<&str>, now: Stamp) -> v1::Server {
+pub(crate) fn server(about: &ServerInfo, journal_error: Option<&str>, now: Stamp) -> v1::Server {
     let mode = match about.mode {
         Mode::Agent => v1::ServerMode::Agent,
         Mode::Launcher => v1::ServerMode::Launcher,

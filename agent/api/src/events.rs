@@ -22,7 +22,7 @@ use super::readers::{Owners, Reader};
 use super::shares::{Share, Source};
 use super::stream::{Answers, Caller, End, answer_to_the_end};
 use mainstay_journal::state::StateReader;
-use mainstay_journal::store::journal::{Most, Read};
+use mainstay_journal::store::journal::{JournalPage, Most};
 
 const USUAL_LIMIT: usize = 100;
 const LARGEST_LIMIT: usize = 1000;
@@ -49,7 +49,7 @@ impl EventService for Events {
         request: Request<ListEventsRequest>,
     ) -> Result<Response<ListEventsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let request = request.into_inner();
         let snapshots = &self.0.snapshots;
         not_ahead(snapshots, request.after_cursor)?;
@@ -78,7 +78,7 @@ impl EventService for Events {
             let view = snapshots.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                let event = reported(entry, owners.may_read(reader, entry, &view));
+                let event = visible_event(entry, owners.may_read(reader, entry, &view));
                 if passes(&event, &filter) {
                     bytes += event.encoded_len();
                     answer.events.push(event);
@@ -99,7 +99,7 @@ impl EventService for Events {
         request: Request<ExplainIncidentRequest>,
     ) -> Result<Response<ExplainIncidentResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
         let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
         let report = self.0.failure(&job, incident.map(Incident), reader, source).await?;
@@ -122,7 +122,7 @@ impl EventService for Events {
         request: Request<WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let reader = self.0.readers.reader(&request);
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let request = request.into_inner();
         let snapshots = self.0.snapshots.clone();
         let cursor = request.after_cursor.unwrap_or_else(|| snapshots.newest());
@@ -188,7 +188,7 @@ pub(super) async fn one(
     let entry = entry.ok_or_else(|| Status::not_found(format!("the journal has no event {cursor}")))?;
     // The user of a job whose start was not read is unknown.
     let with_texts = Owners::default().may_read(reader, &entry, &read.snapshots.view());
-    let event = reported(&entry, with_texts);
+    let event = visible_event(&entry, with_texts);
     Ok((entry, event))
 }
 
@@ -200,12 +200,12 @@ fn not_theirs(job: &str) -> Status {
 }
 
 /// Whether entries are missing within what was read, or before it.
-fn has_gap(read: &Read) -> bool {
+fn has_gap(read: &JournalPage) -> bool {
     read.gap.is_some() || read.skipped > 0
 }
 
 /// An entry with the fields that the caller may read.
-fn reported(entry: &Entry, with_texts: bool) -> Event {
+fn visible_event(entry: &Entry, with_texts: bool) -> Event {
     if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
 }
 
@@ -237,7 +237,7 @@ async fn watch(
         let view = snapshots.view();
         let gap = gap(&read).map(|gap| (gap.last_missing, Item::Gap(gap)));
         let events = read.entries.into_iter().filter_map(|entry| {
-            let event = reported(&entry, owners.may_read(reader, &entry, &view));
+            let event = visible_event(&entry, owners.may_read(reader, &entry, &view));
             passes(&event, &filter).then_some((entry.seq, Item::Event(event)))
         });
         for (number, item) in gap.into_iter().chain(events) {
@@ -263,7 +263,12 @@ async fn watch(
 }
 
 /// Reads a chunk when it is the source's turn.
-async fn read(bounds: &Bounds, source: Source, snapshots: &StateReader, cursor: u64) -> Result<Read, Status> {
+async fn read(
+    bounds: &Bounds,
+    source: Source,
+    snapshots: &StateReader,
+    cursor: u64,
+) -> Result<JournalPage, Status> {
     let turn = bounds.reads.take(source, 1).await;
     read_on_a_thread(snapshots, cursor, CHUNK, Some(turn)).await
 }
@@ -275,7 +280,7 @@ async fn read_on_a_thread(
     cursor: u64,
     limit: Most,
     turn: Option<Share>,
-) -> Result<Read, Status> {
+) -> Result<JournalPage, Status> {
     let snapshots = snapshots.clone();
     let read = move || {
         let _turn = turn;
@@ -298,7 +303,7 @@ fn not_ahead(snapshots: &StateReader, cursor: u64) -> Result<(), Status> {
     )))
 }
 
-fn gap(read: &Read) -> Option<Gap> {
+fn gap(read: &JournalPage) -> Option<Gap> {
     read.gap.map(|gap| Gap {
         first_missing: gap.first,
         last_missing: gap.last,

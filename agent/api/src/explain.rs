@@ -29,7 +29,7 @@ pub(super) struct Explain(pub(super) ReadSide);
 impl ExplainService for Explain {
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let target = request.into_inner().target;
         let target = target.ok_or_else(|| Status::invalid_argument("name what to explain"))?;
         let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
@@ -92,7 +92,7 @@ impl ReadSide {
         // The whole journal is read: by one caller of each source at a time.
         let _turn = self.bounds.whole_reads.take(source, 1).await;
         let entries = of_failures(&self.snapshots, job, reader).await?;
-        incident_report::of(entries.iter(), incident).ok_or_else(|| {
+        incident_report::from_entries(entries.iter(), incident).ok_or_else(|| {
             let which = incident.map_or("no failure".to_owned(), |of| format!("no failure {}", of.0));
             Status::not_found(format!("the journal has {which} of job {job:?}"))
         })

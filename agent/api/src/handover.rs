@@ -15,10 +15,10 @@ use super::listen::UnixSocket;
 use mainstay_sys::handover::{Contents, receive};
 
 /// How long a caller may take.
-const WITHIN: Duration = Duration::from_secs(1);
+const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Callers of one user at once.
-const EACH: usize = 4;
+const MAX_CALLERS_PER_USER: usize = 4;
 
 /// Callers at once.
 const ALL: usize = 64;
@@ -40,11 +40,11 @@ pub fn take(socket: UnixSocket, users: Arc<Users>) -> io::Result<()> {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
                 // An error such as too many open files would repeat at once.
-                std::thread::sleep(WITHIN);
+                std::thread::sleep(CALLER_TIMEOUT);
                 continue;
             };
             let Ok(credentials) = getsockopt(&stream, PeerCredentials) else { continue };
-            let Some(place) = Place::take(&callers, credentials.uid()) else { continue };
+            let Some(place) = CallerPermit::take(&callers, credentials.uid()) else { continue };
             let users = Arc::clone(&users);
             let work = move || {
                 let uid = place.uid;
@@ -62,8 +62,8 @@ pub fn take(socket: UnixSocket, users: Arc<Users>) -> io::Result<()> {
 }
 
 fn serve(mut stream: &UnixStream, users: &Users, uid: u32) -> io::Result<()> {
-    stream.set_read_timeout(Some(WITHIN))?;
-    stream.set_write_timeout(Some(WITHIN))?;
+    stream.set_read_timeout(Some(CALLER_TIMEOUT))?;
+    stream.set_write_timeout(Some(CALLER_TIMEOUT))?;
     let (names, directories) = receive(stream)?;
     let names = match serde_json::from_slice(&names)? {
         Contents::Directories(names) => names,
@@ -87,24 +87,24 @@ fn serve(mut stream: &UnixStream, users: &Users, uid: u32) -> io::Result<()> {
 }
 
 /// The place of one caller.
-struct Place {
+struct CallerPermit {
     callers: Callers,
     uid: u32,
 }
 
-impl Place {
-    fn take(callers: &Callers, uid: u32) -> Option<Place> {
+impl CallerPermit {
+    fn take(callers: &Callers, uid: u32) -> Option<CallerPermit> {
         let mut all = callers.lock().unwrap_or_else(PoisonError::into_inner);
         let of_user = all.get(&uid).copied().unwrap_or(0);
-        if of_user >= EACH || all.values().sum::<usize>() >= ALL {
+        if of_user >= MAX_CALLERS_PER_USER || all.values().sum::<usize>() >= ALL {
             return None;
         }
         all.insert(uid, of_user + 1);
-        Some(Place { callers: Arc::clone(callers), uid })
+        Some(CallerPermit { callers: Arc::clone(callers), uid })
     }
 }
 
-impl Drop for Place {
+impl Drop for CallerPermit {
     fn drop(&mut self) {
         let mut all = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(of_user) = all.get_mut(&self.uid) {

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use super::ReadSide;
 use super::bounds;
 use super::convert;
-use super::preflight::{self, Wanted};
+use super::preflight::{self, PreflightPlan};
 use super::readers::Reader;
 use super::replicas::Replicas;
 use super::saving;
@@ -48,14 +48,14 @@ impl HealthService for Health {
         let reader = self.0.readers.reader(&request);
         let view = self.0.snapshots.view();
         let bytes = bytes_of(view.jobs.values());
-        let share = self.0.bounds.answer(Source::of(request.extensions()), bytes).await?;
+        let share = self.0.bounds.answer(Source::from_connection(request.extensions()), bytes).await?;
         let jobs = self.0.jobs(&view, (self.0.clock)(), reader);
         Ok(bounds::holding(ListJobsResponse { jobs }, share, bytes))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let source = Source::of(request.extensions());
+        let source = Source::from_connection(request.extensions());
         let id = JobId(request.into_inner().id);
         let view = self.0.snapshots.view();
         let Some(job) = view.jobs.get(&id) else {
@@ -65,7 +65,7 @@ impl HealthService for Health {
         let bytes = bytes_of([job]);
         let share = self.0.bounds.answer(source, bytes).await?;
         let now = (self.0.clock)();
-        let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()), reader);
+        let job = self.0.job(job, now, &Replicas::from_service(self.0.checkpoints.as_deref()), reader);
         Ok(bounds::holding(GetJobResponse { job: Some(job) }, share, bytes))
     }
 
@@ -84,7 +84,8 @@ impl HealthService for Health {
         &self,
         request: Request<WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
-        let (reader, source) = (self.0.readers.reader(&request), Source::of(request.extensions()));
+        let (reader, source) =
+            (self.0.readers.reader(&request), Source::from_connection(request.extensions()));
         let interval = interval(request.into_inner().min_interval);
         let read = self.0.clone();
         let stop = read.stop.clone();
@@ -98,7 +99,7 @@ impl HealthService for Health {
         request: Request<RunPreflightRequest>,
     ) -> Result<Response<Self::RunPreflightStream>, Status> {
         let read = self.0.clone();
-        let wanted = Wanted::of(&read, request.get_ref())?;
+        let wanted = PreflightPlan::from_request(&read, request.get_ref())?;
         Ok(Response::new(answer(read.stop.clone(), move |caller| preflight::run(read, wanted, caller))))
     }
 }
@@ -144,7 +145,7 @@ impl ReadSide {
 
     fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
-        let mut reported = from_view::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
+        let mut reported = from_view::job(job, now, self.pace.steps_per_second(&job.id, now.mono), &tiers);
         replicas.add_to(&mut reported);
         if !reader.may_read(Some(job.spec.uid)) {
             from_view::withhold_texts(&mut reported);
@@ -153,7 +154,7 @@ impl ReadSide {
     }
 
     fn jobs(&self, view: &NodeView, now: Stamp, reader: Reader) -> Vec<Job> {
-        let replicas = Replicas::of(self.checkpoints.as_deref());
+        let replicas = Replicas::from_service(self.checkpoints.as_deref());
         view.jobs.values().map(|job| self.job(job, now, &replicas, reader)).collect()
     }
 }

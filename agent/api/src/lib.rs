@@ -64,7 +64,7 @@ use readers::Readers;
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Calls that one connection may have open.
-const STREAMS: u32 = 128;
+const MAX_STREAMS_PER_CONNECTION: u32 = 128;
 
 /// Bytes of a call's headers.
 const HEADERS: u32 = 16 << 10;
@@ -75,7 +75,7 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// What a server reports about itself.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct ServerInfo {
     /// Name of the host.
     pub hostname: String,
     /// The boot to which monotonic times belong.
@@ -141,7 +141,7 @@ pub enum ServeError {
 #[derive(Clone)]
 struct ReadSide {
     snapshots: StateReader,
-    about: Arc<About>,
+    about: Arc<ServerInfo>,
     clock: Clock,
     pace: Pace,
     /// Active probes; none for callers who may not run them.
@@ -165,7 +165,7 @@ struct ReadSide {
 pub async fn serve(
     listeners: Listeners,
     snapshots: StateReader,
-    about: About,
+    about: ServerInfo,
     clock: Clock,
     local: Routes,
     stop: CancellationToken,
@@ -300,7 +300,7 @@ where
     tonic::transport::Server::builder()
         .accept_http1(true)
         // Limit for one connection: `places` limits the connections of a source.
-        .max_concurrent_streams(Some(STREAMS))
+        .max_concurrent_streams(Some(MAX_STREAMS_PER_CONNECTION))
         .http2_max_header_list_size(Some(HEADERS))
         // What arrives before it is read: messages are small.
         .initial_stream_window_size(Some(STREAM_WINDOW))

@@ -18,12 +18,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
-use super::connection_limits::{ALL, ConnectionLimits, EACH, Place, Placed};
+use super::connection_limits::{ALL, ConnectionLimits, ConnectionPermit, MAX_CONNECTIONS_PER_SOURCE, Placed};
 use super::tcp_connections::{TcpConnection, TcpConnections};
 use mainstay_sys::peer_groups::peer_groups;
 
 /// How long accepting pauses after a failure that would repeat at once, such as too many open files.
-const REST: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Bytes of a socket's path: `sun_path` without its final zero (unix(7)).
 const LONGEST_PATH: usize = 107;
@@ -149,12 +149,12 @@ impl UnixSocket {
     pub(super) fn incoming(
         &self,
         stop: CancellationToken,
-    ) -> ReceiverStream<io::Result<Placed<PlainAuthority<UnixStream>, Place<u32>>>> {
+    ) -> ReceiverStream<io::Result<Placed<PlainAuthority<UnixStream>, ConnectionPermit<u32>>>> {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
                 let users = Arc::clone(&self.users);
-                let places = Mutex::new(ConnectionLimits::new(EACH, ALL));
+                let places = Mutex::new(ConnectionLimits::new(MAX_CONNECTIONS_PER_SOURCE, ALL));
                 tokio::spawn(accept(stop, sender, async move || {
                     loop {
                         let (stream, _) = listener.accept().await?;
@@ -229,7 +229,7 @@ impl axum::serve::Listener for Capped {
                 Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a caller of the API could not be accepted");
-                    tokio::time::sleep(REST).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
             }
         }
@@ -256,7 +256,7 @@ async fn accept<IO>(
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a caller of the API could not be accepted");
-                    tokio::time::sleep(REST).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
             }
         }

@@ -30,7 +30,7 @@ pub enum Kind {
 
 impl Kind {
     /// Its name in the formats.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Kind::Gauge => "gauge",
             Kind::Counter => "counter",
@@ -110,13 +110,13 @@ const PROCESS_CPU: &str = "process_cpu_seconds_total";
 const PROCESS_START: &str = "process_start_time_seconds";
 
 /// The labels of a job's series.
-const JOB: &[&str] = &["job", "training_job"];
+const JOB_LABELS: &[&str] = &["job", "training_job"];
 
 /// The labels of a GPU's series: those of dcgm-exporter, and `uuid` for one version more.
 const GPU: &[&str] = &["Hostname", "UUID", "gpu", "pci_bus_id", "uuid"];
 
 /// The labels of the quantiles over the ranks of a job that this host sees.
-const RANKS: &[&str] = &["job", "ranks_quantile", "training_job"];
+const QUANTILE_LABELS: &[&str] = &["job", "ranks_quantile", "training_job"];
 
 /// The ranks of a job up to which each rank has its own series, in a scrape that does not ask for them.
 const MAX_RANKS_WITH_SERIES: u32 = 256;
@@ -182,7 +182,7 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge_of(
         JOB_LEADER,
-        JOB,
+        JOB_LABELS,
         "1 on the host whose launcher decides for the job, 0 on its other hosts. Only this host has the job's counters.",
     ),
     gauge_of(
@@ -190,10 +190,10 @@ pub const METRICS: &[Metric] = &[
         &["job", "phase", "training_job"],
         "1 for the current phase of the job, 0 for the others.",
     ),
-    gauge_of(JOB_STEP, JOB, "The newest step that all ranks are known to have completed."),
-    gauge_of(JOB_PACE, JOB, "Steps per second over the last minute."),
-    gauge_of(JOB_ATTEMPT, JOB, "The current attempt, from 0."),
-    Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: JOB, help: "Restarts so far." },
+    gauge_of(JOB_STEP, JOB_LABELS, "The newest step that all ranks are known to have completed."),
+    gauge_of(JOB_PACE, JOB_LABELS, "Steps per second over the last minute."),
+    gauge_of(JOB_ATTEMPT, JOB_LABELS, "The current attempt, from 0."),
+    Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: JOB_LABELS, help: "Restarts so far." },
     Metric {
         name: JOB_RESTARTS_BY_RUNG,
         kind: Kind::Counter,
@@ -203,7 +203,7 @@ pub const METRICS: &[Metric] = &[
     Metric {
         name: JOB_POLICY_TROUBLES,
         kind: Kind::Counter,
-        labels: JOB,
+        labels: JOB_LABELS,
         help: "Decisions of the built-in policy because the job's policy file failed or was overruled.",
     },
     Metric {
@@ -212,7 +212,7 @@ pub const METRICS: &[Metric] = &[
         labels: &["cause", "domain", "job", "training_job"],
         help: "Failures so far, by kind of cause and by fault domain: user, hardware, infrastructure, platform, unknown.",
     },
-    gauge_of(JOB_HANG, JOB, "1 while ranks are alive and make no progress, 0 otherwise."),
+    gauge_of(JOB_HANG, JOB_LABELS, "1 while ranks are alive and make no progress, 0 otherwise."),
     gauge_of(
         JOB_FINDING,
         &["job", "number", "training_job", "what"],
@@ -235,7 +235,7 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge_of(
         JOB_COPIES_BEHIND,
-        JOB,
+        JOB_LABELS,
         "1 while saved steps wait for their copies on other hosts for more than a minute, 0 otherwise.",
     ),
     gauge_of(
@@ -287,22 +287,22 @@ pub const METRICS: &[Metric] = &[
     },
     gauge_of(
         JOB_RANK_STEP,
-        RANKS,
+        QUANTILE_LABELS,
         "The last step that ranks completed: quantile 0 is the rank that is furthest behind.",
     ),
     gauge_of(
         JOB_RANK_HEARTBEAT_AGE,
-        RANKS,
+        QUANTILE_LABELS,
         "Seconds since the ranks' last heartbeats: quantile 1 is the oldest.",
     ),
     gauge_of(
         JOB_RANK_SELF_TIME,
-        RANKS,
+        QUANTILE_LABELS,
         "Step time without waiting for other ranks, in seconds: quantile 1 is the slowest rank.",
     ),
     gauge_of(
         JOB_RANK_WAIT,
-        RANKS,
+        QUANTILE_LABELS,
         "Share of a step in which ranks wait for other ranks, from 0 to 1: quantile 0 is the rank that waits least.",
     ),
     gauge_of(RANK_STEP, &["job", "rank", "training_job"], "The last step that the rank completed."),
@@ -421,7 +421,7 @@ fn page(rendered: &str, format: Format) -> String {
         };
         let kind = METRICS.iter().find(|metric| metric.name == name).map(|metric| metric.kind);
         let rest = match (what, kind) {
-            ("TYPE", Some(kind)) => kind.word(),
+            ("TYPE", Some(kind)) => kind.as_str(),
             _ => rest,
         };
         let family = match (format, kind) {
@@ -565,10 +565,10 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
         return;
     }
     of.gauge(JOB_HANG, &[], flag(job.hang.is_some()));
-    let pace = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running);
+    let pace = read.pace.steps_per_second(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running);
     of.gauge(JOB_PACE, &[], pace);
     for (tier, every) in saving::by_tier(job, read.checkpoints.as_deref()) {
-        of.gauge(JOB_SAVE_INTERVAL, &[("tier", tier.word())], every);
+        of.gauge(JOB_SAVE_INTERVAL, &[("tier", tier.as_str())], every);
     }
     if let Some(saving) = &job.saving {
         of.gauge(JOB_SAVE_COST, &[("interval", "advised")], saving.cost);
@@ -576,7 +576,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
     }
     for finding in job.findings.values() {
         let number = finding.finding.to_string();
-        let which = [("number", &*number), ("what", finding.what.word())];
+        let which = [("number", &*number), ("what", finding.what.as_str())];
         of.gauge(JOB_FINDING, &which, 1.0);
         of.gauge(JOB_FINDING_COST, &which, finding.cost_percent.map(|cost| cost / 100.0));
     }
@@ -602,7 +602,7 @@ fn counters(job: &JobView, of: &JobSeries) {
     for cause in CauseKind::ALL {
         for domain in FaultDomain::ALL.map(FaultDomain::name) {
             let count = job.failures.get(&(cause, domain)).copied().unwrap_or_default();
-            of.counter(JOB_FAILURES, &[("cause", cause.word()), ("domain", domain)], count);
+            of.counter(JOB_FAILURES, &[("cause", cause.as_str()), ("domain", domain)], count);
         }
     }
 }
@@ -619,7 +619,7 @@ fn copies(job: &JobView, read: &ReadSide, now: Stamp, of: &JobSeries) {
         return;
     }
     let labels =
-        [("run", run.clone()), ("tier", Tier::Peer.word().to_owned()), ("uid", job.spec.uid.to_string())];
+        [("run", run.clone()), ("tier", Tier::Peer.as_str().to_owned()), ("uid", job.spec.uid.to_string())];
     let age = (now.wall.0 - at.wall.0).max(0);
     gauge!(CHECKPOINT_AGE, &labels).set(age as f64 / 1e9);
     gauge!(CHECKPOINT_STEP, &labels).set(copied.step as f64);
@@ -676,7 +676,7 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         }
     }
     for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
-        let tier = of.tier.word();
+        let tier = of.tier.as_str();
         // Empty for runs without a user: caches, and directories from the configuration.
         let uid = owner::owner(&of.run).map_or_else(String::new, |uid| uid.to_string());
         let run = owner::name(&of.run).to_owned();
@@ -693,7 +693,7 @@ fn lags(checkpoints: &Service) {
         let run = owner::name(&lag.of.run).to_owned();
         for reason in LagReason::ALL {
             let waits = if reason == lag.reason { lag.of.seconds() } else { 0 };
-            gauge!(CHECKPOINT_BEHIND, "run" => run.clone(), "uid" => uid.clone(), "reason" => reason.word())
+            gauge!(CHECKPOINT_BEHIND, "run" => run.clone(), "uid" => uid.clone(), "reason" => reason.as_str())
                 .set(waits as f64);
         }
     }

@@ -16,7 +16,7 @@ use super::{Clock, preflight};
 use mainstay_journal::state::StateReader;
 
 /// How long to wait for sensors that have not looked since the agent's start. The client gives up after 60 s.
-const PATIENCE: Duration = Duration::from_secs(20);
+const FIRST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The exit status of a script that finds the node unfit; the client only logs it.
 const UNFIT: i32 = 2;
@@ -42,7 +42,9 @@ impl HealthCheckService for NodeHealthService {
         &self,
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        if tokio::time::timeout(PATIENCE, preflight::all_have_looked(&self.snapshots)).await == Ok(false) {
+        if tokio::time::timeout(FIRST_SAMPLE_TIMEOUT, preflight::all_have_looked(&self.snapshots)).await
+            == Ok(false)
+        {
             let why = "no agent watches the node: this one is ending";
             return Ok(Response::new(answer(NodeHealth {
                 failed: vec![why.to_owned()],
@@ -55,7 +57,7 @@ impl HealthCheckService for NodeHealthService {
 
 /// The node of the newest snapshot.
 pub fn health(snapshots: &StateReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
-    let patience = Span(u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX));
+    let patience = Span(u64::try_from(FIRST_SAMPLE_TIMEOUT.as_nanos()).unwrap_or(u64::MAX));
     let (checks, silent) = preflight::watched(snapshots, clock().mono, patience);
     node_health(&checks, &silent, fail_on_unknown)
 }

@@ -20,7 +20,7 @@ use mainstay_node::Input;
 use mainstay_view::convert::timestamp;
 
 /// Longest silence: longer ones are forgotten by people.
-const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+const MAX_SILENCE: Duration = Duration::from_secs(30 * 86_400);
 
 /// Bytes of a reason.
 const LONGEST_REASON: usize = 1000;
@@ -65,7 +65,7 @@ impl OperatorService for Operators {
         let uid = self.roles.operator(&request, "SilenceComponent")?.user.uid;
         let SilenceComponentRequest { component, reason, duration } = request.into_inner();
         let asked = duration.and_then(|duration| Duration::try_from(duration).ok());
-        let asked = asked.filter(|asked| !asked.is_zero() && *asked <= LONGEST).ok_or_else(|| {
+        let asked = asked.filter(|asked| !asked.is_zero() && *asked <= MAX_SILENCE).ok_or_else(|| {
             Status::invalid_argument("duration: give a duration of more than zero and at most 30 days")
         })?;
         let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);

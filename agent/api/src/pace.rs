@@ -10,7 +10,7 @@ use mainstay_view::node::NodeView;
 use super::ReadSide;
 
 /// How far back a rate looks. Two samples are always kept, for trainers with long steps.
-const WINDOW: Span = Span::seconds(60);
+const RATE_WINDOW: Span = Span::seconds(60);
 
 /// The rates of all jobs. Clones share them.
 #[derive(Clone, Default)]
@@ -47,7 +47,7 @@ impl Pace {
     }
 
     /// Steps per second of a job, if two different steps of its current attempt were observed.
-    pub(super) fn of(&self, id: &JobId, now: Mono) -> Option<f64> {
+    pub(super) fn steps_per_second(&self, id: &JobId, now: Mono) -> Option<f64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id)?.rate(now)
     }
 }
@@ -62,7 +62,9 @@ impl Samples {
             return;
         }
         self.seen.push_back((at, step));
-        while self.seen.len() > 2 && self.seen.front().is_some_and(|(first, _)| at.since(*first) > WINDOW) {
+        while self.seen.len() > 2
+            && self.seen.front().is_some_and(|(first, _)| at.since(*first) > RATE_WINDOW)
+        {
             self.seen.pop_front();
         }
     }
@@ -126,10 +128,10 @@ mod tests {
         let beat = |second, step| BeatView { step: Some(step), at: at(second), ..BeatView::default() };
         view.sample(&id, attempt, Rank(0), beat(101, 1000));
         pace.observe(&view);
-        assert_eq!(pace.of(&id, at(101)), Some(10.0));
+        assert_eq!(pace.steps_per_second(&id, at(101)), Some(10.0));
         view.sample(&id, attempt, Rank(0), beat(111, 1100));
         pace.observe(&view);
-        assert_eq!(pace.of(&id, at(111)), Some(10.0));
+        assert_eq!(pace.steps_per_second(&id, at(111)), Some(10.0));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResp
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tonic::Status;
 
-use super::stream::{Caller, End, Left};
+use super::stream::{Caller, CallerGone, End};
 use super::{Mode, ReadSide};
 use mainstay_journal::state::{Looking, StateReader};
 use mainstay_sensors::source::active::{Deep, Gpus};
@@ -49,19 +49,22 @@ impl DeepChecks {
 }
 
 /// The request.
-pub(super) struct Wanted {
+pub(super) struct PreflightPlan {
     groups: Vec<Group>,
     required: Vec<Requirement>,
     deadline: Span,
     deep: Option<OwnedMutexGuard<Deep>>,
 }
 
-impl Wanted {
+impl PreflightPlan {
     /// Reads a request.
     ///
     /// # Errors
     /// The server does not watch the host, or a requirement is of no group.
-    pub(super) fn of(read: &ReadSide, request: &RunPreflightRequest) -> Result<Wanted, Status> {
+    pub(super) fn from_request(
+        read: &ReadSide,
+        request: &RunPreflightRequest,
+    ) -> Result<PreflightPlan, Status> {
         if read.about.mode == Mode::Launcher {
             return Err(Status::unimplemented(
                 "a launcher does not watch the host: ask the agent, or run `mainstay check`",
@@ -92,7 +95,7 @@ impl Wanted {
             Ok(Requirement { group, count: required.count })
         });
         let deadline = request.deadline.as_ref().map_or(USUAL_DEADLINE, span);
-        Ok(Wanted {
+        Ok(PreflightPlan {
             groups,
             required: required.collect::<Result<_, Status>>()?,
             deadline: Span(deadline.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0)),
@@ -102,7 +105,7 @@ impl Wanted {
 }
 
 /// Sends the checks and then their summary.
-pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPreflightResponse>) -> End {
+pub(super) async fn run(read: ReadSide, wanted: PreflightPlan, caller: Caller<RunPreflightResponse>) -> End {
     let began = (read.clock)().mono;
     let until = Duration::from_nanos(wanted.deadline.0);
     if tokio::time::timeout(until, all_have_looked(&read.snapshots)).await == Ok(false) {
@@ -110,7 +113,7 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
     }
     let now = (read.clock)().mono;
     let (checks, silent) = watched(&read.snapshots, now, wanted.deadline);
-    let silent: Vec<Group> = silent.iter().map(|sensor| Group::of(sensor)).collect();
+    let silent: Vec<Group> = silent.iter().map(|sensor| Group::from_name(sensor)).collect();
     let mut checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
     for check in &checks {
         if let Err(left) = report(&caller, check).await {
@@ -130,14 +133,14 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
         took: Some(duration(took)),
     });
     match caller.send(RunPreflightResponse { item: Some(last) }).await {
-        Ok(()) | Err(Left) => End::Left,
+        Ok(()) | Err(CallerGone) => End::Left,
     }
 }
 
-async fn report(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
+async fn report(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), CallerGone> {
     let item = RunPreflightResponse { item: Some(Item::Check(convert::check(check))) };
     // A caller that does not read must not block the active probes of others.
-    tokio::time::timeout(READ_WITHIN, caller.send(item)).await.unwrap_or(Err(Left))
+    tokio::time::timeout(READ_WITHIN, caller.send(item)).await.unwrap_or(Err(CallerGone))
 }
 
 /// Runs the active probes on a thread that may block, and reports each result. If the caller leaves, the probe in
@@ -147,7 +150,7 @@ async fn probe(
     deep: OwnedMutexGuard<Deep>,
     groups: Vec<Group>,
     caller: &Caller<RunPreflightResponse>,
-) -> Result<Vec<Check>, Left> {
+) -> Result<Vec<Check>, CallerGone> {
     let (done, mut reported) = mpsc::channel(1);
     let gpus = gpus(&read.snapshots);
     tokio::task::spawn_blocking(move || {
@@ -212,7 +215,7 @@ pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Ve
     for (name, sensor) in &sensors {
         if sensor.took.is_none() {
             silent.push(name.clone());
-            checks.push(Check::unanswered(name, Group::of(name), deadline));
+            checks.push(Check::unanswered(name, Group::from_name(name), deadline));
         }
     }
     (checks, silent)

@@ -13,7 +13,7 @@ use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
 use super::roles::Roles;
-use mainstay_node::CALLS;
+use mainstay_node::CALLS_COMPONENT;
 
 /// Who may read the texts of jobs.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +65,7 @@ impl Reader {
 pub(super) struct Owners(BTreeMap<JobId, u32>);
 
 /// Components whose observations belong to the user in their value `uid`.
-const OF_A_USER: [&str; 2] = [CALLS, REPLICAS];
+const OF_A_USER: [&str; 2] = [CALLS_COMPONENT, REPLICAS];
 
 /// Maximum number of jobs remembered while the journal is read.
 const JOBS: usize = 4096;
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_users_calls_are_for_that_user_and_operators() {
         let values = BTreeMap::from([("uid".to_owned(), "7".to_owned())]);
-        let (component, event) = (CALLS.to_owned(), "called".to_owned());
+        let (component, event) = (CALLS_COMPONENT.to_owned(), "called".to_owned());
         let (weight, detail) = (Weight::Info, "run x into /home/a/secret".to_owned());
         let called = entry(1, None, Fact::Observed(Observation { component, event, weight, detail, values }));
         let view = NodeView::default();

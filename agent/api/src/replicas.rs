@@ -12,7 +12,7 @@ pub(super) struct Replicas(Vec<(PathBuf, Lag)>);
 
 impl Replicas {
     /// Of all runs of this host.
-    pub(super) fn of(checkpoints: Option<&Service>) -> Replicas {
+    pub(super) fn from_service(checkpoints: Option<&Service>) -> Replicas {
         let Some(service) = checkpoints else { return Replicas(Vec::new()) };
         let watched = service.watched();
         let of_run = |lag: Lag| {

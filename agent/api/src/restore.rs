@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
 use mainstay_checkpoint::inventory::restorable;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
@@ -141,7 +141,7 @@ impl Restore {
         let newest = || {
             self.peers.refresh();
             self.peers.refresh_durable(&home.run);
-            let wanted = Wanted { run: Some(&home.run), ..Wanted::default() };
+            let wanted = RestoreRequest { run: Some(&home.run), ..RestoreRequest::default() };
             choose(&restorable(self.peers.copies()), wanted).key().map(|key| key.step)
         };
         self.homes.enter(home, self.on_purpose, newest).map_err(Status::already_exists)

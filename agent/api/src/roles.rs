@@ -136,7 +136,7 @@ impl Roles {
 
     fn report(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
         let Caller { user, pid } = caller;
-        let what = what.chars().take(LONGEST).collect();
+        let what = what.chars().take(MAX_RECORDED_CHARS).collect();
         // If the node is too busy, the record is dropped; the call itself is not delayed.
         if self.inputs.try_send(Input::Called(Called { uid: user.uid, pid, call, what, refused })).is_err() {
             tracing::warn!(
@@ -151,7 +151,7 @@ impl Roles {
 }
 
 /// Maximum number of characters recorded of a call.
-const LONGEST: usize = 300;
+const MAX_RECORDED_CHARS: usize = 300;
 
 fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();

@@ -11,13 +11,13 @@ use mainstay_tier::peer::Watched;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 
 /// Maximum number of directories remembered for each user: the newest.
-const REMEMBERED: usize = 64;
+const MAX_DIRECTORIES_PER_USER: usize = 64;
 
 /// Letters of a directory's id.
-const LONGEST: usize = 128;
+const MAX_ID_CHARS: usize = 128;
 
 /// A run, and the directory that it writes into.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +35,11 @@ impl Home {
     ///
     /// # Errors
     /// The id is not a valid directory id.
-    pub(super) fn of(place: &Watched, id: &str) -> Result<Option<Home>, Status> {
+    pub(super) fn find(place: &Watched, id: &str) -> Result<Option<Home>, Status> {
         if id.is_empty() {
             return Ok(None);
         }
-        if id.len() > LONGEST || id.parse::<DirectoryId>().is_err() {
+        if id.len() > MAX_ID_CHARS || id.parse::<DirectoryId>().is_err() {
             return Err(Status::invalid_argument("directory_id: must be BOOT:DEVICE:INODE:BIRTH"));
         }
         Ok(Some(Home { run: place.run.clone(), directory: place.directory.clone(), id: id.to_owned() }))
@@ -54,13 +54,13 @@ impl Home {
 /// The directories of all runs of this host.
 #[derive(Debug)]
 pub(super) struct Homes {
-    kept: Mutex<Kept<Vec<Home>>>,
+    kept: Mutex<ValueFile<Vec<Home>>>,
 }
 
 impl Homes {
     /// The directories that are stored in the agent's state directory.
     pub(super) fn open(state_dir: &Path) -> Homes {
-        Homes { kept: Mutex::new(Kept::open(&state_dir.join("checkpoint-homes.json"))) }
+        Homes { kept: Mutex::new(ValueFile::open(&state_dir.join("checkpoint-homes.json"))) }
     }
 
     /// Registers a launcher that wants the steps of a run in a directory. `newest`: the newest whole step of the
@@ -100,7 +100,7 @@ impl Homes {
         Ok(())
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept<Vec<Home>>> {
+    fn kept(&self) -> std::sync::MutexGuard<'_, ValueFile<Vec<Home>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>
     all.retain(|place| {
         let of_user = seen.entry(uid(place)).or_insert(0);
         *of_user += 1;
-        *of_user <= REMEMBERED
+        *of_user <= MAX_DIRECTORIES_PER_USER
     });
     all.reverse();
     all
@@ -127,7 +127,7 @@ mod tests {
         let user = User { uid, gid: uid };
         let run = owner::owned(uid, "train~ab12");
         let place = Watched { run, directory: PathBuf::from("/out"), user, pool: None };
-        Home::of(&place, id).expect("an id").expect("a home")
+        Home::find(&place, id).expect("an id").expect("a home")
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
             user: User { uid: 1000, gid: 1000 },
             pool: None,
         };
-        assert!(Home::of(&place, "words").is_err() && Home::of(&place, &"1:".repeat(500)).is_err());
-        assert_eq!(Home::of(&place, "").expect("none"), None);
+        assert!(Home::find(&place, "words").is_err() && Home::find(&place, &"1:".repeat(500)).is_err());
+        assert_eq!(Home::find(&place, "").expect("none"), None);
     }
 }

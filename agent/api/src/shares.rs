@@ -21,7 +21,7 @@ pub(super) enum Source {
 
 impl Source {
     /// The source of a request, by its connection.
-    pub(super) fn of(request: &Extensions) -> Source {
+    pub(super) fn from_connection(request: &Extensions) -> Source {
         let user = request.get::<UdsConnectInfo>().and_then(|connection| connection.peer_cred);
         let address = || request.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         match user {
@@ -48,10 +48,10 @@ impl fmt::Display for Source {
 
 /// The shares of all sources. Clones are the same shares.
 #[derive(Clone, Debug)]
-pub(super) struct Shares(Arc<Inner>);
+pub(super) struct Shares(Arc<ShareState>);
 
 #[derive(Debug)]
-struct Inner {
+struct ShareState {
     each: usize,
     all: usize,
     taken: Mutex<BTreeMap<Source, usize>>,
@@ -64,7 +64,7 @@ const GUARANTEED: usize = 8;
 
 impl Shares {
     pub(super) fn new(each: usize, all: usize) -> Shares {
-        Shares(Arc::new(Inner { each, all, taken: Mutex::default(), returned: Notify::new() }))
+        Shares(Arc::new(ShareState { each, all, taken: Mutex::default(), returned: Notify::new() }))
     }
 
     /// Takes this much, once it is available. A source that holds nothing may take more than its share.
@@ -109,7 +109,7 @@ impl Shares {
     }
 }
 
-impl Inner {
+impl ShareState {
     fn taken(&self) -> MutexGuard<'_, BTreeMap<Source, usize>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl Inner {
 /// What a source has taken, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Share {
-    of: Arc<Inner>,
+    of: Arc<ShareState>,
     source: Source,
     amount: usize,
 }

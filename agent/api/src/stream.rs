@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// How long a caller may take to accept the final status of its stream.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a streaming method returns.
 pub(super) type Answers<T> = ReceiverStream<Result<T, Status>>;
@@ -18,18 +18,18 @@ pub(super) type Answers<T> = ReceiverStream<Result<T, Status>>;
 pub(super) struct Caller<T>(mpsc::Sender<Result<T, Status>>);
 
 /// The caller has left.
-pub(super) struct Left;
+pub(super) struct CallerGone;
 
 impl<T> Caller<T> {
     /// Waits until the caller can accept one more message. What is built for a message only after this is not held for a
     /// caller that does not read.
-    pub(super) async fn ready(&self) -> Result<(), Left> {
-        self.0.reserve().await.map(drop).map_err(|_| Left)
+    pub(super) async fn ready(&self) -> Result<(), CallerGone> {
+        self.0.reserve().await.map(drop).map_err(|_| CallerGone)
     }
 
     /// Waits until the caller can accept one more message, so that messages do not pile up for a slow caller.
-    pub(super) async fn send(&self, message: T) -> Result<(), Left> {
-        self.0.send(Ok(message)).await.map_err(|_| Left)
+    pub(super) async fn send(&self, message: T) -> Result<(), CallerGone> {
+        self.0.send(Ok(message)).await.map_err(|_| CallerGone)
     }
 }
 
@@ -53,8 +53,8 @@ impl End {
     }
 }
 
-impl From<Left> for End {
-    fn from(_: Left) -> End {
+impl From<CallerGone> for End {
+    fn from(_: CallerGone) -> End {
         End::Left
     }
 }
@@ -97,7 +97,7 @@ where
         };
         if let End::Failed(status) = last {
             // A caller that does not read its stream notices the end of the connection.
-            let _ = tokio::time::timeout(PATIENCE, sender.send(Err(status))).await;
+            let _ = tokio::time::timeout(FINAL_STATUS_TIMEOUT, sender.send(Err(status))).await;
         }
     });
     ReceiverStream::new(receiver)

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::connection_limits::{ALL, EACH, OnReceive};
+use super::connection_limits::{ALL, MAX_CONNECTIONS_PER_SOURCE, OnReceive};
 
 /// The connections that are open.
 #[derive(Clone, Debug, Default)]
@@ -41,9 +41,9 @@ impl TcpConnections {
         let received = Arc::new(AtomicU64::new(number));
         let mut open = self.0.lock();
         let of_source = open.values().filter(|of| of.source == source).count();
-        let is_full = of_source >= EACH || open.len() >= ALL;
+        let is_full = of_source >= MAX_CONNECTIONS_PER_SOURCE || open.len() >= ALL;
         if is_full {
-            let among = |of: &Open| of_source < EACH || of.source == source;
+            let among = |of: &Open| of_source < MAX_CONNECTIONS_PER_SOURCE || of.source == source;
             let silent = open.iter().filter(|(_, of)| among(of));
             let silent =
                 silent.min_by_key(|(_, of)| of.received.load(Ordering::Relaxed)).map(|(number, _)| *number);
@@ -53,7 +53,7 @@ impl TcpConnections {
             }
         }
         if is_full && !self.0.is_reported.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%source, each = EACH, most = ALL, "the longest silent connections of callers of the API are closed: this address or all have the most");
+            tracing::warn!(%source, each = MAX_CONNECTIONS_PER_SOURCE, most = ALL, "the longest silent connections of callers of the API are closed: this address or all have the most");
         } else if !is_full {
             self.0.is_reported.store(false, Ordering::Relaxed);
         }
@@ -123,7 +123,8 @@ mod tests {
             (connections.add(address.parse().unwrap(), &socket), caller, socket)
         };
         let other = add("192.0.2.1");
-        let mut held: Vec<_> = (0..EACH).map(|number| add(&format!("127.0.{number}.1"))).collect();
+        let mut held: Vec<_> =
+            (0..MAX_CONNECTIONS_PER_SOURCE).map(|number| add(&format!("127.0.{number}.1"))).collect();
         assert!(held.iter().all(|(_, caller, _)| is_open(caller)));
         held[0].0.received();
         held.push(add("::1"));

@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use tonic::Status;
 
 use super::run_directories::newest_of_each;
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 
 /// What is watched, for threads that may block.
 pub struct Watching {
     /// The watches; none without peers and durable storage.
     pub files: Option<Arc<Files>>,
     /// Watches of ranks' own shards.
-    pub kept: Arc<Mutex<Kept<Vec<Watched>>>>,
+    pub kept: Arc<Mutex<ValueFile<Vec<Watched>>>>,
     /// Watches of directories into which trainers write in their own format.
-    pub kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
+    pub kept_files: Arc<Mutex<ValueFile<Vec<FilesPlace>>>>,
 }
 
 impl Watching {

@@ -42,7 +42,7 @@ use mainstay_api::{self as api, DeepChecks, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::{Roster, StateWriter};
 use mainstay_journal::store::journal::Journal;
 use mainstay_journal::store::sync_thread::Forcing;
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 use mainstay_launcher::agent_link::handover::socket_of;
 use mainstay_node::config::{Config, JobTexts};
 use mainstay_node::hook::{HookPlan, Hooks};
@@ -57,7 +57,7 @@ use mainstay_tier::peer::Users;
 const HOOK_TRIES: u32 = 3;
 
 /// Inputs that may queue for the node.
-pub(super) const QUEUE: usize = 4096;
+pub(super) const MAX_QUEUED_INPUTS: usize = 4096;
 
 /// Inputs of callers that may queue for the node: a caller that sends more has to wait.
 pub(super) const QUEUE_OF_CALLERS: usize = 256;
@@ -74,7 +74,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let users = Arc::<Users>::default();
     let mut listeners = listen(&config, &users).await?;
     listeners.catalog = Some(catalog.clone());
-    let (inputs, node_inputs) = mpsc::channel(QUEUE);
+    let (inputs, node_inputs) = mpsc::channel(MAX_QUEUED_INPUTS);
     let (callers, node_callers) = mpsc::channel(QUEUE_OF_CALLERS);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let operators = Allowed { uids: config.operator_uids.clone(), gids: config.operator_gids.clone() };
@@ -199,8 +199,8 @@ pub(super) fn watch_hardware(
     Ok((hardware, Some(following)))
 }
 
-fn cursor_file(config: &Config) -> Kept<LogCursor> {
-    Kept::open(&config.state_dir.join("kernel-log.cursor"))
+fn cursor_file(config: &Config) -> ValueFile<LogCursor> {
+    ValueFile::open(&config.state_dir.join("kernel-log.cursor"))
 }
 
 /// Starts the thread that syncs the journal to disk and then stores the position in the kernel log.

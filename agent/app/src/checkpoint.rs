@@ -20,7 +20,7 @@ use mainstay_node::config::{CacheConfig, CacheTable, CheckpointConfig, Config, W
 use mainstay_sys::inotify::{WatchId, Watcher};
 
 /// Connections for one shard.
-const STREAMS: usize = 2;
+const STREAMS_PER_SHARD: usize = 2;
 
 /// How often the agent looks for new directories.
 const LOOK_FOR_DIRECTORIES: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Cre
         avoid: avoid.iter().cloned().collect(),
         rate: of.rate_limit.0,
         slowdown: f64::from(of.slowdown_percent) / 100.0,
-        streams: STREAMS,
+        streams: STREAMS_PER_SHARD,
         interval: Duration::from_nanos(of.interval.0.0),
         patience: Timeouts::default(),
         software: env!("CARGO_PKG_VERSION").to_owned(),

@@ -86,8 +86,8 @@ pub struct JobPlan {
 /// The job could not be started; none of it runs then.
 pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
     match tokio::task::LocalSet::new().run_until(run(plan)).await? {
-        Ended::With(exit) => Ok(exit),
-        Ended::Again(exit) => {
+        LauncherEnd::With(exit) => Ok(exit),
+        LauncherEnd::Again(exit) => {
             let error = start_again();
             eprintln!("mainstay: this launcher could not be started again: {error}");
             Ok(exit)
@@ -96,14 +96,14 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 /// How this launcher ends.
-enum Ended {
+enum LauncherEnd {
     /// With this exit status.
     With(i32),
     /// A new launcher takes its place, or, if that fails, with this exit status.
     Again(i32),
 }
 
-async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
+async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let mut signals = caught(&plan.signals).context("catching signals")?;
     // A user may have named them among the signals that end the job.
     let to_save = [nix::libc::SIGUSR1, nix::libc::SIGUSR2].into_iter();
@@ -121,7 +121,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
         biased;
         Some(signal) = signals.recv() => {
             eprintln!("mainstay: ended by signal {signal} before the log directory answered");
-            return Ok(Ended::With(128 + signal));
+            return Ok(LauncherEnd::With(128 + signal));
         }
         opened = opening => opened.context("opening the log directory")??,
     };
@@ -150,7 +150,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
     let bound = tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
+        Some(signal) = signals.recv() => return Ok(LauncherEnd::With(ended_before(signal, &terminal))),
         bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &print) => bound?,
     };
     let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
@@ -169,19 +169,19 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
             if returns && let Err(error) = &joined {
                 terminal.print(format!("this launcher does not find its job again: {error:#}"));
                 terminal.flush(Duration::from_millis(500));
-                return Ok(Ended::With(plan.settings.policy.hand_back_exit));
+                return Ok(LauncherEnd::With(plan.settings.policy.hand_back_exit));
             }
             match joined? {
                 (_, JoinOutcome::Over { exit, why }) => {
                     terminal.print(format!("the job ended before this host had a place in it: {why}"));
                     terminal.flush(Duration::from_millis(500));
-                    return Ok(Ended::With(exit));
+                    return Ok(LauncherEnd::With(exit));
                 }
                 (_, JoinOutcome::Stopped(signal)) => {
                     terminal
                         .print(format!("signal {signal} before all hosts had joined: nothing was started"));
                     terminal.flush(Duration::from_millis(500));
-                    return Ok(Ended::With(128 + signal));
+                    return Ok(LauncherEnd::With(128 + signal));
                 }
                 (rank_spec, together) => (rank_spec, Some(together)),
             }
@@ -194,12 +194,12 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
     let pool_owner = tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
+        Some(signal) = signals.recv() => return Ok(LauncherEnd::With(ended_before(signal, &terminal))),
         pool_owner = starting => pool_owner,
     };
     let known = together.as_ref().and_then(JoinOutcome::known);
     let waits = together.as_ref().is_some_and(JoinOutcome::waits);
-    let kept_by_hosts = known.as_ref().map(Known::reported);
+    let kept_by_hosts = known.as_ref().map(Known::describe);
     let replicas = match (listening, known, &pool_owner) {
         (Some(listening), Some(known), Some(pool_owner)) => {
             Replicas::start(listening, known, pool_owner, &rank_spec, waits)
@@ -250,7 +250,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
     };
     tokio::select! {
         biased;
-        Some(signal) = signals.recv() => return Ok(Ended::With(ended_before(signal, &terminal))),
+        Some(signal) = signals.recv() => return Ok(LauncherEnd::With(ended_before(signal, &terminal))),
         restored = restoring => match restored {
             Ok(protected) if waits => drop(protected),
             Ok(protected) => terminal.print(protected),
@@ -258,7 +258,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
             Err(NotToStart::Lost(words)) => {
                 terminal.print(words);
                 terminal.flush(Duration::from_millis(500));
-                return Ok(Ended::With(NOT_STARTED));
+                return Ok(LauncherEnd::With(NOT_STARTED));
             }
         }
     }
@@ -296,7 +296,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<Ended> {
         // Readers receive the job's end before the socket is removed.
         let _ = served.await;
     }
-    Ok(if may_return { Ended::Again(exit) } else { Ended::With(exit) })
+    Ok(if may_return { LauncherEnd::Again(exit) } else { LauncherEnd::With(exit) })
 }
 
 /// The option by which a launcher knows that it takes the place of another one.

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use mainstay_journal::state::Roster;
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 use mainstay_node::{Input, LogReport};
 use mainstay_sensors::source::journald::JOURNALCTL;
 use mainstay_sensors::source::kernel_log::{Source, SourceError};
@@ -22,7 +22,7 @@ use mainstay_sys::clock;
 const SENSOR: &str = "kernel log";
 
 /// How long to wait before a log that cannot be read is tried again.
-const AGAIN_AFTER: Duration = Duration::from_secs(10);
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Maximum wait, so that lines held back during a storm are reported after it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ const CURSOR_EVERY: Duration = Duration::from_secs(1);
 const GATHERING: Duration = Duration::from_millis(5);
 
 /// Lines per second that count as a storm. Below that, each line is read and reported at once.
-const STORM: u64 = 2000;
+const STORM_LINES_PER_SECOND: u64 = 2000;
 
 /// The period over which lines are counted for that.
 const PACE_OVER: Span = Span(20_000_000);
@@ -58,7 +58,7 @@ pub fn follow(
     path: &Path,
     boot: BootId,
     cursor: Option<LogCursor>,
-    kept: Kept<LogCursor>,
+    kept: ValueFile<LogCursor>,
     inputs: mpsc::Sender<Input>,
     roster: Roster,
 ) -> std::io::Result<Following> {
@@ -77,7 +77,7 @@ struct Follower {
     path: PathBuf,
     boot: BootId,
     cursor: Option<LogCursor>,
-    kept: Kept<LogCursor>,
+    kept: ValueFile<LogCursor>,
     inputs: mpsc::Sender<Input>,
     /// The node knows that the log has been read to its end.
     abreast: bool,
@@ -90,12 +90,12 @@ impl Follower {
     fn run(mut self) {
         while !self.stopped(Duration::ZERO) {
             match self.read_while_it_can() {
-                Ok(()) | Err(Trouble::Gone) => return,
-                Err(Trouble::Log(error)) => {
+                Ok(()) | Err(LogError::Gone) => return,
+                Err(LogError::Log(error)) => {
                     if self.without_log(error.state()).is_err() {
                         return;
                     }
-                    if self.is_abreast().is_err() || self.stopped(AGAIN_AFTER) {
+                    if self.is_abreast().is_err() || self.stopped(RETRY_AFTER) {
                         return;
                     }
                 }
@@ -103,7 +103,7 @@ impl Follower {
         }
     }
 
-    fn read_while_it_can(&mut self) -> Result<(), Trouble> {
+    fn read_while_it_can(&mut self) -> Result<(), LogError> {
         let mut log =
             Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?;
         self.keep_beginning(log.cursor());
@@ -208,7 +208,8 @@ impl Pace {
         self.lines = self.lines.saturating_add(lines);
         let over = now.since(self.since);
         if over >= PACE_OVER {
-            self.storm = u128::from(self.lines) * 1_000_000_000 >= u128::from(STORM) * u128::from(over.0);
+            self.storm = u128::from(self.lines) * 1_000_000_000
+                >= u128::from(STORM_LINES_PER_SECOND) * u128::from(over.0);
             (self.since, self.lines) = (now, 0);
         }
     }
@@ -219,20 +220,20 @@ impl Pace {
     }
 }
 
-enum Trouble {
+enum LogError {
     Log(SourceError),
     Gone,
 }
 
-impl From<SourceError> for Trouble {
-    fn from(error: SourceError) -> Trouble {
-        Trouble::Log(error)
+impl From<SourceError> for LogError {
+    fn from(error: SourceError) -> LogError {
+        LogError::Log(error)
     }
 }
 
-impl From<Gone> for Trouble {
-    fn from(_: Gone) -> Trouble {
-        Trouble::Gone
+impl From<Gone> for LogError {
+    fn from(_: Gone) -> LogError {
+        LogError::Gone
     }
 }
 

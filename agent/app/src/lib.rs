@@ -22,13 +22,13 @@ pub use job::{JobPlan, run_job};
 
 use mainstay_model::id::Pid;
 
-use mainstay_api::{About, Mode};
+use mainstay_api::{Mode, ServerInfo};
 use mainstay_sensors::source::host::identify;
 use mainstay_sys::clock;
 
 /// What the API reports about this process.
-fn about(mode: Mode) -> About {
-    About {
+fn about(mode: Mode) -> ServerInfo {
+    ServerInfo {
         hostname: identify().host_name.unwrap_or_else(|| "unknown".to_owned()),
         boot_id: clock::boot_id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

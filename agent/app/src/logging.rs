@@ -13,7 +13,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use nonblocking::Behind;
 
 /// How long the end of a program waits for its last log lines.
-pub const PATIENCE: Duration = Duration::from_millis(500);
+pub const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The queue in front of standard error, once logging has started.
 static TERMINAL: OnceLock<Behind> = OnceLock::new();

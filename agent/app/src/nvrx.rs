@@ -22,7 +22,7 @@ use mainstay_sys::clock;
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Minimum time between two looks at the snapshots.
-const REST: Duration = Duration::from_millis(200);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Starts what is configured, until `stop` is cancelled. The socket answers when this returns: launchers look for
 /// it only once, at their start.
@@ -98,7 +98,7 @@ async fn keep_files(
             }
         }
         // The snapshot is published at every look of a sensor; that is more often than needed.
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(MIN_POLL_INTERVAL).await;
         if tokio::time::timeout(POLL_INTERVAL, snapshots.changed()).await == Ok(false) {
             return;
         }

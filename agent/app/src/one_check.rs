@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::agent::{QUEUE, start_forcing, start_probing, watch_hardware};
+use crate::agent::{MAX_QUEUED_INPUTS, start_forcing, start_probing, watch_hardware};
 use crate::earlier_entries::Recalled;
 use crate::{about, catalog, device, sensors};
 use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
@@ -41,7 +41,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;
     let snapshots = StateWriter::open(journal)?;
     let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
-    let (inputs, node_inputs) = mpsc::channel(QUEUE);
+    let (inputs, node_inputs) = mpsc::channel(MAX_QUEUED_INPUTS);
     let (reader, roster) = (snapshots.reader(), snapshots.roster().clone());
     let sensors = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
     let (hardware, following) =
@@ -98,7 +98,7 @@ fn take_what_was_learned(state: &Path, directory: &Path) {
 }
 
 /// Observations of this host's agent, if its journal can be read: flaps and notices have their history there.
-fn observed_before(config: &Config) -> Vec<sensors::Seen> {
+fn observed_before(config: &Config) -> Vec<sensors::StampedObservation> {
     let mut observed = Vec::new();
     let take = |entry: Entry| {
         if let (None, Body::Fact(Fact::Observed(observation))) = (&entry.job, entry.body) {

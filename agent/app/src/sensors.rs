@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_checkpoint::divergence::{REPLICAS, ReplicaDivergence};
 use mainstay_checkpoint::eligibility::PlacementEligibility;
-use mainstay_hang::nccl_ras::{Asked, NcclJudge};
+use mainstay_hang::nccl_ras::{NcclJudge, RasReply};
 use mainstay_health::hardware::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_health::hardware::tpu::{self, TpuJudge};
 use mainstay_health::host::cloud::CloudJudge;
-use mainstay_health::host::fabric::{FabricJudge, Learned};
+use mainstay_health::host::fabric::{FabricJudge, LearnedLinks};
 use mainstay_health::host::os::{HostJudge, SystemJudge};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::{BootId, Pid};
@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use crate::catalog;
 use crate::watch::{Watching, watch};
 use mainstay_journal::state::{Roster, StateReader};
-use mainstay_journal::store::value_file::Kept;
+use mainstay_journal::store::value_file::ValueFile;
 use mainstay_node::Input;
 use mainstay_node::config::{CloudProvider, Config, DcgmConfig, DcgmMode, NcclConfig, TpuConfig};
 use mainstay_sensors::source::cloud::{CloudSource, Provider};
@@ -50,10 +50,10 @@ const NCCL_DEADLINE: Duration = Duration::from_secs(15);
 const DCGM_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Observations of the sensors in the journal from before this start, in any boot, oldest first.
-pub type Observed = [Seen];
+pub type Observed = [StampedObservation];
 
 /// One observation with its time and boot.
-pub type Seen = (Stamp, BootId, Observation);
+pub type StampedObservation = (Stamp, BootId, Observation);
 
 /// Where sensors report to.
 pub struct SensorStarter<'a> {
@@ -136,7 +136,7 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
         let name = mainstay_checkpoint::owner::name(&lag.of.run).to_owned();
         let mut values = BTreeMap::from([
             ("run".to_owned(), name),
-            ("reason".to_owned(), lag.reason.word().to_owned()),
+            ("reason".to_owned(), lag.reason.as_str().to_owned()),
             ("saved".to_owned(), lag.of.saved.to_string()),
         ]);
         values.extend(uid_of(&lag.of.run));
@@ -276,7 +276,7 @@ impl SensorStarter<'_> {
                 .jobs
                 .values()
                 .any(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
-            let asked = if runs { nccl_ras::ask_blocking(&address, NCCL_DEADLINE) } else { Asked::NoJob };
+            let asked = if runs { nccl_ras::ask_blocking(&address, NCCL_DEADLINE) } else { RasReply::NoJob };
             judge.step(at, &asked)
         })
     }
@@ -293,7 +293,7 @@ impl SensorStarter<'_> {
         let interfaces = interfaces.map(|link| link.name.clone()).collect();
         let mut source =
             FabricSource::new(self.config.host.sys_root.clone(), config.exclude.clone(), interfaces);
-        let mut kept: Kept<Learned> = Kept::open(&self.config.state_dir.join("fabric.json"));
+        let mut kept: ValueFile<LearnedLinks> = ValueFile::open(&self.config.state_dir.join("fabric.json"));
         let learned = kept.value().cloned().unwrap_or_default();
         let mut judge =
             FabricJudge::new(self.config.limits.fabric.clone(), clock::boot_id(), expected, learned);

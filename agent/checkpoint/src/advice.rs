@@ -12,7 +12,7 @@ use mainstay_progress::goodput::{TimeAccounting, TimeCategory};
 const GUESS_S: f64 = 86_400.0;
 
 /// Fewer saves say little about the cost of one.
-const FEWEST: u64 = 3;
+const MIN_SAVES: u64 = 3;
 
 /// The shortest interval that is advised: if the cost of a save is too small to measure, something else limits it.
 const MOST_OFTEN_S: f64 = 1.0;
@@ -48,7 +48,7 @@ pub struct Advised {
 
 impl Advised {
     /// The advice in one line.
-    pub fn reported(&self) -> String {
+    pub fn describe(&self) -> String {
         let Advised { every, was, stall, between_failures, cost, cost_was, .. } = self;
         format!(
             "a save paused training for {stall:.2} s, and a failure is expected each {between_failures:.0} s: saving every \
@@ -69,7 +69,7 @@ impl Advised {
         Fact::Observed(Observation {
             component: COMPONENT.to_owned(),
             event: ADVISED.to_owned(),
-            detail: self.reported(),
+            detail: self.describe(),
             values: values.into(),
             ..Observation::default()
         })
@@ -131,9 +131,9 @@ pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
 }
 
 /// The advice for a job with this time accounting and number of failures; `None` before it has saved a few times.
-pub fn of(accounting: &TimeAccounting, failures: u32) -> Option<Advised> {
+pub fn advice_for(accounting: &TimeAccounting, failures: u32) -> Option<Advised> {
     let seconds = |of: TimeCategory| accounting.parts.get(&of).map_or(0.0, |span| span.as_seconds());
-    if accounting.saves < FEWEST {
+    if accounting.saves < MIN_SAVES {
         return None;
     }
     let saves = accounting.saves as f64;
@@ -184,23 +184,23 @@ mod tests {
     #[test]
     fn a_job_that_saves_rarely_and_fails_often_is_advised_to_save_more() {
         // One day, a save of one second every two hours, and eleven failures.
-        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
+        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
         assert!((reported.stall - 1.0).abs() < 1e-9 && (reported.was - 7201.0).abs() < 1e-6);
         assert!((reported.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{reported:?}");
         assert!((reported.every - (2.0 * reported.between_failures).sqrt()).abs() < 1e-6);
         assert!(reported.cost < reported.cost_was / 10.0, "{reported:?}");
-        assert!(reported.reported().contains("saving every 170 s costs least"), "{}", reported.reported());
+        assert!(reported.describe().contains("saving every 170 s costs least"), "{}", reported.describe());
     }
 
     #[test]
     fn a_job_that_saves_constantly_and_never_fails_is_advised_to_save_less() {
-        let reported = of(&accounting(1000, 2000, 10_000), 0).unwrap();
+        let reported = advice_for(&accounting(1000, 2000, 10_000), 0).unwrap();
         assert!(reported.every > 10.0 * reported.was && reported.cost < reported.cost_was);
     }
 
     #[test]
     fn the_interval_of_a_tier_is_a_multiple_of_the_nearer_one_and_lets_steps_arrive() {
-        let reported = Advised { every: 100.0, ..of(&accounting(12, 12, 86_400), 11).unwrap() };
+        let reported = Advised { every: 100.0, ..advice_for(&accounting(12, 12, 86_400), 11).unwrap() };
         assert_eq!(reported.by_tier(&[]), [(Tier::Memory, 100.0)]);
         // In any order; the slowest tier takes every third save.
         let by_tier = reported.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn advice_is_read_back_from_the_journal_and_other_observations_are_not() {
-        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
+        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
         let Fact::Observed(mut seen) = reported.fact() else { panic!("an observation") };
         assert_eq!(Advised::read(&seen), Some(reported));
         seen.values.insert("every_s".into(), "soon".into());
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn advice_is_reported_again_only_if_it_changed_enough() {
-        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
+        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
         let near = Advised { every: reported.every * 1.1, ..reported };
         let far = Advised { every: reported.every * 0.7, ..reported };
         assert!(
@@ -231,18 +231,18 @@ mod tests {
 
     #[test]
     fn a_save_is_due_after_the_advised_interval_or_every_minute_without_advice() {
-        let reported = of(&accounting(12, 12, 86_400), 11).unwrap();
+        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
         assert!(is_due(Some(&reported), reported.every) && !is_due(Some(&reported), reported.every - 1.0));
         assert!(is_due(None, 60.0) && !is_due(None, 59.0));
     }
 
     #[test]
     fn saves_that_cost_nothing_are_advised_at_most_once_a_second() {
-        assert_eq!(of(&accounting(100, 0, 10_000), 5).unwrap().every, 1.0);
+        assert_eq!(advice_for(&accounting(100, 0, 10_000), 5).unwrap().every, 1.0);
     }
 
     #[test]
     fn a_job_with_fewer_than_three_saves_gets_no_advice() {
-        assert_eq!(of(&accounting(2, 2, 1000), 3), None);
+        assert_eq!(advice_for(&accounting(2, 2, 1000), 3), None);
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 /// Size of a block, bytes.
-pub const BLOCK: u64 = 512;
+pub const BLOCK_BYTES: u64 = 512;
 
 /// Maximum length of a name, bytes.
 const LONGEST_NAME: u64 = 4096;
@@ -103,7 +103,7 @@ pub fn layout(entries: &[Entry]) -> Result<Layout, ArchiveError> {
             fill(&mut waiting, entry.size);
         }
     }
-    waiting.extend([0; 2 * BLOCK as usize]);
+    waiting.extend([0; 2 * BLOCK_BYTES as usize]);
     let length = waiting.len() as u64;
     pieces.push((at, Piece::Bytes(waiting)));
     Ok(Layout { pieces, size: at.saturating_add(length) })
@@ -127,12 +127,12 @@ fn check(entries: &[Entry]) -> Result<(), ArchiveError> {
 
 /// Pads content of `size` bytes to a full block.
 fn fill(bytes: &mut Vec<u8>, size: u64) {
-    let missing = (BLOCK - size % BLOCK) % BLOCK;
+    let missing = (BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES;
     bytes.extend(std::iter::repeat_n(0, missing as usize));
 }
 
-fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK as usize] {
-    let mut block = [0_u8; BLOCK as usize];
+fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK_BYTES as usize] {
+    let mut block = [0_u8; BLOCK_BYTES as usize];
     block[..name.len()].copy_from_slice(name);
     block[100..108].copy_from_slice(format!("{:07o}\0", mode & 0o7777).as_bytes());
     block[108..116].copy_from_slice(b"0000000\0");
@@ -152,7 +152,7 @@ fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK as usize] {
 }
 
 /// The checksum of a header. The checksum field counts as spaces.
-fn sum(block: &[u8; BLOCK as usize]) -> u32 {
+fn sum(block: &[u8; BLOCK_BYTES as usize]) -> u32 {
     let of = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
     block.iter().enumerate().map(of).sum()
 }
@@ -169,8 +169,8 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
     let mut at = 0_u64;
     let mut long: Option<String> = None;
     loop {
-        let mut block = [0; BLOCK as usize];
-        if at.checked_add(BLOCK).is_none_or(|end| end > size) {
+        let mut block = [0; BLOCK_BYTES as usize];
+        if at.checked_add(BLOCK_BYTES).is_none_or(|end| end > size) {
             return Err(ArchiveError::Short);
         }
         read(at, &mut block).map_err(ArchiveError::Read)?;
@@ -178,7 +178,7 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
             break;
         }
         let (name, length, mode, kind) = head(&block).ok_or(ArchiveError::Header(at))?;
-        let content = at + BLOCK;
+        let content = at + BLOCK_BYTES;
         let end = content.checked_add(length).filter(|end| *end <= size).ok_or(ArchiveError::Short)?;
         match kind {
             b'L' if length <= LONGEST_NAME + 1 && long.is_none() => {
@@ -195,13 +195,13 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
             }
             _ => return Err(ArchiveError::Header(at)),
         }
-        at = end.checked_next_multiple_of(BLOCK).ok_or(ArchiveError::Short)?;
+        at = end.checked_next_multiple_of(BLOCK_BYTES).ok_or(ArchiveError::Short)?;
     }
     check(&found.iter().map(|(entry, _)| entry.clone()).collect::<Vec<_>>())?;
     Ok(found)
 }
 
-fn head(block: &[u8; BLOCK as usize]) -> Option<(String, u64, u32, u8)> {
+fn head(block: &[u8; BLOCK_BYTES as usize]) -> Option<(String, u64, u32, u8)> {
     let reported = octal(&block[148..156])?;
     (u64::from(sum(block)) == reported).then_some(())?;
     let size = if block[124] == 0x80 {
@@ -272,7 +272,7 @@ mod tests {
             let content = &bytes[*at as usize..(*at + entry.size) as usize];
             assert!(content.iter().all(|byte| *byte == index as u8 + 1));
         }
-        assert_eq!(bytes.len() as u64 % BLOCK, 0);
+        assert_eq!(bytes.len() as u64 % BLOCK_BYTES, 0);
     }
 
     #[test]

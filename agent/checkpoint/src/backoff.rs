@@ -3,7 +3,7 @@
 //! the sender's own connections.
 
 /// The minimum share of the limit: replicas that never arrive are useless.
-pub const LEAST: f64 = 1.0 / 16.0;
+pub const MIN_SHARE: f64 = 1.0 / 16.0;
 
 /// Factor for the share after a sign of congestion.
 const DECREASE: f64 = 0.7;
@@ -51,7 +51,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The share, from [`LEAST`] to 1.
+    /// The share, from [`MIN_SHARE`] to 1.
     pub fn share(&self) -> f64 {
         self.share
     }
@@ -77,7 +77,7 @@ impl Backoff {
         let is_lossy = signs.sent_again > self.sent_again;
         self.sent_again = signs.sent_again;
         self.share = if is_late || is_lossy { self.share * DECREASE } else { self.share + INCREASE };
-        self.share = self.share.clamp(LEAST, 1.0);
+        self.share = self.share.clamp(MIN_SHARE, 1.0);
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
     fn the_share_keeps_its_minimum_and_adapts_to_a_longer_path() {
         let mut backoff = Backoff::default();
         after(&mut backoff, 0, 10, |_| signs(500, 0));
-        assert_eq!(after(&mut backoff, 10, 50, |_| signs(20_000, 0)), LEAST);
+        assert_eq!(after(&mut backoff, 10, 50, |_| signs(20_000, 0)), MIN_SHARE);
         assert_eq!(after(&mut backoff, 60, 5_000, |_| signs(20_000, 0)), 1.0);
     }
 

@@ -7,7 +7,7 @@ use crate::inventory::{Copy, StepKey, StepState, steps_among};
 
 /// What is to be restored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct RestoreRequest<'a> {
     /// The run id; `None` if all copies are of the job's runs.
     pub run: Option<&'a str>,
     /// The number of ranks that load it; `None` if the step is restored as it was saved.
@@ -28,8 +28,8 @@ pub struct Choice<'a> {
 
 /// Chooses the newest step that is whole in `copies`: each rank's shard has a verified copy or enough pieces, all of
 /// one attempt of one launch. Which of two steps is newer is defined by [`steps_among`].
-pub fn choose<'a>(copies: impl IntoIterator<Item = &'a Copy>, wanted: Wanted<'_>) -> Choice<'a> {
-    let Wanted { run, world, failed } = wanted;
+pub fn choose<'a>(copies: impl IntoIterator<Item = &'a Copy>, wanted: RestoreRequest<'_>) -> Choice<'a> {
+    let RestoreRequest { run, world, failed } = wanted;
     let mut whole = steps_among(copies, run);
     whole.retain(|state| state.is_whole() && failed.is_none_or(|failed| !failed.contains(&state.key)));
     let fits = |state: &StepState<&Copy>| world.is_none_or(|world| state.key.world == world);
@@ -112,7 +112,7 @@ mod tests {
         ) {
             let at = |index: prop::sample::Index| Some(copies.get(index.index(copies.len().max(1)))?.shard.of.clone());
             let failed: BTreeSet<StepKey> = failed.into_iter().filter_map(at).collect();
-            let choice = choose(&copies, Wanted { run: Some("run"), world, failed: Some(&failed) });
+            let choice = choose(&copies, RestoreRequest { run: Some("run"), world, failed: Some(&failed) });
             let keys: BTreeSet<&StepKey> = copies.iter().map(|copy| &copy.shard.of).collect();
             let whole = || keys.iter().filter(|key| !failed.contains(**key) && is_whole(&copies, key));
             let fits = |key: &&&&StepKey| world.is_none_or(|world| key.world == world);
@@ -140,7 +140,7 @@ mod tests {
 
         #[test]
         fn the_choice_does_not_depend_on_the_order_of_the_copies(copies in copies(), world in 1..4_u32) {
-            let wanted = Wanted { world: Some(world), ..Wanted::default() };
+            let wanted = RestoreRequest { world: Some(world), ..RestoreRequest::default() };
             let reversed: Vec<Copy> = copies.iter().rev().cloned().collect();
             let keys = |copies: &[Copy]| {
                 let Choice { step, of_other_world } = choose(copies, wanted);
@@ -151,7 +151,7 @@ mod tests {
 
         #[test]
         fn what_one_more_host_holds_never_makes_the_choice_older(copies in copies(), more in copies()) {
-            let step = |copies: &[Copy]| choose(copies, Wanted::default()).key().map(|key| key.step);
+            let step = |copies: &[Copy]| choose(copies, RestoreRequest::default()).key().map(|key| key.step);
             let all: Vec<Copy> = copies.iter().chain(&more).cloned().collect();
             prop_assert!(step(&all) >= step(&copies));
         }

@@ -142,7 +142,7 @@ impl FromStr for Parity {
 }
 
 /// Prefix of the name of a piece.
-const MARK: &str = "parity";
+const PIECE_PREFIX: &str = "parity";
 
 /// Identifies a piece of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,13 +161,13 @@ impl Piece {
     /// The name of this piece of a shard that `run` saved.
     pub fn name(&self, run: &str) -> String {
         let Piece { root, bytes, of, index } = self;
-        format!("{MARK}/{index}/{of}/{bytes}/{root}/{run}")
+        format!("{PIECE_PREFIX}/{index}/{of}/{bytes}/{root}/{run}")
     }
 
     /// Parses a name: the piece, and the run that saved its shard. `None` if it is the run of a whole shard.
     pub fn read(name: &str) -> Option<(Piece, &str)> {
         let mut parts = name.splitn(6, '/');
-        if parts.next() != Some(MARK) {
+        if parts.next() != Some(PIECE_PREFIX) {
             return None;
         }
         let index = parts.next()?.parse().ok()?;

@@ -23,7 +23,7 @@ pub struct Decision {
 /// An agent's reply to a decision that it receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Word {
+pub enum DecisionReply {
     /// The decision is in force.
     Accepted,
     /// Another decision with this number or a higher one is in force.
@@ -52,21 +52,21 @@ impl Decisions {
     }
 
     /// Stores a decision, unless a newer one or a different one with the same number is in force.
-    pub fn report(&mut self, decision: &Decision) -> Word {
+    pub fn report(&mut self, decision: &Decision) -> DecisionReply {
         match self.newest.get(&decision.run) {
             Some(held)
                 if held.fence > decision.fence || (held.fence == decision.fence && held != decision) =>
             {
-                Word::Refused(held.clone())
+                DecisionReply::Refused(held.clone())
             }
-            Some(held) if held == decision => Word::Accepted,
+            Some(held) if held == decision => DecisionReply::Accepted,
             _ => {
                 self.newest.insert(decision.run.clone(), decision.clone());
                 self.taken.remove(&decision.run);
                 self.reported += 1;
                 self.used.insert(decision.run.clone(), self.reported);
                 self.make_room();
-                Word::Accepted
+                DecisionReply::Accepted
             }
         }
     }

@@ -143,17 +143,17 @@ impl Kind {
 }
 
 /// When a file was last written: seconds since 1970, and nanoseconds. A file may be written again within the second.
-pub type Written = (i64, i64);
+pub type ModifiedTime = (i64, i64);
 
 /// An entry of the watched directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct DirectoryEntry {
     /// Whether it is a directory.
     pub is_directory: bool,
     /// When its newest file was last written.
-    pub newest: Written,
+    pub newest: ModifiedTime,
     /// The files directly in it, with the times at which they were written.
-    pub files: BTreeMap<String, Written>,
+    pub files: BTreeMap<String, ModifiedTime>,
     /// Whether its container is whole, if that was checked.
     pub container: Option<bool>,
 }
@@ -162,9 +162,9 @@ pub struct Seen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectorySnapshot {
     /// The entries that match a rule, and those that rules require.
-    pub names: BTreeMap<String, Seen>,
+    pub names: BTreeMap<String, DirectoryEntry>,
     /// The content of small files that rules require, with the times at which they were written.
-    pub texts: BTreeMap<String, (String, Written)>,
+    pub texts: BTreeMap<String, (String, ModifiedTime)>,
     /// The steps of names that do not contain a step.
     pub in_place: BTreeMap<String, u64>,
     /// The current time, seconds since 1970.
@@ -263,7 +263,7 @@ fn tracker(rule: &Rule, step: u64, name: &str) -> Option<(String, String)> {
     }
 }
 
-fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &DirectorySnapshot) -> bool {
+fn is_proven(rule: &Rule, step: u64, name: &str, seen: &DirectoryEntry, look: &DirectorySnapshot) -> bool {
     match &rule.proof {
         Proof::Marker(markers) => {
             let written = markers.iter().filter_map(|marker| seen.files.get(marker)).max();
@@ -283,7 +283,7 @@ fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &DirectorySn
     }
 }
 
-fn is_quiet(seen: &Seen, now: i64, seconds: u64) -> bool {
+fn is_quiet(seen: &DirectoryEntry, now: i64, seconds: u64) -> bool {
     now.saturating_sub(seen.newest.0) >= i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
@@ -291,12 +291,12 @@ fn is_quiet(seen: &Seen, now: i64, seconds: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn directory(newest: i64, files: &[(&str, i64)]) -> Seen {
+    fn directory(newest: i64, files: &[(&str, i64)]) -> DirectoryEntry {
         let files = files.iter().map(|(name, at)| ((*name).to_owned(), (*at, 0))).collect();
-        Seen { is_directory: true, newest: (newest, 0), files, container: None }
+        DirectoryEntry { is_directory: true, newest: (newest, 0), files, container: None }
     }
 
-    fn look(names: &[(&str, Seen)], texts: &[(&str, &str, i64)]) -> DirectorySnapshot {
+    fn look(names: &[(&str, DirectoryEntry)], texts: &[(&str, &str, i64)]) -> DirectorySnapshot {
         DirectorySnapshot {
             names: names.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone())).collect(),
             texts: texts
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn a_checkpoint_rewritten_within_the_same_second_is_not_complete() {
         let mut seen = directory(100, &[]);
-        let complete = |seen: &Seen| {
+        let complete = |seen: &DirectoryEntry| {
             let tracker = [("latest_checkpointed_iteration.txt", "120", 100)];
             let mut look = look(&[("iter_0000120", seen.clone())], &tracker);
             look.texts.values_mut().for_each(|(_, written)| written.1 = 500);
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_step_of_several_files_needs_all_of_them() {
-        let file = |whole| Seen { container: Some(whole), ..Seen::default() };
+        let file = |whole| DirectoryEntry { container: Some(whole), ..DirectoryEntry::default() };
         let names =
             [("model_9.pt", file(true)), ("optim_9.pt", file(false)), ("epoch=0-step=8.ckpt", file(true))];
         assert_eq!(found(Kind::Torch, &look(&names, &[])), [8]);
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn the_step_of_an_overwritten_file_is_the_second_of_its_write() {
-        let file = |whole| Seen { container: Some(whole), ..Seen::default() };
+        let file = |whole| DirectoryEntry { container: Some(whole), ..DirectoryEntry::default() };
         let found = |whole| {
             let mut look = look(&[("ckpt.pt", file(whole)), ("train.pt", file(true))], &[]);
             look.in_place.insert("ckpt.pt".to_owned(), 1_700_000_000);
@@ -413,8 +413,11 @@ mod tests {
         let step = ("llama-step=40-last", directory(5, &[]));
         assert_eq!(found(Kind::Nemo, &look(std::slice::from_ref(&step), &[])), [40]);
         assert!(
-            found(Kind::Nemo, &look(&[step, ("llama-step=40-last-unfinished", Seen::default())], &[]))
-                .is_empty()
+            found(
+                Kind::Nemo,
+                &look(&[step, ("llama-step=40-last-unfinished", DirectoryEntry::default())], &[])
+            )
+            .is_empty()
         );
     }
 

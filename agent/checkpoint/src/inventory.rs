@@ -58,7 +58,7 @@ impl<C: Borrow<Copy>> StepState<C> {
     }
 
     /// Each rank's shard, from one of its copies or pieces.
-    fn reported(&self) -> impl Iterator<Item = &Shard> {
+    fn shards_by_rank(&self) -> impl Iterator<Item = &Shard> {
         let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
         let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
         firsts.map(|copy| &copy.borrow().shard)
@@ -66,17 +66,17 @@ impl<C: Borrow<Copy>> StepState<C> {
 
     /// Size of the step, bytes; each shard is counted once.
     pub fn bytes(&self) -> u64 {
-        self.reported().map(Shard::whole_bytes).sum()
+        self.shards_by_rank().map(Shard::whole_bytes).sum()
     }
 
     /// The sizes of its shards, bytes.
     pub fn sizes(&self) -> Vec<u64> {
-        self.reported().map(Shard::whole_bytes).collect()
+        self.shards_by_rank().map(Shard::whole_bytes).collect()
     }
 
     /// The roots of its shards.
     pub fn roots(&self) -> impl Iterator<Item = &str> {
-        self.reported().map(Shard::whole)
+        self.shards_by_rank().map(Shard::whole)
     }
 
     /// Shards that lost too many pieces: rank, number of pieces left, number of pieces needed.

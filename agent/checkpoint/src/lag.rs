@@ -28,7 +28,7 @@ impl LagReason {
         [LagReason::Peer, LagReason::Slowdown, LagReason::Measurement, LagReason::Speed];
 
     /// The word for this reason.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             LagReason::Peer => "peer",
             LagReason::Slowdown => "slowdown",

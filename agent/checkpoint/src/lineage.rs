@@ -9,12 +9,12 @@ use std::str::FromStr;
 use super::owner;
 
 /// Separates the name and the id. No `--rdzv-id` contains it.
-const MARK: char = '~';
+const ID_SEPARATOR: char = '~';
 
 /// The run `name` with this id.
 #[must_use]
 pub fn identified(name: &str, id: &str) -> String {
-    format!("{name}{MARK}{id}")
+    format!("{name}{ID_SEPARATOR}{id}")
 }
 
 /// The name without owner, id and launch.
@@ -22,14 +22,14 @@ pub fn identified(name: &str, id: &str) -> String {
 pub fn plain(run: &str) -> &str {
     let run = run.split_once('@').map_or(run, |(run, _)| run);
     let name = owner::name(run);
-    name.rsplit_once(MARK).map_or(name, |(name, _)| name)
+    name.rsplit_once(ID_SEPARATOR).map_or(name, |(name, _)| name)
 }
 
 /// The id; `None` for a run that was named without one.
 #[must_use]
 pub fn id(run: &str) -> Option<&str> {
     let run = run.split_once('@').map_or(run, |(run, _)| run);
-    owner::name(run).rsplit_once(MARK).map(|(_, id)| id)
+    owner::name(run).rsplit_once(ID_SEPARATOR).map(|(_, id)| id)
 }
 
 /// Whether `asked` matches this run: the name alone, or the name with the id.

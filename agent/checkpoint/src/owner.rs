@@ -4,7 +4,7 @@
 //! agents: `cache:…`, watches of the configuration, and what was stored before runs had owners.
 
 /// Separates the owner and the name; the first one ends the owner. No run id of a user contains it.
-const MARK: char = '!';
+const OWNER_SEPARATOR: char = '!';
 
 /// The run `name` of the user `uid`. After an `@`, `name` may contain what distinguishes launches.
 ///
@@ -13,14 +13,14 @@ const MARK: char = '!';
 pub fn owned(uid: u32, name: &str) -> String {
     match owner(name) {
         Some(known) if known == uid => name.to_owned(),
-        _ => format!("{uid}{MARK}{name}"),
+        _ => format!("{uid}{OWNER_SEPARATOR}{name}"),
     }
 }
 
 /// The owner's uid; `None` for a run of the agents.
 #[must_use]
 pub fn owner(run: &str) -> Option<u32> {
-    let (uid, _) = run.split_once(MARK)?;
+    let (uid, _) = run.split_once(OWNER_SEPARATOR)?;
     // Accept one spelling only: `007!x` has no owner.
     let number: u32 = uid.parse().ok()?;
     (number.to_string() == uid).then_some(number)
@@ -29,7 +29,7 @@ pub fn owner(run: &str) -> Option<u32> {
 /// The name that the user gave, without the owner.
 #[must_use]
 pub fn name(run: &str) -> &str {
-    match (owner(run), run.split_once(MARK)) {
+    match (owner(run), run.split_once(OWNER_SEPARATOR)) {
         (Some(_), Some((_, name))) => name,
         _ => run,
     }

@@ -21,22 +21,22 @@ const QUIET: usize = 128;
 const BESIDE: usize = 256;
 
 /// A cost needs this many steps without and with replication.
-const ENOUGH: usize = 8;
+const MIN_STEPS: usize = 8;
 
 /// After this many steps with replication and too few without, replication pauses until there are enough to compare...
 const REST_AFTER: usize = 64;
 
 /// ...but for at most this long, and not again for ten times as long.
-const REST: Span = Span::seconds(30);
+const MAX_PAUSE: Span = Span::seconds(30);
 const REST_AGAIN: Span = Span::seconds(330);
 
 /// Limits of the additional time of a step, as a share of the usual step time: evaluations and pauses are not a cost of
 /// replication.
-const LONGEST: f64 = 1.0;
-const SHORTEST: f64 = -0.5;
+const MAX_COST: f64 = 1.0;
+const MIN_COST: f64 = -0.5;
 
 /// Older steps are dropped: the time of a step changes.
-const REMEMBERED: Span = Span::seconds(300);
+const STEP_WINDOW: Span = Span::seconds(300);
 
 /// Limit of the budget: the allowed share of this many seconds. It bounds the burst after a pause.
 const SAVED_UP_S: f64 = 60.0;
@@ -124,7 +124,7 @@ impl ReplicationCost {
         if replicating == Span::default() {
             push(&mut kind.quiet, (step.end, took), QUIET);
         } else if let Some(usual) = kind.usual() {
-            let longer = (took - usual).clamp(SHORTEST * usual, LONGEST * usual);
+            let longer = (took - usual).clamp(MIN_COST * usual, MAX_COST * usual);
             // A step that is long by chance overlaps more replication: that must not look like a cost.
             let active = usual * (replicating.as_seconds() / took).min(1.0);
             push(&mut kind.beside, (step.end, longer, active), BESIDE);
@@ -214,9 +214,9 @@ impl ReplicationCost {
     fn rests(&mut self, now: Mono) -> bool {
         let [plain, _] = &mut self.kinds;
         plain.forget(now);
-        let wanted = plain.beside.len() >= REST_AFTER && plain.quiet.len() < ENOUGH;
+        let wanted = plain.beside.len() >= REST_AFTER && plain.quiet.len() < MIN_STEPS;
         match self.rest_since {
-            Some(since) if now.since(since) < REST => wanted,
+            Some(since) if now.since(since) < MAX_PAUSE => wanted,
             Some(since) if now.since(since) < REST_AGAIN => false,
             _ => {
                 self.rest_since = wanted.then_some(now);
@@ -228,22 +228,22 @@ impl ReplicationCost {
 
 impl Kind {
     fn forget(&mut self, now: Mono) {
-        while self.quiet.front().is_some_and(|(end, _)| now.since(*end) > REMEMBERED) {
+        while self.quiet.front().is_some_and(|(end, _)| now.since(*end) > STEP_WINDOW) {
             self.quiet.pop_front();
         }
-        while self.beside.front().is_some_and(|(end, ..)| now.since(*end) > REMEMBERED) {
+        while self.beside.front().is_some_and(|(end, ..)| now.since(*end) > STEP_WINDOW) {
             self.beside.pop_front();
         }
     }
 
     fn is_enough(&self) -> bool {
-        self.quiet.len() >= ENOUGH
-            && self.beside.iter().filter(|(_, _, active)| *active > 0.0).count() >= ENOUGH
+        self.quiet.len() >= MIN_STEPS
+            && self.beside.iter().filter(|(_, _, active)| *active > 0.0).count() >= MIN_STEPS
     }
 
     /// The usual time of a step without replication, seconds.
     fn usual(&self) -> Option<f64> {
-        (self.quiet.len() >= ENOUGH).then(|| median(self.quiet.iter().map(|(_, took)| *took).collect()))
+        (self.quiet.len() >= MIN_STEPS).then(|| median(self.quiet.iter().map(|(_, took)| *took).collect()))
     }
 
     /// The standard deviation of steps without replication, seconds, from their median absolute deviation.

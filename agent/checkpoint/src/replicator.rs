@@ -23,11 +23,11 @@ pub const FAILED_NAME: &str = "replicator.failed";
 pub const JAX_NAME: &str = "jax-init-info.txt";
 
 /// Maximum size of a request, bytes.
-const LONGEST: usize = 64 << 10;
+const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// The request of a trainer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReplicatorRequest {
     /// The job's name.
     pub job: String,
     /// `orbax` or `pytorch.distributed`.
@@ -62,9 +62,9 @@ const REFUSED: [(&str, &str); 4] = [
 ///
 /// # Errors
 /// The request is too long, a line is malformed, or a key is missing or has an invalid value. Unknown keys are skipped.
-pub fn parse(text: &str) -> Result<Asked, String> {
-    if text.len() > LONGEST {
-        return Err(format!("it is longer than {LONGEST} bytes"));
+pub fn parse(text: &str) -> Result<ReplicatorRequest, String> {
+    if text.len() > MAX_REQUEST_BYTES {
+        return Err(format!("it is longer than {MAX_REQUEST_BYTES} bytes"));
     }
     let mut values: BTreeMap<&str, String> = BTreeMap::new();
     for line in text.lines() {
@@ -103,7 +103,7 @@ pub fn parse(text: &str) -> Result<Asked, String> {
     }
     let framework = text("framework").cloned().unwrap_or_else(|| "orbax".to_owned());
     let refused = REFUSED.iter().filter(|(key, _)| values.contains_key(key)).map(|(_, word)| *word).collect();
-    Ok(Asked { job, framework, node, nodes, workers, parallelism, refused })
+    Ok(ReplicatorRequest { job, framework, node, nodes, workers, parallelism, refused })
 }
 
 fn unquoted(value: &str) -> &str {
@@ -117,7 +117,7 @@ pub fn prerestore(step: Option<u64>) -> String {
 }
 
 /// The name under which a worker finds what to load; the step is 0 if there is nothing.
-pub fn restore_name(asked: &Asked, step: Option<u64>, worker: u32) -> String {
+pub fn restore_name(asked: &ReplicatorRequest, step: Option<u64>, worker: u32) -> String {
     format!("{}-s{}-n{}-w{worker}.restore", asked.job, step.unwrap_or(0), asked.node)
 }
 
@@ -150,7 +150,7 @@ mod tests {
     fn the_request_of_a_trainer_is_parsed() {
         let asked = parse(WRITTEN).unwrap();
         let framework = "orbax".to_owned();
-        let wanted = Asked {
+        let wanted = ReplicatorRequest {
             job: "llama-7b".to_owned(),
             framework,
             node: 3,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::choice::{Wanted, choose};
+use crate::choice::{RestoreRequest, choose};
 use crate::inventory::{Copy, Medium};
 
 /// Where a step is stored, the nearest first.
@@ -23,7 +23,7 @@ impl Tier {
     pub const ALL: [Tier; 4] = [Tier::Memory, Tier::Disk, Tier::Peer, Tier::Durable];
 
     /// Its name in metrics and on the command line.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Tier::Memory => "memory",
             Tier::Disk => "disk",
@@ -32,7 +32,7 @@ impl Tier {
         }
     }
 
-    fn of(copy: &Copy) -> Tier {
+    fn from_copy(copy: &Copy) -> Tier {
         match (copy.medium, copy.own) {
             (Medium::Durable, _) => Tier::Durable,
             (_, false) => Tier::Peer,
@@ -67,9 +67,9 @@ pub fn newest_by_tier(copies: &[Copy]) -> Vec<TierState> {
     let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
     let mut found = Vec::new();
     for tier in Tier::ALL {
-        let of_tier = || copies.iter().filter(|copy| Tier::of(copy) == tier);
+        let of_tier = || copies.iter().filter(|copy| Tier::from_copy(copy) == tier);
         for run in &runs {
-            let newest = choose(of_tier(), Wanted { run: Some(run), ..Wanted::default() });
+            let newest = choose(of_tier(), RestoreRequest { run: Some(run), ..RestoreRequest::default() });
             found.extend(newest.step.map(|step| TierState {
                 run: (*run).to_owned(),
                 tier,
@@ -112,7 +112,7 @@ mod tests {
         copies.push(copy("c", Medium::Disk, false, 20, 0));
         copies.push(copy("a", Medium::Memory, true, 40, 0));
         let found = newest_by_tier(&copies);
-        let reported: Vec<_> = found.iter().map(|of| (of.tier.word(), of.step, of.age_s(1050))).collect();
+        let reported: Vec<_> = found.iter().map(|of| (of.tier.as_str(), of.step, of.age_s(1050))).collect();
         assert_eq!(reported, [("memory", 30, 20), ("disk", 20, 30), ("peer", 10, 40)]);
         assert_eq!((found[0].run.as_str(), found[0].age_s(0)), ("run", 0));
         assert!(newest_by_tier(&[]).is_empty());

@@ -66,7 +66,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    logging::flush(logging::PATIENCE);
+    logging::flush(logging::FLUSH_TIMEOUT);
     match started {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {

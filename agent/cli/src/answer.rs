@@ -3,11 +3,11 @@
 use mainstay_proto::v1::{Job, JobPhase};
 
 use super::client::{AskError, Snapshot};
-use super::find::Place;
+use super::find::SocketAt;
 
 /// The result of asking one server.
-pub(super) struct Answer {
-    pub(super) place: Place,
+pub(super) struct ServerReply {
+    pub(super) place: SocketAt,
     pub(super) result: Result<Snapshot, AskError>,
 }
 

@@ -28,7 +28,7 @@ mod run_dir;
 mod show;
 
 /// Bytes that are read at a time. Memory use stays small however long the logs are.
-const PIECE: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// Find the fault domain of a failure from logs alone
 #[derive(Debug, clap::Args)]
@@ -154,7 +154,7 @@ fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow
     };
     let (mut source, packed) = packed::text_of(source).with_context(reading)?;
     let mut scan = Scan::new(catalog, &name, rank.or_else(|| lines::rank_of_path(&name)), kind);
-    let (mut piece, mut starts) = (vec![0; PIECE], true);
+    let (mut piece, mut starts) = (vec![0; READ_BYTES], true);
     loop {
         match source.read(&mut piece) {
             Ok(0) => return Ok(scan.finish()),

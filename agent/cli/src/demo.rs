@@ -28,7 +28,7 @@ use self::run::{Kill, Run};
 use super::exit;
 
 /// The interval of polling a journal. It only determines how soon its entries are seen.
-const LOOK: Duration = Duration::from_millis(40);
+const POLL_INTERVAL: Duration = Duration::from_millis(40);
 
 /// A run of the demo takes seconds; a run that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -12,7 +12,7 @@ use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
 use serde_json::json;
 
 use super::client::{AskError, Client};
-use super::find::{Ask, Place, find};
+use super::find::{Ask, SocketAt, find};
 use super::output::{self, Paint, clean};
 use super::{exit, status};
 use mainstay_journal::store::journal::JournalReader;
@@ -215,7 +215,7 @@ impl Watch {
     }
 
     /// Prints past events and then each new one. A lost connection is resumed where it broke.
-    async fn follow(&mut self, client: Client, place: Place) -> anyhow::Result<()> {
+    async fn follow(&mut self, client: Client, place: SocketAt) -> anyhow::Result<()> {
         let mut connection = Ok(client);
         let mut rest = FIRST_REST;
         loop {
@@ -280,7 +280,7 @@ impl Watch {
 
 /// The server to ask: the host's agent if it answers (and knows the job, if one is given), else the launcher of the
 /// job, else the only launcher. Each has its own journal, so one is chosen.
-async fn choose(args: &Args) -> anyhow::Result<Option<(Client, Place)>> {
+async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
     let found = find(&args.ask);
     let mut answering = Vec::new();
     for place in &found.places {

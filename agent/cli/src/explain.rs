@@ -149,7 +149,7 @@ fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     }
     let run_dir = chosen.run_dir;
     let entries = read(&run_dir)?;
-    let Some(report) = incident_report::of(entries.iter(), args.incident.map(Incident)) else {
+    let Some(report) = incident_report::from_entries(entries.iter(), args.incident.map(Incident)) else {
         let findings = incident_report::findings(entries.iter());
         if args.incident.is_none() && !findings.is_empty() {
             let text = if args.json {

@@ -18,7 +18,7 @@ pub(super) struct Ask {
 
 /// A socket that was found. It may have no server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SocketAt {
     pub(super) socket: PathBuf,
     /// The job, for a launcher's socket in its default place.
     pub(super) job: Option<String>,
@@ -26,16 +26,16 @@ pub(super) struct Place {
 
 /// The result of a search, and where it looked.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) places: Vec<Place>,
+pub(super) struct SocketSearch {
+    pub(super) places: Vec<SocketAt>,
     pub(super) looked_at: Vec<String>,
 }
 
 /// Searches the default places of this user, or uses the named socket.
-pub(super) fn find(ask: &Ask) -> Found {
+pub(super) fn find(ask: &Ask) -> SocketSearch {
     if let Some(socket) = &ask.socket {
-        return Found {
-            places: vec![Place { socket: socket.clone(), job: None }],
+        return SocketSearch {
+            places: vec![SocketAt { socket: socket.clone(), job: None }],
             looked_at: vec![socket.display().to_string()],
         };
     }
@@ -48,20 +48,20 @@ pub(super) fn find(ask: &Ask) -> Found {
     )
 }
 
-fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> Found {
-    let mut found = Found::default();
+fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> SocketSearch {
+    let mut found = SocketSearch::default();
     for socket in agents {
         found.looked_at.push(socket.display().to_string());
         if socket.exists() && is_trusted(socket, uid) {
-            found.places.push(Place { socket: socket.clone(), job: None });
+            found.places.push(SocketAt { socket: socket.clone(), job: None });
         }
     }
     found.looked_at.push(runtime_dir.join("*/api.sock").display().to_string());
-    let mut launchers: Vec<Place> = std::fs::read_dir(runtime_dir)
+    let mut launchers: Vec<SocketAt> = std::fs::read_dir(runtime_dir)
         .into_iter()
         .flatten()
         .flatten()
-        .map(|run| Place {
+        .map(|run| SocketAt {
             socket: run.path().join("api.sock"),
             job: Some(run.file_name().to_string_lossy().into_owned()),
         })
@@ -102,7 +102,10 @@ mod tests {
         let found = search(std::slice::from_ref(&agent), &dir.path().join("runs"), uid);
         assert_eq!(
             found.places,
-            [Place { socket: agent, job: None }, Place { socket: launcher, job: Some("demo".to_owned()) }]
+            [
+                SocketAt { socket: agent, job: None },
+                SocketAt { socket: launcher, job: Some("demo".to_owned()) }
+            ]
         );
     }
 }

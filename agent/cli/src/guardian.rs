@@ -28,7 +28,7 @@ pub fn run(args: &Args) -> ExitCode {
                 Ok(None) if pool.exists() => std::thread::sleep(std::time::Duration::from_millis(100)),
                 // Standard error is the launcher's: anyone who still reads it sees the lines.
                 Ok(Some(recovered)) => {
-                    recovered.reported().iter().for_each(|line| eprintln!("mainstay: {line}"));
+                    recovered.lines().iter().for_each(|line| eprintln!("mainstay: {line}"));
                     break;
                 }
                 _ => break,

@@ -25,16 +25,16 @@ pub(super) struct Job {
 #[derive(Debug, clap::Subcommand)]
 enum Order {
     /// Stop all ranks and start them again; no budget is charged
-    Restart(Place),
+    Restart(JobTarget),
     /// Have the ranks save where they can, and end the job
-    Stop(Place),
+    Stop(JobTarget),
     /// Stop using a rank's GPU: all ranks start again without it, where another GPU can take its place
     ExcludeRank {
         /// The rank; its GPU is the one at its place (LOCAL_RANK) among those that the job sees
         #[arg(value_name = "RANK")]
         rank: u32,
         #[command(flatten)]
-        place: Place,
+        place: JobTarget,
     },
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Inject {
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=95))]
     by: Option<u32>,
     #[command(flatten)]
-    place: Place,
+    place: JobTarget,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -90,7 +90,7 @@ enum Fault {
 }
 
 #[derive(Debug, clap::Args)]
-struct Place {
+struct JobTarget {
     /// The job; not needed where only one runs
     #[arg(long, value_name = "ID")]
     job: Option<String>,
@@ -145,6 +145,6 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
     done(response.await, &format!("rank {}: {words}\n", args.rank))
 }
 
-async fn connect(place: &Place) -> Result<Client, AskError> {
+async fn connect(place: &JobTarget) -> Result<Client, AskError> {
     order::launcher(place.socket.clone(), place.job.as_deref()).await
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::client::{AskError, Client};
-use super::find::{Ask, Place, find};
+use super::find::{Ask, SocketAt, find};
 use super::{exit, output};
 
 /// The agent of this host: the first socket that answers, or the named one.
@@ -22,15 +22,15 @@ pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
 pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Result<Client, AskError> {
     let named = socket.is_some();
     let found = find(&Ask { socket, json: false });
-    let is_meant = |place: &&Place| {
+    let is_meant = |place: &&SocketAt| {
         named || place.job.as_deref().is_some_and(|name| job.is_none_or(|wanted| name == wanted))
     };
-    let (mut answering, why) = answering(found.places.iter().filter(is_meant), NAMED + 1).await;
+    let (mut answering, why) = answering(found.places.iter().filter(is_meant), MAX_NAMED_JOBS + 1).await;
     match answering.pop() {
         Some((_, client)) if answering.is_empty() => Ok(client),
         Some((socket, _)) => {
             let names = answering.iter().map(|(socket, _)| *socket).chain([socket]).map(job_at);
-            let mut names: Vec<String> = names.take(NAMED).collect();
+            let mut names: Vec<String> = names.take(MAX_NAMED_JOBS).collect();
             names.sort();
             Err(AskError::Other {
                 socket: socket.parent().and_then(Path::parent).unwrap_or(socket).to_owned(),
@@ -42,7 +42,7 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
 }
 
 /// Maximum number of jobs that are named if the user has to choose one.
-const NAMED: usize = 8;
+const MAX_NAMED_JOBS: usize = 8;
 
 /// The job whose launcher has this socket in its default place.
 fn job_at(socket: &Path) -> String {
@@ -52,7 +52,7 @@ fn job_at(socket: &Path) -> String {
 
 /// The first servers that answer, at most `most`; and why the first of the others does not.
 async fn answering<'a>(
-    places: impl Iterator<Item = &'a Place>,
+    places: impl Iterator<Item = &'a SocketAt>,
     most: usize,
 ) -> (Vec<(&'a Path, Client)>, Option<AskError>) {
     let (mut answering, mut why) = (Vec::new(), None);

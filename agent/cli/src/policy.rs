@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
-use mainstay_launcher::policy::{Reply, WITHIN};
-use mainstay_recovery::policy::{Answer, Choice, Trouble, decide, decide_with, question};
+use mainstay_launcher::policy::{DECISION_TIMEOUT, Reply};
+use mainstay_recovery::policy::{Choice, PolicyAnswer, PolicyProblem, decide, decide_with, question};
 use mainstay_view::replay::{UserPolicy, replay, replay_with};
 
 use super::{exit, explain, output, replay as recorded};
@@ -75,7 +75,7 @@ struct On {
 }
 
 /// Failures of all kinds, with which `check` tests a policy.
-const USUAL: &str = include_str!("policy/usual.toml");
+const SAMPLE_INCIDENTS: &str = include_str!("policy/usual.toml");
 
 /// What `show` prints.
 const TEMPLATE: &str = include_str!("policy/template.py");
@@ -109,8 +109,8 @@ fn policy(file: &Path) -> anyhow::Result<Option<Script>> {
 }
 
 /// What the job would do with this answer of the policy, and what is wrong with the policy.
-fn decided(policy: &Script, incident: &Incident, reply: Reply) -> (Choice, Option<Trouble>) {
-    let answer = Answer { policy: policy.name(), advice: reply.advice };
+fn decided(policy: &Script, incident: &Incident, reply: Reply) -> (Choice, Option<PolicyProblem>) {
+    let answer = PolicyAnswer { policy: policy.name(), advice: reply.advice };
     decide_with(Some(answer), &incident.settings, incident.case())
 }
 
@@ -120,19 +120,19 @@ fn ask(policy: &Script, incident: &Incident, trace: bool) -> Reply {
 
 fn check(file: &Path) -> anyhow::Result<u8> {
     let Some(policy) = policy(file)? else { return Ok(exit::UNHEALTHY) };
-    let usual = incidents::read(USUAL).map_err(|what| anyhow!("the usual incidents: {what}"))?;
+    let usual = incidents::read(SAMPLE_INCIDENTS).map_err(|what| anyhow!("the usual incidents: {what}"))?;
     let mut text = String::new();
     let mut status = exit::OK;
     for incident in &usual {
         let (_, trouble) = decided(&policy, incident, ask(&policy, incident, false));
         let Some(trouble) = trouble else { continue };
-        text.push_str(&format!("{}\n  when deciding on: {}\n", trouble.words(), incident.name));
+        text.push_str(&format!("{}\n  when deciding on: {}\n", trouble.message(), incident.name));
         status = status.max(match trouble {
-            Trouble::Failed(_) => exit::UNHEALTHY,
-            Trouble::Overruled(_) => exit::DEGRADED,
+            PolicyProblem::Failed(_) => exit::UNHEALTHY,
+            PolicyProblem::Overruled(_) => exit::DEGRADED,
         });
     }
-    let (name, limit, slowest) = (policy.name(), WITHIN.as_millis(), policy.slowest().as_millis());
+    let (name, limit, slowest) = (policy.name(), DECISION_TIMEOUT.as_millis(), policy.slowest().as_millis());
     if slowest > limit {
         text.push_str(&format!("{name}: a decision took {slowest} ms; a job waits {limit} ms\n"));
         status = status.max(exit::DEGRADED);
@@ -150,12 +150,12 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
     let mut status = if incidents.is_empty() { exit::UNKNOWN } else { exit::OK };
     for incident in incidents {
         let (choice, trouble) = decided(&policy, incident, ask(&policy, incident, false));
-        let got = choice.action.word();
+        let got = choice.action.as_str();
         let other = incident.expect.as_deref().filter(|expected| *expected != got);
         let after = choice.after.as_seconds();
         let later = incident.expect_after.filter(|expected| (expected - after).abs() > 1e-6);
         let mark = if other.is_some() || later.is_some() || trouble.is_some() { "FAILED" } else { "ok" };
-        text.push_str(&format!("{mark:6} {}: {}\n", incident.name, words(&choice)));
+        text.push_str(&format!("{mark:6} {}: {}\n", incident.name, describe(&choice)));
         if let Some(expected) = other {
             text.push_str(&format!("       expected: {expected}\n"));
         }
@@ -163,10 +163,10 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
             text.push_str(&format!("       expected a delay of {expected} s, got {after} s\n"));
         }
         if let Some(trouble) = &trouble {
-            text.push_str(&format!("       {}\n", trouble.words()));
+            text.push_str(&format!("       {}\n", trouble.message()));
         }
         status = match trouble {
-            Some(Trouble::Failed(_)) => exit::UNHEALTHY,
+            Some(PolicyProblem::Failed(_)) => exit::UNHEALTHY,
             _ if mark != "ok" => status.max(exit::DEGRADED),
             _ => status,
         };
@@ -187,7 +187,7 @@ fn test_on_run(file: &Path, run: &Path) -> anyhow::Result<u8> {
     let mut status = if own.is_empty() { exit::UNKNOWN } else { exit::OK };
     for one in &own {
         let decided = |decision: &mainstay_model::verdict::Decision| {
-            format!("{}: {}", decision.action.word(), decision.why)
+            format!("{}: {}", decision.action.as_str(), decision.why)
         };
         text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
         text.push_str(&format!("  then      {}\n", decided(&one.then.decision)));
@@ -198,7 +198,7 @@ fn test_on_run(file: &Path, run: &Path) -> anyhow::Result<u8> {
             text.push_str(&format!("  built in  {}\n", decided(&other.now.decision)));
         }
         text.push_str(&format!("  policy    {}\n", decided(&one.now.decision)));
-        if one.now.decision.action.word() != one.then.decision.action.word() {
+        if one.now.decision.action.as_str() != one.then.decision.action.as_str() {
             status = status.max(exit::DEGRADED);
         }
     }
@@ -222,13 +222,13 @@ fn explain(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
         reply.lines.iter().for_each(|number| text.push_str(&format!("  {number:4}  {}\n", line(*number))));
         let (choice, trouble) = decided(&policy, incident, reply);
         if let Some(trouble) = &trouble {
-            text.push_str(&format!("  {}\n", trouble.words()));
+            text.push_str(&format!("  {}\n", trouble.message()));
         }
-        if matches!(trouble, Some(Trouble::Failed(_))) {
+        if matches!(trouble, Some(PolicyProblem::Failed(_))) {
             status = exit::UNHEALTHY;
         }
-        text.push_str(&format!("  decision  {}\n", words(&choice)));
-        text.push_str(&format!("  built in  {}\n", words(&decide(&incident.settings, incident.case()))));
+        text.push_str(&format!("  decision  {}\n", describe(&choice)));
+        text.push_str(&format!("  built in  {}\n", describe(&decide(&incident.settings, incident.case()))));
     }
     if incidents.is_empty() {
         text.push_str("there is no such incident in the table\n");
@@ -237,7 +237,7 @@ fn explain(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
     Ok(status)
 }
 
-fn words(choice: &Choice) -> String {
+fn describe(choice: &Choice) -> String {
     let later = if choice.after.0 > 0 { format!(" in {}", choice.after) } else { String::new() };
-    format!("{}{later}: {}", choice.action.word(), choice.why)
+    format!("{}{later}: {}", choice.action.as_str(), choice.why)
 }

@@ -16,16 +16,16 @@ use super::output::{self, Paint, aligned, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
 
 /// How often the table is refreshed.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Beyond this many ranks, ranks without anything remarkable are shown in groups.
-const FEW: usize = 32;
+const MAX_UNGROUPED_RANKS: usize = 32;
 
 /// A rank whose own time exceeds its peers' by this factor is remarkable.
-const SLOW: f64 = 1.05;
+const SLOW_FACTOR: f64 = 1.05;
 
 /// Maximum number of remarkable ranks that are shown.
-const SHOWN: usize = 24;
+const MAX_SHOWN_RANKS: usize = 24;
 
 /// Show the ranks of a job: step, section, last heartbeat, own time compared with peers, waiting
 #[derive(Debug, clap::Args)]
@@ -76,7 +76,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         if !args.watch {
             return Ok(ExitCode::from(if jobs.is_empty() { exit::UNKNOWN } else { exit::OK }));
         }
-        tokio::time::sleep(AGAIN_AFTER).await;
+        tokio::time::sleep(REFRESH_INTERVAL).await;
     }
 }
 
@@ -90,7 +90,7 @@ const HOST: usize = 1;
 const WORDS: [usize; 3] = [HOST, 3, 5];
 
 fn table(job: &Job, paint: Paint, all: bool) -> String {
-    let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= FEW {
+    let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= MAX_UNGROUPED_RANKS {
         (job.ranks.iter().collect(), Vec::new())
     } else {
         standing_out(job)
@@ -142,7 +142,7 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
     let weight = |rank: &Rank| {
         let behind = rank.step.zip(usual).is_some_and(|(step, usual)| step + 2 < usual);
         let absent = !matches!(rank.phase(), RankPhase::Connected);
-        let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW).unwrap_or(0.0);
+        let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW_FACTOR).unwrap_or(0.0);
         let reported =
             f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
         reported + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
@@ -150,7 +150,7 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
     let mut out: Vec<(f64, usize)> =
         job.ranks.iter().map(weight).zip(0..).filter(|(weight, _)| *weight > 0.0).collect();
     out.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    out.truncate(SHOWN);
+    out.truncate(MAX_SHOWN_RANKS);
     let mut places: Vec<usize> = out.into_iter().map(|(_, at)| at).collect();
     places.sort_unstable();
     let is_out = |at: &usize| places.binary_search(at).is_ok();
@@ -168,9 +168,9 @@ fn groups(ranks: &[&Rank]) -> Vec<String> {
     }
     let mut groups: Vec<((String, String), Vec<&Rank>)> = by_place.into_iter().collect();
     groups.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
-    let more = groups.len().saturating_sub(SHOWN);
+    let more = groups.len().saturating_sub(MAX_SHOWN_RANKS);
     let mut lines: Vec<String> =
-        groups.iter().take(SHOWN).map(|(place, ranks)| group(place, ranks)).collect();
+        groups.iter().take(MAX_SHOWN_RANKS).map(|(place, ranks)| group(place, ranks)).collect();
     if more > 0 {
         lines.push(format!("and {more} more groups; --all shows each rank"));
     }

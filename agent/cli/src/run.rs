@@ -432,7 +432,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     logging::start(tracing::level_filters::LevelFilter::WARN, logging::Format::Text);
     let ended = app::run_job(plan).await;
-    logging::flush(logging::PATIENCE);
+    logging::flush(logging::FLUSH_TIMEOUT);
     match ended {
         Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
         Err(error) => {

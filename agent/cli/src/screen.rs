@@ -10,14 +10,14 @@ use mainstay_proto::v1::{
 };
 use prost_types::Timestamp;
 
-use super::answer::{Answer, is_over};
+use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Snapshot};
 use super::output::{Paint, aligned, clean, shortened, spoken};
 
 const COMMAND_WIDTH: usize = 90;
 
 /// All results, as text for a terminal.
-pub(super) fn render(answers: &[Answer], paint: Paint) -> String {
+pub(super) fn render(answers: &[ServerReply], paint: Paint) -> String {
     let mut screen = String::new();
     for answer in answers {
         match &answer.result {
@@ -303,7 +303,7 @@ mod tests {
     use mainstay_proto::v1::{DecidedAction, Decision, Evidence, FaultDomain, ProcessExit, Verdict};
     use prost_types::Duration;
 
-    use super::super::find::Place;
+    use super::super::find::SocketAt;
     use super::*;
 
     fn time(seconds: i64) -> Option<Timestamp> {
@@ -391,9 +391,9 @@ mod tests {
 
     #[test]
     fn one_screen_shows_the_whole_state() {
-        let place = Place { socket: "/x".into(), job: None };
-        let dead = Answer { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
-        let text = render(&[Answer { place, result: Ok(snapshot()) }, dead], Paint::plain());
+        let place = SocketAt { socket: "/x".into(), job: None };
+        let dead = ServerReply { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
+        let text = render(&[ServerReply { place, result: Ok(snapshot()) }, dead], Paint::plain());
         let expected = "\
 node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
   host.memory is DEGRADED: processes wait for memory
@@ -422,8 +422,8 @@ dead socket: nothing listens on /run/old.sock: its process is gone
         snapshot.jobs[0].phase = JobPhase::Ended.into();
         snapshot.jobs[0].exit_status = Some(137);
         snapshot.jobs[0].end_reason = Some("no restarts left".into());
-        let place = Place { socket: "/x".into(), job: None };
-        let text = render(&[Answer { place, result: Ok(snapshot) }], Paint::plain());
+        let place = SocketAt { socket: "/x".into(), job: None };
+        let text = render(&[ServerReply { place, result: Ok(snapshot) }], Paint::plain());
         assert!(text.contains("job demo  ENDED (137)  restart 1 of 3"), "{text}");
         assert!(text.contains("  no restarts left\n"), "{text}");
         assert!(!text.contains("RANK"), "{text}");

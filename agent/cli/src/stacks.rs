@@ -21,7 +21,7 @@ use mainstay_sensors::source::evidence::{self, Frames, Subject};
 use mainstay_sys::processes;
 
 /// Time limit.
-const WITHIN: Duration = Duration::from_secs(5);
+const STACKS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of threads shown for a rank without a Python stack; `--json` has all.
 const THREADS: usize = 8;
@@ -75,7 +75,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("job {:?} has no living ranks on this host", job.id);
     }
     let frames = if args.native { Frames::Native } else { Frames::Python };
-    let taken = evidence::take(&subjects, frames, Instant::now() + WITHIN);
+    let taken = evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT);
     if args.ask.json {
         output::print(&format!("{}\n", taken.whole))?;
     } else {
@@ -134,7 +134,7 @@ fn subjects(job: &Job, ranks: &[&v1::Rank]) -> Vec<Subject> {
 }
 
 /// The groups first, then the stack of one rank of each.
-fn shown(taken: &evidence::Taken, paint: Paint) -> String {
+fn shown(taken: &evidence::CollectedEvidence, paint: Paint) -> String {
     let mut text = String::new();
     for group in &taken.groups {
         text.push_str(&format!("{}\n", paint.bold(&clean(&PlaceGroup::to_string(group)))));

@@ -7,9 +7,9 @@ use mainstay_proto::v1::{HealthState, Job, JobPhase, ServerMode};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::answer::{Answer, is_over};
+use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Client};
-use super::find::{Ask, Found, Place, find};
+use super::find::{Ask, SocketAt, SocketSearch, find};
 use super::output::{self, Paint};
 use super::{exit, screen};
 
@@ -52,12 +52,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-pub(super) async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
+pub(super) async fn ask_all(places: Vec<SocketAt>) -> Vec<ServerReply> {
     let mut asking = JoinSet::new();
     for (order, place) in places.into_iter().enumerate() {
         asking.spawn(async move {
             let result = async { Client::connect(&place.socket).await?.snapshot().await }.await;
-            (order, Answer { place, result })
+            (order, ServerReply { place, result })
         });
     }
     let mut answers = asking.join_all().await;
@@ -66,7 +66,7 @@ pub(super) async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
 }
 
 /// A job that both its agent and its launcher report is shown once, as the agent's.
-pub(super) fn reported_once(answers: &mut [Answer]) {
+pub(super) fn reported_once(answers: &mut [ServerReply]) {
     let by_agents: Vec<String> = answers
         .iter()
         .filter_map(|answer| answer.result.as_ref().ok())
@@ -81,7 +81,7 @@ pub(super) fn reported_once(answers: &mut [Answer]) {
 }
 
 /// If another user's job has the name, the agent keeps a job of this user under the name with its owner.
-fn only_job(answers: &mut [Answer], id: &str) {
+fn only_job(answers: &mut [ServerReply], id: &str) {
     let own = owner::owned(nix::unistd::getuid().as_raw(), id);
     for snapshot in answers.iter_mut().filter_map(|answer| answer.result.as_mut().ok()) {
         let has_own = snapshot.jobs.iter().any(|job| job.id == own);
@@ -89,12 +89,12 @@ fn only_job(answers: &mut [Answer], id: &str) {
     }
 }
 
-fn jobs(answers: &[Answer]) -> impl Iterator<Item = &Job> {
+fn jobs(answers: &[ServerReply]) -> impl Iterator<Item = &Job> {
     answers.iter().filter_map(|answer| answer.result.as_ref().ok()).flat_map(|snapshot| &snapshot.jobs)
 }
 
 /// The exit status: the worst known state, before unknown.
-fn weigh(answers: &[Answer], one_job: bool) -> u8 {
+fn weigh(answers: &[ServerReply], one_job: bool) -> u8 {
     let signs: Vec<u8> = if one_job {
         jobs(answers).map(job_sign).collect()
     } else {
@@ -112,7 +112,7 @@ fn weigh(answers: &[Answer], one_job: bool) -> u8 {
 
 /// None for answers without information about the node: the socket of a dead process, or a launcher that does not
 /// monitor the host, whose node therefore has no components.
-fn node_sign(answer: &Answer) -> Option<u8> {
+fn node_sign(answer: &ServerReply) -> Option<u8> {
     match &answer.result {
         Ok(snapshot)
             if snapshot.server.mode() == ServerMode::Launcher && snapshot.node.components.is_empty() =>
@@ -141,7 +141,7 @@ fn job_sign(job: &Job) -> u8 {
 }
 
 /// The message if there is nothing to show.
-pub(super) fn nothing_answers(found: &Found) -> String {
+pub(super) fn nothing_answers(found: &SocketSearch) -> String {
     format!(
         "nothing answers here. Looked at:\n  {}\nStart a job with `mainstay run -- python train.py`, or the host's agent with \
          `mainstay agent`; to use another socket, set --socket or MAINSTAY_SOCKET.",
@@ -149,7 +149,7 @@ pub(super) fn nothing_answers(found: &Found) -> String {
     )
 }
 
-fn as_json(answers: &[Answer], found: &Found, status: u8) -> Value {
+fn as_json(answers: &[ServerReply], found: &SocketSearch, status: u8) -> Value {
     let state = match status {
         exit::OK => "HEALTHY",
         exit::DEGRADED => "DEGRADED",
@@ -160,7 +160,7 @@ fn as_json(answers: &[Answer], found: &Found, status: u8) -> Value {
     json!({ "state": state, "exit_status": status, "looked_at": found.looked_at, "servers": servers })
 }
 
-fn answer_as_json(answer: &Answer) -> Value {
+fn answer_as_json(answer: &ServerReply) -> Value {
     let socket = answer.place.socket.display().to_string();
     match &answer.result {
         Ok(snapshot) => json!({
@@ -181,25 +181,25 @@ mod tests {
     use super::super::client::Snapshot;
     use super::*;
 
-    fn answer(mode: ServerMode, state: HealthState, jobs: Vec<Job>) -> Answer {
+    fn answer(mode: ServerMode, state: HealthState, jobs: Vec<Job>) -> ServerReply {
         let node = Node { state: state.into(), components: vec![Component::default()], ..Node::default() };
         let server = Server { mode: mode.into(), ..Server::default() };
-        let place = Place { socket: "/x".into(), job: None };
-        Answer { place, result: Ok(Snapshot { server, node, jobs }) }
+        let place = SocketAt { socket: "/x".into(), job: None };
+        ServerReply { place, result: Ok(Snapshot { server, node, jobs }) }
     }
 
     fn job(id: &str, phase: JobPhase) -> Job {
         Job { id: id.into(), phase: phase.into(), ..Job::default() }
     }
 
-    fn failed(error: AskError) -> Answer {
-        Answer { place: Place { socket: "/x".into(), job: None }, result: Err(error) }
+    fn failed(error: AskError) -> ServerReply {
+        ServerReply { place: SocketAt { socket: "/x".into(), job: None }, result: Err(error) }
     }
 
     #[test]
     fn the_gravest_that_is_known_decides() {
         let agent = |state, jobs| answer(ServerMode::Agent, state, jobs);
-        let check = |answers: &[Answer], expected: u8| assert_eq!(weigh(answers, false), expected);
+        let check = |answers: &[ServerReply], expected: u8| assert_eq!(weigh(answers, false), expected);
         check(&[], exit::UNKNOWN);
         check(&[failed(AskError::Dead("/x".into()))], exit::UNKNOWN);
         check(&[agent(HealthState::Healthy, vec![])], exit::OK);

@@ -93,7 +93,7 @@ fn as_json(report: &Report) -> String {
 fn cause(report: &Report) -> &'static str {
     let cost = |finding: &&Finding| finding.cost_percent.unwrap_or(0.0);
     let started = report.findings.iter().filter(|finding| !finding.over);
-    started.max_by(|a, b| cost(a).total_cmp(&cost(b))).map_or("none", |finding| finding.what.word())
+    started.max_by(|a, b| cost(a).total_cmp(&cost(b))).map_or("none", |finding| finding.what.as_str())
 }
 
 fn as_text(report: &Report) -> String {

@@ -19,7 +19,7 @@ pub use client::{
 };
 pub use endpoint::Endpoint;
 pub use error::CoordError;
-pub use group::values::{Ended, Fitness, Leader, Member, Record, Round, StoredRecord};
+pub use group::values::{Fitness, JobEndedNote, Leader, Member, Record, Round, StoredRecord};
 pub use group::{
     Gone, Group, GroupEvent, GroupOptions, GroupState, GroupWatch, JobId, Leadership, MemberState, Membership,
 };

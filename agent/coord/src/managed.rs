@@ -20,18 +20,18 @@ use nix::unistd::Pid;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use self::command::Line;
+use self::command::MemberCommand;
 use crate::client::Client;
 use crate::endpoint::Endpoint;
 use crate::error::CoordError;
 
 /// The interval of checks of the process.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before a restart; it doubles up to the second value, and is reset after a run longer than the third.
-const PAUSE: (Duration, Duration, Duration) =
+const RESTART_BACKOFF: (Duration, Duration, Duration) =
     (Duration::from_millis(300), Duration::from_secs(10), Duration::from_secs(60));
 /// The time limit of an orderly stop, in which etcd transfers its leadership. Then it is killed.
-const FAREWELL: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The size in bytes above which etcd's log is truncated when the process starts.
 const LARGEST_LOG: u64 = 8 << 20;
 
@@ -159,7 +159,7 @@ impl Managed {
                 Err(error) => return Err(error),
                 Ok(_) => return Ok(()),
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -182,7 +182,7 @@ impl Drop for Managed {
 /// that started it, so this thread must live as long as the program.
 struct Supervisor {
     options: ManagedOptions,
-    line: Line,
+    line: MemberCommand,
     log: PathBuf,
     /// Bytes of the log that earlier processes wrote.
     log_before: u64,
@@ -230,7 +230,7 @@ impl Supervisor {
             }
         };
         let _ = reported.send(Ok(()));
-        let mut pause = PAUSE.0;
+        let mut pause = RESTART_BACKOFF.0;
         loop {
             let started = Instant::now();
             match watch_over(&mut child, stopped) {
@@ -249,15 +249,15 @@ impl Supervisor {
                 }
                 None => break end(&mut child),
             }
-            if started.elapsed() > PAUSE.2 {
-                pause = PAUSE.0;
+            if started.elapsed() > RESTART_BACKOFF.2 {
+                pause = RESTART_BACKOFF.0;
             }
             child = loop {
                 if !matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
                     self.state.send_replace(ManagedState::Stopped);
                     return;
                 }
-                pause = (pause * 2).min(PAUSE.1);
+                pause = (pause * 2).min(RESTART_BACKOFF.1);
                 self.restarts += 1;
                 match self.find_a_place() {
                     // The cluster does not serve: it may be waiting for this member.
@@ -329,7 +329,7 @@ impl Supervisor {
 /// The exit status of the process; None: stop was requested.
 fn watch_over(child: &mut Child, stopped: &Receiver<()>) -> Option<ExitStatus> {
     loop {
-        if !matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout)) {
+        if !matches!(stopped.recv_timeout(CHECK_INTERVAL), Err(RecvTimeoutError::Timeout)) {
             return None;
         }
         if let Ok(Some(status)) = child.try_wait() {
@@ -340,7 +340,7 @@ fn watch_over(child: &mut Child, stopped: &Receiver<()>) -> Option<ExitStatus> {
 
 /// Ends the process: first with SIGTERM, then with SIGKILL.
 fn end(child: &mut Child) {
-    let deadline = Instant::now() + FAREWELL;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     if let Ok(pid) = i32::try_from(child.id()) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
@@ -348,7 +348,7 @@ fn end(child: &mut Child) {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }
-        std::thread::sleep(LOOK / 5);
+        std::thread::sleep(CHECK_INTERVAL / 5);
     }
     let _ = child.kill();
     let _ = child.wait();

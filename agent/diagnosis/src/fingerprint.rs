@@ -17,10 +17,10 @@ pub fn fingerprint(note: &Note) -> String {
 /// Hashes a job's program: its command and the files of its program, by name and content, in any order.
 pub fn program(command: &[String], files: &std::collections::BTreeMap<String, Vec<u8>>) -> String {
     let mut hash = Fnv::default();
-    command.iter().for_each(|word| hash.word(word.as_bytes()));
+    command.iter().for_each(|word| hash.update(word.as_bytes()));
     for (name, content) in files {
-        hash.word(name.as_bytes());
-        hash.word(content);
+        hash.update(name.as_bytes());
+        hash.update(content);
     }
     hash.to_string()
 }

@@ -14,7 +14,7 @@ use mainstay_model::time::{Mono, Wall};
 use mainstay_model::verdict::{Cause, Verdict};
 use mainstay_progress::memory;
 
-pub use mainstay_model::repeats::{OnHost, Place, SeenBefore};
+pub use mainstay_model::repeats::{FailurePosition, OnHost, SeenBefore};
 pub use remote::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
 /// Maximum number of fingerprints kept, the newest.
@@ -28,7 +28,7 @@ const JOBS: usize = 512;
 struct Failure {
     job: JobId,
     boot: BootId,
-    place: Place,
+    place: FailurePosition,
     fault_at: Mono,
     at: Wall,
     /// The job's program at that time. `None` if its start is unknown.
@@ -74,7 +74,7 @@ impl Repeats {
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
         let ran = self.programs.get(&job).cloned();
-        let (place, fault_at, at) = (Place::of(verdict), verdict.fault_at, entry.at.wall);
+        let (place, fault_at, at) = (FailurePosition::from_verdict(verdict), verdict.fault_at, entry.at.wall);
         failures.push_back(Failure { job, boot, place, fault_at, at, ran });
         if failures.len() > FAILURES {
             failures.pop_front();
@@ -139,16 +139,17 @@ impl Repeats {
             } else if !both
                 .is_some_and(|(then, now)| was_changed(then.content.as_ref(), now.content.as_ref()))
             {
-                seen.count(of.place, Place::of(verdict));
+                seen.count(of.place, FailurePosition::from_verdict(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
                 // By time: a scheduler may start the same job again under the same name.
                 let earlier = now.is_some_and(|now| of.at < now.began);
-                seen.in_earlier_runs += u32::from(earlier && of.place.is(Place::of(verdict)));
+                seen.in_earlier_runs +=
+                    u32::from(earlier && of.place.is(FailurePosition::from_verdict(verdict)));
             }
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
         if let Some(now) = now.filter(|now| !now.spans) {
-            let reported = now.reported(fingerprint, Place::of(verdict), Wall::default());
+            let reported = now.reported(fingerprint, FailurePosition::from_verdict(verdict), Wall::default());
             seen.elsewhere = elsewhere.before(&reported, now.began);
             seen.answered_by = elsewhere.answered_by;
         }
@@ -158,7 +159,7 @@ impl Repeats {
 
 impl Program {
     /// One of its failures, as numbers.
-    fn reported(&self, fingerprint: &str, place: Place, at: Wall) -> RemoteFailure {
+    fn reported(&self, fingerprint: &str, place: FailurePosition, at: Wall) -> RemoteFailure {
         let (program, content) = (self.of.clone(), self.content.clone());
         RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), place, at }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
 use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps as states};
 use mainstay_checkpoint::lineage::is_asked;
 use mainstay_checkpoint_format::bucket::StepRecord;
@@ -150,7 +150,9 @@ impl Direct {
         let copies: Vec<Copy> =
             listed.0.into_iter().flat_map(|state| state.ranks.into_values().flatten()).collect();
         let mut failed = BTreeSet::new();
-        while let Some(state) = choose(&copies, Wanted { failed: Some(&failed), ..Wanted::default() }).step {
+        while let Some(state) =
+            choose(&copies, RestoreRequest { failed: Some(&failed), ..RestoreRequest::default() }).step
+        {
             match self.pull_step(&state, ranks, directory) {
                 Ok(pulled) => return Ok(Some(pulled)),
                 Err(error @ PeerError::Local(_)) => return Err(error),
@@ -205,7 +207,7 @@ impl Direct {
         let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
         let copies: Vec<Copy> =
             copies.into_iter().filter(|copy| is_asked(copy.shard.of.run_id(), run_id)).collect();
-        let newest = choose(&copies, Wanted::default()).step.map(StepState::owned);
+        let newest = choose(&copies, RestoreRequest::default()).step.map(StepState::owned);
         let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
         else {
             return Ok(None);

@@ -8,7 +8,7 @@ use mainstay_recovery::protocol::Event;
 
 /// The number of round trips that are kept; the shortest one counts. Clocks drift by some microseconds per second, so
 /// old ones expire.
-const KEPT: usize = 32;
+const MAX_SAMPLES: usize = 32;
 
 /// The leader's clock, as measured by round trips.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ impl Mapping {
             return;
         }
         let middle = i128::from(sent.0) + i128::from(received.since(sent).0 / 2);
-        if self.trips.len() == KEPT {
+        if self.trips.len() == MAX_SAMPLES {
             self.trips.pop_front();
         }
         self.trips.push_back(Trip { offset: i128::from(leader.0) - middle, length: received.since(sent) });

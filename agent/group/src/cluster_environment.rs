@@ -29,16 +29,16 @@ pub struct ExplicitOptions {
 
 /// A value and the variables it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found<T> {
+pub struct Sourced<T> {
     /// The value.
     pub value: T,
     /// Its source, as text for users.
     pub from: String,
 }
 
-impl<T> Found<T> {
-    fn new(value: T, from: impl Into<String>) -> Found<T> {
-        Found { value, from: from.into() }
+impl<T> Sourced<T> {
+    fn new(value: T, from: impl Into<String>) -> Sourced<T> {
+        Sourced { value, from: from.into() }
     }
 }
 
@@ -46,15 +46,15 @@ impl<T> Found<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Start {
     /// Number of hosts.
-    pub hosts: Option<Found<u32>>,
+    pub hosts: Option<Sourced<u32>>,
     /// The number of this host, if hosts are numbered.
-    pub node_rank: Option<Found<u32>>,
+    pub node_rank: Option<Sourced<u32>>,
     /// The address and port at which all hosts meet.
-    pub endpoint: Option<Found<(String, Option<u16>)>>,
+    pub endpoint: Option<Sourced<(String, Option<u16>)>>,
     /// Whether this host is the endpoint, if the address was found.
     pub is_endpoint: Option<bool>,
     /// The name of the job.
-    pub run_id: Option<Found<String>>,
+    pub run_id: Option<Sourced<String>>,
     /// Whether no later job has this name: a host that comes after the end of the job is late.
     pub runs_once: bool,
     /// A hint about what the user may have intended.
@@ -69,12 +69,12 @@ pub struct Refused(String);
 
 /// What one kind of cluster specifies for a process.
 struct Source {
-    hosts: Option<Found<u32>>,
-    node_rank: Found<u32>,
+    hosts: Option<Sourced<u32>>,
+    node_rank: Sourced<u32>,
     /// The address, or what to do to provide one.
-    address: Result<Found<String>, String>,
+    address: Result<Sourced<String>, String>,
     port: Option<u16>,
-    run_id: Option<Found<String>>,
+    run_id: Option<Sourced<String>>,
     /// Why the processes of the cluster are not one per host.
     crowded: Option<String>,
     /// Whether the number of hosts is surely that: elsewhere it may be a number of ranks.
@@ -161,7 +161,7 @@ fn merge(source: Source, given: &ExplicitOptions, alone: Start) -> Result<Start,
     let mut start = Start::default();
     if !given.has_address {
         let address = source.address.map_err(Refused)?;
-        start.endpoint = Some(Found::new((address.value, source.port), address.from));
+        start.endpoint = Some(Sourced::new((address.value, source.port), address.from));
         start.is_endpoint = Some(given.node_rank.unwrap_or(number.value) == 0);
     }
     start.hosts = source.hosts.filter(|_| given.hosts.is_none());
@@ -184,15 +184,15 @@ fn number<T: std::str::FromStr>(variables: &Variables, name: &str) -> Result<Opt
 }
 
 /// `MASTER_ADDR`, set by users or operators.
-fn master_address(variables: &Variables) -> Option<Found<String>> {
-    text(variables, "MASTER_ADDR").map(|address| Found::new(address.to_owned(), "MASTER_ADDR"))
+fn master_address(variables: &Variables) -> Option<Sourced<String>> {
+    text(variables, "MASTER_ADDR").map(|address| Sourced::new(address.to_owned(), "MASTER_ADDR"))
 }
 
 /// The first of these variables that is set.
-fn first_number(variables: &Variables, names: &[&str]) -> Result<Option<Found<u32>>, Refused> {
+fn first_number(variables: &Variables, names: &[&str]) -> Result<Option<Sourced<u32>>, Refused> {
     for name in names {
         if let Some(value) = number(variables, name)? {
-            return Ok(Some(Found::new(value, *name)));
+            return Ok(Some(Sourced::new(value, *name)));
         }
     }
     Ok(None)

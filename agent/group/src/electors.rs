@@ -44,19 +44,20 @@ impl Electors {
     /// Whether launcher `me` is an elector while `leader` leads.
     #[must_use]
     pub fn has_vote(&self, me: &str, leader: &str) -> bool {
-        self.of(leader).any(|(launcher, _)| launcher == me)
+        self.reports_on(leader).any(|(launcher, _)| launcher == me)
     }
 
     /// Whether the majority of the electors misses this leader.
     #[must_use]
     pub fn miss(&self, leader: &Missed) -> bool {
-        let say = self.of(&leader.launcher).map(|(_, elector)| elector.misses.as_ref() == Some(leader));
+        let say =
+            self.reports_on(&leader.launcher).map(|(_, elector)| elector.misses.as_ref() == Some(leader));
         let (missing, all) =
             say.fold((0, 0), |(missing, all), misses| (missing + u32::from(misses), all + 1));
         2 * missing > all
     }
 
-    fn of<'a>(&'a self, leader: &'a str) -> impl Iterator<Item = (&'a str, &'a Elector)> {
+    fn reports_on<'a>(&'a self, leader: &'a str) -> impl Iterator<Item = (&'a str, &'a Elector)> {
         let others =
             self.members.iter().filter(move |(launcher, elector)| elector.seated && *launcher != leader);
         others.map(|(launcher, elector)| (launcher.as_str(), elector)).take(ELECTORS)

@@ -19,7 +19,7 @@ use mainstay_recovery::protocol::ProbeResult;
 const LOOK_WITHIN: Span = Span::millis(1200);
 
 /// A host that is still suspected is checked again after this time.
-const AGAIN_AFTER: Span = Span::millis(1500);
+const RECHECK_AFTER: Span = Span::millis(1500);
 
 /// A host that no one reaches is lost after at least this long a silence.
 const UNREACHED: Span = Span::millis(1500);
@@ -52,13 +52,13 @@ pub enum Judgement {
 pub struct LivenessMonitor {
     suspicion: Suspicion,
     was_connected: bool,
-    broken: Option<Broken>,
+    broken: Option<BrokenConnection>,
     inquiry: Option<Inquiry>,
 }
 
 /// There is no connection.
 #[derive(Clone, Debug, PartialEq)]
-struct Broken {
+struct BrokenConnection {
     since: Mono,
     why: String,
     /// How long it has to connect, unless others find that it is not alive.
@@ -75,7 +75,7 @@ struct Inquiry {
 impl LivenessMonitor {
     /// A follower that is not connected yet, and has this long to connect.
     pub fn expected(at: Mono, within: Span) -> LivenessMonitor {
-        let broken = Broken { since: at, why: "it has not come back".to_owned(), within };
+        let broken = BrokenConnection { since: at, why: "it has not come back".to_owned(), within };
         LivenessMonitor {
             suspicion: Suspicion::new(at),
             was_connected: false,
@@ -101,7 +101,7 @@ impl LivenessMonitor {
     pub fn breaks(&mut self, at: Mono, why: String) {
         if self.broken.is_none() {
             self.suspicion.connected(at);
-            self.broken = Some(Broken { since: at, why, within: Span(0) });
+            self.broken = Some(BrokenConnection { since: at, why, within: Span(0) });
             self.inquiry = None;
         }
     }
@@ -187,18 +187,18 @@ impl LivenessMonitor {
         };
         match lost {
             true => Judgement::Lost,
-            false if took >= AGAIN_AFTER => Judgement::Look,
+            false if took >= RECHECK_AFTER => Judgement::Look,
             false => Judgement::Wait,
         }
     }
 
     /// What was seen, and by whom: "no heartbeat for 2.40 s; hosts c and d cannot reach it either". `name` returns a
     /// host's name.
-    pub fn reported(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
+    pub fn describe(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
         let silence = self.silence(at);
         let seen = match &self.broken {
             None => format!("no heartbeat for {silence}"),
-            Some(Broken { why, .. }) => {
+            Some(BrokenConnection { why, .. }) => {
                 format!("its launcher has had no connection for {silence} ({why})")
             }
         };
@@ -280,8 +280,8 @@ mod tests {
             None
         }
 
-        fn reported(&self) -> String {
-            self.vital.reported(self.now, |seat| ["a", "b", "c", "d"][seat as usize].to_owned())
+        fn describe(&self) -> String {
+            self.vital.describe(self.now, |seat| ["a", "b", "c", "d"][seat as usize].to_owned())
         }
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let lost = watched.lost_within(LEASE, &all(ProbeResult::Silent)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
         assert_eq!(
-            watched.reported(),
+            watched.describe(),
             format!("no heartbeat for {lost}; hosts a, c and d cannot reach it either")
         );
     }
@@ -307,7 +307,7 @@ mod tests {
         assert!(lost < Span::seconds(3), "{lost}");
         let reported =
             format!("no heartbeat for {lost}; hosts a, c and d can connect to it and get no answer");
-        assert_eq!(watched.reported(), reported);
+        assert_eq!(watched.describe(), reported);
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         let lost = watched.lost_within(LEASE, &all(ProbeResult::Refuses)).expect("it is lost");
         assert!(lost < Span::seconds(2), "{lost}");
         assert!(
-            watched.reported().ends_with("hosts a, c and d can reach it and find that its launcher is gone")
+            watched.describe().ends_with("hosts a, c and d can reach it and find that its launcher is gone")
         );
     }
 
@@ -330,7 +330,7 @@ mod tests {
             .lost_within(LEASE, &[(0, ProbeResult::Silent), (2, ProbeResult::Silent)])
             .expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        assert!(watched.reported().ends_with("hosts a and c cannot reach it either"));
+        assert!(watched.describe().ends_with("hosts a and c cannot reach it either"));
     }
 
     #[test]
@@ -340,7 +340,7 @@ mod tests {
             watched.lost_within(Span::seconds(30), &[(0, ProbeResult::Silent), (2, ProbeResult::Answers)]);
         let lost = lost.expect("it is lost");
         assert!(lost >= LEASE, "{lost}");
-        assert!(watched.reported().ends_with("host a cannot reach it either; host c can reach it"));
+        assert!(watched.describe().ends_with("host a cannot reach it either; host c can reach it"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use mainstay_model::entry::{Body, Entry};
 use mainstay_model::time::Stamp;
 
 /// The number of entries that are kept. For followers that need older ones they are read from the disk.
-const KEPT: usize = 2048;
+const MAX_ENTRIES: usize = 2048;
 
 /// The number of entries that are kept while they are not sent to followers: a round of a large job records several
 /// of each rank between two feeds.
@@ -25,7 +25,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn of(entry: &Entry) -> Recorded {
+    pub(super) fn from_entry(entry: &Entry) -> Recorded {
         Recorded {
             seq: entry.seq,
             at: entry.at,
@@ -64,23 +64,25 @@ impl Recent {
     /// Adds the newest entry.
     pub fn push(&mut self, entry: &Entry) {
         let is_sent = |oldest: &Recorded| oldest.seq <= self.sent;
-        let has_room = self.entries.len() < KEPT
+        let has_room = self.entries.len() < MAX_ENTRIES
             || (self.entries.len() < UNSENT && !self.entries.front().is_some_and(is_sent));
         if !has_room {
             self.drop_oldest();
         }
-        self.entries.push_back(Recorded::of(entry));
+        self.entries.push_back(Recorded::from_entry(entry));
     }
 
     /// All connected followers have the entries up to this number.
     pub(super) fn sent(&mut self, through: u64) {
         self.sent = through;
-        while self.entries.len() > KEPT && self.entries.front().is_some_and(|oldest| oldest.seq <= through) {
+        while self.entries.len() > MAX_ENTRIES
+            && self.entries.front().is_some_and(|oldest| oldest.seq <= through)
+        {
             self.drop_oldest();
         }
         // Releases the memory that a round needed.
-        if self.entries.capacity() > 8 * KEPT {
-            self.entries.shrink_to(2 * KEPT);
+        if self.entries.capacity() > 8 * MAX_ENTRIES {
+            self.entries.shrink_to(2 * MAX_ENTRIES);
         }
     }
 
@@ -113,24 +115,27 @@ mod tests {
     fn dropped_entries_are_known_to_be_missing() {
         let mut recent = Recent::complete_from(5);
         assert_eq!(recent.complete_after(), 4);
-        (5..5 + KEPT as u64).for_each(|seq| recent.push(&entry(seq)));
+        (5..5 + MAX_ENTRIES as u64).for_each(|seq| recent.push(&entry(seq)));
         recent.sent(recent.newest());
-        assert_eq!((recent.complete_after(), recent.after(4).count()), (4, KEPT));
-        recent.push(&entry(5 + KEPT as u64));
+        assert_eq!((recent.complete_after(), recent.after(4).count()), (4, MAX_ENTRIES));
+        recent.push(&entry(5 + MAX_ENTRIES as u64));
         assert_eq!((recent.complete_after(), recent.after(0).next().map(|entry| entry.seq)), (5, Some(6)));
-        assert_eq!(recent.after(4 + KEPT as u64).count(), 1);
+        assert_eq!(recent.after(4 + MAX_ENTRIES as u64).count(), 1);
     }
 
     #[test]
     fn unsent_entries_are_kept_up_to_a_limit() {
         let mut recent = Recent::complete_from(1);
-        let many = 3 * KEPT as u64;
+        let many = 3 * MAX_ENTRIES as u64;
         (1..=many).for_each(|seq| recent.push(&entry(seq)));
         assert_eq!((recent.complete_after(), recent.newest()), (0, many));
         recent.sent(many / 2);
         assert_eq!(recent.complete_after(), many / 2);
         recent.sent(many);
-        assert_eq!((recent.complete_after(), recent.after(0).count()), (many - KEPT as u64, KEPT));
+        assert_eq!(
+            (recent.complete_after(), recent.after(0).count()),
+            (many - MAX_ENTRIES as u64, MAX_ENTRIES)
+        );
         (many + 1..=many + UNSENT as u64 + 7).for_each(|seq| recent.push(&entry(seq)));
         assert_eq!(recent.after(0).count(), UNSENT);
     }

@@ -14,7 +14,7 @@ use packed::Packed;
 
 /// The job as its leader last stored it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Written", try_from = "Written")]
+#[serde(into = "StoredForm", try_from = "StoredForm")]
 pub struct Record {
     /// When it was written, on the leader's clocks.
     pub at: Stamp,
@@ -38,7 +38,7 @@ pub struct Record {
 
 /// A record in its stored form. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Written {
+struct StoredForm {
     at: Stamp,
     /// Empty if they are packed.
     seats: Vec<Seated>,
@@ -57,20 +57,20 @@ struct Written {
     ended: Option<i32>,
 }
 
-impl From<Record> for Written {
-    fn from(record: Record) -> Written {
+impl From<Record> for StoredForm {
+    fn from(record: Record) -> StoredForm {
         let Record { at, seats, leader, job, launch, attempt, running, carried, ended } = record;
-        let packed = Packed::of(&seats);
+        let packed = Packed::from_seats(&seats);
         let seats = if packed.is_some() { Vec::new() } else { seats };
-        Written { at, seats, packed, leader, job, launch, attempt, running, carried, ended }
+        StoredForm { at, seats, packed, leader, job, launch, attempt, running, carried, ended }
     }
 }
 
-impl TryFrom<Written> for Record {
+impl TryFrom<StoredForm> for Record {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Record, String> {
-        let Written { at, seats, packed, leader, job, launch, attempt, running, carried, ended } = written;
+    fn try_from(written: StoredForm) -> Result<Record, String> {
+        let StoredForm { at, seats, packed, leader, job, launch, attempt, running, carried, ended } = written;
         let seats = packed.map_or(Ok(seats), |packed| packed.seats())?;
         Ok(Record { at, seats, leader, job, launch, attempt, running, carried, ended })
     }
@@ -79,7 +79,7 @@ impl TryFrom<Written> for Record {
 impl Record {
     /// The oldest store protocol with which a launcher understands the record: 2 if seats are packed.
     pub fn needs(&self) -> u32 {
-        if Packed::of(&self.seats).is_some() { 2 } else { 1 }
+        if Packed::from_seats(&self.seats).is_some() { 2 } else { 1 }
     }
 
     /// The kept state of the job, with its times on this host's clock. Wall clocks give the difference between the

@@ -79,9 +79,9 @@ pub fn arrange(
     }
     let launchers: BTreeSet<&str> = staying.iter().map(|member| member.launcher.as_str()).collect();
     let stays = |member: &Member| launchers.contains(member.launcher.as_str());
-    let mut places: Vec<Place> = before
+    let mut places: Vec<HostSlot> = before
         .iter()
-        .map(|(seated, here)| Place {
+        .map(|(seated, here)| HostSlot {
             domain: seated.member.domain.clone(),
             member: (*here && stays(&seated.member)).then(|| seated.member.clone()),
         })
@@ -93,18 +93,18 @@ pub fn arrange(
 }
 
 /// A place in the order of ranks: the domain of its present or former host, and the host that is there.
-struct Place {
+struct HostSlot {
     domain: String,
     member: Option<Member>,
 }
 
 /// Places a joining host: in a free place of its domain, else in any free place, else behind its domain, else at the
 /// end.
-fn take_place(places: &mut Vec<Place>, member: &Member) {
-    let free = |place: &Place| place.member.is_none();
-    let same = |place: &Place| place.domain == member.domain;
+fn take_place(places: &mut Vec<HostSlot>, member: &Member) {
+    let free = |place: &HostSlot| place.member.is_none();
+    let same = |place: &HostSlot| place.domain == member.domain;
     let at = places.iter().position(|place| free(place) && same(place));
-    let taken = Place { domain: member.domain.clone(), member: Some(member.clone()) };
+    let taken = HostSlot { domain: member.domain.clone(), member: Some(member.clone()) };
     let at = at.or_else(|| places.iter().position(free));
     if let Some(place) = at.and_then(|at| places.get_mut(at)) {
         *place = taken;
@@ -115,7 +115,7 @@ fn take_place(places: &mut Vec<Place>, member: &Member) {
 }
 
 /// Closes the gaps: within each run of places of one domain the last host moves into the first gap.
-fn closed_up(places: Vec<Place>) -> Vec<Member> {
+fn closed_up(places: Vec<HostSlot>) -> Vec<Member> {
     let mut members = Vec::new();
     for run in places.chunk_by(|one, next| one.domain == next.domain) {
         let mut run: Vec<Option<&Member>> = run.iter().map(|place| place.member.as_ref()).collect();

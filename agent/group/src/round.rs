@@ -45,7 +45,7 @@ pub struct Member {
 
 impl Member {
     /// The member that a launcher describes in its join.
-    pub fn of(join: &Join) -> Member {
+    pub fn from_join(join: &Join) -> Member {
         Member {
             launcher: join.launcher.clone(),
             host: join.host.clone(),

@@ -36,7 +36,7 @@ impl SpareReady {
     }
 
     /// A sentence: "waiting as a spare: imports are done; has a copy of step 40".
-    pub fn reported(&self) -> String {
+    pub fn describe(&self) -> String {
         let imports = self.imports.map(|done| match done {
             true => "imports are done".to_owned(),
             false => "imports are not done yet".to_owned(),
@@ -62,7 +62,7 @@ impl SpareReady {
         Fact::Observed(Observation {
             component: COMPONENT.to_owned(),
             event: READY.to_owned(),
-            detail: self.reported(),
+            detail: self.describe(),
             values: copy.chain(imports).collect(),
             ..Observation::default()
         })
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn the_text_states_what_is_ready_and_what_is_not() {
         let copy = SpareCopy { attempt: 0, step: 40, shards: 4, ranks: 4 };
-        let reported = |imports, copy| SpareReady { imports, copy }.reported();
+        let reported = |imports, copy| SpareReady { imports, copy }.describe();
         assert_eq!(
             reported(Some(true), Some(copy)),
             "waiting as a spare: imports are done; has a copy of step 40"
@@ -94,6 +94,6 @@ mod tests {
         assert_eq!(reported(None, Some(some)), "waiting as a spare: has 2 of the 4 shards of step 40");
         let ready = SpareReady { imports: Some(true), copy: Some(copy) };
         let Fact::Observed(seen) = ready.fact() else { panic!("an observation") };
-        assert_eq!(SpareReady::read(&seen), Some(&*ready.reported()));
+        assert_eq!(SpareReady::read(&seen), Some(&*ready.describe()));
     }
 }

@@ -106,7 +106,7 @@ impl Adopted {
     /// Adopts a record. `seat` and `member` are this launcher's, which may have got its seat after the record was
     /// written. `here` is the newest attempt that it knows, which the leader may have started after it wrote the
     /// record.
-    pub fn of(record: &Record, seat: u32, member: Member, here: Attempt, now: Stamp) -> Adopted {
+    pub fn from_record(record: &Record, seat: u32, member: Member, here: Attempt, now: Stamp) -> Adopted {
         let mut seats = record.seats.clone();
         // Changed seats are stored before hosts are informed.
         let known = seats.iter().find(|seated| seated.member.launcher == member.launcher);

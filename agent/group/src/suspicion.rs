@@ -10,7 +10,7 @@ use mainstay_model::time::{Mono, Span};
 const WINDOW: usize = 64;
 
 /// Fewer intervals are not enough; until then mean and deviation, in seconds, are assumed to be these.
-const ENOUGH: usize = 8;
+const MIN_INTERVALS: usize = 8;
 const EXPECTED: (f64, f64) = (0.5, 0.25);
 
 /// On a busy host the scheduler alone delays a beat by this much, in seconds.
@@ -21,10 +21,10 @@ const THRESHOLD: f64 = 8.0;
 
 /// No shorter silence is suspicious. With the least deviation it would not be unusual even for a host that beats
 /// without pause.
-const AT_LEAST: Span = Span::seconds(1);
+const MIN_SILENCE: Span = Span::seconds(1);
 
 /// A silence of this length is suspicious on any link.
-const AT_MOST: Span = Span::seconds(6);
+const MAX_SILENCE: Span = Span::seconds(6);
 
 /// The observed beats of one host.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,17 +89,17 @@ impl Suspicion {
     /// Whether the silence is longer than chance explains. A host that has never sent a beat is not expected to.
     pub fn is_suspect(&self, at: Mono) -> bool {
         let has_beaten = self.beat.is_some() || !self.intervals.is_empty();
-        if !has_beaten || self.silence(at) < AT_LEAST {
+        if !has_beaten || self.silence(at) < MIN_SILENCE {
             return false;
         }
         // Far beyond the mean the probability underflows.
         let phi = self.phi(at);
-        phi.is_nan() || phi >= THRESHOLD || self.silence(at) >= AT_MOST
+        phi.is_nan() || phi >= THRESHOLD || self.silence(at) >= MAX_SILENCE
     }
 
     /// Mean and standard deviation of the interval between two beats.
     fn expected(&self) -> (f64, f64) {
-        if self.intervals.len() < ENOUGH {
+        if self.intervals.len() < MIN_INTERVALS {
             return EXPECTED;
         }
         let count = self.intervals.len() as f64;
@@ -168,7 +168,7 @@ mod tests {
             let [sooner, later] = [first, first + more].map(|millis| at.after(Span::millis(millis)));
             prop_assert!(suspicion.phi(later) >= suspicion.phi(sooner) || suspicion.phi(later).is_nan());
             prop_assert!(suspicion.is_suspect(later) || !suspicion.is_suspect(sooner));
-            prop_assert!(suspicion.is_suspect(at.after(AT_MOST)));
+            prop_assert!(suspicion.is_suspect(at.after(MAX_SILENCE)));
         }
     }
 }

@@ -61,9 +61,9 @@ const CHATTER: f64 = 4096.0;
 /// A process that touches fewer new pages per second only spins.
 const FEW_FAULTS: f64 = 20.0;
 /// Two probes must be at least this far apart to be compared.
-const APART: Span = Span::millis(700);
+const MIN_PROBE_DISTANCE: Span = Span::millis(700);
 /// Probes older than this are dropped.
-const KEPT: Span = Span::millis(2500);
+const MAX_PROBE_AGE: Span = Span::millis(2500);
 
 /// The last probes of a rank.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +73,7 @@ pub(crate) struct Probes {
 
 impl Probes {
     pub(crate) fn add(&mut self, probe: Probe) {
-        self.kept.retain(|old| probe.at.since(old.at) <= KEPT && old.at < probe.at);
+        self.kept.retain(|old| probe.at.since(old.at) <= MAX_PROBE_AGE && old.at < probe.at);
         self.kept.push(probe);
     }
 
@@ -106,7 +106,7 @@ impl Probes {
     /// What the rank did since the oldest probe that is kept. `None` if the probes are too close together.
     pub(crate) fn activity(&self) -> Option<Activity> {
         let (first, last) = (self.kept.first()?, self.kept.last()?);
-        if last.at.since(first.at) < APART {
+        if last.at.since(first.at) < MIN_PROBE_DISTANCE {
             return None;
         }
         // At least two probes: a single one may catch a thread that wakes up now and then.

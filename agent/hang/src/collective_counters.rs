@@ -12,11 +12,11 @@ use crate::wait_for::{End, Presence, behind, locate};
 use mainstay_model::hang::{Hang, HangKind, Waits, listed};
 
 /// Such counters replace the culprits of a verdict below this confidence.
-const SURE: f64 = 0.9;
+const MAX_REPLACED_CONFIDENCE: f64 = 0.9;
 
 /// The counters from one source.
 #[derive(Clone, Debug, Default)]
-pub struct Counted {
+pub struct SourceCounters {
     /// The counters of the ranks, zero in groups of which a silent rank is known to be a member.
     pub counts: BTreeMap<Rank, Vec<Count>>,
     /// Ranks about which the source has nothing current.
@@ -26,9 +26,9 @@ pub struct Counted {
 }
 
 /// The ranks that others wait for, according to the source `by`. `None` if unknown.
-pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
+pub fn waits(by: &str, counted: &SourceCounters) -> Option<Waits> {
     let all: Vec<Rank> = counted.counts.keys().copied().collect();
-    let mut counters = Counters::of(all.len());
+    let mut counters = Counters::new(all.len());
     for (place, counts) in counted.counts.values().enumerate() {
         counters.set(place, counts);
     }
@@ -81,7 +81,7 @@ pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
 
 /// Adds the evidence of the counters: they name the culprits if the verdict is not sure of them.
 pub fn weigh(hang: &mut Hang, waits: &Waits) {
-    if hang.confidence >= SURE || hang.kind == HangKind::Livelock {
+    if hang.confidence >= MAX_REPLACED_CONFIDENCE || hang.kind == HangKind::Livelock {
         return;
     }
     // An operation that all have entered does not clear a rank with other evidence against it: launches run
@@ -99,5 +99,5 @@ pub fn weigh(hang: &mut Hang, waits: &Waits) {
     {
         hang.kind = kind;
     }
-    hang.confidence = if waits.culprits.is_empty() { 0.8 } else { SURE };
+    hang.confidence = if waits.culprits.is_empty() { 0.8 } else { MAX_REPLACED_CONFIDENCE };
 }

@@ -57,7 +57,7 @@ pub(crate) struct Moved {
 }
 
 impl Counters {
-    pub(crate) fn of(ranks: usize) -> Counters {
+    pub(crate) fn new(ranks: usize) -> Counters {
         Counters { slots: vec![RankSlots::default(); ranks], ..Counters::default() }
     }
 

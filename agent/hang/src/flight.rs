@@ -11,7 +11,7 @@ pub use dumps::{BlockedCollective, held_up};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::collective_counters::Counted;
+use crate::collective_counters::SourceCounters;
 use crate::counters::Count;
 use mainstay_model::id::Rank;
 use mainstay_wire::pickle::{Node, Pickle, PickleError};
@@ -146,7 +146,7 @@ impl FlightRecord {
 
 /// The counters of all ranks by their recorders. Ranks without a record have no counters. A member of a group that
 /// its own recorder does not list has entered nothing there.
-pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> Counted {
+pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> SourceCounters {
     let mut groups: BTreeMap<&str, (u64, BTreeSet<Rank>)> = BTreeMap::new();
     for record in records.values() {
         for (name, standing) in &record.groups {
@@ -173,7 +173,7 @@ pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> Counted 
         };
         (*rank, groups.iter().filter_map(of).collect())
     };
-    Counted {
+    SourceCounters {
         counts: all.iter().map(counts_of).collect(),
         silent: all.iter().copied().filter(|rank| !records.contains_key(rank)).collect(),
         names: groups.iter().map(|(name, (comm, _))| (*comm, format!("process group {name}"))).collect(),

@@ -19,7 +19,7 @@ use devices::Devices;
 /// A rest is unusual if it is this many times as long as the longest before.
 const BEYOND: u64 = 5;
 /// A job counts as one that always works if it rested for at most one part in this many of its life.
-const SELDOM: u64 = 10;
+const MIN_WORK_TO_REST: u64 = 10;
 /// The limit is multiplied by this if work that is not visible here may be in progress.
 const UNSEEN: u64 = 3;
 /// Output, I/O or new memory must have occurred this often before its absence means anything.
@@ -40,7 +40,7 @@ pub struct ActivitySample {
 
 /// The last state of a rank.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct RankState {
     pulse: Option<ActivitySample>,
     activity: Option<Activity>,
     /// Since when a signal stops it.
@@ -55,7 +55,7 @@ pub struct Idle {
     first_rank: u32,
     /// The shortest rest that counts as a hang.
     floor: Span,
-    ranks: Vec<Seen>,
+    ranks: Vec<RankState>,
     looked: Option<Mono>,
     /// When any rank last worked, and when one last did more than use CPU time.
     active: Mono,
@@ -88,7 +88,7 @@ impl Idle {
         Idle {
             first_rank: first_rank.0,
             floor,
-            ranks: vec![Seen::default(); ranks],
+            ranks: vec![RankState::default(); ranks],
             looked: None,
             active: Mono::default(),
             worked: Mono::default(),
@@ -106,7 +106,7 @@ impl Idle {
 
     /// Starts a new attempt: new processes. What was learned about the job is kept.
     pub fn begin_attempt(&mut self) {
-        self.ranks.fill(Seen::default());
+        self.ranks.fill(RankState::default());
         self.looked = None;
         self.collectives = None;
         self.devices.forget_the_present();
@@ -204,7 +204,7 @@ impl Idle {
     fn begin(&mut self, now: Mono, pulses: &[Option<ActivitySample>]) {
         (self.active, self.worked) = (now, now);
         for (seen, pulse) in self.ranks.iter_mut().zip(pulses) {
-            *seen = Seen { pulse: *pulse, ..Seen::default() };
+            *seen = RankState { pulse: *pulse, ..RankState::default() };
         }
     }
 
@@ -268,7 +268,7 @@ fn now_minus(now: Mono, span: Span) -> Mono {
     Mono(now.0.saturating_sub(span.0))
 }
 
-impl Seen {
+impl RankState {
     fn state(&self) -> Option<ProcessState> {
         self.pulse.map(|pulse| pulse.probe.state)
     }

@@ -41,7 +41,7 @@ pub struct HangJudge {
     /// The time of the last movement at the last suspicion that was reported.
     reported: Option<Mono>,
     /// The current hang, until it passes or the attempt ends.
-    found: Option<Found>,
+    found: Option<ConfirmedHang>,
 }
 
 /// Which ranks are judged by their heartbeats.
@@ -57,10 +57,10 @@ enum Scope {
 
 /// A hang that was found.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct ConfirmedHang {
     kind: HangKind,
     confirmed: Mono,
-    /// Found by process activity, because there are no heartbeats.
+    /// ConfirmedHang by process activity, because there are no heartbeats.
     by_activity: bool,
 }
 
@@ -95,7 +95,7 @@ impl HangJudge {
 
     /// Leaves ranks with heartbeats to the judge on another host, in a job of `hosts` hosts.
     pub fn judged_by_leader(&mut self, hosts: u32) {
-        self.over = Scope::OtherHosts(ToReport::of(self.ranks, hosts));
+        self.over = Scope::OtherHosts(ToReport::new(self.ranks, hosts));
     }
 
     /// What to report to the judge on another host.
@@ -270,13 +270,13 @@ impl HangJudge {
 
     fn hung(&mut self, hang: Hang) -> Fact {
         let by_activity = hang.phase == ACTIVITY;
-        self.found = Some(Found { kind: hang.kind, confirmed: hang.confirmed, by_activity });
+        self.found = Some(ConfirmedHang { kind: hang.kind, confirmed: hang.confirmed, by_activity });
         Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.acts }
     }
 
     /// Whether a hang that was found has moved again. Then it was none, and the job continues.
     pub fn passed(&mut self, now: Mono) -> Option<Fact> {
-        let Found { kind, confirmed, by_activity } = self.found?;
+        let ConfirmedHang { kind, confirmed, by_activity } = self.found?;
         let moved = match kind {
             _ if by_activity && !self.watch.receives_any() => self.idle.last_active(),
             // A livelock sends heartbeats all the time.

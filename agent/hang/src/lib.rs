@@ -27,7 +27,7 @@ mod wait_for;
 mod watch;
 
 pub use activity::{Activity, Probe, ProcessState};
-pub use collective_counters::{Counted, waits, weigh};
+pub use collective_counters::{SourceCounters, waits, weigh};
 pub use counters::Count;
 pub use finding::{HangStatus, Suspicion};
 pub use idle::{ActivitySample, Idle};

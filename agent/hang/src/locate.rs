@@ -20,7 +20,7 @@ pub(crate) struct Suspects {
 }
 
 impl Suspects {
-    fn of(kind: HangKind, culprits: Vec<u32>, confidence: f64, evidence: String) -> Suspects {
+    fn new(kind: HangKind, culprits: Vec<u32>, confidence: f64, evidence: String) -> Suspects {
         Suspects { kind, among: culprits.clone(), culprits, confidence, evidence: vec![evidence] }
     }
 }
@@ -33,7 +33,7 @@ impl Watch {
         let stopped = self.those(|rank| self.lives(rank) && self.state(rank) == ProcessState::Stopped);
         if !stopped.is_empty() {
             let reported = format!("{} in state T (stopped)", self.processes(&stopped));
-            return Suspects::of(HangKind::Stopped, stopped, 0.97, reported);
+            return Suspects::new(HangKind::Stopped, stopped, 0.97, reported);
         }
         self.by_counters().unwrap_or_else(|| self.by_place())
     }
@@ -58,10 +58,10 @@ impl Watch {
                     .collect();
                 let kind = self.kind_of_root(roots[0] as usize);
                 let reported = reported(&self.listed(&roots));
-                Suspects::of(kind, roots, 0.97, reported)
+                Suspects::new(kind, roots, 0.97, reported)
             }
             End::Silent(_) => self.silent(&located),
-            End::Mismatch(rank) => Suspects::of(
+            End::Mismatch(rank) => Suspects::new(
                 HangKind::Mismatch,
                 vec![rank],
                 0.9,
@@ -72,7 +72,7 @@ impl Watch {
             ),
             End::Cycle(_) => {
                 let reported = format!("{} wait for each other in a circle", self.listed(&located.circle));
-                Suspects::of(HangKind::Mismatch, located.circle, 0.8, reported)
+                Suspects::new(HangKind::Mismatch, located.circle, 0.8, reported)
             }
             End::Network(row) => {
                 let reported = format!(
@@ -80,7 +80,7 @@ impl Watch {
                     self.counters.name(row)
                 );
                 let among = self.those(|rank| self.lives(rank));
-                Suspects { among, ..Suspects::of(HangKind::Network, Vec::new(), 0.8, reported) }
+                Suspects { among, ..Suspects::new(HangKind::Network, Vec::new(), 0.8, reported) }
             }
         })
     }
@@ -124,7 +124,7 @@ impl Watch {
             located.waiting,
             self.listed(&silent)
         );
-        Suspects::of(kind, silent, 0.8, reported)
+        Suspects::new(kind, silent, 0.8, reported)
     }
 
     /// Whether a rank's counters are current.
@@ -163,7 +163,7 @@ impl Watch {
         let never = self.those(|rank| self.lives(rank) && !self.ranks[rank].sight.registered);
         if !never.is_empty() && self.newest_step().is_none() {
             let reported = format!("{} of {} ranks have registered", registered.len(), self.ranks.len());
-            return Suspects::of(HangKind::NeverRegistered, never, 0.9, reported);
+            return Suspects::new(HangKind::NeverRegistered, never, 0.9, reported);
         }
         if let Some(found) = self.uninterruptible(&registered).or_else(|| self.finished_early()) {
             return found;
@@ -176,7 +176,7 @@ impl Watch {
         if behind.len() * 2 <= registered.len() {
             let kind = self.kind_of_root(behind[0] as usize);
             let reported = format!("{} completed fewer steps than the others", self.listed(&behind));
-            return Suspects::of(kind, behind, 0.85, reported);
+            return Suspects::new(kind, behind, 0.85, reported);
         }
         Suspects {
             kind: HangKind::AllStill,
@@ -191,7 +191,7 @@ impl Watch {
         let found = within(registered, |rank| self.state(rank) == ProcessState::Uninterruptible);
         (!found.is_empty() && found.len() < registered.len()).then(|| {
             let reported = format!("{} in state D (uninterruptible sleep)", self.processes(&found));
-            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, reported)
+            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, reported)
         })
     }
 
@@ -202,7 +202,7 @@ impl Watch {
         let done = within(&done, |rank| self.ranks[rank].sight.step <= most);
         (!done.is_empty()).then(|| {
             let reported = format!("{} exited normally while others continue", self.listed(&done));
-            Suspects::of(HangKind::FinishedEarly, done, 0.7, reported)
+            Suspects::new(HangKind::FinishedEarly, done, 0.7, reported)
         })
     }
 
@@ -218,7 +218,7 @@ impl Watch {
         (!found.is_empty() && found.len() < self.ranks.len()).then(|| {
             let section = self.phases.name(self.ranks[found[0] as usize].sight.phase);
             let reported = format!("only {} has section {section} open", self.listed(&found));
-            Suspects::of(HangKind::DataInput, found, 0.9, reported)
+            Suspects::new(HangKind::DataInput, found, 0.9, reported)
         })
     }
 
@@ -229,7 +229,7 @@ impl Watch {
                 "{} outside the section in which the others wait for each other",
                 self.listed(&found)
             );
-            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, reported)
+            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, reported)
         })
     }
 
@@ -247,7 +247,7 @@ impl Watch {
         (few.len() * 2 <= ranks.len()).then(|| {
             let section = self.phases.name(self.ranks[few[0] as usize].sight.phase);
             let reported = format!("{} in {section}, the others elsewhere", self.listed(&few));
-            Suspects::of(self.kind_of_root(few[0] as usize), few, 0.75, reported)
+            Suspects::new(self.kind_of_root(few[0] as usize), few, 0.75, reported)
         })
     }
 
@@ -260,7 +260,7 @@ impl Watch {
         let (few, does) =
             if busy.len() <= still.len() { (busy, "use CPU time") } else { (still, "use none") };
         let reported = format!("{} {does}, unlike the others", self.listed(&few));
-        Some(Suspects::of(self.kind_of_root(few[0] as usize), few, 0.6, reported))
+        Some(Suspects::new(self.kind_of_root(few[0] as usize), few, 0.6, reported))
     }
 }
 

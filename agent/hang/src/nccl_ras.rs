@@ -45,7 +45,7 @@ const NAME: &str = "nccl";
 
 /// The result of asking the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum RasReply {
     /// Not asked: no job runs here.
     NoJob,
     /// Nothing listens: no process uses NCCL, or its version has no RAS service.
@@ -61,8 +61,8 @@ pub enum Asked {
 pub struct NcclJudge {
     limits: NcclLimits,
     /// The position of each communicator's ranks, since when, and when it was last reported.
-    places: BTreeMap<String, Place>,
-    troubles: BTreeMap<String, Trouble>,
+    places: BTreeMap<String, CommunicatorState>,
+    troubles: BTreeMap<String, RasProblem>,
     /// Whether NCCL answered for the present jobs, and the last error of an answer that failed.
     answered: bool,
     failed: Option<String>,
@@ -71,14 +71,14 @@ pub struct NcclJudge {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct CommunicatorState {
     communicator: Communicator,
     since: Mono,
     reported: Mono,
 }
 
 #[derive(Clone, Debug)]
-struct Trouble {
+struct RasProblem {
     event: &'static str,
     detail: String,
     action: RecommendedAction,
@@ -95,13 +95,13 @@ impl NcclJudge {
     }
 
     /// Judges the result of a query at `now`.
-    pub fn step(&mut self, now: Mono, asked: &Asked) -> SensorReport {
+    pub fn step(&mut self, now: Mono, asked: &RasReply) -> SensorReport {
         let mut facts = Vec::new();
         let mut unread = None;
         match asked {
-            Asked::NoJob => self.forget_job(),
-            Asked::Refused => {}
-            Asked::Failed(why) => {
+            RasReply::NoJob => self.forget_job(),
+            RasReply::Refused => {}
+            RasReply::Failed(why) => {
                 // If NCCL has never answered, something else listens there.
                 unread = self.answered.then(|| why.clone());
                 if self.answered && self.failed.replace(why.clone()).is_none() {
@@ -109,7 +109,7 @@ impl NcclJudge {
                     facts.push(observed("ras_silent", Weight::Warning, detail));
                 }
             }
-            Asked::Reported(report) => self.reported(now, report, &mut facts),
+            RasReply::Reported(report) => self.judge_report(now, report, &mut facts),
         }
         self.troubles.retain(|_, trouble| now.since(trouble.reported) <= FORGET_AFTER);
         self.places.retain(|_, place| now.since(place.reported) <= Span::seconds(3600));
@@ -122,7 +122,7 @@ impl NcclJudge {
         (self.answered, self.failed) = (false, None);
     }
 
-    fn reported(&mut self, now: Mono, report: &RasReport, facts: &mut Vec<Fact>) {
+    fn judge_report(&mut self, now: Mono, report: &RasReport, facts: &mut Vec<Fact>) {
         self.failed = None;
         if !std::mem::replace(&mut self.answered, true) {
             let listed = u32::try_from(report.communicators.len()).unwrap_or(u32::MAX);
@@ -130,8 +130,8 @@ impl NcclJudge {
             let detail = format!("the RAS service of NCCL {} answers; {count} communicators", report.version);
             facts.push(observed("ras_answers", Weight::Info, detail));
         }
-        let mut found: BTreeMap<String, Trouble> = BTreeMap::new();
-        let trouble = |event, detail, of: Option<&str>, action| Trouble {
+        let mut found: BTreeMap<String, RasProblem> = BTreeMap::new();
+        let trouble = |event, detail, of: Option<&str>, action| RasProblem {
             event,
             detail,
             action,
@@ -176,7 +176,7 @@ impl NcclJudge {
 
     /// Since when the ranks of a communicator are where they are.
     fn stands_since(&mut self, now: Mono, communicator: &Communicator) -> Mono {
-        let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| Place {
+        let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| CommunicatorState {
             communicator: communicator.clone(),
             since: now,
             reported: now,
@@ -189,10 +189,10 @@ impl NcclJudge {
         place.since
     }
 
-    fn component(&mut self, now: Mono, asked: &Asked, unread: Option<String>) -> Option<Component> {
+    fn component(&mut self, now: Mono, asked: &RasReply, unread: Option<String>) -> Option<Component> {
         let mut state = HealthState::Healthy;
         let mut reason = match asked {
-            Asked::NoJob => "no job runs".to_owned(),
+            RasReply::NoJob => "no job runs".to_owned(),
             _ => "the RAS service no longer reports a problem".to_owned(),
         };
         let mut action = RecommendedAction::None;
@@ -222,7 +222,7 @@ impl NcclJudge {
             limit: (trouble.event == "ranks_apart").then(|| format!("unmoved for {}", self.limits.still_for)),
             ..Evidence::default()
         });
-        let read_at = matches!(asked, Asked::Reported(_) | Asked::NoJob).then_some(now);
+        let read_at = matches!(asked, RasReply::Reported(_) | RasReply::NoJob).then_some(now);
         let evidence = evidence.collect();
         let name = NAME.to_owned();
         Some(Component { name, state, reason, action, evidence, read_at, since, ..Component::default() })

@@ -8,7 +8,7 @@ use crate::sketch::Sketch;
 use mainstay_model::time::Span;
 
 /// A phase needs this many steps before its durations are trusted.
-const ENOUGH: u32 = 50;
+const MIN_STEPS: u32 = 50;
 
 /// An extrapolated tail ends at this many times the longest duration seen.
 const BEYOND_LONGEST: u64 = 8;
@@ -300,7 +300,7 @@ impl Phases {
     /// The median duration of a phase, if known.
     pub fn median(&self, phase: PhaseId) -> Option<Span> {
         let row = self.row(phase);
-        (row.steps >= ENOUGH).then(|| row.sketch.quantile(0.5))
+        (row.steps >= MIN_STEPS).then(|| row.sketch.quantile(0.5))
     }
 
     /// The longest duration of a phase.
@@ -362,10 +362,10 @@ fn by_what_is_known(limits: &Limits, row: &Phase) -> Limit {
         };
         return Limit { span: capped.max(floor), from: LimitFrom::Default };
     }
-    if row.steps < ENOUGH && row.before.0 >= ENOUGH {
+    if row.steps < MIN_STEPS && row.before.0 >= MIN_STEPS {
         return Limit { span: capped.max(RECALLED_FLOOR), from: LimitFrom::Recalled };
     }
-    if row.steps < ENOUGH {
+    if row.steps < MIN_STEPS {
         return Limit { span: capped.max(limits.unlearned), from: LimitFrom::Default };
     }
     Limit { span: learned(&row.sketch).max(Span(row.before.1.0 / 10 * 11)), from: LimitFrom::Learned }

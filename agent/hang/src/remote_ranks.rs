@@ -12,16 +12,19 @@ use mainstay_model::time::{Mono, Span};
 
 /// The shortest interval between reports of a changed rank, in a job of up to [`SMALL`] hosts. Collective counters
 /// change all the time, so the interval grows with the number of hosts.
-const APART: Span = Span::millis(200);
+const MIN_REPORT_INTERVAL: Span = Span::millis(200);
 const SMALL: u64 = 256;
 
 /// A rank that did not change is reported again after this time, in case the leader missed it. It is also the longest
 /// interval between two reports.
-const AGAIN: Span = Span::seconds(1);
+const MAX_REPORT_INTERVAL: Span = Span::seconds(1);
 
 /// How often a host reports changes, by the number of hosts.
 fn apart(hosts: u32) -> Span {
-    Span((APART.0.saturating_mul(hosts.into()) / SMALL).clamp(APART.0, AGAIN.0))
+    Span(
+        (MIN_REPORT_INTERVAL.0.saturating_mul(hosts.into()) / SMALL)
+            .clamp(MIN_REPORT_INTERVAL.0, MAX_REPORT_INTERVAL.0),
+    )
 }
 
 /// A rank as its own host sees it.
@@ -64,7 +67,7 @@ impl RankSeen {
 /// What a host reports of its ranks to the judge on another host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToReport {
-    ranks: Vec<Seen>,
+    ranks: Vec<LastSample>,
     /// The shortest interval between reports, by the size of the job.
     apart: Span,
     reported: Mono,
@@ -72,7 +75,7 @@ pub(crate) struct ToReport {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct LastSample {
     sight: RankSample,
     counts: Vec<Count>,
     probe: Option<Probe>,
@@ -81,12 +84,13 @@ struct Seen {
 
 impl ToReport {
     /// For the ranks of a host in a job of `hosts` hosts.
-    pub(crate) fn of(ranks: usize, hosts: u32) -> ToReport {
-        ToReport { ranks: vec![Seen::default(); ranks], apart: apart(hosts), ..ToReport::default() }
+    pub(crate) fn new(ranks: usize, hosts: u32) -> ToReport {
+        ToReport { ranks: vec![LastSample::default(); ranks], apart: apart(hosts), ..ToReport::default() }
     }
 
     pub(crate) fn begin_attempt(&mut self, ranks: usize) {
-        *self = ToReport { ranks: vec![Seen::default(); ranks], apart: self.apart, ..ToReport::default() };
+        *self =
+            ToReport { ranks: vec![LastSample::default(); ranks], apart: self.apart, ..ToReport::default() };
     }
 
     pub(crate) fn sight(&mut self, place: usize, sight: &RankSample, counts: &[Count]) {
@@ -106,7 +110,7 @@ impl ToReport {
 
     /// The reports that are due now. `first` is the number of the first rank.
     pub(crate) fn due(&mut self, first: Rank, phases: &Phases, now: Mono) -> Vec<RankSeen> {
-        let all = now.since(self.again) >= AGAIN;
+        let all = now.since(self.again) >= MAX_REPORT_INTERVAL;
         if !all && now.since(self.reported) < self.apart {
             return Vec::new();
         }
@@ -142,12 +146,12 @@ mod tests {
 
     #[test]
     fn hosts_of_a_large_job_report_less_often() {
-        assert_eq!(apart(1), APART);
-        assert_eq!(apart(256), APART);
+        assert_eq!(apart(1), MIN_REPORT_INTERVAL);
+        assert_eq!(apart(256), MIN_REPORT_INTERVAL);
         assert_eq!(apart(512), Span::millis(400));
-        assert_eq!(apart(12_500), AGAIN);
+        assert_eq!(apart(12_500), MAX_REPORT_INTERVAL);
 
-        let mut due = ToReport::of(1, 512);
+        let mut due = ToReport::new(1, 512);
         let at = |millis: u64| Mono(0).after(Span::seconds(60)).after(Span::millis(millis));
         let mut reports = |millis: u64, beats: u64| {
             due.sight(0, &RankSample { beats, ..RankSample::default() }, &[]);

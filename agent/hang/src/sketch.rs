@@ -3,7 +3,7 @@
 use mainstay_model::time::Span;
 
 /// Shorter spans are all in one bucket.
-const SHORTEST: Span = Span(1_000);
+const MIN_SPAN: Span = Span(1_000);
 /// Each bucket is wider than the one before by this factor: the error of every quantile.
 const GROWTH: f64 = 1.02;
 /// Covers up to eleven days.
@@ -108,16 +108,16 @@ impl Sketch {
 }
 
 fn bucket(span: Span) -> usize {
-    if span <= SHORTEST {
+    if span <= MIN_SPAN {
         return 0;
     }
-    let growths = (span.0 as f64 / SHORTEST.0 as f64).ln() / GROWTH.ln();
+    let growths = (span.0 as f64 / MIN_SPAN.0 as f64).ln() / GROWTH.ln();
     (growths.ceil() as usize).min(BUCKETS - 1)
 }
 
 fn upper_edge(index: usize) -> Span {
     let index = i32::try_from(index).unwrap_or(i32::MAX);
-    Span((SHORTEST.0 as f64 * GROWTH.powi(index)).ceil() as u64)
+    Span((MIN_SPAN.0 as f64 * GROWTH.powi(index)).ceil() as u64)
 }
 
 #[cfg(test)]

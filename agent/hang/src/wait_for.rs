@@ -359,7 +359,7 @@ mod tests {
     }
 
     fn located(ranks: &[&[Count]], presence: impl Fn(usize) -> Presence) -> Located {
-        let mut counters = Counters::of(ranks.len());
+        let mut counters = Counters::new(ranks.len());
         for (rank, counts) in ranks.iter().enumerate() {
             counters.set(rank, counts);
         }
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn of_ranks_that_entered_everything_those_that_completed_less_are_behind() {
         let of = |ranks: &[&[Count]]| {
-            let mut counters = Counters::of(ranks.len());
+            let mut counters = Counters::new(ranks.len());
             for (rank, counts) in ranks.iter().enumerate() {
                 counters.set(rank, counts);
             }

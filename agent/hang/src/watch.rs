@@ -81,7 +81,7 @@ impl Watch {
     pub fn begin_attempt(&mut self, now: Mono, ranks: usize) {
         self.ranks = vec![RankState::default(); ranks];
         self.probes = vec![Probes::default(); ranks];
-        self.counters = Counters::of(ranks);
+        self.counters = Counters::new(ranks);
         self.phases.begin_attempt();
         self.probed = false;
         self.devices_rest = None;

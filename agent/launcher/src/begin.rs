@@ -7,7 +7,7 @@ use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::learned::Memory;
 use mainstay_model::entry::{JobOwner, JobSpec};
 use mainstay_model::id::{Pid, Rank};
-use mainstay_progress::memory::{self, Learned};
+use mainstay_progress::memory::{self, JobMemory};
 use mainstay_recovery::job::Job;
 use mainstay_recovery::policy;
 use mainstay_sys::cgroup::Cgroup;
@@ -122,13 +122,13 @@ impl Launcher {
 fn kept(settings: &Settings, rank_spec: &RankSpec, key: impl Fn(Option<&str>) -> String) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
-    Some(Memory::of(log_dir, &key(given.as_deref())))
+    Some(Memory::open(log_dir, &key(given.as_deref())))
 }
 
 /// How many ranks the job had in its last run. Also records the present number for the next run.
 fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<u32> {
     let memory = kept(settings, rank_spec, |given| memory::key_of_any_size(spec, given))?;
-    let now = Learned { ranks: Some(spec.world_size), ..Learned::default() };
+    let now = JobMemory { ranks: Some(spec.world_size), ..JobMemory::default() };
     let exchange = move || {
         let before = memory.read().and_then(|learned| learned.ranks);
         if let Err(error) = memory.write(now) {

@@ -8,8 +8,8 @@ use mainstay_hang::{ActivitySample, HangJudge, Limits, RankSeen, Waits};
 use mainstay_model::entry::Fact;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
-use mainstay_progress::memory::Learned;
-use mainstay_sensors::source::evidence::{self, Frames, Subject, Taken};
+use mainstay_progress::memory::JobMemory;
+use mainstay_sensors::source::evidence::{self, CollectedEvidence, Frames, Subject};
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sensors::source::{activity, tpu};
 use mainstay_sys::clock;
@@ -66,13 +66,13 @@ impl Hang {
     }
 
     /// Takes in what earlier runs of the job learned.
-    pub(crate) fn recall(&mut self, learned: &Learned) {
+    pub(crate) fn recall(&mut self, learned: &JobMemory) {
         self.job.phases().recall(&learned.phases);
         self.job.idle().recall(learned.rest);
     }
 
     /// Adds what this run learned, for the next one.
-    pub(crate) fn remember(&mut self, learned: &mut Learned) {
+    pub(crate) fn remember(&mut self, learned: &mut JobMemory) {
         learned.phases = self.job.phases().remembered();
         learned.rest = self.job.idle().longest_rest();
     }
@@ -177,7 +177,7 @@ pub(crate) struct Evidence {
     file: PathBuf,
     began: Mono,
     until: tokio::time::Instant,
-    taken: oneshot::Receiver<(Taken, Result<(), String>)>,
+    taken: oneshot::Receiver<(CollectedEvidence, Result<(), String>)>,
 }
 
 impl Evidence {

@@ -10,14 +10,14 @@ use std::time::Duration;
 use mainstay_sys::timed_files::Patient;
 
 /// How long a request may take: a busy file server sometimes needs seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One launcher has one log directory.
 static DISK: Patient = Patient::new("log-files");
 
 /// The result of work on files of the log directory; none if it does not answer in time.
 pub fn ask<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    DISK.ask(PATIENCE, work)
+    DISK.ask(REQUEST_TIMEOUT, work)
 }
 
 /// Where ranks write while the log directory does not answer.
@@ -31,7 +31,7 @@ pub fn write_aside(directory: &Path) {
 
 /// The result of work on a rank's file; none if it does not answer in time.
 pub fn ask_at<T: Send + 'static>(path: &Path, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    if is_aside(path) { ASIDE.ask(PATIENCE, work) } else { ask(work) }
+    if is_aside(path) { ASIDE.ask(REQUEST_TIMEOUT, work) } else { ask(work) }
 }
 
 /// Whether a file is where ranks write while the log directory does not answer.
@@ -44,7 +44,7 @@ static PROGRAM: Patient = Patient::new("program-files");
 
 /// The result of work on the program's files and in the working directory; none if they do not answer in time.
 pub fn ask_of_program<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    PROGRAM.ask(PATIENCE, work)
+    PROGRAM.ask(REQUEST_TIMEOUT, work)
 }
 
 /// Whether the log directory does not answer at present, as far as known.

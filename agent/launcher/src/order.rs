@@ -116,7 +116,7 @@ fn observed(who: &str, uid: u32, reason: &str, order: JobOrder) -> Fact {
     };
     let mut values = vec![("uid".to_owned(), uid.to_string()), ("reason".to_owned(), reason.to_owned())];
     if let JobOrder::Inject(fault, _) = order {
-        values.push(("fault".to_owned(), fault.word().to_owned()));
+        values.push(("fault".to_owned(), fault.as_str().to_owned()));
     }
     if let JobOrder::Exclude(rank) | JobOrder::Inject(_, rank) = order {
         values.push(("rank".to_owned(), rank.0.to_string()));

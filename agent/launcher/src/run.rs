@@ -15,9 +15,9 @@ use mainstay_model::id::{Pid, Rank};
 use mainstay_model::report::SensorReport;
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Verdict;
-use mainstay_progress::memory::Learned;
+use mainstay_progress::memory::JobMemory;
 use mainstay_recovery::job::{Output as JobOutput, Summary, policy_trouble};
-use mainstay_recovery::policy::Trouble;
+use mainstay_recovery::policy::PolicyProblem;
 use mainstay_recovery::protocol::{AgentEvidence, Command, Event, Seat};
 use mainstay_sys::clock;
 use mainstay_sys::inotify::Watcher;
@@ -437,7 +437,7 @@ impl Launcher {
         match news {
             News::Ready => {}
             News::Broken(words) => {
-                let fact = policy_trouble(&Trouble::Failed(words));
+                let fact = policy_trouble(&PolicyProblem::Failed(words));
                 if let Some(lead) = self.group.lead_mut() {
                     lead.begin_with(clock::mono(), vec![JobOutput::Record(Body::Fact(fact))]);
                 }
@@ -477,7 +477,7 @@ impl Launcher {
         }
         // Which ranks are judged here depends on the seats.
         let now = clock::mono();
-        let mut learned = Learned::default();
+        let mut learned = JobMemory::default();
         self.hang.remember(&mut learned);
         let ranks = self.settings.ranks.local_world_size as usize;
         self.hang = Hang::new(&self.settings.hang, Rank(seat.first_rank), ranks, now);
@@ -534,7 +534,7 @@ impl Launcher {
         let now = SpareReady { imports, copy: self.checkpoints.kept_for_others() };
         let Some(is_news) = self.group.follower_mut().and_then(|of| of.take_ready(&now)) else { return };
         if is_news {
-            self.output.terminal.print(now.reported());
+            self.output.terminal.print(now.describe());
         }
         self.publish(clock::mono(), Body::Fact(now.fact()));
     }

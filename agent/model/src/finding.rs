@@ -37,7 +37,7 @@ pub enum FindingKind {
 
 impl FindingKind {
     /// Its name in the journal, the API and metrics.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             FindingKind::SlowRank => "slow_rank",
             FindingKind::SlowHost => "slow_host",

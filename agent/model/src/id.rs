@@ -43,13 +43,17 @@ pub struct JobId(pub String);
 
 impl JobId {
     /// Maximum length of a name in bytes.
-    pub const LONGEST: usize = 128;
+    pub const MAX_BYTES: usize = 128;
 
     /// What is wrong with a name, which becomes a part of paths, labels and log lines. `None` if it is valid.
     #[must_use]
     pub fn problem(name: &str) -> Option<String> {
-        if name.is_empty() || name.len() > JobId::LONGEST {
-            return Some(format!("the name has {} bytes and must have 1 to {}", name.len(), JobId::LONGEST));
+        if name.is_empty() || name.len() > JobId::MAX_BYTES {
+            return Some(format!(
+                "the name has {} bytes and must have 1 to {}",
+                name.len(),
+                JobId::MAX_BYTES
+            ));
         }
         if name.chars().any(char::is_control) {
             return Some("the name has control characters".to_owned());

@@ -87,7 +87,7 @@ impl CauseKind {
     ];
 
     /// The kind of a cause.
-    pub fn of(cause: &Cause) -> CauseKind {
+    pub fn from_cause(cause: &Cause) -> CauseKind {
         match cause {
             Cause::Exception { .. } => CauseKind::Exception,
             Cause::ExitCode { .. } => CauseKind::ExitCode,
@@ -100,7 +100,7 @@ impl CauseKind {
     }
 
     /// Its name on the command line.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             CauseKind::Exception => "exception",
             CauseKind::ExitCode => "exit_code",
@@ -114,15 +114,15 @@ impl CauseKind {
 
     /// Parses a kind's name.
     pub fn parse(word: &str) -> Option<CauseKind> {
-        CauseKind::ALL.into_iter().find(|kind| kind.word() == word)
+        CauseKind::ALL.into_iter().find(|kind| kind.as_str() == word)
     }
 }
 
 /// The maximum weight of the experience with a rung, in restarts.
-pub const MOST: f64 = 8.0;
+pub const MAX_EXPERIENCE_WEIGHT: f64 = 8.0;
 
 /// Maximum recorded duration, in seconds.
-pub const LONGEST: f64 = 1e6;
+pub const MAX_DURATION_SECONDS: f64 = 1e6;
 
 /// The experience with a rung.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -143,6 +143,8 @@ impl Experience {
     /// Whether the values are possible: the file may be corrupt.
     pub fn is_sound(&self) -> bool {
         let within = |number: f64, most: f64| number.is_finite() && (0.0..=most).contains(&number);
-        within(self.tried, MOST) && within(self.helped, self.tried) && within(self.seconds, LONGEST)
+        within(self.tried, MAX_EXPERIENCE_WEIGHT)
+            && within(self.helped, self.tried)
+            && within(self.seconds, MAX_DURATION_SECONDS)
     }
 }

@@ -18,7 +18,7 @@ const FORMS: &str = r"(?x)
     | -----BEGIN[A-Z\ ]*PRIVATE\ KEY-----(?s:.)*?(?:-----END[A-Z\ ]*PRIVATE\ KEY-----|\z)";
 
 /// `password=…`, `"api_key": "…"`, `--token …`, `Authorization: Bearer …`.
-const NAMED: &str = r#"(?x)
+const NAMED_SECRET: &str = r#"(?x)
     (?P<name>[A-Za-z0-9_-]*
       (?i-u:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|credential|authorization)
       [A-Za-z0-9_-]*["']?[\ \t]*(?:[:=][\ \t]*|[\ \t])["']?(?i-u:(?:bearer|basic)[\ \t]+)?)
@@ -36,7 +36,7 @@ struct Patterns {
 static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
     Some(Patterns {
         forms: Regex::new(FORMS).ok()?,
-        named: Regex::new(NAMED).ok()?,
+        named: Regex::new(NAMED_SECRET).ok()?,
         in_address: Regex::new(IN_ADDRESS).ok()?,
     })
 });

@@ -6,7 +6,7 @@ use crate::verdict::Verdict;
 
 /// The position in its work at which a job failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct FailurePosition {
     /// The culprit's step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -18,14 +18,14 @@ pub struct Place {
     pub heartbeats: bool,
 }
 
-impl Place {
+impl FailurePosition {
     /// The position in a verdict.
-    pub fn of(verdict: &Verdict) -> Place {
-        Place { step: verdict.step, data: verdict.data, heartbeats: verdict.heartbeats }
+    pub fn from_verdict(verdict: &Verdict) -> FailurePosition {
+        FailurePosition { step: verdict.step, data: verdict.data, heartbeats: verdict.heartbeats }
     }
 
     /// Whether both positions are equal, as far as ranks report them.
-    pub fn is(self, other: Place) -> bool {
+    pub fn is(self, other: FailurePosition) -> bool {
         let same_data = self.data.is_some() && self.data == other.data;
         same_data || (self.heartbeats && other.heartbeats && self.step == other.step)
     }
@@ -66,7 +66,7 @@ pub struct SeenBefore {
 
 impl SeenBefore {
     /// Counts a failure of this job at `then`, given the present failure at `now`.
-    pub fn count(&mut self, then: Place, now: Place) {
+    pub fn count(&mut self, then: FailurePosition, now: FailurePosition) {
         let data = then.data.zip(now.data).map(|(then, now)| then == now);
         self.in_this_job += 1;
         self.at_this_step += u32::from(then.step == now.step);

@@ -48,7 +48,7 @@ impl Rung {
     }
 
     /// The action, in words.
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Rung::InProcess => "restarting in process",
             Rung::Ranks => "starting the lost ranks again",

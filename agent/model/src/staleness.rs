@@ -5,11 +5,11 @@ use crate::health::{Component, HealthState};
 use crate::time::{Mono, Span};
 
 /// The minimum time after which a sensor without a report counts as hanging.
-pub const LEAST: Span = Span::seconds(30);
+pub const MIN_STALE_AFTER: Span = Span::seconds(30);
 
 /// How long a sensor may send no report: three of its intervals, and at least half a minute.
 pub fn allowed(interval: Span) -> Span {
-    Span(interval.0.saturating_mul(3).max(LEAST.0))
+    Span(interval.0.saturating_mul(3).max(MIN_STALE_AFTER.0))
 }
 
 /// The component as shown at `now` if its sensor has sent no report since `received` for longer than `allowed`; `None` if
@@ -26,8 +26,9 @@ pub fn stale(
         return None;
     }
     let seconds = silent.0 / 1_000_000_000;
-    let before = component.reason.split_once(MARK).map_or(component.reason.as_str(), |(_, before)| before);
-    let reason = format!("not read for {seconds} s (the {sensor} sensor hangs){MARK}{before}");
+    let before =
+        component.reason.split_once(REASON_SEPARATOR).map_or(component.reason.as_str(), |(_, before)| before);
+    let reason = format!("not read for {seconds} s (the {sensor} sensor hangs){REASON_SEPARATOR}{before}");
     if component.state == HealthState::Healthy {
         return Some(Component { state: HealthState::Unknown, reason, since: now, ..component.clone() });
     }
@@ -35,7 +36,7 @@ pub fn stale(
 }
 
 /// Separates the age from the last reason.
-const MARK: &str = "; before: ";
+const REASON_SEPARATOR: &str = "; before: ";
 
 #[cfg(test)]
 mod tests {
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_worse_state_is_kept_without_reports() {
-        let ill = stale(&component(HealthState::Unhealthy), "host", at(0), LEAST, at(60)).unwrap();
+        let ill = stale(&component(HealthState::Unhealthy), "host", at(0), MIN_STALE_AFTER, at(60)).unwrap();
         assert_eq!(ill.state, HealthState::Unhealthy);
         assert_eq!(self::allowed(Span::seconds(60)), Span::seconds(180));
     }

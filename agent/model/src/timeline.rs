@@ -4,7 +4,7 @@
 use crate::time::{Mono, Span};
 
 /// Maximum number of moments kept.
-const MOST: usize = 512;
+const MAX_MOMENTS: usize = 512;
 
 /// The inverse of the initial resolution: moments closer together than 1/32 of their age are joined. The part is doubled until enough
 /// are joined.
@@ -33,7 +33,7 @@ impl Timeline {
         if self.moments.last().is_some_and(|last| moment.at < last.at || moment.value <= last.value) {
             return;
         }
-        if self.moments.len() >= MOST {
+        if self.moments.len() >= MAX_MOMENTS {
             self.thin_out();
         }
         self.moments.push(moment);
@@ -59,7 +59,7 @@ impl Timeline {
     fn thin_out(&mut self) {
         let Some(now) = self.last().map(|last| last.at) else { return };
         let mut part = FINEST;
-        while self.moments.len() > MOST / 2 {
+        while self.moments.len() > MAX_MOMENTS / 2 {
             self.join(now, part);
             // Joining all into one moment always suffices.
             part /= 2;
@@ -67,7 +67,7 @@ impl Timeline {
     }
 
     fn join(&mut self, now: Mono, part: u64) {
-        let mut kept: Vec<Moment> = Vec::with_capacity(MOST);
+        let mut kept: Vec<Moment> = Vec::with_capacity(MAX_MOMENTS);
         // Newest first: the age of a group's last moment limits the length of the group.
         for moment in self.moments.drain(..).rev() {
             match kept.last_mut() {
@@ -124,7 +124,7 @@ mod tests {
         // A day of observations: recent ones are exact, and the error of older ones is bounded by a part of their age.
         let looks = 864_000;
         let timeline = grown(looks);
-        assert!(timeline.moments.len() <= MOST, "{}", timeline.moments.len());
+        assert!(timeline.moments.len() <= MAX_MOMENTS, "{}", timeline.moments.len());
         for look in [1, 2, 1000, looks / 2, looks - 36_000, looks - 600, looks - 5, looks] {
             let moment = timeline.reached(look).expect("reached");
             let exact = Mono(look * EVERY);

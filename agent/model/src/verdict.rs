@@ -253,7 +253,7 @@ pub enum Action {
 
 impl Action {
     /// The action for a rung: `attempt` is the attempt it starts, `exit` the status with which the launcher exits.
-    pub fn of(rung: Rung, attempt: Attempt, exit: i32) -> Action {
+    pub fn from_rung(rung: Rung, attempt: Attempt, exit: i32) -> Action {
         match rung {
             Rung::InProcess => Action::RestartInProcess { attempt },
             Rung::Ranks => Action::RespawnRanks { attempt },
@@ -303,7 +303,7 @@ impl Action {
     }
 
     /// Its name in the journal and the API.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Action::RestartInProcess { .. } => "restart_in_process",
             Action::RespawnRanks { .. } => "respawn_ranks",
@@ -386,7 +386,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// The outcome in one line.
-    pub fn reported(&self) -> String {
+    pub fn describe(&self) -> String {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
         let again = match (steps_lost, self.counted) {
             (0, false) => "no step is done again".to_owned(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mainstay_model::time::{Mono, Span};
 
 /// Maximum number of users that are counted.
-const USERS: usize = 1024;
+const MAX_USERS: usize = 1024;
 
 /// What each user may use in one period.
 #[derive(Debug)]
@@ -30,9 +30,9 @@ impl Allowance {
     /// Whether an entry at this cost is kept, with the number of entries that were left out before it. An error for
     /// one that is left out, with the number left out so far; 0 if there are too many users.
     pub(super) fn take(&mut self, uid: u32, cost: u64, now: Mono) -> Result<u64, u64> {
-        if self.users.len() >= USERS && !self.users.contains_key(&uid) {
+        if self.users.len() >= MAX_USERS && !self.users.contains_key(&uid) {
             self.users.retain(|_, of| now.since(of.began) < self.period);
-            if self.users.len() >= USERS {
+            if self.users.len() >= MAX_USERS {
                 return Err(0);
             }
         }
@@ -53,7 +53,7 @@ impl Allowance {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allowance, Mono, Span, USERS};
+    use super::{Allowance, MAX_USERS, Mono, Span};
 
     const PERIOD: Span = Span::seconds(60);
 
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn users_are_bounded() {
         let mut entries = Allowance::new(1, PERIOD);
-        (0..USERS as u32 + 5).for_each(|uid| _ = entries.take(uid, 1, Mono(1)));
-        assert!(entries.users.len() <= USERS);
+        (0..MAX_USERS as u32 + 5).for_each(|uid| _ = entries.take(uid, 1, Mono(1)));
+        assert!(entries.users.len() <= MAX_USERS);
     }
 }

@@ -12,13 +12,13 @@ use super::allowance::Allowance;
 use mainstay_sys::clock;
 
 /// The component of these entries.
-pub const CALLS: &str = "agent.calls";
+pub const CALLS_COMPONENT: &str = "agent.calls";
 
 /// Entries of one user in one period.
-const MOST: (u64, Span) = (20, Span::seconds(60));
+const MAX_ENTRIES_PER_PERIOD: (u64, Span) = (20, Span::seconds(60));
 
 pub(super) fn allowance() -> Allowance {
-    Allowance::new(MOST.0, MOST.1)
+    Allowance::new(MAX_ENTRIES_PER_PERIOD.0, MAX_ENTRIES_PER_PERIOD.1)
 }
 
 /// A call that was refused, or that changes something.
@@ -51,7 +51,7 @@ impl Node {
         }
         let detail = format!("user {uid} (process {}) {word} {call}: {what}", pid.0);
         let weight = if *refused { Weight::Warning } else { Weight::Info };
-        let (component, event) = (CALLS.to_owned(), event.to_owned());
+        let (component, event) = (CALLS_COMPONENT.to_owned(), event.to_owned());
         self.record(None, Fact::Observed(Observation { component, event, weight, detail, values }));
     }
 }

@@ -78,7 +78,7 @@ impl Gpus {
         self.newest.clone_from(gpus);
         let open = |job: &&JobView| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost);
         let jobs: Vec<&JobView> = jobs.filter(open).collect();
-        self.owners = owners::of(gpus, &jobs);
+        self.owners = owners::find_owners(gpus, &jobs);
         // Memory held after a fault is not the job's work.
         let at_work = jobs.iter().filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
         for job in at_work.filter(|job| !self.left.contains_key(&job.id)) {

@@ -23,7 +23,7 @@ use mainstay_sys::http::{self, Question, Secure};
 const BY_TLS: &str = "https://";
 
 /// Entries that may wait for a hook.
-const QUEUE: usize = 256;
+const MAX_QUEUED_ENTRIES: usize = 256;
 
 /// The time before the second try; doubled before each further one.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ impl Hooks {
         let dead = plan.directory.join("hooks-failed.jsonl");
         let mut queues = Vec::new();
         for (number, hook) in commands.chain(webhooks).enumerate() {
-            let (sender, receiver) = sync_channel(QUEUE);
+            let (sender, receiver) = sync_channel(MAX_QUEUED_ENTRIES);
             let name = hook.name().to_owned();
             let reported = plan.directory.join(format!("hook-{number}.json"));
             let (dead, secure) = (dead.clone(), secure.clone());

@@ -19,7 +19,7 @@ const JOURNAL: &str = "agent.journal";
 const PART: (u64, Span) = (8, Span::seconds(6 * 3600));
 
 /// Bytes of an entry's line that are neither its body nor its job.
-const HEAD: usize = 200;
+const ENTRY_OVERHEAD_BYTES: usize = 200;
 
 pub(super) fn allowance(journal_bytes: u64) -> Allowance {
     Allowance::new(journal_bytes / PART.0, PART.1)
@@ -40,7 +40,8 @@ impl Node {
             return self.snapshots.record(at, Some(job), origin_seq, body);
         };
         // What has no form in JSON is not written either.
-        let bytes = HEAD + job.0.len() + serde_json::to_vec(&body).map_or(0, |body| body.len());
+        let bytes =
+            ENTRY_OVERHEAD_BYTES + job.0.len() + serde_json::to_vec(&body).map_or(0, |body| body.len());
         match self.job_entries.take(uid, bytes as u64, clock::mono()) {
             Ok(0) => self.snapshots.record(at, Some(job), origin_seq, body),
             Ok(left_out) => {

@@ -16,7 +16,7 @@ use mainstay_journal::store::journal::JournalError;
 use mainstay_sys::{clock, memory};
 
 /// Entries that are read at once.
-const AT_ONCE: usize = 1000;
+const MAX_ENTRIES_PER_READ: usize = 1000;
 
 impl Node {
     /// Sends late evidence about the recent failures.
@@ -101,7 +101,7 @@ fn judge_again(
     let mut entries: Vec<Entry> = Vec::new();
     let mut cursor = 0;
     loop {
-        let read = snapshots.entries_after(cursor, AT_ONCE)?;
+        let read = snapshots.entries_after(cursor, MAX_ENTRIES_PER_READ)?;
         let Some(last) = read.entries.last() else { break };
         cursor = last.seq.max(read.cursor);
         entries.extend(read.entries.into_iter().filter(|entry| entry.job.as_ref() == Some(job)));

@@ -242,7 +242,7 @@ impl Node {
         let Some(notice) = leave::notice_of(fact) else { return };
         // A newer notice replaces the previous one; if it still applies, it follows.
         self.leave.take_if(|(of, _)| of == notice);
-        let Some(leave) = Leave::of(fact) else { return };
+        let Some(leave) = Leave::from_fact(fact) else { return };
         let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
         for (_, orders) in sessions {
             let _ = orders.try_send(ToLauncher::Leave(leave.clone()));

@@ -31,7 +31,7 @@ use mainstay_tier::peer::Service;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-pub use calls::{CALLS, Called};
+pub use calls::{CALLS_COMPONENT, Called};
 pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
 pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
@@ -48,7 +48,7 @@ use mainstay_journal::store::sync_thread::Forcing;
 use mainstay_sys::clock;
 
 /// Inputs that are processed before the loop checks the clock again.
-const AT_ONCE: usize = 64;
+const MAX_INPUTS_PER_TURN: usize = 64;
 
 /// Inputs of callers that are processed before the loop checks the reports of the agent's own sensors.
 const OF_CALLERS_AT_ONCE: usize = 16;
@@ -159,7 +159,7 @@ impl Node {
         // A late tick is not made up for at once: messages are processed between two ticks.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut waiting, mut response) =
-            (Vec::with_capacity(AT_ONCE), Vec::with_capacity(OF_CALLERS_AT_ONCE));
+            (Vec::with_capacity(MAX_INPUTS_PER_TURN), Vec::with_capacity(OF_CALLERS_AT_ONCE));
         loop {
             tokio::select! {
                 biased;
@@ -176,7 +176,7 @@ impl Node {
                     alive();
                 }
                 // Before messages of callers: no sensor and no new launcher waits behind a flood of entries.
-                count = inputs.recv_many(&mut waiting, AT_ONCE) => self.step_all(&mut waiting, count),
+                count = inputs.recv_many(&mut waiting, MAX_INPUTS_PER_TURN) => self.step_all(&mut waiting, count),
                 count = callers.recv_many(&mut response, OF_CALLERS_AT_ONCE) => self.step_all(&mut response, count),
             }
         }

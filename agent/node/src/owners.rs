@@ -20,7 +20,7 @@ pub(super) fn members(job: &JobView) -> BTreeSet<Pid> {
 }
 
 /// The job that owns each process on these GPUs: by ancestry, else by the job's mark in its environment.
-pub(super) fn of(gpus: &[GpuReading], jobs: &[&JobView]) -> Owners {
+pub(super) fn find_owners(gpus: &[GpuReading], jobs: &[&JobView]) -> Owners {
     let members: BTreeSet<Pid> = jobs.iter().flat_map(|job| members(job)).collect();
     let there = gpus.iter().filter_map(|gpu| gpu.processes.value()).flatten().map(|process| process.pid);
     let there: BTreeSet<Pid> = there.collect();

@@ -16,19 +16,19 @@ use mainstay_sys::clock;
 
 /// After an automatic reset the agent leaves a GPU alone for this long: a fault that recurs needs more than a
 /// reset.
-const AGAIN_AFTER: Span = Span::seconds(86_400);
+const MIN_RESET_INTERVAL: Span = Span::seconds(86_400);
 
 /// How long after a refusal the agent tries again: the process on the GPU may be gone.
 const TRY_AFTER: Span = Span::seconds(60);
 
 /// Waits for the result of a reset.
-pub(super) type Answer = oneshot::Sender<Result<(), ResetError>>;
+pub(super) type ResetReply = oneshot::Sender<Result<(), ResetError>>;
 
 /// The node's state of resets.
 #[derive(Debug, Default)]
 pub(super) struct Resets {
     /// The reset in progress, and who waits for it.
-    under_way: Option<(PciAddress, Option<Answer>)>,
+    under_way: Option<(PciAddress, Option<ResetReply>)>,
     /// When the agent may reset a GPU by itself again.
     not_before: BTreeMap<PciAddress, Mono>,
     /// Why the last automatic reset was refused; recorded once.
@@ -38,14 +38,14 @@ pub(super) struct Resets {
 impl Resets {
     /// With these earlier automatic resets, by GPU.
     pub(super) fn new(own: BTreeMap<PciAddress, Mono>) -> Resets {
-        let not_before = own.into_iter().map(|(gpu, at)| (gpu, at.after(AGAIN_AFTER))).collect();
+        let not_before = own.into_iter().map(|(gpu, at)| (gpu, at.after(MIN_RESET_INTERVAL))).collect();
         Resets { not_before, ..Resets::default() }
     }
 }
 
 impl Node {
     /// An operator orders a reset. Refusals are recorded too: a person gave the order.
-    pub(super) fn order_reset(&mut self, uid: u32, name: &str, reason: String, answer: Answer) {
+    pub(super) fn order_reset(&mut self, uid: u32, name: &str, reason: String, answer: ResetReply) {
         let (by, mode) = (ResetBy::User(uid), self.gpus.reset_mode());
         let found = meant(self.gpus.newest(), name).map(|(address, uuid)| (address, uuid.to_owned()));
         let (address, uuid) = match found {
@@ -104,7 +104,7 @@ impl Node {
         let now = clock::now();
         let tried = outcome.as_ref().err().is_none_or(ResetError::was_tried);
         if order.by == ResetBy::Agent && tried {
-            self.resets.not_before.insert(order.address, now.mono.after(AGAIN_AFTER));
+            self.resets.not_before.insert(order.address, now.mono.after(MIN_RESET_INTERVAL));
         }
         let words = outcome.as_ref().err().map(ToString::to_string);
         // The agent tries repeatedly; the same result is recorded once.

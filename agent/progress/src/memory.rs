@@ -15,7 +15,7 @@ use mainstay_model::time::Span;
 /// The version of the file format. Other versions are ignored.
 const VERSION: u32 = 1;
 /// The largest file that is read, in bytes. We write no larger ones.
-pub const LONGEST: usize = 512 * 1024;
+pub const MAX_FILE_BYTES: usize = 512 * 1024;
 /// The most phases that are kept.
 const PHASES: usize = 128;
 /// The most rungs and kinds of causes that are kept; fewer exist.
@@ -25,7 +25,7 @@ const RANKS: usize = 16_384;
 
 /// What was learned about a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Learned {
+pub struct JobMemory {
     /// The version of the file format.
     pub version: u32,
     /// The number of runs that contributed.
@@ -50,13 +50,13 @@ pub struct Learned {
     pub ranks: Option<u32>,
 }
 
-impl Learned {
+impl JobMemory {
     /// Parses the file. `None` if nothing in it is usable.
-    pub fn parse(text: &[u8]) -> Option<Learned> {
-        if text.len() > LONGEST {
+    pub fn parse(text: &[u8]) -> Option<JobMemory> {
+        if text.len() > MAX_FILE_BYTES {
             return None;
         }
-        let mut learned: Learned = serde_json::from_slice(text).ok()?;
+        let mut learned: JobMemory = serde_json::from_slice(text).ok()?;
         if learned.version != VERSION {
             return None;
         }
@@ -89,7 +89,7 @@ impl Learned {
 /// otherwise the whole command. And the number of ranks.
 pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     let mut hash = Fnv::default();
-    hash.word(spec.world_size.to_string().as_bytes());
+    hash.update(spec.world_size.to_string().as_bytes());
     name(spec, checkpoint_dir, &mut hash);
     hash.to_string()
 }
@@ -97,7 +97,7 @@ pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
 /// The same for runs with any number of ranks.
 pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     let mut hash = Fnv::default();
-    hash.word(b"any size");
+    hash.update(b"any size");
     name(spec, checkpoint_dir, &mut hash);
     hash.to_string()
 }
@@ -105,15 +105,15 @@ pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
 /// A key for one user's program, with any arguments and any number of ranks.
 pub fn program_of(spec: &JobSpec) -> String {
     let mut hash = Fnv::default();
-    hash.word(spec.uid.to_string().as_bytes());
-    program(spec).for_each(|word| hash.word(word.as_bytes()));
+    hash.update(spec.uid.to_string().as_bytes());
+    program(spec).for_each(|word| hash.update(word.as_bytes()));
     hash.to_string()
 }
 
 /// A hash of a text, for what need not be readable.
 pub fn number_of(text: &str) -> String {
     let mut hash = Fnv::default();
-    hash.word(text.as_bytes());
+    hash.update(text.as_bytes());
     hash.to_string()
 }
 
@@ -125,10 +125,10 @@ fn program(spec: &JobSpec) -> impl Iterator<Item = &String> {
 fn name(spec: &JobSpec, checkpoint_dir: Option<&str>, hash: &mut Fnv) {
     match checkpoint_dir {
         Some(directory) => {
-            hash.word(directory.as_bytes());
-            program(spec).for_each(|word| hash.word(word.as_bytes()));
+            hash.update(directory.as_bytes());
+            program(spec).for_each(|word| hash.update(word.as_bytes()));
         }
-        None => spec.command.iter().for_each(|word| hash.word(word.as_bytes())),
+        None => spec.command.iter().for_each(|word| hash.update(word.as_bytes())),
     }
 }
 
@@ -143,7 +143,7 @@ impl Default for Fnv {
 
 impl Fnv {
     /// Adds a word and its end.
-    pub fn word(&mut self, word: &[u8]) {
+    pub fn update(&mut self, word: &[u8]) {
         for byte in word.iter().copied().chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
@@ -167,12 +167,12 @@ mod tests {
         JobSpec { command, world_size: ranks, ..JobSpec::default() }
     }
 
-    fn learned() -> Learned {
+    fn learned() -> JobMemory {
         let mut phases = Phases::new(Limits::default());
         for step in 0..100 {
             phases.learn(PhaseId::STEP, step, Span::millis(500 + step));
         }
-        Learned {
+        JobMemory {
             phases: phases.remembered(),
             noise: Some(0.01),
             stages: vec![0, 0, 1, 1],
@@ -183,17 +183,17 @@ mod tests {
                 helped: 1.0,
                 seconds: 0.5,
             }],
-            ..Learned::default()
+            ..JobMemory::default()
         }
     }
 
     #[test]
     fn a_written_file_is_read_back() {
-        let read = Learned::parse(&learned().written()).expect("what was written");
+        let read = JobMemory::parse(&learned().written()).expect("what was written");
         assert_eq!((read.runs, read.noise, read.stages.len()), (1, Some(0.01), 4));
         assert_eq!(read.phases, learned().phases);
         assert_eq!(read.rungs, learned().rungs);
-        let again = Learned::parse(&read.written()).expect("what was written");
+        let again = JobMemory::parse(&read.written()).expect("what was written");
         assert_eq!(again.runs, 2);
     }
 
@@ -207,13 +207,13 @@ mod tests {
             "{\"version\":1}x",
             &text[..text.len() / 2],
             &text.replace("\"version\":1", "\"version\":2"),
-            &"{}".repeat(LONGEST),
+            &"{}".repeat(MAX_FILE_BYTES),
         ] {
-            assert_eq!(Learned::parse(spoilt.as_bytes()), None, "{}", &spoilt[..spoilt.len().min(60)]);
+            assert_eq!(JobMemory::parse(spoilt.as_bytes()), None, "{}", &spoilt[..spoilt.len().min(60)]);
         }
         let wild = text.replace("\"noise\":0.01", "\"noise\":-3.0").replace("\"steps\":100", "\"steps\":0");
         let wild = wild.replace("\"tried\":2.0", "\"tried\":0.5");
-        let read = Learned::parse(wild.as_bytes()).expect("the rest of it");
+        let read = JobMemory::parse(wild.as_bytes()).expect("the rest of it");
         assert_eq!((read.noise, read.phases.len(), read.rungs.len()), (None, 0, 0));
     }
 

@@ -16,7 +16,7 @@ use exchange::Exchange;
 use lasting::Unproven;
 use pace::{LAST, Paces};
 
-use crate::memory::Learned;
+use crate::memory::JobMemory;
 use crate::numerics::{self, Anomaly, Numbers};
 use crate::parallelism::Layout;
 use crate::straggler::{self, Limits, Names, OpenFindings, Peers, Role, Row, learn};
@@ -29,7 +29,7 @@ use mainstay_model::id::{Attempt, Rank};
 const PASSED_BY: u64 = 8;
 
 /// The most steps that wait for ranks. With more, the steps farthest ahead are not waited for.
-const WAITING: usize = 32;
+const MAX_WAITING_STEPS: usize = 32;
 
 /// A rank's report about a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,13 +129,13 @@ impl Watch {
     }
 
     /// Loads what earlier runs of the job learned.
-    pub fn recall(&mut self, learned: &Learned) {
+    pub fn recall(&mut self, learned: &JobMemory) {
         self.noise = learned.noise;
         self.stages.clone_from(&learned.stages);
     }
 
     /// Adds what this run learned, for the next one.
-    pub fn remember(&self, learned: &mut Learned) {
+    pub fn remember(&self, learned: &mut JobMemory) {
         let present = self.now.as_ref();
         learned.noise = present.and_then(|present| present.stragglers.noise()).or(self.noise);
         learned.stages.clone_from(present.map_or(&self.stages, |present| &present.stages));
@@ -171,7 +171,7 @@ impl Watch {
             standing: OpenFindings::default(),
             unproven: Unproven::default(),
             learning: (!given && !recalled).then(Default::default),
-            paces: Paces::of(ranks.len()),
+            paces: Paces::new(ranks.len()),
             exchange: Exchange::default(),
             numbers: numerics::Judge::default(),
             anomaly: BTreeMap::new(),
@@ -260,8 +260,8 @@ impl Present {
         let unreported = || Reports { by_rank: vec![Reported::default(); ranks], done: 0 };
         let row = self.steps.entry(done.step).or_insert_with(unreported);
         row.done += usize::from(!row.by_rank[index].done);
-        row.by_rank[index] = Reported::of(done);
-        if self.steps.len() > WAITING {
+        row.by_rank[index] = Reported::from_step(done);
+        if self.steps.len() > MAX_WAITING_STEPS {
             self.steps.pop_last();
         }
     }
@@ -403,7 +403,7 @@ impl Present {
                 self.stragglers.step(row, &mut Vec::new());
             }
             self.learning = None;
-        } else if rows.len() >= learn::LONGEST || !self.stragglers.is_quiet() {
+        } else if rows.len() >= learn::MAX_STEPS || !self.stragglers.is_quiet() {
             self.learning = None;
         }
     }
@@ -441,7 +441,7 @@ impl Present {
 }
 
 impl Reported {
-    fn of(done: &StepDone) -> Reported {
+    fn from_step(done: &StepDone) -> Reported {
         let seconds = |ns: u64| (ns as f64 / 1e9) as f32;
         let took = done.end.since(done.start).0;
         let spent = done.spent;

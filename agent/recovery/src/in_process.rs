@@ -20,12 +20,12 @@ use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::Mono;
 
 /// A longer line of a rank ends its connection.
-pub const LONGEST_LINE: usize = 1 << 20;
+pub const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// A message from a rank; a line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub enum Word {
+pub enum RankMessage {
     /// Its function starts.
     Hello {
         /// The round that it takes part in.
@@ -56,22 +56,22 @@ pub enum Word {
     },
 }
 
-impl Word {
+impl RankMessage {
     /// Reads a line.
     ///
     /// # Errors
     /// The line is not one of these messages.
-    pub fn read(line: &[u8]) -> Result<Word, serde_json::Error> {
+    pub fn read(line: &[u8]) -> Result<RankMessage, serde_json::Error> {
         serde_json::from_slice(line)
     }
 
     /// The round that it is about.
     pub fn epoch(&self) -> Attempt {
         match self {
-            Word::Hello { epoch }
-            | Word::Raised { epoch, .. }
-            | Word::Ready { epoch }
-            | Word::Done { epoch } => Attempt(*epoch),
+            RankMessage::Hello { epoch }
+            | RankMessage::Raised { epoch, .. }
+            | RankMessage::Ready { epoch }
+            | RankMessage::Done { epoch } => Attempt(*epoch),
         }
     }
 }
@@ -229,7 +229,7 @@ impl Round {
     }
 
     /// Handles a message from a rank.
-    pub fn receive(&mut self, rank: Rank, word: Word) -> Received {
+    pub fn receive(&mut self, rank: Rank, word: RankMessage) -> Received {
         let (epoch, gathering) = (self.epoch, self.gathering);
         let Some(standing) = self.standing.get_mut(&rank) else { return Received::PassedOver };
         if word.epoch() != epoch || matches!(standing, RoundState::Gone | RoundState::Ready) {
@@ -237,19 +237,19 @@ impl Round {
         }
         match word {
             // A rank that joins while the others leave must leave at once.
-            Word::Hello { .. } if gathering => {
+            RankMessage::Hello { .. } if gathering => {
                 *standing = RoundState::Leaving;
                 return Received::Late;
             }
-            Word::Hello { .. } => *standing = RoundState::Inside,
-            Word::Ready { .. } => *standing = RoundState::Ready,
-            Word::Done { .. } if gathering => {}
-            Word::Done { .. } => {
+            RankMessage::Hello { .. } => *standing = RoundState::Inside,
+            RankMessage::Ready { .. } => *standing = RoundState::Ready,
+            RankMessage::Done { .. } if gathering => {}
+            RankMessage::Done { .. } => {
                 *standing = RoundState::Done;
                 let done = self.all_done();
                 return if done.is_empty() { Received::Noted } else { Received::AllDone(done) };
             }
-            Word::Raised { at, exception, message, traceback, .. } => {
+            RankMessage::Raised { at, exception, message, traceback, .. } => {
                 *standing = RoundState::Leaving;
                 return Received::Raised(Note {
                     exception,
@@ -297,14 +297,14 @@ mod tests {
     fn round(ranks: u32) -> Round {
         let mut round = Round::begin(Attempt(EPOCH), (0..ranks).map(Rank));
         for rank in 0..ranks {
-            assert_eq!(round.receive(Rank(rank), Word::Hello { epoch: EPOCH }), Received::Noted);
+            assert_eq!(round.receive(Rank(rank), RankMessage::Hello { epoch: EPOCH }), Received::Noted);
         }
         round
     }
 
-    fn raised(epoch: u32, message: &str) -> Word {
+    fn raised(epoch: u32, message: &str) -> RankMessage {
         let (exception, message) = ("RuntimeError".to_owned(), message.to_owned());
-        Word::Raised { epoch, at: 7, exception, message, traceback: String::new() }
+        RankMessage::Raised { epoch, at: 7, exception, message, traceback: String::new() }
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         );
         assert_eq!(round.gather(), [Rank(0), Rank(2)], "the one that raised is on its way out");
         for rank in [1, 0] {
-            round.receive(Rank(rank), Word::Ready { epoch: EPOCH });
+            round.receive(Rank(rank), RankMessage::Ready { epoch: EPOCH });
             assert!(!round.is_gathered());
         }
         round.gone(Rank(2));
@@ -327,34 +327,37 @@ mod tests {
     fn messages_of_another_round_are_ignored() {
         let mut round = round(2);
         for epoch in [EPOCH - 1, EPOCH + 1] {
-            for word in
-                [Word::Hello { epoch }, raised(epoch, ""), Word::Ready { epoch }, Word::Done { epoch }]
-            {
+            for word in [
+                RankMessage::Hello { epoch },
+                raised(epoch, ""),
+                RankMessage::Ready { epoch },
+                RankMessage::Done { epoch },
+            ] {
                 assert_eq!(round.receive(Rank(0), word), Received::PassedOver);
             }
         }
         assert_eq!(round.standing(Rank(0)), Some(RoundState::Inside));
-        assert_eq!(round.receive(Rank(9), Word::Ready { epoch: EPOCH }), Received::PassedOver);
+        assert_eq!(round.receive(Rank(9), RankMessage::Ready { epoch: EPOCH }), Received::PassedOver);
     }
 
     #[test]
     fn a_rank_that_joins_while_the_others_leave_is_asked_to_leave() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
         assert!(!round.can_gather());
-        round.receive(Rank(0), Word::Hello { epoch: EPOCH });
+        round.receive(Rank(0), RankMessage::Hello { epoch: EPOCH });
         assert!(round.can_gather());
         round.gather();
-        assert_eq!(round.receive(Rank(1), Word::Hello { epoch: EPOCH }), Received::Late);
+        assert_eq!(round.receive(Rank(1), RankMessage::Hello { epoch: EPOCH }), Received::Late);
         assert_eq!(round.missing(), [Rank(0), Rank(1)]);
-        round.receive(Rank(1), Word::Ready { epoch: EPOCH });
+        round.receive(Rank(1), RankMessage::Ready { epoch: EPOCH });
         assert_eq!(round.waiting(), [Rank(1)]);
     }
 
     #[test]
     fn a_done_rank_waits_for_those_that_have_not_joined_yet() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
-        round.receive(Rank(1), Word::Hello { epoch: EPOCH });
-        assert_eq!(round.receive(Rank(1), Word::Done { epoch: EPOCH }), Received::Noted);
+        round.receive(Rank(1), RankMessage::Hello { epoch: EPOCH });
+        assert_eq!(round.receive(Rank(1), RankMessage::Done { epoch: EPOCH }), Received::Noted);
         assert_eq!(
             round.gone(Rank(0)),
             [Rank(1)],
@@ -365,18 +368,18 @@ mod tests {
     #[test]
     fn no_rank_returns_before_all_are_done_and_a_done_rank_is_called_back() {
         let mut round = round(3);
-        assert_eq!(round.receive(Rank(0), Word::Done { epoch: EPOCH }), Received::Noted);
+        assert_eq!(round.receive(Rank(0), RankMessage::Done { epoch: EPOCH }), Received::Noted);
         let mut other = round.clone();
         assert_eq!(other.gather(), [Rank(0), Rank(1), Rank(2)]);
-        assert_eq!(round.receive(Rank(1), Word::Done { epoch: EPOCH }), Received::Noted);
+        assert_eq!(round.receive(Rank(1), RankMessage::Done { epoch: EPOCH }), Received::Noted);
         assert_eq!(round.gone(Rank(2)), [Rank(0), Rank(1)], "it exited: nobody else is to come");
     }
 
     #[test]
     fn the_last_done_rank_notifies_all() {
         let mut round = round(2);
-        round.receive(Rank(1), Word::Done { epoch: EPOCH });
-        let received = round.receive(Rank(0), Word::Done { epoch: EPOCH });
+        round.receive(Rank(1), RankMessage::Done { epoch: EPOCH });
+        let received = round.receive(Rank(0), RankMessage::Done { epoch: EPOCH });
         assert_eq!(received, Received::AllDone(vec![Rank(0), Rank(1)]));
     }
 
@@ -392,19 +395,19 @@ mod tests {
     #[test]
     fn lines_are_read_and_written_as_documented() {
         let line = br#"{"say":"raised","epoch":3,"at":5,"exception":"E","message":"m","traceback":"t"}"#;
-        assert_eq!(Word::read(line).expect("a word").epoch(), Attempt(3));
-        Word::read(br#"{"say":"nonsense","epoch":3}"#).expect_err("no word");
-        Word::read(br#"{"say":"hello","epoch":-1}"#).expect_err("no epoch");
+        assert_eq!(RankMessage::read(line).expect("a word").epoch(), Attempt(3));
+        RankMessage::read(br#"{"say":"nonsense","epoch":3}"#).expect_err("no word");
+        RankMessage::read(br#"{"say":"hello","epoch":-1}"#).expect_err("no epoch");
         assert_eq!(Call::Leave { epoch: 3 }.line(), "{\"do\":\"leave\",\"epoch\":3}\n");
     }
 
-    fn any_word() -> impl Strategy<Value = Word> {
+    fn any_word() -> impl Strategy<Value = RankMessage> {
         let epoch = prop_oneof![4 => Just(EPOCH), 1 => any::<u32>()];
         (0..4, epoch).prop_map(|(which, epoch)| match which {
-            0 => Word::Hello { epoch },
+            0 => RankMessage::Hello { epoch },
             1 => raised(epoch, "m"),
-            2 => Word::Ready { epoch },
-            _ => Word::Done { epoch },
+            2 => RankMessage::Ready { epoch },
+            _ => RankMessage::Done { epoch },
         })
     }
 
@@ -434,7 +437,7 @@ mod tests {
 
         #[test]
         fn no_line_of_a_rank_panics(line in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Word::read(&line);
+            let _ = RankMessage::read(&line);
         }
     }
 }

@@ -48,12 +48,12 @@ use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Verdict;
 use mainstay_progress::goodput::{Ledger, TimeCategory};
-use mainstay_progress::memory::Learned;
+use mainstay_progress::memory::JobMemory;
 use mainstay_progress::monitor::{Pace, Watch};
 
-use awaited::Asked;
+use awaited::AwaitedConditions;
 use deciding::{Afterwards, Pending};
-pub use deciding::{POLICY, reported as policy_trouble};
+pub use deciding::{POLICY, policy_problem_fact as policy_trouble};
 pub use facts::EXHAUSTED;
 pub use handover::HandoverState;
 use late::Decided;
@@ -116,7 +116,7 @@ pub struct Job {
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
-    asked: Asked,
+    asked: AwaitedConditions,
     /// Ranks that sent heartbeats in this or an earlier attempt. After a restart the job waits for all of them.
     beating: BTreeSet<Rank>,
     /// The rank of this attempt whose steps are accounted: the first that completed one.
@@ -188,7 +188,7 @@ impl Job {
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
-            asked: Asked::default(),
+            asked: AwaitedConditions::default(),
             beating: BTreeSet::new(),
             lead: None,
             stop_requested: None,
@@ -242,7 +242,9 @@ impl Job {
     /// Adds the host where a failure started, if there are several.
     pub(super) fn locate(&self, verdict: &mut Verdict) {
         let Some(culprit) = verdict.culprit else { return };
-        let Some(HostOfRanks { host, node_rank, .. }) = HostOfRanks::of(&self.hosts, culprit) else { return };
+        let Some(HostOfRanks { host, node_rank, .. }) = HostOfRanks::find(&self.hosts, culprit) else {
+            return;
+        };
         verdict.evidence.push(format!("{culprit} ran on host {host} (node rank {node_rank})"));
         if let Some(rest) = verdict.headline.strip_prefix(&format!("{culprit} ")).map(str::to_owned)
             && !rest.starts_with("on host ")
@@ -259,7 +261,7 @@ impl Job {
     }
 
     fn hosts_of(&self, ranks: &[Rank]) -> Vec<String> {
-        let host = |rank: &Rank| HostOfRanks::of(&self.hosts, *rank).map(|of| of.host.clone());
+        let host = |rank: &Rank| HostOfRanks::find(&self.hosts, *rank).map(|of| of.host.clone());
         let mut hosts: Vec<String> = ranks.iter().filter_map(host).collect();
         hosts.dedup();
         hosts
@@ -326,7 +328,7 @@ impl Job {
             exit,
             reason,
             attempts: self.attempt.0.saturating_add(1),
-            saving: advice::of(&self.ledger.accounting(at), self.failures()),
+            saving: advice::advice_for(&self.ledger.accounting(at), self.failures()),
             accounting: self.ledger.accounting(at),
             incidents: self.incidents.clone(),
         }
@@ -377,13 +379,13 @@ impl Job {
     }
 
     /// Loads what earlier runs of the job learned.
-    pub fn recall(&mut self, learned: &Learned) {
+    pub fn recall(&mut self, learned: &JobMemory) {
         self.watch.recall(learned);
         self.earlier.clone_from(&learned.rungs);
     }
 
     /// Adds what this run learned, for the next one.
-    pub fn remember(&self, learned: &mut Learned) {
+    pub fn remember(&self, learned: &mut JobMemory) {
         self.watch.remember(learned);
         let failed_again = self.incidents.len() > self.past.len();
         learned.rungs = policy::experiences(&self.earlier, &self.past, failed_again);

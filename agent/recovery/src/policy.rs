@@ -29,7 +29,7 @@ pub use ladder::{available_rungs, patience};
 pub use mainstay_model::policy::{Budget, CauseKind, Experience, HAND_BACK_EXIT, Rung, Rungs, Settings};
 pub use question::question;
 pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
-pub use user::{Answer, Trouble, decide_with};
+pub use user::{PolicyAnswer, PolicyProblem, decide_with};
 
 use mainstay_diagnosis::diagnose::is_exhaustion;
 use mainstay_diagnosis::repeats::SeenBefore;
@@ -102,7 +102,7 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
     if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
         return choice;
     }
-    let would = choice.action.rung().map_or("waiting", Rung::words);
+    let would = choice.action.rung().map_or("waiting", Rung::describe);
     at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
@@ -194,10 +194,10 @@ fn another_host_decides(case: Case<'_>) -> bool {
 }
 
 /// The most restarts in a row without progress, for any causes. After NVRx's restart agent, like [`confirmed`].
-const PATIENCE: u32 = 3;
+const MAX_RESTARTS_WITHOUT_PROGRESS: u32 = 3;
 
 /// Whether one restart without a new step has confirmed the failure: it recurred, and it is likely the user's fault
-/// or deterministic. Another failure in the same place has its own restart, within [`PATIENCE`].
+/// or deterministic. Another failure in the same place has its own restart, within [`MAX_RESTARTS_WITHOUT_PROGRESS`].
 fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     let verdict = case.verdict;
     let why = match verdict.domain {
@@ -232,7 +232,7 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
         let brought = brought_nothing(case);
         return end(format!("the same failure recurred and a restart {brought}: {why}"));
     }
-    if idle >= PATIENCE && !from_outside {
+    if idle >= MAX_RESTARTS_WITHOUT_PROGRESS && !from_outside {
         let brought = brought_nothing(case);
         return end(format!("{idle} restart(s) in a row {brought}, whatever their causes"));
     }
@@ -243,10 +243,10 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
         let (max, within) = (settings.budget.max_restarts, within(settings.budget));
         return end(format!("the budget of {max} restart(s){within} is used up"));
     }
-    let kind = CauseKind::of(&case.verdict.cause);
+    let kind = CauseKind::from_cause(&case.verdict.cause);
     let budget = *settings.by_cause.get(&kind)?;
-    if in_window(budget, case, |past| CauseKind::of(&past.cause) == kind) >= budget.max_restarts {
-        let (max, within, word) = (budget.max_restarts, within(budget), kind.word());
+    if in_window(budget, case, |past| CauseKind::from_cause(&past.cause) == kind) >= budget.max_restarts {
+        let (max, within, word) = (budget.max_restarts, within(budget), kind.as_str());
         return end(format!("the budget of {max} restart(s) for {word}{within} is used up"));
     }
     None
@@ -269,7 +269,7 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
 
 /// A restart, if the host is ready for one.
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
-    let kind = CauseKind::of(&case.verdict.cause);
+    let kind = CauseKind::from_cause(&case.verdict.cause);
     let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past, case.earlier) else {
         let next = case.verdict.attempt.next();
         return leave(settings, case.spares, next, "nothing can be restarted on this host");
@@ -281,7 +281,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let used = in_window(settings.budget, case, |_| true);
     let attempt: Attempt = case.verdict.attempt.next();
     Choice {
-        action: Action::of(rung, attempt, case.job.exit),
+        action: Action::from_rung(rung, attempt, case.job.exit),
         // The time spent waiting for the host counts.
         after: backoff::wait(idle.max(not_started(case)), settings.seed).minus(case.host.waited),
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
@@ -313,7 +313,7 @@ fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choic
         rungs if rungs.has(Rung::Shrink) => Rung::Shrink,
         _ => Rung::HandBack,
     };
-    at_once(Action::of(rung, attempt, settings.hand_back_exit), why.to_owned())
+    at_once(Action::from_rung(rung, attempt, settings.hand_back_exit), why.to_owned())
 }
 
 /// How many restarts in a row brought no new step.

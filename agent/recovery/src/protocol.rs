@@ -102,7 +102,7 @@ pub enum Event {
     PolicyAnswer {
         /// The failure.
         incident: Incident,
-        /// As in [`Answer`](crate::policy::Answer).
+        /// As in [`PolicyAnswer`](crate::policy::PolicyAnswer).
         advice: Result<Option<Advice>, String>,
     },
     /// Host evidence about a failure after its decision. Ignored for any but the last failure.

@@ -7,7 +7,7 @@ use mainstay_progress::straggler::{Judge, Limits};
 use mainstay_sim::hang::{self, Case, Loss};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
-use mainstay_sim::slow::{Job, Noise, Trouble, run};
+use mainstay_sim::slow::{Job, Noise, SlowFault, run};
 use nix::time::{ClockId, clock_gettime};
 
 /// Ranks of the largest job.
@@ -45,8 +45,8 @@ fn figure(id: &str, unit: &str, value: f64, n: u64, min: f64, max: f64) {
 /// One tick of the leader over all ranks, in processor time of one core, which other processes may use too: the
 /// median of 100 after the windows are full.
 fn tick() {
-    let mesh = Mesh::of(MOST);
-    let mut job = Job::new(mesh, Noise::USUAL, Trouble::Rank(70_000, 0.05), 80, 1);
+    let mesh = Mesh::usual(MOST);
+    let mut job = Job::new(mesh, Noise::USUAL, SlowFault::Rank(70_000, 0.05), 80, 1);
     let mut judge = Judge::new(mesh.peers(), Limits::default());
     let (mut took, mut changes) = (Vec::new(), Vec::new());
     for step in 0..170 {
@@ -77,11 +77,11 @@ fn stragglers(trials: u64) {
     let mut steps: Vec<f64> = Vec::new();
     let sizes = [(64, trials), (1024, trials), (16_384, (trials / 30).max(1)), (MOST, (trials / 150).max(1))];
     for (ranks, trials) in sizes {
-        let mesh = Mesh::of(ranks);
+        let mesh = Mesh::usual(ranks);
         for trial in 0..trials {
             let slow = random.below(ranks);
             let seed = trial * 1000 + ranks as u64;
-            let score = run(mesh, Noise::USUAL, Trouble::Rank(slow, 0.05), BEGINS, BEGINS + 30, seed);
+            let score = run(mesh, Noise::USUAL, SlowFault::Rank(slow, 0.05), BEGINS, BEGINS + 30, seed);
             wanted += 1;
             reported += u64::from(score.steps.is_some());
             right += u64::from(score.steps.is_some_and(|steps| steps <= WITHIN));
@@ -103,10 +103,10 @@ fn stragglers(trials: u64) {
     let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
     for trial in 0..classes {
         for (trouble, starts) in [
-            (Trouble::Rank(random.below(mesh.ranks()), 0.10), BEGINS),
-            (Trouble::Host(random.below(mesh.ranks() / 8), 0.10), BEGINS),
-            (Trouble::Stage(random.below(4), 0.25), 1),
-            (Trouble::Sequences(0.11), 1),
+            (SlowFault::Rank(random.below(mesh.ranks()), 0.10), BEGINS),
+            (SlowFault::Host(random.below(mesh.ranks() / 8), 0.10), BEGINS),
+            (SlowFault::Stage(random.below(4), 0.25), 1),
+            (SlowFault::Sequences(0.11), 1),
         ] {
             let score = run(mesh, Noise::USUAL, trouble, starts, 100, trial);
             named += u64::from(score.steps.is_some() && score.false_reports.is_empty());
@@ -128,7 +128,7 @@ fn healthy() {
     ];
     for (ranks, steps) in [(256, 4000), (4096, 1000), (MOST, 80)] {
         for (seed, noise) in kinds.into_iter().enumerate() {
-            let score = run(Mesh::of(ranks), noise, Trouble::None, 1, steps, seed as u64);
+            let score = run(Mesh::usual(ranks), noise, SlowFault::None, 1, steps, seed as u64);
             rank_steps += ranks as f64 * steps as f64;
             reports += score.false_reports.len() as u64;
             for found in &score.false_reports {
@@ -144,7 +144,7 @@ fn healthy() {
 /// One look of the hang judge over a stopped job, with every report read and the culprit searched again: processor
 /// time of one core, the median of 100.
 fn hang_tick() {
-    let mut case = Case::new(Mesh::of(MOST), hang::Trouble::Rank(70_001), Loss::USUAL, 1);
+    let mut case = Case::new(Mesh::usual(MOST), hang::HangFault::Rank(70_001), Loss::USUAL, 1);
     let mut took = Vec::new();
     for look in 0..110 {
         let began = processor_ms();
@@ -166,16 +166,16 @@ fn hangs(trials: u64) {
     let sizes = [(1024, trials * 4), (16_384, trials / 3), (MOST, trials / 10)];
     let mut random = Random::new(3);
     for (ranks, trials) in sizes {
-        let (mesh, trials) = (Mesh::of(ranks), trials.max(1));
+        let (mesh, trials) = (Mesh::usual(ranks), trials.max(1));
         let (mut rank_right, mut host_right) = (0, 0);
         for seed in 0..trials {
             let culprit = random.below(ranks);
-            let score = hang::run(mesh, hang::Trouble::Rank(culprit), Loss::USUAL, seed);
+            let score = hang::run(mesh, hang::HangFault::Rank(culprit), Loss::USUAL, seed);
             rank_right += u64::from(score.rank);
             if !score.rank {
                 eprintln!("{ranks} ranks, seed {seed}: rank {culprit} at fault, told {:?}", reported(&score));
             }
-            let score = hang::run(mesh, hang::Trouble::SilentHost(culprit), Loss::USUAL, seed);
+            let score = hang::run(mesh, hang::HangFault::SilentHost(culprit), Loss::USUAL, seed);
             host_right += u64::from(score.host);
             if !score.host {
                 eprintln!(

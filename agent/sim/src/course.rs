@@ -1,7 +1,7 @@
 //! Step times as in real jobs: noise that is correlated between steps, heavy tails, phases of the whole job, duties
 //! of single ranks, warm-up. In each kind of weather no rank is slow, or one rank becomes slow.
 
-use mainstay_progress::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
+use mainstay_progress::straggler::{Change, Judge, Limits, Peers, Row, Slow, Straggler};
 
 use crate::random::Random;
 
@@ -145,9 +145,9 @@ pub struct SimulationResult {
     /// Steps from when the rank became slow until it was reported; none if it was not.
     pub after: Option<u64>,
     /// The first correct report.
-    pub right: Option<Found>,
+    pub right: Option<Straggler>,
     /// False reports.
-    pub wrong: Vec<Found>,
+    pub wrong: Vec<Straggler>,
 }
 
 /// Runs a job of `steps` steps. For sequences of different lengths, a report of rotating slowness is correct.

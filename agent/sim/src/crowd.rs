@@ -24,7 +24,7 @@ use mainstay_recovery::policy::{Budget, Settings};
 use mainstay_recovery::protocol::{Command, Event};
 
 use crate::random::Random;
-use follower::{Answer, Follower};
+use follower::{Follower, FollowerReport};
 
 /// Nanoseconds.
 pub const MS: u64 = 1_000_000;
@@ -94,9 +94,9 @@ enum Happening {
     Again(usize),
     Look,
     Up(usize, Vec<u8>),
-    Deliver(usize, Answer),
-    Mine(Answer),
-    Answered(usize, Answer),
+    Deliver(usize, FollowerReport),
+    Mine(FollowerReport),
+    Answered(usize, FollowerReport),
     Stored(u64),
     Ruled,
     Wake,
@@ -256,7 +256,7 @@ impl Crowd {
         self.trains = false;
         let now = self.now;
         self.phases.clear();
-        self.at(now, Happening::Deliver(host, Answer::Died));
+        self.at(now, Happening::Deliver(host, FollowerReport::Died));
     }
 
     fn below(&mut self, below: u64) -> u64 {

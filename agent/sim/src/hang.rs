@@ -18,9 +18,9 @@ const IN_STAGE: usize = 2;
 /// The maximum number of operations that a rank launches before its device has started them.
 const MOST_AHEAD: usize = 3;
 /// The interval of reports.
-const LOOK: Span = Span::millis(500);
+const REPORT_INTERVAL: Span = Span::millis(500);
 /// The time limit of the judge.
-const PATIENCE: Span = Span::seconds(90);
+const HANG_LIMIT: Span = Span::seconds(90);
 /// Steps before the hang.
 const STEPS: u64 = 1000;
 
@@ -40,7 +40,7 @@ impl Loss {
 
 /// What stops the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum HangFault {
     /// A rank stops launching and still reports.
     Rank(usize),
     /// A rank stops launching on a host that reports nothing any more.
@@ -96,12 +96,12 @@ struct Stuck {
 
 impl Stuck {
     /// Runs the job until no rank makes progress.
-    fn new(mesh: Mesh, trouble: Trouble, random: &mut Random) -> Stuck {
+    fn new(mesh: Mesh, trouble: HangFault, random: &mut Random) -> Stuck {
         let programs = programs(mesh);
         let ranks = mesh.ranks();
         let ahead: Vec<usize> = (0..ranks).map(|_| 1 + random.below(MOST_AHEAD)).collect();
         let stage = match trouble {
-            Trouble::Rank(rank) | Trouble::SilentHost(rank) | Trouble::Link(rank) => mesh.stage(rank),
+            HangFault::Rank(rank) | HangFault::SilentHost(rank) | HangFault::Link(rank) => mesh.stage(rank),
         };
         let at = random.below(programs[stage].len());
         let mut stuck = Stuck { mesh, programs, done: vec![0; ranks], launched: vec![0; ranks] };
@@ -111,20 +111,20 @@ impl Stuck {
             let done = stuck.done[rank];
             stuck.launched[rank] = done + ahead[rank];
             match trouble {
-                Trouble::Rank(culprit) | Trouble::SilentHost(culprit) if rank == culprit => {
+                HangFault::Rank(culprit) | HangFault::SilentHost(culprit) if rank == culprit => {
                     stuck.launched[rank] = stuck.launched[rank].min(at);
                     if done >= at {
                         continue;
                     }
                 }
-                Trouble::Link(member) => {
+                HangFault::Link(member) => {
                     let op = stuck.op(rank, done);
                     let here = stuck.op(member, at);
                     if done == at && op == here && stuck.comm(rank, op) == stuck.comm(member, here) {
                         continue;
                     }
                 }
-                Trouble::Rank(_) | Trouble::SilentHost(_) => {}
+                HangFault::Rank(_) | HangFault::SilentHost(_) => {}
             }
             let op = stuck.op(rank, done);
             let comm = stuck.comm(rank, op);
@@ -211,7 +211,7 @@ pub struct Score {
 /// A stopped job and the judge that receives its reports look by look.
 pub struct Case {
     mesh: Mesh,
-    trouble: Trouble,
+    trouble: HangFault,
     loss: Loss,
     stuck: Stuck,
     silent: Vec<bool>,
@@ -224,15 +224,15 @@ pub struct Case {
 
 impl Case {
     /// A job that has trained for a while and has just stopped.
-    pub fn new(mesh: Mesh, trouble: Trouble, loss: Loss, seed: u64) -> Case {
+    pub fn new(mesh: Mesh, trouble: HangFault, loss: Loss, seed: u64) -> Case {
         let mut random = Random::new(seed);
         let stuck = Stuck::new(mesh, trouble, &mut random);
         let hosts = mesh.ranks().div_ceil(PER_HOST);
         let mut silent: Vec<bool> = (0..hosts).map(|_| random.happens(loss.silent_hosts)).collect();
         match trouble {
-            Trouble::Rank(rank) => silent[mesh.host(rank)] = false,
-            Trouble::SilentHost(rank) => silent[mesh.host(rank)] = true,
-            Trouble::Link(_) => {}
+            HangFault::Rank(rank) => silent[mesh.host(rank)] = false,
+            HangFault::SilentHost(rank) => silent[mesh.host(rank)] = true,
+            HangFault::Link(_) => {}
         }
         let now = Mono(Span::seconds(1000).0);
         let mut watch = Watch::new(Limits::default(), Rank(0), mesh.ranks(), now);
@@ -254,8 +254,8 @@ impl Case {
             self.watch.phases().learn(PhaseId::STEP, step, Span((took * 1e9) as u64));
         }
         let culprit = match self.trouble {
-            Trouble::SilentHost(rank) => Some(self.mesh.host(rank)),
-            Trouble::Rank(_) | Trouble::Link(_) => None,
+            HangFault::SilentHost(rank) => Some(self.mesh.host(rank)),
+            HangFault::Rank(_) | HangFault::Link(_) => None,
         };
         // Of the silent hosts, only that of the culprit became silent with the job. The others did so earlier.
         let before = self.now;
@@ -270,7 +270,7 @@ impl Case {
             self.watch.sight(rank, reported, &sight(1));
         }
         self.watch.look(self.now);
-        self.now = self.now.after(LOOK);
+        self.now = self.now.after(REPORT_INTERVAL);
     }
 
     /// One look: the reports that arrive, and the result of the judge.
@@ -287,7 +287,7 @@ impl Case {
 
     /// A look at which every report arrives and is unchanged, as most are in a large job.
     pub fn look(&mut self) -> HangStatus {
-        self.now = self.now.after(LOOK);
+        self.now = self.now.after(REPORT_INTERVAL);
         let sight = sight(2);
         for (rank, counts) in self.counts.iter().enumerate() {
             self.watch.sight(rank, self.now, &sight);
@@ -304,14 +304,14 @@ impl Case {
     /// Looks until there is a verdict.
     pub fn run(mut self) -> Score {
         let began = self.now;
-        while self.now.since(began) <= PATIENCE {
+        while self.now.since(began) <= HANG_LIMIT {
             if let HangStatus::Confirmed(hang) = self.tick() {
                 let took = self.now.since(began);
                 return self.score(*hang, took);
             }
-            self.now = self.now.after(LOOK);
+            self.now = self.now.after(REPORT_INTERVAL);
         }
-        Score { rank: false, host: false, took: PATIENCE, hang: None }
+        Score { rank: false, host: false, took: HANG_LIMIT, hang: None }
     }
 
     fn score(&self, hang: Hang, took: Span) -> Score {
@@ -320,10 +320,10 @@ impl Case {
             !hang.culprits.is_empty() && hang.culprits.iter().all(on_it)
         };
         let (rank, host) = match self.trouble {
-            Trouble::Rank(rank) | Trouble::SilentHost(rank) => {
+            HangFault::Rank(rank) | HangFault::SilentHost(rank) => {
                 (hang.culprits == [Rank(rank as u32)], hosts(rank))
             }
-            Trouble::Link(_) => {
+            HangFault::Link(_) => {
                 let right = hang.kind == HangKind::Network && hang.culprits.is_empty();
                 (right, right)
             }
@@ -340,6 +340,6 @@ fn sight(beats: u64) -> RankSample {
 }
 
 /// Judges one hang.
-pub fn run(mesh: Mesh, trouble: Trouble, loss: Loss, seed: u64) -> Score {
+pub fn run(mesh: Mesh, trouble: HangFault, loss: Loss, seed: u64) -> Score {
     Case::new(mesh, trouble, loss, seed).run()
 }

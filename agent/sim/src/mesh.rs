@@ -19,7 +19,7 @@ pub struct Mesh {
 
 impl Mesh {
     /// The usual mesh of `ranks` ranks: tensor parallelism within a host, and one stage per 512 ranks, at most 16.
-    pub fn of(ranks: usize) -> Mesh {
+    pub fn usual(ranks: usize) -> Mesh {
         let tensor = PER_HOST.min(ranks);
         let pipeline = (ranks / 512).clamp(1, 16);
         Mesh { tensor, pipeline, data: ranks / tensor / pipeline }

@@ -20,11 +20,11 @@ const BEATS_EVERY: u64 = 500 * MS;
 const LOOKS_EVERY: u64 = 100 * MS;
 
 /// The first retransmission timeout of TCP: on an established connection, and while connecting.
-const AGAIN_AFTER: u64 = 200 * MS;
+const RETRANSMISSION_TIMEOUT: u64 = 200 * MS;
 const CONNECTS_AGAIN_AFTER: u64 = 1000 * MS;
 
 /// The time limit of a look.
-const LOOK_WITHIN: u64 = 900 * MS;
+const PROBE_TIMEOUT: u64 = 900 * MS;
 
 /// Round trips of a look after the connection: TLS, the proof of the token, and the answer.
 const ROUND_TRIPS: usize = 3;
@@ -45,7 +45,7 @@ pub struct Kind {
 
 /// Events in the simulated time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SilenceCounts {
     /// How often other hosts were asked to look.
     pub suspected: u64,
     /// How often the host was judged lost.
@@ -53,7 +53,7 @@ pub struct Seen {
 }
 
 /// Simulates a host of this kind for `hours` hours.
-pub fn watch(kind: Kind, hours: u64, seed: u64) -> Seen {
+pub fn watch(kind: Kind, hours: u64, seed: u64) -> SilenceCounts {
     let mut host = Host::new(kind, seed);
     let until = hours * 3_600_000 * MS;
     while host.now < until {
@@ -72,7 +72,7 @@ struct Host {
     arrives: u64,
     stands_still: (u64, u64),
     answers: BTreeMap<u64, (u32, ProbeResult)>,
-    seen: Seen,
+    seen: SilenceCounts,
 }
 
 impl Host {
@@ -89,7 +89,7 @@ impl Host {
             arrives: 0,
             stands_still: (0, 0),
             answers: BTreeMap::new(),
-            seen: Seen::default(),
+            seen: SilenceCounts::default(),
         };
         host.next_stall();
         host.next_beat();
@@ -133,7 +133,7 @@ impl Host {
         let sent = self.done(self.due + (late * MS as f64) as u64);
         self.due = sent.max(self.due) + BEATS_EVERY;
         // Later data waits for a lost packet.
-        self.arrives = (sent + self.way(AGAIN_AFTER)).max(self.arrives + 1);
+        self.arrives = (sent + self.way(RETRANSMISSION_TIMEOUT)).max(self.arrives + 1);
     }
 
     fn look(&mut self) {
@@ -171,14 +171,18 @@ impl Host {
     fn sight(&mut self) -> (ProbeResult, u64) {
         // There and back. The kernel answers even while the launcher is stalled.
         let mut took = self.way(CONNECTS_AGAIN_AFTER) + self.way(CONNECTS_AGAIN_AFTER);
-        if took > LOOK_WITHIN {
-            return (ProbeResult::Silent, LOOK_WITHIN);
+        if took > PROBE_TIMEOUT {
+            return (ProbeResult::Silent, PROBE_TIMEOUT);
         }
         let begin = self.now;
         for _ in 0..ROUND_TRIPS {
-            took += self.way(AGAIN_AFTER);
-            took = self.done(begin + took) - begin + self.way(AGAIN_AFTER);
+            took += self.way(RETRANSMISSION_TIMEOUT);
+            took = self.done(begin + took) - begin + self.way(RETRANSMISSION_TIMEOUT);
         }
-        if took > LOOK_WITHIN { (ProbeResult::Accepts, LOOK_WITHIN) } else { (ProbeResult::Answers, took) }
+        if took > PROBE_TIMEOUT {
+            (ProbeResult::Accepts, PROBE_TIMEOUT)
+        } else {
+            (ProbeResult::Answers, took)
+        }
     }
 }

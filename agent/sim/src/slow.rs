@@ -1,6 +1,6 @@
 //! Jobs with and without a cause of slowness.
 
-use mainstay_progress::straggler::{Change, Found, Judge, Limits, Row, Slow};
+use mainstay_progress::straggler::{Change, Judge, Limits, Row, Slow, Straggler};
 
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;
@@ -32,7 +32,7 @@ impl Noise {
 
 /// The fault of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Trouble {
+pub enum SlowFault {
     /// Nothing.
     None,
     /// A rank is slower by this share.
@@ -50,7 +50,7 @@ pub enum Trouble {
 pub struct Job {
     mesh: Mesh,
     noise: Noise,
-    trouble: Trouble,
+    trouble: SlowFault,
     starts: u64,
     random: Random,
     offsets: Vec<f32>,
@@ -61,14 +61,14 @@ pub struct Job {
 
 impl Job {
     /// A job whose trouble starts at step `starts`.
-    pub fn new(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, seed: u64) -> Job {
+    pub fn new(mesh: Mesh, noise: Noise, trouble: SlowFault, starts: u64, seed: u64) -> Job {
         let mut random = Random::new(seed);
         let offsets = (0..mesh.ranks()).map(|_| random.normals().0 * noise.rank).collect();
         // A host that never reports cannot be named as slow. Other code reports that it is silent.
         let spared = match trouble {
-            Trouble::Rank(rank, _) => Some(mesh.host(rank)),
-            Trouble::Host(host, _) => Some(host),
-            Trouble::None | Trouble::Stage(..) | Trouble::Sequences(_) => None,
+            SlowFault::Rank(rank, _) => Some(mesh.host(rank)),
+            SlowFault::Host(host, _) => Some(host),
+            SlowFault::None | SlowFault::Stage(..) | SlowFault::Sequences(_) => None,
         };
         let silent = (0..mesh.ranks().div_ceil(PER_HOST))
             .map(|host| random.happens(noise.silent_hosts) && spared != Some(host))
@@ -110,11 +110,11 @@ impl Job {
             return 0.0;
         }
         match self.trouble {
-            Trouble::Rank(slow, by) if slow == rank => by.ln_1p(),
-            Trouble::Host(host, by) if host == self.mesh.host(rank) => by.ln_1p(),
-            Trouble::Stage(stage, by) if stage == self.mesh.stage(rank) => by.ln_1p(),
-            Trouble::Sequences(sigma) => self.random.normals().0 * sigma,
-            Trouble::None | Trouble::Rank(..) | Trouble::Host(..) | Trouble::Stage(..) => 0.0,
+            SlowFault::Rank(slow, by) if slow == rank => by.ln_1p(),
+            SlowFault::Host(host, by) if host == self.mesh.host(rank) => by.ln_1p(),
+            SlowFault::Stage(stage, by) if stage == self.mesh.stage(rank) => by.ln_1p(),
+            SlowFault::Sequences(sigma) => self.random.normals().0 * sigma,
+            SlowFault::None | SlowFault::Rank(..) | SlowFault::Host(..) | SlowFault::Stage(..) => 0.0,
         }
     }
 }
@@ -125,11 +125,11 @@ pub struct Score {
     /// Steps from the start of the trouble to its report; none if it was not reported.
     pub steps: Option<u64>,
     /// False reports.
-    pub false_reports: Vec<Found>,
+    pub false_reports: Vec<Straggler>,
 }
 
 /// Runs a job of `steps` steps.
-pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, steps: u64, seed: u64) -> Score {
+pub fn run(mesh: Mesh, noise: Noise, trouble: SlowFault, starts: u64, steps: u64, seed: u64) -> Score {
     let mut job = Job::new(mesh, noise, trouble, starts, seed);
     let mut judge = Judge::new(mesh.peers(), Limits::default());
     let (mut score, mut changes) = (Score::default(), Vec::new());
@@ -148,14 +148,14 @@ pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, steps: u64, 
     score
 }
 
-fn is_right(trouble: Trouble, slow: Slow, mesh: Mesh) -> bool {
+fn is_right(trouble: SlowFault, slow: Slow, mesh: Mesh) -> bool {
     match (trouble, slow) {
-        (Trouble::Rank(rank, _), Slow::Rank(reported)) => rank == reported as usize,
-        (Trouble::Host(host, _), Slow::Host(reported)) => host == reported as usize,
+        (SlowFault::Rank(rank, _), Slow::Rank(reported)) => rank == reported as usize,
+        (SlowFault::Host(host, _), Slow::Host(reported)) => host == reported as usize,
         // Single ranks of the host are reported until enough of them are slow.
-        (Trouble::Host(host, _), Slow::Rank(reported)) => host == mesh.host(reported as usize),
-        (Trouble::Stage(stage, _), Slow::Stage(reported)) => stage == reported as usize,
-        (Trouble::Sequences(_), Slow::Rotating) => true,
+        (SlowFault::Host(host, _), Slow::Rank(reported)) => host == mesh.host(reported as usize),
+        (SlowFault::Stage(stage, _), Slow::Stage(reported)) => stage == reported as usize,
+        (SlowFault::Sequences(_), Slow::Rotating) => true,
         _ => false,
     }
 }

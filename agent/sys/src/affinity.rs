@@ -25,7 +25,7 @@ pub struct CpuSet(libc::cpu_set_t);
 
 impl CpuSet {
     /// These CPUs; numbers that are too large for the kernel are left out.
-    pub fn of(cpus: &[usize]) -> CpuSet {
+    pub fn from_cpus(cpus: &[usize]) -> CpuSet {
         // SAFETY: a CPU set is plain bits; all zero is the empty set.
         let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
         let bits = 8 * mem::size_of_val(&set);

@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-const CALLS: [(libc::c_long, &str); 31] = [
+const BLOCKING_CALLS: [(libc::c_long, &str); 31] = [
     (libc::SYS_accept4, "accept4"),
     (libc::SYS_clock_nanosleep, "clock_nanosleep"),
     (libc::SYS_close, "close"),
@@ -54,7 +54,7 @@ const OLD: [(libc::c_long, &str); 1] = [(libc::SYS_accept, "accept")];
 /// it is unknown or the process is in no call.
 pub fn name(text: &str) -> Option<&'static str> {
     let number: libc::c_long = text.split(' ').next()?.parse().ok()?;
-    CALLS.iter().chain(&OLD).find(|(known, _)| *known == number).map(|(_, name)| *name)
+    BLOCKING_CALLS.iter().chain(&OLD).find(|(known, _)| *known == number).map(|(_, name)| *name)
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub fn since_boot() -> Mono {
 
 /// The kernel's state of clock synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct ClockSync {
     /// The clock is being synchronized.
     pub synchronised: bool,
     /// Its maximum error, by the kernel's estimate.
@@ -60,7 +60,7 @@ pub struct Kept {
 ///
 /// # Errors
 /// The system call is not allowed here (some sandboxes).
-pub fn kept() -> std::io::Result<Kept> {
+pub fn kept() -> std::io::Result<ClockSync> {
     // SAFETY: timex consists only of integers, for which zero is a value; `modes` 0 reads and sets nothing.
     let mut timex: nix::libc::timex = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes into the struct that we own, which outlives the call.
@@ -70,7 +70,7 @@ pub fn kept() -> std::io::Result<Kept> {
     }
     let unsynchronised = timex.status & nix::libc::STA_UNSYNC != 0;
     let microseconds = u64::try_from(timex.maxerror).unwrap_or(0);
-    Ok(Kept { synchronised: !unsynchronised, max_error: Span(microseconds.saturating_mul(1000)) })
+    Ok(ClockSync { synchronised: !unsynchronised, max_error: Span(microseconds.saturating_mul(1000)) })
 }
 
 /// CPU time of all threads of a process, including exited ones; none if it is gone.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use nix::libc;
 
 /// Maximum number of guarded mappings: two for each rank of a host. Further ones are not guarded.
-const MOST: usize = 4096;
+const MAX_MAPPINGS: usize = 4096;
 
 #[derive(Debug)]
 struct Range {
@@ -17,17 +17,17 @@ struct Range {
     length: AtomicUsize,
 }
 
-static RANGES: [Range; MOST] =
-    [const { Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; MOST];
+static RANGES: [Range; MAX_MAPPINGS] =
+    [const { Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; MAX_MAPPINGS];
 
 /// How often a mapping was truncated.
-static CUT: AtomicUsize = AtomicUsize::new(0);
+static TRUNCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 /// Slots are assigned one at a time. The handler takes no lock.
-static GIVING: Mutex<()> = Mutex::new(());
+static SLOT_ASSIGNMENT: Mutex<()> = Mutex::new(());
 
 /// The previous action for SIGBUS, for faults outside our mappings.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS_HANDLER: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping that is guarded until this is dropped.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ pub struct Guard(Option<usize>);
 impl Guard {
     /// Guards `length` bytes from `start`. They must be whole pages that stay mapped for as long as the guard lives
     /// and that are only accessed with atomics.
-    pub fn of(start: usize, length: usize) -> Guard {
+    pub fn new(start: usize, length: usize) -> Guard {
         install();
-        let _giving = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _giving = SLOT_ASSIGNMENT.lock().unwrap_or_else(PoisonError::into_inner);
         let place = RANGES.iter().position(|range| range.length.load(Ordering::Relaxed) == 0);
         if let Some(range) = place.and_then(|place| RANGES.get(place)) {
             range.start.store(start, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Drop for Guard {
 
 /// How many mappings of this process were truncated since it started.
 pub fn cut_short() -> usize {
-    CUT.load(Ordering::Relaxed)
+    TRUNCATIONS.load(Ordering::Relaxed)
 }
 
 fn install() {
@@ -69,7 +69,7 @@ fn install() {
         unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before);
-            let _ = BEFORE.set(before);
+            let _ = PREVIOUS_HANDLER.set(before);
             let mut action: libc::sigaction = std::mem::zeroed();
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = cut;
             action.sa_sigaction = handler as usize;
@@ -98,7 +98,7 @@ extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
         if put != libc::MAP_FAILED {
-            CUT.fetch_add(1, Ordering::Relaxed);
+            TRUNCATIONS.fetch_add(1, Ordering::Relaxed);
             return;
         }
     }
@@ -107,7 +107,7 @@ extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
 
 /// A fault outside our mappings is handled as it would be without this module.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let before = BEFORE.get();
+    let before = PREVIOUS_HANDLER.get();
     if let Some(before) = before
         && before.sa_flags & libc::SA_SIGINFO != 0
         && before.sa_sigaction > libc::SIG_IGN

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Maximum number of descriptors in one message.
-pub const MOST: usize = 16;
+pub const MAX_DESCRIPTORS: usize = 16;
 
 /// Maximum number of bytes of the description in one message, and of an answer.
-pub const LONGEST: usize = 64 << 10;
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 /// What the descriptors of one message are.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub enum Contents {
 /// # Errors
 /// The other side does not accept them, or there are too many.
 pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> io::Result<Vec<u8>> {
-    if directories.len() > MOST || names.len() > LONGEST {
+    if directories.len() > MAX_DESCRIPTORS || names.len() > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too much for one message"));
     }
     let raw: Vec<RawFd> = directories.iter().map(AsRawFd::as_raw_fd).collect();
@@ -50,7 +50,7 @@ pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> i
     }
     stream.write_all(names)?;
     let mut answer = Vec::new();
-    stream.take(LONGEST as u64).read_to_end(&mut answer)?;
+    stream.take(MAX_MESSAGE_BYTES as u64).read_to_end(&mut answer)?;
     Ok(answer)
 }
 
@@ -60,7 +60,7 @@ pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> i
 /// The received data is not a valid message.
 pub fn receive(mut stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut length = [0; 4];
-    let mut control = nix::cmsg_space!([RawFd; MOST]);
+    let mut control = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut directories = Vec::new();
     let came = {
         let mut into = [IoSliceMut::new(&mut length)];
@@ -82,7 +82,7 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         message.bytes
     };
     let length = u32::from_le_bytes(length) as usize;
-    if came != 4 || length > LONGEST {
+    if came != 4 || length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no message of a launcher"));
     }
     let mut names = vec![0; length];

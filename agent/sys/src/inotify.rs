@@ -17,7 +17,7 @@ pub struct WatchId(i32);
 
 /// A file in a watched directory was written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteEvent {
     /// Which directory.
     pub watch: WatchId,
     /// The file's name; none if the kernel lost events and everything should be checked.
@@ -57,7 +57,7 @@ impl Watcher {
     ///
     /// # Errors
     /// The runtime is shutting down.
-    pub async fn next(&self) -> io::Result<Vec<Written>> {
+    pub async fn next(&self) -> io::Result<Vec<WriteEvent>> {
         loop {
             let mut ready = self.fd.readable().await?;
             if let Ok(events) = ready.try_io(|fd| read_events(fd.get_ref())) {
@@ -68,13 +68,13 @@ impl Watcher {
 }
 
 /// Reads one buffer full of events; `WouldBlock` when there are none.
-fn read_events(fd: &OwnedFd) -> io::Result<Vec<Written>> {
+fn read_events(fd: &OwnedFd) -> io::Result<Vec<WriteEvent>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(fd, &mut buffer);
     let mut events = Vec::new();
     loop {
         let event = reader.next()?;
-        events.push(Written { watch: WatchId(event.wd()), name: event.file_name().map(CString::from) });
+        events.push(WriteEvent { watch: WatchId(event.wd()), name: event.file_name().map(CString::from) });
         if reader.is_buffer_empty() {
             return Ok(events);
         }

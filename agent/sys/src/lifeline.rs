@@ -27,7 +27,7 @@ const STACK: usize = 64 * 1024;
 /// The page cannot be mapped, or the thread cannot be started.
 pub fn watch(page: &File, word_at: usize, dead: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let length = NonZeroUsize::new(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-    let mapping = Mapping::of(page, length)?;
+    let mapping = Mapping::map(page, length)?;
     if word_at + size_of::<u32>() > mapping.len() || !word_at.is_multiple_of(size_of::<u32>()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -26,7 +26,7 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
 }
 
 /// The limit of open files before [`open_more_files`].
-static BEFORE: OnceLock<Rlimit> = OnceLock::new();
+static INITIAL_LIMIT: OnceLock<Rlimit> = OnceLock::new();
 
 /// Raises the limit of open files and connections of this process to what its administrator permits, and returns
 /// it; none for no limit. The usual limit is 1024, so that programs with `select` keep working: ranks and their
@@ -36,7 +36,7 @@ pub fn open_more_files() -> Option<u64> {
     if before.current == before.maximum {
         return before.current;
     }
-    let _ = BEFORE.set(before);
+    let _ = INITIAL_LIMIT.set(before);
     let more = Rlimit { current: before.maximum, maximum: before.maximum };
     setrlimit(Resource::Nofile, more).map_or(before.current, |()| before.maximum)
 }
@@ -44,7 +44,7 @@ pub fn open_more_files() -> Option<u64> {
 /// Restores the original limit of open files in the calling process. For a child between fork and exec: makes one
 /// system call and allocates nothing. A refusal is not fatal.
 pub(crate) fn as_before() {
-    if let Some(before) = BEFORE.get() {
+    if let Some(before) = INITIAL_LIMIT.get() {
         let _ = setrlimit(Resource::Nofile, *before);
     }
 }

@@ -33,13 +33,13 @@ impl Mapping {
     ///
     /// # Errors
     /// The file is shorter (reading beyond its end would kill the process), or the kernel refused.
-    pub fn of(file: &File, length: NonZeroUsize) -> io::Result<Mapping> {
+    pub fn map(file: &File, length: NonZeroUsize) -> io::Result<Mapping> {
         if file.metadata()?.len() < length.get() as u64 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its layout"));
         }
         // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing of ours.
         let start = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0)? };
-        let guard = Some(Guard::of(start.as_ptr() as usize, length.get().next_multiple_of(PAGE)));
+        let guard = Some(Guard::new(start.as_ptr() as usize, length.get().next_multiple_of(PAGE)));
         Ok(Mapping { start, length, guard })
     }
 
@@ -80,9 +80,9 @@ impl MappedPage {
     ///
     /// # Errors
     /// The file cannot be mapped, or does not hold a page of this version.
-    pub fn of(file: &File) -> io::Result<MappedPage> {
+    pub fn map(file: &File) -> io::Result<MappedPage> {
         let length = NonZeroUsize::new(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-        let mapped = MappedPage { mapping: Mapping::of(file, length)?, substitute: None };
+        let mapped = MappedPage { mapping: Mapping::map(file, length)?, substitute: None };
         mapped.page().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(mapped)
     }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use nix::libc;
 
 /// Maximum number of groups of one process that are read; Linux allows 65,536.
-const MOST: usize = 65_536;
+const MAX_GROUPS: usize = 65_536;
 
 /// The supplementary groups that the process had when it connected, as the kernel reports them (`SO_PEERGROUPS`,
 /// Linux 4.13). In `/proc` the process id may belong to another process by now.
@@ -35,7 +35,7 @@ pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::ERANGE) || found <= groups.len() || found > MOST {
+        if error.raw_os_error() != Some(libc::ERANGE) || found <= groups.len() || found > MAX_GROUPS {
             return Err(error);
         }
         groups.resize(found, 0);

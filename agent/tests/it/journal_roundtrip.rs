@@ -1,7 +1,7 @@
 //! Property: every entry is read back from its line unchanged.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use mainstay_journal::store::journal::{Line, decode, encode};
+use mainstay_journal::store::journal::{JournalLine, decode, encode};
 use mainstay_model::entry::{
     Body, Entry, ExitStatus, Fact, HostOfRanks, JobOwner, JobSpec, Note, StartedRank,
 };
@@ -334,8 +334,8 @@ fn verdict() -> impl Strategy<Value = Verdict> {
 
 fn decision() -> impl Strategy<Value = Decision> {
     let rung = prop::sample::select(Rung::ALL.to_vec());
-    let taken =
-        (rung, attempt(), any::<i32>()).prop_map(|(rung, attempt, exit)| Action::of(rung, attempt, exit));
+    let taken = (rung, attempt(), any::<i32>())
+        .prop_map(|(rung, attempt, exit)| Action::from_rung(rung, attempt, exit));
     let action = prop_oneof![taken, Just(Action::Wait)];
     let by = prop_oneof![Just(DecidedBy::Launcher), Just(DecidedBy::Agent)];
     let decided = (incident(), action, any::<u64>(), text(), by, any::<bool>());
@@ -398,7 +398,7 @@ proptest! {
         let line = encode(&entry).unwrap();
         prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         prop_assert_eq!(line.last(), Some(&b'\n'));
-        prop_assert_eq!(decode(&line), Line::Entry(entry));
+        prop_assert_eq!(decode(&line), JournalLine::Entry(entry));
     }
 
     #[test]

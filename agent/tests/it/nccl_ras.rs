@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mainstay_hang::nccl_ras::{Asked, RasReport};
+use mainstay_hang::nccl_ras::{RasReply, RasReport};
 use mainstay_sensors::source::nccl_ras::{RasError, ask, ask_blocking};
 use ras::{Answerer, Ras};
 use support::Agent;
@@ -127,12 +127,12 @@ fn a_report_that_breaks_off_is_no_report() {
 #[test]
 fn a_process_that_is_stopped_does_not_hide_the_others() {
     let ras = Ras::start(&[Answerer::Stopped, Answerer::Text(TEXT.into())]);
-    assert!(matches!(ask_blocking(&ras.address, Duration::from_secs(3)), Asked::Reported(_)));
+    assert!(matches!(ask_blocking(&ras.address, Duration::from_secs(3)), RasReply::Reported(_)));
     let ras = Ras::start(&[Answerer::Stopped]);
     let asked = ask_blocking(&ras.address, Duration::from_millis(300));
-    assert!(matches!(&asked, Asked::Failed(why) if why.contains("no answer")), "{asked:?}");
+    assert!(matches!(&asked, RasReply::Failed(why) if why.contains("no answer")), "{asked:?}");
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    assert_eq!(ask_blocking(&free, AMPLE), Asked::Refused);
+    assert_eq!(ask_blocking(&free, AMPLE), RasReply::Refused);
 }
 
 /// A job of one process that does nothing.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use libtpu::{Libtpu, Script, core};
-use mainstay_health::hardware::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
+use mainstay_health::hardware::tpu::{Chip, Holders, Runtime, RuntimeReply, TpuSample, outliers};
 use mainstay_model::time::Span;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::gauge::Value;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
@@ -112,7 +112,7 @@ fn script() -> Script {
 }
 
 fn reported(sample: &TpuSample) -> &Runtime {
-    sample.services[0].answer.reported().unwrap_or_else(|| panic!("{sample:?}"))
+    sample.services[0].answer.runtime().unwrap_or_else(|| panic!("{sample:?}"))
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn an_older_libtpu_does_not_report_the_states_of_its_cores() {
 fn a_program_that_is_not_libtpu_is_reported_as_such() {
     let improper = |endpoint: &str| {
         let sample = Host::new().source(&[endpoint]).sample();
-        let Answer::Improper(what) = &sample.services[0].answer else { panic!("{sample:?}") };
+        let RuntimeReply::Improper(what) = &sample.services[0].answer else { panic!("{sample:?}") };
         what.clone()
     };
     // Another gRPC server.
@@ -320,20 +320,20 @@ fn a_program_that_is_not_libtpu_is_reported_as_such() {
 #[test]
 fn no_listener_and_no_answer_are_distinguished() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    assert_eq!(Host::new().source(&[&free]).sample().services[0].answer, Answer::Refused);
+    assert_eq!(Host::new().source(&[&free]).sample().services[0].answer, RuntimeReply::Refused);
     let brief = Duration::from_millis(200);
     let libtpu = Libtpu::start(Script { hangs: true, ..script() });
     // One that accepts connections and never sends anything.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     for endpoint in [libtpu.endpoint(), mute.local_addr().unwrap().to_string()] {
         let sample = Host::new().source_with(&[&endpoint], brief).sample();
-        assert_eq!(sample.services[0].answer, Answer::Silent);
+        assert_eq!(sample.services[0].answer, RuntimeReply::Silent);
     }
     // One that hangs does not prevent reading the others.
     let well = Libtpu::start(script());
     let mut source = Host::new().source_with(&[&libtpu.endpoint(), &well.endpoint()], Duration::from_secs(5));
     libtpu.change(|script| script.hangs = true);
-    assert!(source.sample().services[1].answer.reported().is_some());
+    assert!(source.sample().services[1].answer.runtime().is_some());
 }
 
 #[test]

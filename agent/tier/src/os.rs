@@ -28,7 +28,7 @@ impl ControlPage {
     pub fn of(file: &File) -> io::Result<ControlPage> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let mapping = Mapping::of(file, CONTROL_BYTES as u64, both, MapFlags::empty())?;
-        let guard = Guard::of(mapping.start.as_ptr() as usize, mapping.length.get());
+        let guard = Guard::new(mapping.start.as_ptr() as usize, mapping.length.get());
         Ok(ControlPage { _guard: guard, mapping })
     }
 

@@ -38,7 +38,7 @@ pub fn span(duration: &Duration) -> Span {
 }
 
 /// The name of a value in the journal.
-fn word(value: &impl Serialize) -> String {
+fn serialized_name(value: &impl Serialize) -> String {
     let name = serde_json::to_value(value).ok();
     name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }

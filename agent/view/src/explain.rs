@@ -27,7 +27,7 @@ pub fn component(
     now: Stamp,
     catalog: Option<&Catalog>,
 ) -> v1::ComponentReport {
-    let known = known::of(&of.name);
+    let known = known::find(&of.name);
     let (document, section) = known.map_or((DOCUMENT, ""), |known| known.documented);
     v1::ComponentReport {
         component: Some(convert::component(&view.operator_state, of, now)),
@@ -45,7 +45,8 @@ pub fn event(entry: &Entry, event: v1::Event, catalog: Option<&Catalog>) -> v1::
         Body::Fact(Fact::Xid(xid)) => {
             let mut meaning = meaning(FaultCode::Xid(xid.code), catalog);
             let registers = xid.link_registers.as_ref();
-            let decoded = registers.and_then(|line| RegisterMeaning::of(catalog?.register_rules(), line));
+            let decoded =
+                registers.and_then(|line| RegisterMeaning::from_rules(catalog?.register_rules(), line));
             if let (Some(meaning), Some(decoded)) = (&mut meaning, decoded) {
                 meaning.meaning.push_str(&format!(" Its registers say: {}.", decoded.names.join("; ")));
             }

@@ -50,7 +50,7 @@ impl IncidentReport {
 }
 
 /// The report on the wanted failure, or on the last one, from the entries of one job in order. `None` if there is none.
-pub fn of<'e>(
+pub fn from_entries<'e>(
     entries: impl DoubleEndedIterator<Item = &'e Entry> + Clone,
     wanted: Option<Incident>,
 ) -> Option<IncidentReport> {

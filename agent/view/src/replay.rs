@@ -57,7 +57,7 @@ impl Replayed {
         let action = |judgement: &Judgement| match judgement.decision.action {
             Action::RestartInJob { .. } => "restart".to_owned(),
             Action::Stop { exit } => format!("stop with {exit}"),
-            action => action.word().replace('_', " "),
+            action => action.as_str().replace('_', " "),
         };
         let compared = [
             ("domain", then.domain.to_string(), now.domain.to_string()),

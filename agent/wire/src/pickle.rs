@@ -130,7 +130,7 @@ impl Pickle {
     }
 
     /// Wraps the same tree, parsed from another format.
-    pub fn of(nodes: Vec<Node>, root: Id) -> Self {
+    pub fn from_nodes(nodes: Vec<Node>, root: Id) -> Self {
         Self { nodes, root }
     }
 

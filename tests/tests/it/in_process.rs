@@ -59,7 +59,7 @@ fn over_rounds(job: Job, rounds: &[u32]) -> End {
 }
 
 fn actions(end: &End) -> Vec<&'static str> {
-    journal::decisions(&end.journal).iter().map(|decision: &&Decision| decision.action.word()).collect()
+    journal::decisions(&end.journal).iter().map(|decision: &&Decision| decision.action.as_str()).collect()
 }
 
 /// The processes of the ranks, by attempt.

@@ -15,21 +15,21 @@ use mainstay_view::node::JobView;
 use crate::{divergence, saving};
 
 /// Maximum number of ranks without a copy that are named.
-const MISSING: usize = 64;
+const MAX_NAMED_RANKS: usize = 64;
 
 pub(crate) fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// Which runs are reported.
-pub(crate) struct Seen<'a> {
+pub(crate) struct RunFilter<'a> {
     /// The run with this name, as its user gave it; all runs if none.
     pub run: Option<&'a str>,
     /// Runs of this user; of all users if none.
     pub owner: Option<u32>,
 }
 
-impl Seen<'_> {
+impl RunFilter<'_> {
     pub fn has(&self, of: &StepKey) -> bool {
         let run = of.run_id();
         self.run.is_none_or(|wanted| lineage::is_asked(run, wanted))
@@ -37,7 +37,7 @@ impl Seen<'_> {
     }
 }
 
-pub(crate) fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpointsResponse {
+pub(crate) fn listing(peers: &Service, seen: &RunFilter<'_>) -> ListCheckpointsResponse {
     let mut copies = peers.copies();
     copies.retain(|copy| seen.has(&copy.shard.of));
     let (store_used, store_quota) = peers.usage();
@@ -70,7 +70,7 @@ pub(crate) fn advice_out(job: &JobView, peers: &Service) -> Vec<CheckpointAdvice
     tiers
         .map(|(tier, every_s)| CheckpointAdvice {
             job: job.id.0.clone(),
-            tier: tier.word().to_owned(),
+            tier: tier.as_str().to_owned(),
             every_s,
             was_s,
         })
@@ -105,7 +105,7 @@ pub(crate) fn step_out(state: &StepState) -> CheckpointStep {
         created: Some(prost_types::Timestamp { seconds: state.created, nanos: 0 }),
         bytes: state.bytes(),
         whole: state.is_whole(),
-        missing_ranks: state.missing(MISSING),
+        missing_ranks: state.missing(MAX_NAMED_RANKS),
         least_copies: small(state.least_copies()),
         copies: copies.collect(),
     }

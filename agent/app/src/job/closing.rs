@@ -83,7 +83,7 @@ pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
     };
     let parts: Vec<String> =
         parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
-    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.reported()));
+    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.describe()));
     // Steps that ranks in their old processes do again have new numbers, so that none seems to be done twice.
     let bound = match (accounting.counted, accounting.steps_lost) {
         (false, _) => "",

@@ -190,7 +190,7 @@ pub(super) async fn start_pool_owner(
     let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
     // Pools of killed launchers are unused memory. Recovering them may take long, so it does not delay this job.
     let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
-        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::reported) {
+        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::lines) {
             tracing::warn!("{line}");
         }
     });

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_
 use std::time::Duration;
 
 /// Lines that may queue for a terminal.
-const WAITING: usize = 1024;
+const MAX_QUEUED_LINES: usize = 1024;
 
 enum Order {
     Write(Vec<u8>),
@@ -26,7 +26,7 @@ pub(super) struct Behind {
 impl Behind {
     /// Writes to `target` from a thread. If the kernel cannot create it, everything is dropped.
     pub(super) fn start(target: impl Write + Send + 'static) -> Behind {
-        let (orders, received) = sync_channel(WAITING);
+        let (orders, received) = sync_channel(MAX_QUEUED_LINES);
         let left_out = Arc::new(AtomicU64::new(0));
         let behind = Behind { orders, left_out: Arc::clone(&left_out) };
         // Without the thread the receiver is gone, and written lines are only counted.
@@ -106,7 +106,7 @@ mod tests {
         let mut behind = Behind::start(writer);
         // More than a pipe and the queue hold: a blocking writer would never finish.
         let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
-        let all = 4 * WAITING;
+        let all = 4 * MAX_QUEUED_LINES;
         (0..all).for_each(|_| behind.write_all(&line).unwrap());
         drop(behind);
         let lines: Vec<String> = BufReader::new(reader).lines().map(Result::unwrap).collect();

@@ -8,7 +8,7 @@ use super::zip::{self, Reading};
 pub const TAIL: usize = 66_000;
 
 /// Number of bytes at the start of a file that are read first; [`head_wanted`] then returns how many are needed.
-pub const HEAD: usize = 8;
+pub const HEAD_BYTES: usize = 8;
 
 /// Maximum length of a safetensors header, bytes.
 const LONGEST_HEADER: u64 = 100 << 20;
@@ -18,7 +18,7 @@ pub fn is_known(name: &str) -> bool {
     [".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".safetensors"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Number of bytes at the start that are needed; `head` are the first [`HEAD`].
+/// Number of bytes at the start that are needed; `head` are the first [`HEAD_BYTES`].
 pub fn head_wanted(name: &str, head: &[u8]) -> u64 {
     if !name.ends_with(".safetensors") {
         return 0;
@@ -55,17 +55,17 @@ pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String
     if !is_archive && !is_pickle && !is(&[".safetensors", ".json"]) {
         return Ok(());
     }
-    let mut head = [0; HEAD];
-    if size < HEAD as u64 {
+    let mut head = [0; HEAD_BYTES];
+    if size < HEAD_BYTES as u64 {
         let mut short = vec![0; usize::try_from(size).unwrap_or(0)];
         read(0, &mut short)?;
         let is_json = name.ends_with(".json") && is_json_between(&short, &short);
         return if is_json { Ok(()) } else { Err(format!("it has {size} bytes only")) };
     }
     read(0, &mut head)?;
-    let mut last = [0; HEAD];
-    read(size - HEAD as u64, &mut last)?;
-    if head == [0; HEAD] {
+    let mut last = [0; HEAD_BYTES];
+    read(size - HEAD_BYTES as u64, &mut last)?;
+    if head == [0; HEAD_BYTES] {
         return Err("it starts with zeros".to_owned());
     }
     if is_archive {
@@ -79,8 +79,11 @@ pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String
         let is_whole = safetensors_size(&header) == Some(size);
         return if is_whole { Ok(()) } else { Err("it is not as long as its header says".to_owned()) };
     }
-    let is_whole =
-        if is_pickle { head[0] == 0x80 && last[HEAD - 1] == b'.' } else { is_json_between(&head, &last) };
+    let is_whole = if is_pickle {
+        head[0] == 0x80 && last[HEAD_BYTES - 1] == b'.'
+    } else {
+        is_json_between(&head, &last)
+    };
     if is_whole { Ok(()) } else { Err("it is cut off or damaged".to_owned()) }
 }
 
@@ -148,7 +151,7 @@ mod tests {
     }
 
     fn whole(name: &str, bytes: &[u8]) -> bool {
-        let wanted = head_wanted(name, bytes).max(HEAD as u64) as usize;
+        let wanted = head_wanted(name, bytes).max(HEAD_BYTES as u64) as usize;
         let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
         is_whole(name, bytes.len() as u64, &bytes[..wanted.min(bytes.len())], tail)
     }

@@ -15,7 +15,7 @@ const LONGEST_END: u64 = 66_000;
 const LONGEST_DIRECTORY: u64 = 256 << 20;
 
 /// Number of bytes that are read at once.
-const PIECE: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 const END: usize = 22;
 const LOCATOR: u64 = 20;
@@ -91,18 +91,18 @@ fn find_directory(end: u64, read: &mut Reading<'_>) -> Result<(u64, u64, u64), S
 fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, String> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
-        const HEAD: usize = 46;
-        if bytes.len() < HEAD || !bytes.starts_with(b"PK\x01\x02") {
+        const CENTRAL_HEADER_BYTES: usize = 46;
+        if bytes.len() < CENTRAL_HEADER_BYTES || !bytes.starts_with(b"PK\x01\x02") {
             return Err("its directory is damaged".to_owned());
         }
         let length = |from: usize| usize::from(u16_at(bytes, from));
         let (name, extra, comment) = (length(28), length(30), length(32));
-        let all = HEAD + name + extra + comment;
+        let all = CENTRAL_HEADER_BYTES + name + extra + comment;
         if bytes.len() < all {
             return Err("its directory is damaged".to_owned());
         }
         let mut entry = Entry {
-            name: shown(&bytes[HEAD..HEAD + name]),
+            name: shown(&bytes[CENTRAL_HEADER_BYTES..CENTRAL_HEADER_BYTES + name]),
             is_stored: u16_at(bytes, 10) == 0,
             sum: u32_at(bytes, 16),
             packed: u64::from(u32_at(bytes, 20)),
@@ -110,7 +110,11 @@ fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, String> {
         };
         let is_large = |of: usize| u32_at(bytes, of) == u32::MAX;
         let wanted = (is_large(24), is_large(20), is_large(42));
-        large_fields(&bytes[HEAD + name..HEAD + name + extra], wanted, &mut entry);
+        large_fields(
+            &bytes[CENTRAL_HEADER_BYTES + name..CENTRAL_HEADER_BYTES + name + extra],
+            wanted,
+            &mut entry,
+        );
         found.push(entry);
         bytes = &bytes[all..];
     }
@@ -158,9 +162,9 @@ fn verify_entry(begin: u64, directory: u64, entry: &Entry, read: &mut Reading<'_
         return Ok(());
     }
     let mut sum = crc32fast::Hasher::new();
-    let mut buffer = vec![0; PIECE.min(usize::try_from(left).unwrap_or(PIECE))];
+    let mut buffer = vec![0; READ_BYTES.min(usize::try_from(left).unwrap_or(READ_BYTES))];
     while left > 0 {
-        let piece = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        let piece = usize::try_from(left).unwrap_or(READ_BYTES).min(READ_BYTES);
         read(at, &mut buffer[..piece])?;
         sum.update(&buffer[..piece]);
         (at, left) = (at + piece as u64, left - piece as u64);

@@ -12,17 +12,17 @@ use super::{StepTime, median};
 use mainstay_model::time::{Mono, Span};
 
 /// Number of remembered cycles, however long they took: drift of the machine's speed does not affect the comparison.
-const MOST: usize = 640;
+const MAX_CYCLES: usize = 640;
 
 /// A cycle is without replication if its share of replication is below the first limit, and with it above the second.
 const WITHOUT: f64 = 0.05;
 const WITH: f64 = 0.3;
 
 /// Maximum distance of two cycles that are compared.
-const APART: usize = 4;
+const MAX_CYCLE_DISTANCE: usize = 4;
 
 /// A cost needs this many comparisons.
-const ENOUGH: usize = 6;
+const MIN_COMPARISONS: usize = 6;
 
 /// One replica in this many is left out, while there are too few comparisons and after that: at least 95 % of the saves
 /// should be replicated.
@@ -102,7 +102,7 @@ impl Cycles {
     }
 
     fn ended(&mut self, cycle: Cycle) {
-        if self.before.len() >= MOST {
+        if self.before.len() >= MAX_CYCLES {
             self.before.pop_front();
         }
         let is_without = cycle.is_with() == Some(false);
@@ -127,7 +127,7 @@ impl Cycles {
 
     /// Cycles from one measurement to the next. Varies, so that other work every N saves does not look like a cost.
     fn every(&self) -> u64 {
-        let every = if self.comparisons().len() < 2 * ENOUGH { LEFT_OUT_FIRST } else { LEFT_OUT };
+        let every = if self.comparisons().len() < 2 * MIN_COMPARISONS { LEFT_OUT_FIRST } else { LEFT_OUT };
         let newest = self.before.back().map_or(0, |cycle| cycle.end.0);
         let every = every * self.without.clamp(1, MOST_AT_A_TIME.into());
         every - every / 4 + newest.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (every / 2)
@@ -135,15 +135,15 @@ impl Cycles {
 
     /// Whether replication runs most of the time. If not, comparing the steps of one cycle is sufficient.
     fn is_dense(&self) -> bool {
-        let newest = self.before.iter().rev().take(APART);
-        newest.clone().count() == APART
-            && newest.filter(|cycle| cycle.is_with() == Some(true)).count() > APART / 2
+        let newest = self.before.iter().rev().take(MAX_CYCLE_DISTANCE);
+        newest.clone().count() == MAX_CYCLE_DISTANCE
+            && newest.filter(|cycle| cycle.is_with() == Some(true)).count() > MAX_CYCLE_DISTANCE / 2
     }
 
     /// The cost of a second of replication, in seconds of training, and its standard error; `None` without enough data.
     pub(super) fn measured(&self) -> Option<(f64, f64)> {
         let all = self.comparisons();
-        if all.len() < ENOUGH {
+        if all.len() < MIN_COMPARISONS {
             return None;
         }
         let count = all.len() as f64;
@@ -162,8 +162,8 @@ impl Cycles {
         let of_rarer = kinds.iter().enumerate().filter(|(_, kind)| **kind == Some(rarer)).map(|(at, _)| at);
         let compared = of_rarer.filter_map(|at| {
             let is_other = |at: &usize| kinds.get(*at).copied().flatten() == Some(!rarer);
-            let before = (at.saturating_sub(APART)..at).rev().find(is_other)?;
-            let after = (at + 1..=at + APART).find(is_other)?;
+            let before = (at.saturating_sub(MAX_CYCLE_DISTANCE)..at).rev().find(is_other)?;
+            let after = (at + 1..=at + MAX_CYCLE_DISTANCE).find(is_other)?;
             let (one, two, other) = (self.before.get(before)?, self.before.get(after)?, self.before.get(at)?);
             let beside = ((one.step_s() + two.step_s()) / 2.0, (one.share() + two.share()) / 2.0);
             let itself = (other.step_s(), other.share());

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_checkpoint::choice::{Wanted, choose};
-use mainstay_checkpoint::decision::{Decisions, Word};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
+use mainstay_checkpoint::decision::{DecisionReply, Decisions};
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_checkpoint::plan::plan;
@@ -28,7 +28,7 @@ fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
 }
 
 fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
-    choose(copies, Wanted { run: Some(run), ..Wanted::default() }).step.map(StepState::owned)
+    choose(copies, RestoreRequest { run: Some(run), ..RestoreRequest::default() }).step.map(StepState::owned)
 }
 
 fn rules(copies: usize) -> Rules {
@@ -49,7 +49,7 @@ fn the_leader_chooses_the_step_that_ranks_of_one_host_would_choose() {
             copy("a", true, &of, u32::try_from(number("rank", 0)).unwrap())
         });
         let saved: Vec<Copy> = saved.collect();
-        let wanted = Wanted { world: u32::try_from(world).ok(), ..Wanted::default() };
+        let wanted = RestoreRequest { world: u32::try_from(world).ok(), ..RestoreRequest::default() };
         let chosen = choose(&saved, wanted).key().map(|key| key.step);
         assert_eq!(chosen, case["chosen"].as_u64(), "{}", case["case"]);
     }
@@ -304,8 +304,8 @@ fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
     let (five, six) = (key(5, 0, 2), key(6, 0, 2));
     let first = leader.decide("a", "job", "a", Some(&five));
     assert_eq!(first.fence, 1);
-    assert_eq!(other.report(&first), Word::Accepted);
-    assert_eq!(other.report(&first), Word::Accepted, "a repeated report is accepted");
+    assert_eq!(other.report(&first), DecisionReply::Accepted);
+    assert_eq!(other.report(&first), DecisionReply::Accepted, "a repeated report is accepted");
     assert_eq!(
         leader.decide("a", "job", "b", Some(&five)),
         first,
@@ -319,10 +319,14 @@ fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
     );
     assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "and the others join it");
     assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step starts a new round");
-    assert_eq!(other.report(&again), Word::Accepted);
-    assert_eq!(other.report(&first), Word::Refused(again.clone()), "a late decision is refused");
+    assert_eq!(other.report(&again), DecisionReply::Accepted);
+    assert_eq!(other.report(&first), DecisionReply::Refused(again.clone()), "a late decision is refused");
     let rival = mainstay_checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
-    assert_eq!(other.report(&rival), Word::Refused(again), "of two with the same number the first holds");
+    assert_eq!(
+        other.report(&rival),
+        DecisionReply::Refused(again),
+        "of two with the same number the first holds"
+    );
 }
 
 /// Hosts in several failure domains, some of them not usable.

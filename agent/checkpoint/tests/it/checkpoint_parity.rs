@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, steps};
 use mainstay_checkpoint::parity::{Parity, Piece};
 use mainstay_checkpoint::placement::{Host, Rules};
@@ -37,7 +37,7 @@ fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
 }
 
 fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
-    choose(copies, Wanted { run: Some(run), ..Wanted::default() }).step.map(StepState::owned)
+    choose(copies, RestoreRequest { run: Some(run), ..RestoreRequest::default() }).step.map(StepState::owned)
 }
 
 fn host(index: usize) -> Host {

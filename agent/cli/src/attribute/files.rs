@@ -13,7 +13,7 @@ use crate::output;
 /// Maximum depth to which directories are read.
 const DEPTH: u32 = 8;
 /// Maximum number of files of a directory that are read, in the order of their names.
-const FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 
 /// A file to read.
 #[derive(Debug)]
@@ -40,8 +40,8 @@ pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<(Vec<LogFile>, Vec<Exit
             output::note(&format!("{}: no file in this directory", path.display()));
         }
     }
-    if search.files.len() >= FILES {
-        output::note(&format!("only the first {FILES} files are read"));
+    if search.files.len() >= MAX_FILES {
+        output::note(&format!("only the first {MAX_FILES} files are read"));
     }
     Ok((search.files, search.exits))
 }
@@ -79,7 +79,8 @@ impl Search {
             }
             // Links to files are followed, as Kubernetes uses them for logs; links to directories may form a cycle.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
-            if found.is_file() && self.files.len() < FILES && self.seen.insert((found.dev(), found.ino())) {
+            if found.is_file() && self.files.len() < MAX_FILES && self.seen.insert((found.dev(), found.ino()))
+            {
                 self.files.push(LogFile { path: entry.path(), found: true, rank: self.rank });
             }
         }

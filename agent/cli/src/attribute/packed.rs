@@ -16,7 +16,7 @@ const FROM: u64 = 256 << 20;
 /// The most memory that a decoder of xz may ask for, in KiB.
 const XZ_KIB: u32 = 256 << 10;
 /// Bytes that are read from a file at a time.
-const PIECE: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// The text of a file, whatever it is packed in, and whether it was packed.
 ///
@@ -24,7 +24,7 @@ const PIECE: usize = 64 << 10;
 /// The file cannot be read.
 pub(super) fn text_of(source: Box<dyn Read>) -> io::Result<(Box<dyn Read>, bool)> {
     let read = Rc::new(Cell::new(0));
-    let mut source = BufReader::with_capacity(PIECE, Counted { source, read: Rc::clone(&read) });
+    let mut source = BufReader::with_capacity(READ_BYTES, CountingReader { source, read: Rc::clone(&read) });
     let begin = source.fill_buf()?;
     let limited = |text: Box<dyn Read>| -> Box<dyn Read> { Box::new(Limited { text, written: 0, read }) };
     let text: Box<dyn Read> = match begin {
@@ -41,12 +41,12 @@ pub(super) fn text_of(source: Box<dyn Read>) -> io::Result<(Box<dyn Read>, bool)
 }
 
 /// Counts the bytes that were read.
-struct Counted<R> {
+struct CountingReader<R> {
     source: R,
     read: Rc<Cell<u64>>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.source.read(into)?;
         self.read.set(self.read.get() + count as u64);
@@ -120,12 +120,12 @@ impl<R: Read> Utf16<R> {
 
     /// Decodes the next piece into `text`, which stays empty at the end.
     fn decode(&mut self) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(PIECE);
-        self.source.by_ref().take(PIECE as u64).read_to_end(&mut bytes)?;
+        let mut bytes = Vec::with_capacity(READ_BYTES);
+        self.source.by_ref().take(READ_BYTES as u64).read_to_end(&mut bytes)?;
         let pairs = bytes.as_chunks().0.iter().map(|pair| (self.unit)(*pair));
         let mut units: Vec<u16> = self.half.take().into_iter().chain(pairs).collect();
         let is_first_half = |unit: &u16| (0xd800..0xdc00).contains(unit);
-        if bytes.len() == PIECE && units.last().is_some_and(is_first_half) {
+        if bytes.len() == READ_BYTES && units.last().is_some_and(is_first_half) {
             self.half = units.pop();
         }
         let text: String = char::decode_utf16(units)
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn utf_16_of_both_orders_is_read_with_letters_of_two_units() {
-        let text = format!("{}\u{1f525} disk full\n", "x".repeat(PIECE / 2 - 2));
+        let text = format!("{}\u{1f525} disk full\n", "x".repeat(READ_BYTES / 2 - 2));
         for (mark, order) in
             [([0xff, 0xfe], u16::to_le_bytes as fn(u16) -> [u8; 2]), ([0xfe, 0xff], u16::to_be_bytes)]
         {

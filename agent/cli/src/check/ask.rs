@@ -26,21 +26,21 @@ use mainstay_view::convert::{duration, preflight as convert};
 const BESIDE: Duration = Duration::from_secs(2);
 
 /// Checks, and their source.
-pub(super) struct Asked {
+pub(super) struct CheckResults {
     pub(super) checks: Vec<Check>,
     /// In words: "agent at /run/mainstay/agent.sock".
     pub(super) by: String,
 }
 
 /// The checks of what is monitored.
-pub(super) async fn watched(args: &Args, groups: &[Group]) -> Asked {
+pub(super) async fn watched(args: &Args, groups: &[Group]) -> CheckResults {
     let mut silent = Vec::new();
     if !args.alone {
         let agents = find(&args.ask).places.into_iter().filter(|place| place.job.is_none());
         for place in agents {
             match ask(&place.socket, args, groups).await {
                 Ok(checks) => {
-                    return Asked { checks, by: format!("agent at {}", place.socket.display()) };
+                    return CheckResults { checks, by: format!("agent at {}", place.socket.display()) };
                 }
                 Err(error) if args.ask.socket.is_some() => {
                     return nothing(groups, "agent", error.to_string());
@@ -76,8 +76,8 @@ pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> 
 }
 
 /// The result for the requested groups is unknown, for this reason.
-fn nothing(groups: &[Group], name: &str, reason: String) -> Asked {
-    Asked {
+fn nothing(groups: &[Group], name: &str, reason: String) -> CheckResults {
+    CheckResults {
         checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(),
         by: "nobody".into(),
     }
@@ -88,7 +88,7 @@ fn unknown(name: &str, group: Group, reason: String) -> Check {
 }
 
 /// Starts the sensors in a child process and asks it.
-async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
+async fn look_alone(args: &Args, groups: &[Group]) -> CheckResults {
     let mut look = match SensorProcess::start(args.config.as_deref()) {
         Ok(look) => look,
         Err(error) => return nothing(groups, "look", format!("the checks could not be started: {error}")),
@@ -98,7 +98,7 @@ async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
         Err(why) => Err(why),
     };
     match reading {
-        Ok(checks) => Asked { checks, by: "this command, without an agent".to_owned() },
+        Ok(checks) => CheckResults { checks, by: "this command, without an agent".to_owned() },
         Err(why) => nothing(groups, "look", why),
     }
 }

@@ -28,7 +28,7 @@ impl Report {
         if verbose || stdout().is_terminal() {
             self.write_checks(Paint::for_stdout(), &mut text);
         }
-        let word = word(overall(&self.checks)).to_uppercase();
+        let word = verdict_name(overall(&self.checks)).to_uppercase();
         let _ = writeln!(text, "{}", clean(&format!("{word}: {}", summary(&self.checks, self.took))));
         text
     }
@@ -52,7 +52,7 @@ impl Report {
     fn write_checks(&self, paint: Paint, text: &mut String) {
         let widest = self.checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
         for check in &self.checks {
-            let named = format!("{:<8}", word(check.verdict).to_uppercase());
+            let named = format!("{:<8}", verdict_name(check.verdict).to_uppercase());
             let took = check.took.map(|took| format!(" ({took})")).unwrap_or_default();
             let line = format!("{:<widest$}  {}{took}", check.name, clean(&check.reason));
             let _ = writeln!(text, "{}{line}", colour(paint, check.verdict, &named));
@@ -73,7 +73,7 @@ impl Report {
     pub(super) fn as_json(&self) -> Value {
         let verdict = overall(&self.checks);
         json!({
-            "verdict": word(verdict),
+            "verdict": verdict_name(verdict),
             "exit_status": self.status,
             "summary": summary(&self.checks, self.took),
             "seconds": self.took.as_seconds(),
@@ -96,7 +96,7 @@ fn check_as_json(check: &Check) -> Value {
     let mut reported = json!({
         "name": check.name,
         "group": check.group,
-        "verdict": word(check.verdict),
+        "verdict": verdict_name(check.verdict),
         "reason": check.reason,
         "recommended_action": check.action,
         "evidence": check.evidence.iter().map(evidence).collect::<Vec<Value>>(),
@@ -109,7 +109,7 @@ fn check_as_json(check: &Check) -> Value {
     reported
 }
 
-fn word(verdict: CheckVerdict) -> &'static str {
+fn verdict_name(verdict: CheckVerdict) -> &'static str {
     match verdict {
         CheckVerdict::Pass => "pass",
         CheckVerdict::Warn => "warn",

@@ -7,7 +7,7 @@ use mainstay_checkpoint::owner;
 use mainstay_durable::direct::Direct;
 use serde_json::json;
 
-use super::files::{reported, weighed};
+use super::files::{print_steps, weighed};
 use super::show::size;
 use super::{one_of, print_result};
 use crate::output::clean;
@@ -47,7 +47,7 @@ pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Resu
     let storage = Direct::open(&url)?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
     let (states, problems) = storage.list(run.as_deref())?;
-    reported(&url, &states, &problems, as_json)
+    print_steps(&url, &states, &problems, as_json)
 }
 
 pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {

@@ -25,11 +25,11 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
     copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.of.run_id(), run)));
-    reported(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
+    print_steps(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
 }
 
 /// Prints the steps stored in one place.
-pub(super) fn reported(
+pub(super) fn print_steps(
     place: &str,
     states: &[StepState],
     problems: &[String],

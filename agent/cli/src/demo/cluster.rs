@@ -18,8 +18,8 @@ use super::line::LiveLine;
 use super::program::Program;
 use super::recovery::{Follower, Recovery, progress, started};
 use super::run::{kill_rank, runtime_dir, socket};
-use super::{Args, LIMIT, LOOK, Trained, equalities, print_checks, print_losses};
-use crate::find::Place;
+use super::{Args, LIMIT, POLL_INTERVAL, Trained, equalities, print_checks, print_losses};
+use crate::find::SocketAt;
 use crate::status;
 
 /// The host that vanishes: not the one that leads, which a job with one endpoint cannot lose.
@@ -171,7 +171,7 @@ impl Cluster<'_> {
         // All hosts have the endpoint's address here: the one that comes first serves it, and leads.
         while TcpStream::connect(&self.endpoint).is_err() {
             self.ended()?;
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         for host in 1..usize::from(self.hosts) {
             self.start(host)?;
@@ -217,7 +217,7 @@ impl Cluster<'_> {
             if began.elapsed() > LIMIT {
                 bail!("the run did not end within {} s; see {}", LIMIT.as_secs(), self.folder.display());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         line.close();
         Ok(journal.entries)
@@ -227,7 +227,7 @@ impl Cluster<'_> {
     /// of its own ranks.
     async fn step(&self) -> Option<u64> {
         let sockets = (0..self.launchers.len()).filter_map(|host| socket(&runtime_dir(&host.to_string())));
-        let places = sockets.map(|socket| Place { socket, job: None }).collect();
+        let places = sockets.map(|socket| SocketAt { socket, job: None }).collect();
         let answers = status::ask_all(places).await;
         let jobs = answers.iter().filter_map(|answer| answer.result.as_ref().ok()?.jobs.first());
         let ranks = jobs.flat_map(|job| &job.ranks);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::output;
 
 /// Without a terminal, a new state is printed at most this often.
-const EVERY: Duration = Duration::from_secs(2);
+const MIN_LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct LiveLine {
     terminal: bool,
@@ -25,7 +25,7 @@ impl LiveLine {
             // A missing frame on a terminal does no harm.
             drop(output::print(&format!("\r\x1b[2K{text}")));
             self.open = true;
-        } else if self.last.is_none_or(|last| last.elapsed() >= EVERY) {
+        } else if self.last.is_none_or(|last| last.elapsed() >= MIN_LINE_INTERVAL) {
             say!("{text}");
             self.last = Some(Instant::now());
         }

@@ -78,10 +78,10 @@ impl Recovery {
             Body::Outcome(outcome) => Some(outcome),
             _ => None,
         });
-        outcomes.filter_map(|outcome| Recovery::of(entries, outcome)).collect()
+        outcomes.filter_map(|outcome| Recovery::from_entries(entries, outcome)).collect()
     }
 
-    fn of(entries: &[Entry], outcome: &Outcome) -> Option<Recovery> {
+    fn from_entries(entries: &[Entry], outcome: &Outcome) -> Option<Recovery> {
         let verdict = entries.iter().find_map(|entry| match &entry.body {
             Body::Verdict(verdict) if verdict.incident == outcome.incident => Some(verdict.clone()),
             _ => None,
@@ -97,7 +97,7 @@ impl Recovery {
 
     /// The decision in words, with its reason.
     pub(super) fn decided(&self) -> String {
-        format!("{}: {}", self.decision.action.word().replace('_', " "), self.decision.why)
+        format!("{}: {}", self.decision.action.as_str().replace('_', " "), self.decision.why)
     }
 
     pub(super) fn is_of_a_lost_host(&self) -> bool {

@@ -14,8 +14,8 @@ use nix::sys::signal::{Signal, kill};
 use super::line::LiveLine;
 use super::program::Program;
 use super::recovery::{Follower, progress, run_dir, started};
-use super::{Args, LIMIT, LOOK};
-use crate::find::Place;
+use super::{Args, LIMIT, POLL_INTERVAL};
+use crate::find::SocketAt;
 use crate::output::Paint;
 use crate::{screen, status};
 
@@ -110,7 +110,7 @@ impl Run {
             if began.elapsed() > LIMIT {
                 bail!("the run did not end within {} s; see {}", LIMIT.as_secs(), self.folder.display());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         };
         line.close();
         if !status.success() {
@@ -125,7 +125,7 @@ impl Run {
     /// ranks. A run that is just starting or ending does not answer.
     async fn ask(&mut self, show: bool, line: &mut LiveLine) {
         let Some(socket) = socket(&self.runtime) else { return };
-        let answers = status::ask_all(vec![Place { socket, job: None }]).await;
+        let answers = status::ask_all(vec![SocketAt { socket, job: None }]).await;
         let snapshot = answers.first().and_then(|answer| answer.result.as_ref().ok());
         let Some(job) = snapshot.and_then(|snapshot| snapshot.jobs.first()) else { return };
         // While ranks restart, some have not reported a step yet; the last one remains valid.

@@ -48,7 +48,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
         let state = state(&read(&run.dir)?);
         if state == State::Well {
             if place == 0 {
-                notes.push(format!("{}: it ended and has no failure", run.reported()));
+                notes.push(format!("{}: it ended and has no failure", run.describe()));
             }
             continue;
         }
@@ -57,7 +57,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
             (_, 0) => "the newest run",
             _ => "the newest run with a failure",
         };
-        notes.push(format!("explaining {which}: {}", run.reported()));
+        notes.push(format!("explaining {which}: {}", run.describe()));
         return Ok(Some(Chosen { run_dir: run.dir.clone(), notes }));
     }
     // None failed: the newest run reports that.
@@ -65,7 +65,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
 }
 
 impl Run {
-    fn reported(&self) -> String {
+    fn describe(&self) -> String {
         let name = self.dir.file_name().unwrap_or(self.dir.as_os_str()).to_string_lossy();
         let place = match self.started_in.as_os_str().is_empty() {
             true => String::new(),

@@ -72,12 +72,12 @@ impl Incident {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    incident: Vec<Written>,
+    incident: Vec<IncidentFile>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct IncidentFile {
     name: String,
     expect: Option<String>,
     expect_after: Option<f64>,
@@ -282,7 +282,7 @@ pub fn read(text: &str) -> Result<Vec<Incident>, String> {
         .collect()
 }
 
-fn incident(written: Written) -> Result<Incident, String> {
+fn incident(written: IncidentFile) -> Result<Incident, String> {
     if let Some(expect) = &written.expect {
         rung_named(expect)?;
     }
@@ -399,7 +399,7 @@ fn cause(written: WrittenCause) -> Result<Cause, String> {
 }
 
 fn unknown_kind(kind: &str) -> String {
-    let kinds: Vec<&str> = CauseKind::ALL.into_iter().map(CauseKind::word).collect();
+    let kinds: Vec<&str> = CauseKind::ALL.into_iter().map(CauseKind::as_str).collect();
     format!("there is no cause of kind {kind:?}; there are {}", kinds.join(", "))
 }
 

@@ -16,7 +16,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::output;
 
 /// How long a decision may take here: what is slower than a launcher permits is reported, and not cut off.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DECISION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A policy that is loaded. Its process belongs to a thread: commands themselves run in a runtime, and wait for it.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ fn serve(
     answers: &Sender<Reply>,
 ) {
     let _within = runtime.enter();
-    let mut policy = Policy::start(file, "python3".to_owned(), None, PATIENCE);
+    let mut policy = Policy::start(file, "python3".to_owned(), None, DECISION_TIMEOUT);
     let result = match runtime.block_on(next(&mut policy)) {
         News::Broken(words) => Err(words),
         _ => Ok(policy.name().to_owned()),

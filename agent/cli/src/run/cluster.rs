@@ -1,6 +1,6 @@
 //! The hosts of a job from Slurm, MPI and Kubernetes, if the command line does not name them.
 
-use mainstay_group::cluster_environment::{self, ExplicitOptions, Found, Start, Variables};
+use mainstay_group::cluster_environment::{self, ExplicitOptions, Sourced, Start, Variables};
 
 use super::Args;
 use crate::torchrun;
@@ -58,7 +58,7 @@ pub(super) fn add(
         ranks: args.nproc_per_node.parse().ok(),
     };
     let start = cluster_environment::start(variables, full_name, &given)?;
-    let reported = reported(args, &start, variables);
+    let reported = describe_sources(args, &start, variables);
     let is_endpoint = start.is_endpoint;
     let runs_once = start.runs_once && args.rdzv_id.is_none();
     fill(args, start, given.is_numbered);
@@ -73,7 +73,7 @@ fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
     if let Some(node_rank) = start.node_rank {
         args.node_rank = Some(node_rank.value);
     }
-    if let Some(Found { value: (address, port), .. }) = start.endpoint {
+    if let Some(Sourced { value: (address, port), .. }) = start.endpoint {
         if numbered {
             args.master_addr = Some(address);
             args.master_port = args.master_port.or(port);
@@ -93,7 +93,7 @@ fn authority(address: &str, port: Option<u16>) -> String {
 }
 
 /// What was taken from where, in one line; includes values from torchrun's own variables.
-fn reported(args: &Args, start: &Start, variables: &Variables) -> Option<String> {
+fn describe_sources(args: &Args, start: &Start, variables: &Variables) -> Option<String> {
     if start.hint.is_some() {
         return start.hint.clone();
     }

@@ -83,7 +83,7 @@ pub(super) fn cause_budget(text: &str) -> Result<(CauseKind, Budget), String> {
     let (cause, budget) =
         text.split_once('=').ok_or_else(|| format!("{text:?}: write CAUSE=N or CAUSE=N/WINDOW"))?;
     let kind = CauseKind::parse(cause).ok_or_else(|| {
-        let known: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.word()).collect();
+        let known: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.as_str()).collect();
         format!("{cause:?} is not a cause; write one of {}", known.join(", "))
     })?;
     let (max, window) = match budget.split_once('/') {

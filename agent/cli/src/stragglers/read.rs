@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::output::open_input;
 
 /// A longer line is not part of a trace.
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// A JSON document is held in memory as a whole.
 const LARGEST_DOCUMENT: u64 = 1 << 30;
@@ -55,12 +55,12 @@ pub(super) fn all_of(mut input: impl BufRead) -> anyhow::Result<Trace> {
     for number in 1_u64.. {
         line.clear();
         // Only one byte more than the limit is kept, enough to detect it.
-        let longest = LONGEST_LINE as u64 + 1;
+        let longest = MAX_LINE_BYTES as u64 + 1;
         if input.by_ref().take(longest).read_until(b'\n', &mut line)? == 0 {
             break;
         }
-        if line.len() > LONGEST_LINE {
-            bail!("line {number} is longer than {LONGEST_LINE} bytes");
+        if line.len() > MAX_LINE_BYTES {
+            bail!("line {number} is longer than {MAX_LINE_BYTES} bytes");
         }
         let at = || format!("line {number}");
         let text = std::str::from_utf8(&line).with_context(at)?;
@@ -102,7 +102,7 @@ impl Reader {
             let count = |separator: &char| line.matches(*separator).count();
             self.separator = SEPARATORS.into_iter().rev().max_by_key(count).unwrap_or(',');
             let names = fields(line, self.separator)?;
-            let columns = Columns::of(names.iter().map(String::as_str))?;
+            let columns = Columns::from_header(names.iter().map(String::as_str))?;
             self.columns = Some((names, columns));
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl Reader {
             .collect();
         let columns = match self.columns.take() {
             Some((of, columns)) if of == names => columns,
-            _ => Columns::of(names.iter().map(String::as_str))?,
+            _ => Columns::from_header(names.iter().map(String::as_str))?,
         };
         self.columns = Some((names, columns));
         self.row(&fields.iter().map(String::as_str).collect::<Vec<_>>())
@@ -173,7 +173,7 @@ fn of_chrome(event: &Map<String, Value>) -> Option<Map<String, Value>> {
         }
     }
     // A section outside of any step belongs to none.
-    Columns::of(row.keys().map(String::as_str)).is_ok().then_some(row)
+    Columns::from_header(row.keys().map(String::as_str)).is_ok().then_some(row)
 }
 
 /// The fields of a line of CSV; a quoted one may contain separators, and `""` is a quote in it.

@@ -8,14 +8,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use super::connect::words;
+use super::connect::describe;
 use super::{Client, Settings, refusal};
 use crate::error::CoordError;
 
 /// The pause after a pass over all endpoints without an answer; it doubles up to the second value.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
+const PASS_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
 /// The minimum share of the deadline for one endpoint: with less, a slow host would look like a failed store.
-const SHARE: Duration = Duration::from_millis(500);
+const MIN_ENDPOINT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What to do if the answer to a request was lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Client {
         let connections = &self.connections;
         let deadline = Instant::now() + connections.settings.timeout;
         let mut tried = Tried::default();
-        let mut pause = PAUSE.0;
+        let mut pause = PASS_BACKOFF.0;
         let mut renewed = false;
         loop {
             let mut order: Vec<usize> = connections.order().collect();
@@ -126,7 +126,7 @@ impl Client {
                 return Err(tried.error(operation));
             }
             sleep(pause.min(deadline.saturating_duration_since(Instant::now()))).await;
-            pause = (pause * 2).min(PAUSE.1);
+            pause = (pause * 2).min(PASS_BACKOFF.1);
         }
     }
 
@@ -187,7 +187,7 @@ impl Client {
 
 fn share(left: Duration, endpoints: usize) -> Duration {
     let part = left / u32::try_from(endpoints).unwrap_or(u32::MAX);
-    part.max(SHARE).min(left)
+    part.max(MIN_ENDPOINT_TIMEOUT).min(left)
 }
 
 /// Classifies a failure to connect: another attempt does not fix a refused certificate.
@@ -202,8 +202,8 @@ pub(super) fn is_about_certificates(why: &str) -> bool {
 fn classified(status: Status) -> Failure {
     let message = status.message().to_owned();
     let answers = || match status.source() {
-        Some(cause) if message.is_empty() => words(cause),
-        Some(cause) => format!("{message}: {}", words(cause)),
+        Some(cause) if message.is_empty() => describe(cause),
+        Some(cause) => format!("{message}: {}", describe(cause)),
         None => message.clone(),
     };
     match status.code() {
@@ -221,13 +221,13 @@ fn classified(status: Status) -> Failure {
         // etcd without a leader accepts no request.
         Code::Unavailable if message.contains("no leader") => Failure::Unsent(message),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
-            let words = answers();
-            if is_about_certificates(&words) {
-                Failure::Refused(words)
+            let answer = answers();
+            if is_about_certificates(&answer) {
+                Failure::Refused(answer)
             } else if never_connected(&status) {
-                Failure::Unsent(words)
+                Failure::Unsent(answer)
             } else {
-                Failure::Unanswered(words)
+                Failure::Unanswered(answer)
             }
         }
         _ => Failure::Final(status),

@@ -86,7 +86,7 @@ impl Connections {
                 self.slot(index, |slot| *slot = Some(channel.clone()));
                 Ok(channel)
             }
-            Ok(Err(error)) => Err(words(&error)),
+            Ok(Err(error)) => Err(describe(&error)),
             Err(_) => Err("no connection in time".to_owned()),
         }
     }
@@ -148,7 +148,7 @@ impl Connections {
 
 /// The transport to an endpoint. Files are read here, so that replaced ones apply from the next connection on.
 fn transport(endpoint: &Endpoint, tls: Option<&TlsFiles>) -> Result<Transport, CoordError> {
-    let unfit = |error: &dyn Error| CoordError::Endpoint { text: endpoint.to_string(), why: words(error) };
+    let unfit = |error: &dyn Error| CoordError::Endpoint { text: endpoint.to_string(), why: describe(error) };
     let transport = Transport::from_shared(endpoint.to_string()).map_err(|error| unfit(&error))?;
     let transport = transport
         .connect_timeout(CONNECT)
@@ -189,7 +189,7 @@ pub(crate) fn read_pem(path: &Path) -> Result<Vec<u8>, CoordError> {
 }
 
 /// An error with its causes, without repetition.
-pub(crate) fn words(error: &dyn Error) -> String {
+pub(crate) fn describe(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

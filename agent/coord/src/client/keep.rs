@@ -16,10 +16,10 @@ use crate::etcd::etcdserverpb as pb;
 use pb::lease_client::LeaseClient;
 
 /// The pause after a failed keep-alive; it doubles up to the second value.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
 /// An endpoint that answers within this time is never considered silent.
-const SLOW: Duration = Duration::from_millis(500);
+const MIN_SILENCE: Duration = Duration::from_millis(500);
 
 /// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +160,7 @@ struct Stream {
 impl Keeper {
     async fn run(mut self) {
         let mut stream: Option<Stream> = None;
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_BACKOFF.0;
         sleep(self.ttl / 3).await;
         while Instant::now() < self.ends {
             let sent = Instant::now();
@@ -169,7 +169,7 @@ impl Keeper {
                 Ok(ttl) => {
                     self.ttl = Duration::from_secs(ttl.unsigned_abs());
                     self.ends = sent + self.ttl;
-                    pause = PAUSE.0;
+                    pause = RETRY_BACKOFF.0;
                     self.report(LeaseState::Kept);
                     sleep_until(sent + self.ttl / 3).await;
                 }
@@ -177,7 +177,7 @@ impl Keeper {
                     tracing::debug!(lease = self.id, why, "a keep-alive was not answered");
                     stream = None;
                     sleep(pause.min(self.ends.saturating_duration_since(Instant::now()))).await;
-                    pause = (pause * 2).min(PAUSE.1);
+                    pause = (pause * 2).min(RETRY_BACKOFF.1);
                 }
             }
         }
@@ -208,7 +208,7 @@ impl Keeper {
     fn patience(&self) -> Duration {
         let endpoints = u32::try_from(self.client.settings().endpoints.len()).unwrap_or(u32::MAX);
         let part = self.ttl / endpoints.saturating_mul(2).max(6);
-        part.clamp(SLOW, self.client.settings().timeout.max(SLOW))
+        part.clamp(MIN_SILENCE, self.client.settings().timeout.max(MIN_SILENCE))
     }
 
     /// Sends one keep-alive. Returns the seconds that the lease has from now on, 0 if there is no such lease.

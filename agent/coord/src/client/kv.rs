@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 /// Keys per page of a listing: keeps an answer far below the largest message.
 const PAGE: i64 = 256;
 /// The largest answer that is read, in bytes: a page of the largest values that launchers write.
-const LARGEST_ANSWER: usize = 32 << 20;
+const MAX_RESPONSE_BYTES: usize = 32 << 20;
 /// The maximum number of attempts at a listing that compactions interrupt.
 const LISTINGS: usize = 8;
 
@@ -328,7 +328,7 @@ impl Txn {
 }
 
 fn kv(channel: Channel) -> KvClient<Channel> {
-    KvClient::new(channel).max_decoding_message_size(LARGEST_ANSWER)
+    KvClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES)
 }
 
 fn put(key: &str, value: &[u8], lease: Option<LeaseId>) -> pb::PutRequest {

@@ -17,16 +17,16 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::TlsFiles;
 use super::ask::is_about_certificates;
-use super::connect::words;
+use super::connect::describe;
 use crate::endpoint::Endpoint;
 
 /// The time limit of the handshake. A store that accepts the certificate sends its HTTP/2 settings at once.
-const PATIENCE: Duration = Duration::from_millis(500);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The complaint of the store or of this client about the other's certificate; none if both accept, or if the
 /// endpoint does not answer in time.
 pub(super) async fn of_certificate(endpoint: &Endpoint, files: Option<&TlsFiles>) -> Option<String> {
-    let why = tokio::time::timeout(PATIENCE, handshake(endpoint, files)).await.ok()??;
+    let why = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(endpoint, files)).await.ok()??;
     is_about_certificates(&why).then_some(why)
 }
 
@@ -36,8 +36,8 @@ async fn handshake(endpoint: &Endpoint, files: Option<&TlsFiles>) -> Option<Stri
     let name = ServerName::try_from(endpoint.host.clone()).ok()?;
     let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.ok()?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
-        Err(error) => Some(words(&error)),
-        Ok(mut stream) => stream.read(&mut [0; 1]).await.err().map(|error| words(&error)),
+        Err(error) => Some(describe(&error)),
+        Ok(mut stream) => stream.read(&mut [0; 1]).await.err().map(|error| describe(&error)),
     }
 }
 

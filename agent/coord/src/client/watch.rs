@@ -19,15 +19,15 @@ use crate::etcd::mvccpb;
 use pb::watch_request::RequestUnion;
 
 /// Events that are queued for a slow reader; then the store has to wait.
-const WAITING: usize = 256;
+const MAX_QUEUED_EVENTS: usize = 256;
 /// The interval of probes on a silent stream.
 const PROBE: Duration = Duration::from_secs(1);
 /// A stream that is silent for this time is broken, whatever the kernel reports.
 const SILENCE: Duration = Duration::from_secs(4);
 /// The pause after a stream that failed; it doubles up to the second value.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+const STREAM_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// The largest answer that is read, in bytes.
-const LARGEST_ANSWER: usize = 32 << 20;
+const MAX_RESPONSE_BYTES: usize = 32 << 20;
 
 /// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Client {
     }
 
     fn watch_of(&self, prefix: &str, from: Option<i64>, cluster: u64, list: bool) -> Watch {
-        let (events, received) = mpsc::channel(WAITING);
+        let (events, received) = mpsc::channel(MAX_QUEUED_EVENTS);
         let watcher = Watcher {
             client: self.clone(),
             prefix: prefix.to_owned(),
@@ -150,7 +150,7 @@ struct Watcher {
 }
 
 /// Why a stream ended.
-enum Ended {
+enum StreamEnd {
     /// It broke or could not be opened: try the next endpoint.
     Broken(String),
     /// The history that it needs is gone: list again.
@@ -171,7 +171,7 @@ struct Stream {
 
 impl Watcher {
     async fn run(mut self) {
-        let mut pause = PAUSE.0;
+        let mut pause = STREAM_BACKOFF.0;
         loop {
             let began = Instant::now();
             let ended = match self.owed {
@@ -179,35 +179,35 @@ impl Watcher {
                 None => self.stream().await,
             };
             match ended {
-                Ended::Unread => return,
-                Ended::Refused(error) => {
+                StreamEnd::Unread => return,
+                StreamEnd::Refused(error) => {
                     let _ = self.events.send(Err(error)).await;
                     return;
                 }
-                Ended::Listed => {
+                StreamEnd::Listed => {
                     self.owed = None;
                     continue;
                 }
-                Ended::List(why) => self.owed = Some(why),
-                Ended::Broken(why) => {
+                StreamEnd::List(why) => self.owed = Some(why),
+                StreamEnd::Broken(why) => {
                     tracing::debug!(prefix = self.prefix, why, "a watch's stream broke");
                     self.turn += 1;
                 }
             }
             if began.elapsed() > SILENCE {
-                pause = PAUSE.0;
+                pause = STREAM_BACKOFF.0;
             }
             sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
+            pause = (pause * 2).min(STREAM_BACKOFF.1);
         }
     }
 
     /// Sends a listing of all current keys.
-    async fn list(&mut self, why: Relisted) -> Ended {
+    async fn list(&mut self, why: Relisted) -> StreamEnd {
         let listing = match self.client.list(&self.prefix).await {
             Ok(listing) => listing,
-            Err(error) if error.is_refused() => return Ended::Refused(error),
-            Err(error) => return Ended::Broken(error.to_string()),
+            Err(error) if error.is_refused() => return StreamEnd::Refused(error),
+            Err(error) => return StreamEnd::Broken(error.to_string()),
         };
         let lagged = why == Relisted::StoreReplaced
             && listing.cluster == self.cluster
@@ -215,39 +215,39 @@ impl Watcher {
         if lagged {
             // The member is behind the others of its cluster: nothing was missed.
             self.turn += 1;
-            return Ended::Listed;
+            return StreamEnd::Listed;
         }
         (self.next, self.cluster) = (Some(listing.revision + 1), listing.cluster);
         let event = WatchEvent::Listed { revision: listing.revision, items: listing.items, why };
-        if self.events.send(Ok(event)).await.is_ok() { Ended::Listed } else { Ended::Unread }
+        if self.events.send(Ok(event)).await.is_ok() { StreamEnd::Listed } else { StreamEnd::Unread }
     }
 
     /// Runs one stream from its opening to its end.
-    async fn stream(&mut self) -> Ended {
+    async fn stream(&mut self) -> StreamEnd {
         let mut stream = match self.open().await {
             Ok(stream) => stream,
             Err(ended) => return ended,
         };
         let index = stream.index;
         let ended = self.read(&mut stream).await;
-        if matches!(ended, Ended::Broken(_)) {
+        if matches!(ended, StreamEnd::Broken(_)) {
             self.client.connections.forget(index);
         }
         ended
     }
 
-    async fn open(&mut self) -> Result<Stream, Ended> {
+    async fn open(&mut self) -> Result<Stream, StreamEnd> {
         let connections = &self.client.connections;
         let order: Vec<usize> = connections.order().collect();
         let index = order[self.turn % order.len()];
         let patience = self.client.settings().timeout;
         let judge = |failure: Failure| match failure {
-            Failure::Refused(why) => Ended::Refused(CoordError::Refused {
+            Failure::Refused(why) => StreamEnd::Refused(CoordError::Refused {
                 operation: "watch",
                 endpoint: connections.name(index),
                 why,
             }),
-            other => Ended::Broken(failure_text(other)),
+            other => StreamEnd::Broken(failure_text(other)),
         };
         let channel = connections.channel(index, patience).await.map_err(|why| judge(unconnected(why)))?;
         let (requests, asked) = mpsc::channel(2);
@@ -266,7 +266,7 @@ impl Watcher {
             // A member that lost its leader ends the stream instead of staying silent.
             request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
             pb::watch_client::WatchClient::new(channel)
-                .max_decoding_message_size(LARGEST_ANSWER)
+                .max_decoding_message_size(MAX_RESPONSE_BYTES)
                 .watch(request)
                 .await
         });
@@ -275,26 +275,26 @@ impl Watcher {
             Ok(Err(status)) => match self.client.classified(index, status).await {
                 Failure::TokenExpired(why) if self.client.settings().user.is_some() => {
                     connections.forget_user_token().await;
-                    Err(Ended::Broken(why))
+                    Err(StreamEnd::Broken(why))
                 }
                 Failure::TokenExpired(why) => Err(judge(Failure::Refused(why))),
                 failure => Err(judge(failure)),
             },
             Err(_) => {
                 connections.forget(index);
-                Err(Ended::Broken("no answer in time".to_owned()))
+                Err(StreamEnd::Broken("no answer in time".to_owned()))
             }
         }
     }
 
-    async fn read(&mut self, stream: &mut Stream) -> Ended {
+    async fn read(&mut self, stream: &mut Stream) -> StreamEnd {
         let mut received = Instant::now();
         loop {
             let answer = match timeout_at(Instant::now() + PROBE, stream.answers.message()).await {
                 Ok(Ok(Some(answer))) => answer,
-                Ok(Ok(None)) => return Ended::Broken("the store ended the stream".to_owned()),
+                Ok(Ok(None)) => return StreamEnd::Broken("the store ended the stream".to_owned()),
                 Ok(Err(status)) => return self.broken(stream.index, status).await,
-                Err(_) if received.elapsed() > SILENCE => return Ended::Broken("silence".to_owned()),
+                Err(_) if received.elapsed() > SILENCE => return StreamEnd::Broken("silence".to_owned()),
                 Err(_) => {
                     let probe = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                     // A full queue already has a probe.
@@ -309,40 +309,40 @@ impl Watcher {
         }
     }
 
-    async fn broken(&self, index: usize, status: tonic::Status) -> Ended {
+    async fn broken(&self, index: usize, status: tonic::Status) -> StreamEnd {
         match self.client.classified(index, status).await {
             Failure::TokenExpired(why) if self.client.settings().user.is_some() => {
                 self.client.connections.forget_user_token().await;
-                Ended::Broken(why)
+                StreamEnd::Broken(why)
             }
-            Failure::Refused(why) | Failure::TokenExpired(why) => Ended::Refused(CoordError::Refused {
+            Failure::Refused(why) | Failure::TokenExpired(why) => StreamEnd::Refused(CoordError::Refused {
                 operation: "watch",
                 endpoint: self.client.connections.name(index),
                 why,
             }),
-            failure => Ended::Broken(failure_text(failure)),
+            failure => StreamEnd::Broken(failure_text(failure)),
         }
     }
 
     /// Handles one answer; returns how the stream ended if it did.
-    async fn take(&mut self, index: usize, answer: pb::WatchResponse) -> Option<Ended> {
+    async fn take(&mut self, index: usize, answer: pb::WatchResponse) -> Option<StreamEnd> {
         let header = answer.header.unwrap_or_default();
         if self.is_another_store(&header, answer.created) {
-            return Some(Ended::List(Relisted::StoreReplaced));
+            return Some(StreamEnd::List(Relisted::StoreReplaced));
         }
         if answer.compact_revision > 0 {
-            return Some(Ended::List(Relisted::Compacted));
+            return Some(StreamEnd::List(Relisted::Compacted));
         }
         if answer.canceled {
             let why = answer.cancel_reason;
             if why.contains("permission denied") {
                 let endpoint = self.client.connections.name(index);
-                return Some(Ended::Refused(CoordError::Refused { operation: "watch", endpoint, why }));
+                return Some(StreamEnd::Refused(CoordError::Refused { operation: "watch", endpoint, why }));
             }
             if why.contains("auth token") {
                 self.client.connections.forget_user_token().await;
             }
-            return Some(Ended::Broken(format!("the store canceled the watch: {why}")));
+            return Some(StreamEnd::Broken(format!("the store canceled the watch: {why}")));
         }
         if answer.created {
             self.next.get_or_insert(header.revision + 1);
@@ -358,7 +358,7 @@ impl Watcher {
             }
             self.next = Some(self.next.unwrap_or(0).max(revision + 1));
             if self.events.send(Ok(event)).await.is_err() {
-                return Some(Ended::Unread);
+                return Some(StreamEnd::Unread);
             }
         }
         None

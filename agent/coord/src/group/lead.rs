@@ -8,13 +8,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::member::{MemberState, Membership, Shared};
-use super::values::{Ended, LARGEST_VALUE, Leader, Record, Round, StoredRecord, VERSION};
+use super::values::{JobEndedNote, LARGEST_VALUE, Leader, Record, Round, StoredRecord, VERSION};
 use super::{Group, GroupState};
 use crate::client::{KeyValue, Lease, LeaseId, Txn, TxnReply, WatchEvent};
 use crate::error::CoordError;
 
 /// The pause after an attempt without an answer from the store.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
+const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 /// The maximum number of attempts at a write whose answer is lost. Writes are idempotent.
 const WRITES: usize = 3;
 
@@ -46,10 +46,10 @@ impl Membership {
     }
 }
 
-type Answer = oneshot::Sender<Result<Leadership, CoordError>>;
+type LeadershipReply = oneshot::Sender<Result<Leadership, CoordError>>;
 
 /// Runs in its own task: a leadership that is won after the caller stopped waiting is resigned.
-async fn campaign(shared: Arc<Shared>, mut answer: Answer) {
+async fn campaign(shared: Arc<Shared>, mut answer: LeadershipReply) {
     loop {
         let attempt = attempt(&shared, &mut answer).await;
         let result = match attempt {
@@ -60,7 +60,7 @@ async fn campaign(shared: Arc<Shared>, mut answer: Answer) {
                 tracing::debug!(%error, "an election is waiting for the coordination store");
                 tokio::select! {
                     () = answer.closed() => return,
-                    () = tokio::time::sleep(PAUSE) => continue,
+                    () = tokio::time::sleep(RETRY_PAUSE) => continue,
                 }
             }
             Err(error) => Err(error),
@@ -77,7 +77,7 @@ fn passes(error: &CoordError) -> bool {
 }
 
 /// Reads the state once, then tries or waits once. None: read again.
-async fn attempt(shared: &Shared, answer: &mut Answer) -> Result<Option<Leadership>, CoordError> {
+async fn attempt(shared: &Shared, answer: &mut LeadershipReply) -> Result<Option<Leadership>, CoordError> {
     let group = &shared.group;
     let mut lease = shared.lease.subscribe();
     let held = lease.borrow_and_update().clone();
@@ -178,7 +178,7 @@ async fn elect(
 }
 
 fn epoch_of(item: Option<&KeyValue>) -> Option<u64> {
-    item.and_then(|item| StoredRecord::of(&item.value).ok()).map(|record| record.epoch)
+    item.and_then(|item| StoredRecord::parse_header(&item.value).ok()).map(|record| record.epoch)
 }
 
 /// Moves round and secret to the new leader's lease, since that of the previous leader ends.
@@ -314,7 +314,8 @@ impl Leadership {
     /// # Errors
     /// As [`Leadership::write_record`].
     pub async fn end(self, why: &str, body: Value) -> Result<(), CoordError> {
-        let ended = Ended { version: VERSION, needs: 1, epoch: self.me.epoch, why: why.to_owned(), body };
+        let ended =
+            JobEndedNote { version: VERSION, needs: 1, epoch: self.me.epoch, why: why.to_owned(), body };
         let value = self.group.encoded("ended", &ended, LARGEST_VALUE)?;
         let group = &self.group;
         let lease = Some(group.expiring(group.options.farewell).await?);
@@ -341,7 +342,7 @@ impl Leadership {
 
     async fn has_ended(&self, key: &str) -> Result<bool, CoordError> {
         let found = self.group.client.get(key).await?;
-        let ended = found.and_then(|item| super::values::read::<Ended>(&item.value).ok());
+        let ended = found.and_then(|item| super::values::read::<JobEndedNote>(&item.value).ok());
         Ok(ended.is_some_and(|ended| ended.epoch == self.me.epoch))
     }
 

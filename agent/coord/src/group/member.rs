@@ -13,7 +13,7 @@ use crate::client::{Lease, LeaseState, Txn};
 use crate::error::CoordError;
 
 /// The pause after a failed attempt to join again.
-const PAUSE: Duration = Duration::from_millis(300);
+const REJOIN_PAUSE: Duration = Duration::from_millis(300);
 
 /// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,8 @@ impl Shared {
             return Ok(());
         }
         let ended = done.reads.first().and_then(|found| found.first());
-        let ended = ended.and_then(|item| super::values::read::<super::values::Ended>(&item.value).ok());
+        let ended =
+            ended.and_then(|item| super::values::read::<super::values::JobEndedNote>(&item.value).ok());
         let why = ended.map_or_else(|| "for an unknown reason".to_owned(), |ended| ended.why);
         Err(CoordError::Ended { operation: "join", why })
     }
@@ -182,7 +183,7 @@ async fn keep(shared: Arc<Shared>, mut lease: Arc<Lease>) {
                 }
                 Err(error) => tracing::debug!(%error, "this launcher cannot join again yet"),
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(REJOIN_PAUSE).await;
         };
         shared.rejoins.send_modify(|count| *count += 1);
         shared.lease.send_replace(Some(Arc::clone(&lease)));

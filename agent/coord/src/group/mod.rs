@@ -21,7 +21,7 @@ pub use watch::{Gone, GroupEvent, GroupWatch};
 
 use crate::client::{Client, KeyValue, LeaseId, Txn};
 use crate::error::CoordError;
-use values::{Ended, Leader, Member, Round, StoredRecord};
+use values::{JobEndedNote, Leader, Member, Round, StoredRecord};
 
 /// The prefix of all keys. Part of the contract: it changes only with a protocol that older programs cannot join.
 pub const ROOT: &str = "/mainstay/v1/jobs/";
@@ -100,7 +100,7 @@ pub struct GroupState {
     /// The newest round.
     pub round: Option<Round>,
     /// The note that the job has ended, if it has.
-    pub ended: Option<Ended>,
+    pub ended: Option<JobEndedNote>,
     /// Keys that this program cannot read, with the reason. They count as missing.
     pub unreadable: BTreeMap<String, String>,
 }
@@ -242,7 +242,7 @@ impl Group {
             }
             Key::Leader => state.leader = Some(self.leader_of(item)?),
             Key::Record => {
-                let record = StoredRecord::of(&item.value)?;
+                let record = StoredRecord::parse_header(&item.value)?;
                 self.at_least(record.epoch);
                 state.record = Some(record);
             }

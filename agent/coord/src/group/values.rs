@@ -171,7 +171,7 @@ impl StoredRecord {
     ///
     /// # Errors
     /// As [`read`]; the body is not parsed.
-    pub fn of(value: &[u8]) -> Result<StoredRecord, String> {
+    pub fn parse_header(value: &[u8]) -> Result<StoredRecord, String> {
         #[derive(Deserialize)]
         struct Head {
             #[serde(default = "one")]
@@ -216,7 +216,7 @@ pub struct Round {
 
 /// The note that the job has ended; kept for some minutes, so that every launcher reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct JobEndedNote {
     /// The writer's protocol.
     #[serde(default = "one")]
     pub version: u32,
@@ -303,14 +303,17 @@ mod tests {
     #[test]
     fn a_stored_record_returns_its_body_on_request() {
         let record = Record { version: 2, needs: 2, epoch: 7, body: json!({"attempts": [1, 2]}) };
-        let stored = StoredRecord::of(&write(&record, LARGEST_VALUE).unwrap()).unwrap();
+        let stored = StoredRecord::parse_header(&write(&record, LARGEST_VALUE).unwrap()).unwrap();
         assert_eq!((stored.needs, stored.epoch), (2, 7));
         assert_eq!(stored.body::<Value>().unwrap(), record.body);
         assert!(stored.body::<Vec<u8>>().is_err());
-        let bare = StoredRecord::of(br#"{"epoch": 3}"#).unwrap();
+        let bare = StoredRecord::parse_header(br#"{"epoch": 3}"#).unwrap();
         assert!((bare.needs, bare.epoch) == (1, 3) && bare.body::<BTreeMap<String, Value>>().is_err());
-        assert!(StoredRecord::of(br#"{"epoch": 3, "needs": 9}"#).is_err(), "for a newer protocol only");
-        assert!(StoredRecord::of(br#"{"epoch": 3, "body": {"#).is_err(), "a truncated record");
+        assert!(
+            StoredRecord::parse_header(br#"{"epoch": 3, "needs": 9}"#).is_err(),
+            "for a newer protocol only"
+        );
+        assert!(StoredRecord::parse_header(br#"{"epoch": 3, "body": {"#).is_err(), "a truncated record");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::values::{Ended, Leader, Member, Round, StoredRecord};
+use super::values::{JobEndedNote, Leader, Member, Round, StoredRecord};
 use super::{Group, GroupState, Key};
 use crate::client::{KeyValue, Watch, WatchEvent};
 use crate::error::CoordError;
@@ -38,7 +38,7 @@ pub enum GroupEvent {
     /// The leader published a round.
     RoundPublished(Round),
     /// The job has ended.
-    Ended(Ended),
+    Ended(JobEndedNote),
     /// A key has a value that this program cannot read. It counts as missing.
     Unreadable {
         /// The key.

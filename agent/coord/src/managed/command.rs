@@ -17,7 +17,7 @@ const STATE: &str = "--initial-cluster-state=";
 
 /// The command line of this host's member.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct MemberCommand {
     pub(super) arguments: Vec<String>,
     /// The index of its endpoint.
     pub(super) index: usize,
@@ -26,9 +26,9 @@ pub(super) struct Line {
     pub(super) peer_url: String,
 }
 
-impl Line {
+impl MemberCommand {
     /// The same for a member that was added to a running cluster.
-    pub(super) fn joining(&self, cluster: &str) -> Line {
+    pub(super) fn joining(&self, cluster: &str) -> MemberCommand {
         let mut line = self.clone();
         line.arguments.retain(|argument| !argument.starts_with(CLUSTER) && !argument.starts_with(STATE));
         line.arguments.extend([format!("{CLUSTER}{cluster}"), format!("{STATE}existing")]);
@@ -37,7 +37,7 @@ impl Line {
 }
 
 /// The command line of etcd on this host.
-pub(super) fn line(options: &ManagedOptions) -> Result<Line, CoordError> {
+pub(super) fn line(options: &ManagedOptions) -> Result<MemberCommand, CoordError> {
     let wrong = |why: String| CoordError::Setting { what: "managed etcd".to_owned(), why };
     let endpoints = &options.endpoints;
     if !matches!(endpoints.len(), 3 | 5) {
@@ -101,7 +101,7 @@ pub(super) fn line(options: &ManagedOptions) -> Result<Line, CoordError> {
         }
         arguments.extend(["--client-cert-auth", "--peer-client-cert-auth"].map(str::to_owned));
     }
-    Ok(Line { arguments, index, name, peer_url })
+    Ok(MemberCommand { arguments, index, name, peer_url })
 }
 
 /// The address of the endpoint that belongs to this host: etcd listens on addresses, not on names.

@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use super::ManagedOptions;
-use super::command::Line;
+use super::command::MemberCommand;
 use crate::client::{Client, Settings, TlsFiles};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb::Member;
 
 /// The time limit for an answer of the other members.
-const WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The message in etcd's log before it ends as a removed member.
 const REMOVED: &str = "removed from the cluster";
@@ -29,7 +29,10 @@ pub(super) fn is_needed(options: &ManagedOptions, stderr_tail: &str) -> bool {
 
 /// Replaces this host's member if the cluster serves and knows it as another one. Returns the command line for the
 /// new member; none if the current one is right.
-pub(super) async fn place(options: &ManagedOptions, line: &Line) -> Result<Option<Line>, CoordError> {
+pub(super) async fn place(
+    options: &ManagedOptions,
+    line: &MemberCommand,
+) -> Result<Option<MemberCommand>, CoordError> {
     let client = others(options, line)?;
     let members = client.members().await?;
     let me = |member: &Member| member.peer_urls.contains(&line.peer_url);
@@ -55,7 +58,7 @@ pub(super) async fn place(options: &ManagedOptions, line: &Line) -> Result<Optio
 }
 
 /// A client of the other hosts' members: this host's is down.
-fn others(options: &ManagedOptions, line: &Line) -> Result<Client, CoordError> {
+fn others(options: &ManagedOptions, line: &MemberCommand) -> Result<Client, CoordError> {
     let mut endpoints = options.endpoints.clone();
     endpoints.remove(line.index);
     let tls = options.tls.as_ref().map(|tls| TlsFiles {
@@ -63,5 +66,5 @@ fn others(options: &ManagedOptions, line: &Line) -> Result<Client, CoordError> {
         certificate: Some(tls.certificate.clone()),
         key: Some(tls.key.clone()),
     });
-    Client::new(Settings { tls, timeout: WITHIN, ..Settings::new(endpoints) })
+    Client::new(Settings { tls, timeout: ANSWER_TIMEOUT, ..Settings::new(endpoints) })
 }

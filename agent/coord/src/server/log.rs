@@ -21,11 +21,11 @@ pub const FILE: &str = "coordination.log";
 const NEW: &str = "coordination.log.new";
 const HEADER: usize = 12;
 /// The largest record, in bytes. The snapshot of a full store is below it.
-const LARGEST: usize = 1 << 30;
+const MAX_RECORD_BYTES: usize = 1 << 30;
 /// A log is rewritten from a snapshot when it is larger than this (bytes) and than four times the last snapshot.
 const GROWN: u64 = 8 << 20;
 /// The time limit for a lock that a process still holds.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Records that were read, and the number of bytes that they took.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ fn frame(bytes: &[u8]) -> Option<(Record, usize)> {
     let (header, rest) = bytes.split_at_checked(HEADER)?;
     let length = u32::from_le_bytes(header[..4].try_into().ok()?) as usize;
     let checksum = u64::from_le_bytes(header[4..].try_into().ok()?);
-    if length > LARGEST {
+    if length > MAX_RECORD_BYTES {
         return None;
     }
     let payload = rest.get(..length)?;
@@ -196,13 +196,13 @@ fn lock(directory: &Path) -> Result<File, CoordError> {
     let path = directory.join("lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(|error| CoordError::file(&path, error))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             // A child process keeps this program's open files between fork and exec.
             Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
-                std::thread::sleep(PATIENCE / 50);
+                std::thread::sleep(LOCK_TIMEOUT / 50);
             }
             Err(fs::TryLockError::WouldBlock) => {
                 let why = "another coordination store uses this directory; stop it or choose another one";

@@ -21,7 +21,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Status};
 
-use crate::client::connect::{read_pem, words};
+use crate::client::connect::{describe, read_pem};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
 use log::Log;
@@ -32,7 +32,7 @@ use store_thread::{Handle, Job};
 /// A client that vanished is noticed within 1.5 times this time.
 const PING: Duration = Duration::from_secs(10);
 /// The time limit of an orderly stop.
-const FAREWELL: Duration = Duration::from_millis(500);
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The configuration of the built-in store.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl Server {
     /// Stops serving and closes the log. Afterwards the directory can be used again.
     pub async fn stop(mut self) {
         self.ask_to_stop();
-        let _ = tokio::time::timeout(FAREWELL, &mut self.serving).await;
+        let _ = tokio::time::timeout(STOP_TIMEOUT, &mut self.serving).await;
         self.serving.abort();
         if let Some(thread) = self.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -153,7 +153,7 @@ fn serve(
     if let Some(tls) = tls {
         server = server.tls_config(tls).map_err(|error| CoordError::Setting {
             what: "certificates of the coordination store".to_owned(),
-            why: words(&error),
+            why: describe(&error),
         })?;
     }
     let guard = Guard { token: options.token.clone().map(Arc::from) };
@@ -180,7 +180,7 @@ fn serve(
             let _ = reported.await;
         });
         if let Err(error) = served.await {
-            tracing::error!(error = words(&error), "the built-in coordination store stopped serving");
+            tracing::error!(error = describe(&error), "the built-in coordination store stopped serving");
         }
     }))
 }

@@ -10,7 +10,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::store_thread::{Handle, Job};
-use super::watchers::WAITING;
+use super::watchers::MAX_QUEUED_RESPONSES;
 use crate::client::BUILTIN;
 use crate::etcd::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
@@ -106,7 +106,7 @@ impl pb::watch_server::Watch for Services {
     type WatchStream = ReceiverStream<Result<pb::WatchResponse, Status>>;
 
     async fn watch(&self, request: Request<Streaming<pb::WatchRequest>>) -> Answered<Self::WatchStream> {
-        let (answers, received) = mpsc::channel(WAITING);
+        let (answers, received) = mpsc::channel(MAX_QUEUED_RESPONSES);
         let closed = answers.clone();
         let stream = self.store.open(answers).await?;
         let store = self.store.clone();

@@ -15,7 +15,7 @@ use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
 
 /// The maximum number of queued requests; more are refused as etcd refuses them.
-const QUEUE: usize = 4096;
+const MAX_QUEUED_REQUESTS: usize = 4096;
 /// The maximum number of requests that share one write to the log.
 const BATCH: usize = 256;
 /// The maximum interval of checks of leases.
@@ -108,7 +108,7 @@ pub(super) fn start(
     log: Option<Log>,
     epoch: Instant,
 ) -> Result<(Handle, JoinHandle<()>), CoordError> {
-    let (jobs, received) = sync_channel(QUEUE);
+    let (jobs, received) = sync_channel(MAX_QUEUED_REQUESTS);
     let store_thread = StoreThread { store, log, epoch, watchers: Watchers::default(), unwritten: false };
     let thread = std::thread::Builder::new()
         .name("mainstay-coord".to_owned())

@@ -9,7 +9,7 @@ use super::store::{Compacted, Range, Store};
 use crate::etcd::etcdserverpb as pb;
 
 /// Queued answers per reader.
-pub(super) const WAITING: usize = 64;
+pub(super) const MAX_QUEUED_RESPONSES: usize = 64;
 /// Events in one answer, unless one revision has more.
 const EVENTS: usize = 256;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Place, was_changed};
+use super::{FailurePosition, was_changed};
 use mainstay_model::repeats::OnHost;
 use mainstay_model::time::Wall;
 
@@ -24,7 +24,7 @@ pub struct RemoteFailure {
     pub fingerprint: String,
     /// Where in the training it failed.
     #[serde(default)]
-    pub place: Place,
+    pub place: FailurePosition,
     /// When the verdict was given, by that host's clock.
     pub at: Wall,
 }
@@ -62,7 +62,7 @@ impl RemoteFailures {
 mod tests {
     use super::*;
 
-    fn reported(place: Place, at: i64) -> RemoteFailure {
+    fn reported(place: FailurePosition, at: i64) -> RemoteFailure {
         RemoteFailure {
             program: "p".into(),
             content: Some("c".into()),
@@ -72,8 +72,8 @@ mod tests {
         }
     }
 
-    fn at(step: u64) -> Place {
-        Place { step: Some(step), data: None, heartbeats: true }
+    fn at(step: u64) -> FailurePosition {
+        FailurePosition { step: Some(step), data: None, heartbeats: true }
     }
 
     fn known(of: RemoteFailure) -> RemoteFailures {

@@ -1,6 +1,8 @@
 //! Kubernetes: pods of JobSets and Indexed Jobs, and workers of operators that set `RANK` and `WORLD_SIZE` for each pod.
 
-use super::{ExplicitOptions, Found, Refused, Source, Variables, first_number, master_address, number, text};
+use super::{
+    ExplicitOptions, Refused, Source, Sourced, Variables, first_number, master_address, number, text,
+};
 
 /// A pod of an Indexed Job or a JobSet. Kubernetes does not pass the number of pods to a pod: without `--nnodes` each
 /// pod of an Indexed Job is a separate job.
@@ -29,8 +31,8 @@ pub(super) fn indexed(
         )
     });
     let by_set =
-        || Some((set?, job?)).map(|(set, job)| Found::new(format!("{set}-{job}-0-0.{set}"), "JOBSET_NAME"));
-    let by_name = || first_pod(full_name?, index.value).map(|pod| Found::new(pod, "the name of this pod"));
+        || Some((set?, job?)).map(|(set, job)| Sourced::new(format!("{set}-{job}-0-0.{set}"), "JOBSET_NAME"));
+    let by_name = || first_pod(full_name?, index.value).map(|pod| Sourced::new(pod, "the name of this pod"));
     let address = master_address(variables).or_else(by_set).or_else(by_name).ok_or_else(|| {
         format!(
             "MASTER_ADDR is not set, but JOB_COMPLETION_INDEX={} is: set it (or --master-addr) to the name of the pod \

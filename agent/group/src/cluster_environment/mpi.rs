@@ -1,6 +1,6 @@
 //! MPI's launchers: Open MPI's `mpirun`, and launchers with PMI (MPICH, Intel MPI, Cray).
 
-use super::{Found, Refused, Source, Variables, first_number, master_address, number, port_of, text};
+use super::{Refused, Source, Sourced, Variables, first_number, master_address, number, port_of, text};
 
 /// The URI of `mpirun` itself, and of its daemon on this host.
 const MPIRUN: &str = "OMPI_MCA_orte_hnp_uri";
@@ -27,7 +27,7 @@ pub(super) fn open_mpi(variables: &Variables) -> Result<Option<Source>, Refused>
     Ok(Some(Source {
         address: address(variables, &node_rank),
         port: port(variables)?.or_else(|| namespace.map(|name| port_of(sum(name)))),
-        run_id: namespace.map(|name| Found::new(format!("mpi-{}", as_name(name)), "PMIX_NAMESPACE")),
+        run_id: namespace.map(|name| Sourced::new(format!("mpi-{}", as_name(name)), "PMIX_NAMESPACE")),
         hosts: Some(hosts),
         node_rank,
         crowded,
@@ -77,7 +77,7 @@ fn port(variables: &Variables) -> Result<Option<u16>, Refused> {
 }
 
 /// The address that the user passed on; otherwise the host of `mpirun`, if process 0 is there.
-fn address(variables: &Variables, node_rank: &Found<u32>) -> Result<Found<String>, String> {
+fn address(variables: &Variables, node_rank: &Sourced<u32>) -> Result<Sourced<String>, String> {
     if let Some(address) = master_address(variables) {
         return Ok(address);
     }
@@ -90,10 +90,10 @@ fn address(variables: &Variables, node_rank: &Found<u32>) -> Result<Found<String
              pass it on with `mpirun -x MASTER_ADDR=HOST`"
         ));
     }
-    Ok(Found::new(mpirun.split(',').next().unwrap_or(mpirun).to_owned(), MPIRUN))
+    Ok(Sourced::new(mpirun.split(',').next().unwrap_or(mpirun).to_owned(), MPIRUN))
 }
 
-fn no_address(how: &str, node_rank: &Found<u32>) -> String {
+fn no_address(how: &str, node_rank: &Sourced<u32>) -> String {
     format!(
         "MASTER_ADDR is not set, but {}={} is: all hosts have to know the address of process 0; pass it on with `{how}`",
         node_rank.from, node_rank.value

@@ -1,6 +1,6 @@
 //! Slurm: a task of a step that `srun` started.
 
-use super::{Found, Refused, Source, Variables, first_number, number, port_of, text};
+use super::{Refused, Source, Sourced, Variables, first_number, number, port_of, text};
 use mainstay_health::parse::hostlist;
 
 /// Slurm numbers everything that is not a step of `srun` (batch script, interactive and external step) from here up.
@@ -35,14 +35,14 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
         ))
     });
     let node_rank = match number(variables, "SLURM_NODEID")? {
-        Some(node) => Found::new(node, "SLURM_NODEID"),
-        None => Found::new(task, "SLURM_PROCID"),
+        Some(node) => Sourced::new(node, "SLURM_NODEID"),
+        None => Sourced::new(task, "SLURM_PROCID"),
     };
     let job: Option<u64> = number(variables, "SLURM_JOB_ID")?;
     Ok(Some(Source {
         address: first_host(variables, &hosts),
         port: job.map(|job| port_of(job.wrapping_mul(13).wrapping_add(step.value.into()))),
-        run_id: job.map(|job| Found::new(format!("slurm-{job}.{}", step.value), "SLURM_JOB_ID")),
+        run_id: job.map(|job| Sourced::new(format!("slurm-{job}.{}", step.value), "SLURM_JOB_ID")),
         hosts: Some(hosts),
         node_rank,
         crowded,
@@ -52,14 +52,14 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
 
 /// The run id of a job whose hosts are the tasks of an array. Slurm starts a lost task again under the same id, and
 /// gives it to no other array.
-pub(super) fn array(variables: &Variables) -> Option<Found<String>> {
+pub(super) fn array(variables: &Variables) -> Option<Sourced<String>> {
     const ARRAY: &str = "SLURM_ARRAY_JOB_ID";
     let job = text(variables, ARRAY).filter(|job| job.bytes().all(|byte| byte.is_ascii_digit()))?;
-    Some(Found::new(format!("slurm-{job}"), ARRAY))
+    Some(Sourced::new(format!("slurm-{job}"), ARRAY))
 }
 
 /// The host with node rank 0.
-fn first_host(variables: &Variables, hosts: &Found<u32>) -> Result<Found<String>, String> {
+fn first_host(variables: &Variables, hosts: &Sourced<u32>) -> Result<Sourced<String>, String> {
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
     let Some((name, list)) = lists.iter().find_map(|name| Some((name, text(variables, name)?))) else {
         return Err("SLURM_STEP_NODELIST is not set: it names the hosts of the step; srun sets it. Or give --master-addr"
@@ -75,7 +75,7 @@ fn first_host(variables: &Variables, hosts: &Found<u32>) -> Result<Found<String>
         ));
     }
     let first = names.into_iter().next().ok_or("SLURM_STEP_NODELIST is empty: give --master-addr")?;
-    Ok(Found::new(first, *name))
+    Ok(Sourced::new(first, *name))
 }
 
 /// A hint for a process in an allocation of several hosts that `srun` did not start: the other hosts stay idle.

@@ -113,7 +113,7 @@ fn the_tasks_of_an_array_share_the_name_of_the_array() {
     let task =
         "SLURM_JOB_ID=81 SLURM_ARRAY_JOB_ID=80 SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NUM_NODES=1 SLURM_NNODES=1";
     let given = ExplicitOptions { has_address: true, is_numbered: Some(false), ..exactly(3) };
-    let name = Found::new("slurm-80".to_owned(), "SLURM_ARRAY_JOB_ID");
+    let name = Sourced::new("slurm-80".to_owned(), "SLURM_ARRAY_JOB_ID");
     let named = Start { run_id: Some(name), runs_once: true, ..Start::default() };
     assert_eq!(started(task, &given), Ok(named.clone()));
     let step = format!("{task} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0");
@@ -151,8 +151,8 @@ fn pods_are_hosts() {
     assert_eq!(start.node_rank.map(|rank| rank.value), Some(1));
     let set = "JOB_COMPLETION_INDEX=3 JOBSET_NAME=llm REPLICATED_JOB_NAME=workers";
     let start = started(set, &exactly(4)).expect("a start");
-    assert_eq!(start.node_rank, Some(Found::new(3, "JOB_COMPLETION_INDEX")));
-    assert_eq!(start.endpoint, Some(Found::new(("llm-workers-0-0.llm".to_owned(), None), "JOBSET_NAME")));
+    assert_eq!(start.node_rank, Some(Sourced::new(3, "JOB_COMPLETION_INDEX")));
+    assert_eq!(start.endpoint, Some(Sourced::new(("llm-workers-0-0.llm".to_owned(), None), "JOBSET_NAME")));
     let index = variables("JOB_COMPLETION_INDEX=3");
     let start = start_of(&index, "train-3.train.team.svc.cluster.local");
     assert_eq!(start.endpoint.expect("an endpoint").value.0, "train-0.train.team.svc.cluster.local");

@@ -95,12 +95,12 @@ impl Lead {
         let is_read = older.is_some();
         let older = older.unwrap_or_default();
         let is_cut = older.len() >= read_back;
-        let older = older.iter().filter(|entry| entry.seq <= complete_after).map(Recorded::of);
+        let older = older.iter().filter(|entry| entry.seq <= complete_after).map(Recorded::from_entry);
         let older: Vec<Recorded> = older.collect();
         // The kept entries follow only if all older ones were read.
         let newest = if is_cut { older.last().map_or(behind, |entry| entry.seq) } else { recent.newest() };
         let kept = recent.after(behind.max(complete_after)).filter(|_| !is_cut);
-        let news = JournalUpdate::of(older.iter().chain(kept));
+        let news = JournalUpdate::from_entries(older.iter().chain(kept));
         let (count, mut left) = (self.links.len(), most);
         let keepers = if all { count } else { KEEPERS.min(count) };
         let first = self.fed_from.clamp(keepers, count);
@@ -165,7 +165,7 @@ struct JournalUpdate<'a> {
 
 impl<'a> JournalUpdate<'a> {
     /// Indexes entries that are given in order.
-    fn of(entries: impl Iterator<Item = &'a Recorded>) -> JournalUpdate<'a> {
+    fn from_entries(entries: impl Iterator<Item = &'a Recorded>) -> JournalUpdate<'a> {
         let mut news = JournalUpdate { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
         for entry in &news.all {
             match only_rank(&entry.body) {
@@ -214,7 +214,7 @@ mod tests {
 
     fn recorded(seq: u64, fact: Fact) -> Recorded {
         let (boot, job) = (BootId(String::new()), Some(JobId("job".to_owned())));
-        Recorded::of(&Entry {
+        Recorded::from_entry(&Entry {
             seq,
             at: Stamp::default(),
             boot,
@@ -233,7 +233,7 @@ mod tests {
         let of_the_job = |seq| recorded(seq, Fact::RanksStepping { attempt: Attempt(0), step: seq });
         let entries =
             [of_rank(1, 9), of_the_job(2), of_rank(3, 20), of_rank(4, 8), of_rank(5, 9), of_the_job(6)];
-        let news = JournalUpdate::of(entries.iter());
+        let news = JournalUpdate::from_entries(entries.iter());
         let numbers = |of: Vec<&Recorded>| of.into_iter().map(|entry| entry.seq).collect::<Vec<u64>>();
         assert_eq!(numbers(news.for_host(0, &(8..16))), [1, 2, 4, 5, 6]);
         assert_eq!(numbers(news.for_host(4, &(8..16))), [5, 6]);

@@ -50,7 +50,7 @@ impl Lead {
             return self.refuse_and_print(connection, &join.host, why);
         }
         let message = format!("host {} has joined and waits for a seat", join.host);
-        let member = Member::of(join);
+        let member = Member::from_join(join);
         let waits = self.waits_as_spare(&member);
         self.acts.push_back(Act::Send(connection, waits));
         let (before, others) = std::mem::take(&mut self.spares)

@@ -9,7 +9,7 @@ use mainstay_model::id::Rank;
 use mainstay_model::verdict::Verdict;
 
 /// Lists of ranks up to this length are sent whole.
-const SHORT: usize = 64;
+const MAX_WHOLE_LIST: usize = 64;
 
 /// The rank, if the entry is about a single one.
 pub(super) fn only_rank(body: &Body) -> Option<Rank> {
@@ -29,7 +29,7 @@ pub(super) fn only_rank(body: &Body) -> Option<Rank> {
 pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
     let ours = |rank: &Rank| own.contains(&rank.0);
     let of_own = |ranks: &[Rank]| -> Vec<Rank> {
-        match ranks.len() > SHORT && ranks.is_sorted() {
+        match ranks.len() > MAX_WHOLE_LIST && ranks.is_sorted() {
             true => within(ranks, |rank| *rank, &own).to_vec(),
             false => ranks.to_vec(),
         }
@@ -45,16 +45,18 @@ pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
             let hosts = within(hosts, |host| host.first_rank, &own).to_vec();
             Body::Fact(Fact::AttemptStarted { attempt: *attempt, master_port: *master_port, ranks, hosts })
         }
-        Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting }) if waiting.len() > SHORT => {
+        Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting })
+            if waiting.len() > MAX_WHOLE_LIST =>
+        {
             let (attempt, orphans_killed) = (*attempt, *orphans_killed);
             Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting: of_own(waiting) })
         }
-        Body::Fact(Fact::RanksHung { attempt, hang, acts }) if hang.victims.len() > SHORT => {
+        Body::Fact(Fact::RanksHung { attempt, hang, acts }) if hang.victims.len() > MAX_WHOLE_LIST => {
             let mut hang = hang.clone();
             hang.victims = of_own(&hang.victims);
             Body::Fact(Fact::RanksHung { attempt: *attempt, hang, acts: *acts })
         }
-        Body::Verdict(verdict) if verdict.victims.len() > SHORT => {
+        Body::Verdict(verdict) if verdict.victims.len() > MAX_WHOLE_LIST => {
             let victims = of_own(&verdict.victims);
             Body::Verdict(Verdict { victims, ..verdict.clone() })
         }

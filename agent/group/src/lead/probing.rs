@@ -54,7 +54,7 @@ impl Lead {
             Judgement::Wait => {}
             Judgement::Look => self.have_looked_at(now, seat),
             Judgement::Lost => {
-                let how = self.links.get(seat).map(|link| link.vital.reported(now, |seat| self.host(seat)));
+                let how = self.links.get(seat).map(|link| link.vital.describe(now, |seat| self.host(seat)));
                 self.lose(now, seat, &how.unwrap_or_default());
             }
         }

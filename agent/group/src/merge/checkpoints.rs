@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{Merge, Next, Phase, observed};
 use crate::round::Seated;
-use mainstay_checkpoint::choice::{Wanted, choose};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
 use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::Weight;
@@ -85,7 +85,7 @@ impl Merge {
         // Each host's list is moved out once: those of a large job are 100 MB.
         self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
         let world = self.world();
-        let wanted = Wanted { run: None, world: Some(world), failed: Some(&self.failed_steps) };
+        let wanted = RestoreRequest { run: None, world: Some(world), failed: Some(&self.failed_steps) };
         let choice = choose(self.copies.iter().flatten(), wanted);
         let (chosen, other) = (choice.key(), choice.of_other_world.map(|state| state.key));
         if !std::mem::replace(&mut self.other_world_done, true)

@@ -36,7 +36,7 @@ pub(super) struct Packed {
 
 impl Packed {
     /// Packs the seats. `None` for a job that is not large, and for names that cannot be packed.
-    pub(super) fn of(seats: &[Seated]) -> Option<Packed> {
+    pub(super) fn from_seats(seats: &[Seated]) -> Option<Packed> {
         let members = || seats.iter().map(|at| &at.member);
         if seats.len() < FROM || seated(members().cloned().collect()) != seats {
             return None;
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_hundred_thousand_ranks_fit_into_a_value_of_the_store() {
         let seats = seated((0..12_500).map(member).collect());
-        let packed = Packed::of(&seats).expect("many");
+        let packed = Packed::from_seats(&seats).expect("many");
         assert_eq!(packed.seats().expect("they are read"), seats);
         let bytes = serde_json::to_vec(&packed).expect("written").len();
         assert!(bytes < 1 << 20, "{bytes}");
@@ -175,15 +175,15 @@ mod tests {
 
     #[test]
     fn a_small_job_is_stored_unpacked() {
-        assert_eq!(Packed::of(&seated((0..511).map(member).collect())), None);
+        assert_eq!(Packed::from_seats(&seated((0..511).map(member).collect())), None);
         let mut spaced: Vec<Member> = (0..512).map(member).collect();
         spaced[7].domain = "row 7".to_owned();
-        assert_eq!(Packed::of(&seated(spaced)), None, "that name does not fit");
+        assert_eq!(Packed::from_seats(&seated(spaced)), None, "that name does not fit");
     }
 
     #[test]
     fn what_is_no_list_of_seats_is_refused() {
-        let packed = Packed::of(&seated((0..600).map(member).collect())).expect("many");
+        let packed = Packed::from_seats(&seated((0..600).map(member).collect())).expect("many");
         let fewer = Packed { ranks: "08 ".to_owned(), ..packed.clone() };
         assert!(fewer.seats().is_err());
         let broken = Packed { hosts: packed.hosts.replacen('0', "z", 1), ..packed };
@@ -210,7 +210,7 @@ mod tests {
                 }
             });
             let seats = seated(members.collect());
-            prop_assert_eq!(Packed::of(&seats).expect("many").seats(), Ok(seats));
+            prop_assert_eq!(Packed::from_seats(&seats).expect("many").seats(), Ok(seats));
         }
     }
 }

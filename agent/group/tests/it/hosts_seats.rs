@@ -130,7 +130,8 @@ fn join(launcher: &str) -> Join {
 
 impl Waiting {
     fn new() -> Waiting {
-        let member = |number: u32| Member { leads: number == 0, ..Member::of(&join(&format!("l{number}"))) };
+        let member =
+            |number: u32| Member { leads: number == 0, ..Member::from_join(&join(&format!("l{number}"))) };
         let seats = first(&[member(0), member(1), member(2)], 3).expect("a round");
         let limits = Limits { hosts: (1, 3), shrink_after: Span::seconds(1), ..Limits::fixed(3) };
         let merge = Merge::new(seats, Span::seconds(600)).within(limits, "l0");

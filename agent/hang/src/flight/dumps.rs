@@ -44,11 +44,11 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
         known.iter().copied().chain(records.keys().copied()).chain(named.map(|rank| Rank(*rank))).collect();
     let all: Vec<Rank> = all.into_iter().collect();
     let found = waits("the flight records", &counted(&all, records))?;
-    let place = Place::of(records, &found.culprits)?;
+    let place = WaitingOperation::find(records, &found.culprits)?;
     let without_record: Vec<Rank> =
         all.into_iter().filter(|rank| !records.contains_key(rank)).take(MOST_RANKS).collect();
-    let reported = place.reported(found.kind, &found.culprits, records);
-    let Place { group, number, operation, waiting } = place;
+    let reported = place.describe(found.kind, &found.culprits, records);
+    let WaitingOperation { group, number, operation, waiting } = place;
     Some(BlockedCollective {
         kind: found.kind,
         culprits: found.culprits,
@@ -65,17 +65,17 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
 const MOST_RANKS: usize = 1024;
 
 /// The operation in which ranks wait.
-struct Place<'r> {
+struct WaitingOperation<'r> {
     group: &'r str,
     number: u64,
     operation: &'r str,
     waiting: Vec<Rank>,
 }
 
-impl<'r> Place<'r> {
+impl<'r> WaitingOperation<'r> {
     /// The operation in which most ranks wait for the culprits: one that the culprits have not entered. If they have
     /// entered all, the one in which most ranks wait.
-    fn of(records: &'r BTreeMap<Rank, FlightRecord>, culprits: &[Rank]) -> Option<Place<'r>> {
+    fn find(records: &'r BTreeMap<Rank, FlightRecord>, culprits: &[Rank]) -> Option<WaitingOperation<'r>> {
         let mut places: BTreeMap<(&str, u64), Vec<(Rank, &str)>> = BTreeMap::new();
         for (rank, record) in records {
             for (name, standing) in &record.groups {
@@ -113,16 +113,16 @@ impl<'r> Place<'r> {
         // Ranks that have left the operation wait elsewhere, behind it.
         let waiting = if others_left { all } else { of_place };
         let waiting = waiting.into_iter().filter(|rank| !culprits.contains(rank)).collect();
-        Some(Place { group, number, operation, waiting })
+        Some(WaitingOperation { group, number, operation, waiting })
     }
 
-    fn reported(
+    fn describe(
         &self,
         kind: Option<HangKind>,
         culprits: &[Rank],
         records: &BTreeMap<Rank, FlightRecord>,
     ) -> String {
-        let Place { group, number, operation, waiting } = self;
+        let WaitingOperation { group, number, operation, waiting } = self;
         let place = format!("collective {number} of process group {group}");
         let (who, others) = (listed(culprits), listed(waiting));
         let has = if culprits.len() == 1 { "has" } else { "have" };

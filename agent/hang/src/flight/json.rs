@@ -19,7 +19,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Pickle, serde_json::Error> {
     let mut document = serde_json::Deserializer::from_slice(bytes);
     let root = Value { nodes: &mut nodes }.deserialize(&mut document)?;
     document.end()?;
-    Ok(Pickle::of(nodes, root))
+    Ok(Pickle::from_nodes(nodes, root))
 }
 
 /// Reads one value into the tree.

@@ -1,6 +1,6 @@
 //! What a job without heartbeats seems to do: it works, it waits, or it hangs.
 
-use super::{BEYOND, Collectives, Idle, NETWORK, REGULAR, SELDOM, UNSEEN, now_minus};
+use super::{BEYOND, Collectives, Idle, MIN_WORK_TO_REST, NETWORK, REGULAR, UNSEEN, now_minus};
 use crate::activity::{Activity, ProcessState};
 use crate::finding::{HangStatus, STOPPED_LIMIT, STOPPED_REPORT_AFTER, Suspicion};
 use mainstay_model::hang::{ACTIVITY, Hang, HangKind};
@@ -56,7 +56,7 @@ impl Idle {
         let rest = self.devices.rest(now)?;
         let limit = self.floor.max(Span(self.devices.longest().0.saturating_mul(BEYOND)));
         let out_of_the_ordinary = rest >= limit && now.since(self.worked) >= limit;
-        if !out_of_the_ordinary || !self.devices.usually_work(Span(self.floor.0 / 2), SELDOM) {
+        if !out_of_the_ordinary || !self.devices.usually_work(Span(self.floor.0 / 2), MIN_WORK_TO_REST) {
             return None;
         }
         let reported = format!(
@@ -70,7 +70,7 @@ impl Idle {
         let usual = self.floor.max(Span(self.longest.0.saturating_mul(BEYOND)));
         let long_enough = self.at_work >= Span(self.floor.0 / 2);
         let at_work = long_enough
-            && self.rested.0.saturating_mul(SELDOM) <= self.at_work.0.saturating_add(self.rested.0);
+            && self.rested.0.saturating_mul(MIN_WORK_TO_REST) <= self.at_work.0.saturating_add(self.rested.0);
         // Nothing is known about a rank whose processes cannot be read.
         let known = self.ranks.iter().all(|seen| seen.pulse.is_none() || seen.activity.is_some());
         // No program waits for a file system by design, even if it worked only briefly before.

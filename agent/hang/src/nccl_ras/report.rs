@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Count, Counted};
+use crate::{Count, SourceCounters};
 use mainstay_model::id::Rank;
 
 /// One report. It covers one job: that of the process that answered.
@@ -86,8 +86,8 @@ impl RasReport {
 impl RasReport {
     /// The counts of ranks, by the PIDs of their processes on this host. Ranks that the service does not know, or
     /// that did not answer it, are silent.
-    pub fn counted(&self, ranks: &BTreeMap<i32, Rank>) -> Counted {
-        let mut counted = Counted::default();
+    pub fn counted(&self, ranks: &BTreeMap<i32, Rank>) -> SourceCounters {
+        let mut counted = SourceCounters::default();
         let all: BTreeSet<Rank> = ranks.values().copied().collect();
         counted.counts.extend(all.iter().map(|rank| (*rank, Vec::new())));
         let rank_of =

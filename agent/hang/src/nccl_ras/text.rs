@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<RasReport, TextError> {
 
 /// What the current lines are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum About {
+enum Section {
     Nothing,
     Table,
     MissingProcesses,
@@ -56,7 +56,7 @@ struct Reading {
     table: BTreeMap<u32, (u32, u32)>,
     /// How many of a group are listed one by one.
     listed: BTreeMap<u32, Vec<String>>,
-    about: About,
+    about: Section,
     /// Whether the last heading `====` of the report was seen.
     whole: bool,
     title: String,
@@ -66,27 +66,27 @@ impl Reading {
     fn new(version: &str) -> Reading {
         let report = RasReport { version: version.to_owned(), ..RasReport::default() };
         let (table, listed) = (BTreeMap::new(), BTreeMap::new());
-        Reading { report, table, listed, about: About::Nothing, whole: false, title: String::new() }
+        Reading { report, table, listed, about: Section::Nothing, whole: false, title: String::new() }
     }
 
     fn line(&mut self, line: &str) {
         let line = line.trim_end();
         if line.starts_with("====") {
             self.whole |= self.title == "Warnings";
-            self.about = About::Nothing;
+            self.about = Section::Nothing;
         } else if line.starts_with('#') {
             self.communicator(line);
         } else if line.starts_with("Group ") {
-            self.about = About::Table;
-        } else if self.about == About::Table {
+            self.about = Section::Table;
+        } else if self.about == Section::Table {
             self.row(line);
         } else if let Some(reported) = line.strip_prefix("  ") {
-            self.reported(reported);
+            self.read_detail(reported);
         } else {
             match line {
-                "INCOMPLETE" => self.about = About::MissingProcesses,
-                "DEAD" => self.about = About::DeadProcesses,
-                "TIMEOUT" => self.about = About::Timeouts,
+                "INCOMPLETE" => self.about = Section::MissingProcesses,
+                "DEAD" => self.about = Section::DeadProcesses,
+                "TIMEOUT" => self.about = Section::Timeouts,
                 _ => {}
             }
         }
@@ -99,7 +99,7 @@ impl Reading {
     /// not a row.
     fn row(&mut self, line: &str) {
         if line.is_empty() {
-            self.about = About::Nothing;
+            self.about = Section::Nothing;
             return;
         }
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -111,7 +111,7 @@ impl Reading {
 
     /// `#0-0 (8a5ed2b3ef4c0f3d) MISMATCH`
     fn communicator(&mut self, line: &str) {
-        self.about = About::Nothing;
+        self.about = Section::Nothing;
         let mut words = line.split_whitespace();
         let group = words.next().and_then(|id| id.strip_prefix('#')?.split('-').next()?.parse().ok());
         let hash = words.next().map(|hash| hash.trim_matches(['(', ')']).to_owned());
@@ -121,10 +121,10 @@ impl Reading {
             listed.push(hash.clone());
         }
         self.about = match what {
-            "INCOMPLETE" => About::MissingRanks,
-            "ERROR" => About::Errors { asynchronous: false },
-            "MISMATCH" => About::States,
-            _ => About::Nothing,
+            "INCOMPLETE" => Section::MissingRanks,
+            "ERROR" => Section::Errors { asynchronous: false },
+            "MISMATCH" => Section::States,
+            _ => Section::Nothing,
         };
         // The same communicator can appear under several headings. The last one is the one being read.
         let communicators = &mut self.report.communicators;
@@ -140,25 +140,25 @@ impl Reading {
     }
 
     /// An indented line: details for the last heading.
-    fn reported(&mut self, reported: &str) {
+    fn read_detail(&mut self, reported: &str) {
         match self.about {
-            About::MissingProcesses | About::DeadProcesses => self.process(reported),
-            About::Timeouts => {
+            Section::MissingProcesses | Section::DeadProcesses => self.process(reported),
+            Section::Timeouts => {
                 if let Some(count) = reported.strip_prefix("Encountered ").and_then(first_number) {
                     self.report.timeouts = count;
                 }
             }
-            About::MissingRanks => self.missing_rank(reported),
-            About::Errors { .. } => self.error(reported),
-            About::States | About::Operations => self.mismatch(reported),
-            About::Nothing | About::Table => {}
+            Section::MissingRanks => self.missing_rank(reported),
+            Section::Errors { .. } => self.error(reported),
+            Section::States | Section::Operations => self.mismatch(reported),
+            Section::Nothing | Section::Table => {}
         }
     }
 
     /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or the number of processes.
     fn process(&mut self, reported: &str) {
         let processes = match self.about {
-            About::DeadProcesses => &mut self.report.dead,
+            Section::DeadProcesses => &mut self.report.dead,
             _ => &mut self.report.missing,
         };
         if let Some(process) = reported.strip_prefix("Process ").and_then(process) {
@@ -188,10 +188,10 @@ impl Reading {
 
     fn error(&mut self, reported: &str) {
         if reported.starts_with("Initialization error") || reported.starts_with("Asynchronous error") {
-            self.about = About::Errors { asynchronous: reported.starts_with("Asynchronous") };
+            self.about = Section::Errors { asynchronous: reported.starts_with("Asynchronous") };
             return;
         }
-        let About::Errors { asynchronous } = self.about else { return };
+        let Section::Errors { asynchronous } = self.about else { return };
         let Some(communicator) = self.report.communicators.last_mut() else { return };
         let error = |what: &str| Some(RankError { what: what.to_owned(), asynchronous });
         let stated = |words: &str| error(words.strip_prefix("reported ")?);
@@ -201,16 +201,16 @@ impl Reading {
     fn mismatch(&mut self, reported: &str) {
         let Some(communicator) = self.report.communicators.last_mut() else { return };
         if let Some(of) = reported.strip_prefix("Communicator ranks have different ") {
-            self.about = About::States;
+            self.about = Section::States;
             if let Some(name) = of.strip_suffix(" operation counts") {
-                self.about = About::Operations;
+                self.about = Section::Operations;
                 // 2.24 does not distinguish the kinds.
                 communicator.operations.push(Operation { name: name.to_owned(), groups: Vec::new() });
             }
             return;
         }
         match (self.about, communicator.operations.last_mut()) {
-            (About::Operations, Some(operation)) => group_line(&mut operation.groups, reported, launched),
+            (Section::Operations, Some(operation)) => group_line(&mut operation.groups, reported, launched),
             _ => {
                 group_line(&mut communicator.states, reported, state);
             }

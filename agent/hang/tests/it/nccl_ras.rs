@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_hang::nccl_ras::{
-    Asked, CommRank, Communicator, Group, Missing, NcclJudge, NcclLimits, Operation, Process, RankError,
+    CommRank, Communicator, Group, Missing, NcclJudge, NcclLimits, Operation, Process, RankError, RasReply,
     RasReport, State, TextError, Wire, parse_text,
 };
 use mainstay_hang::{Count, waits};
@@ -282,23 +282,23 @@ fn events(judged: &SensorReport) -> Vec<&str> {
         .collect()
 }
 
-fn reported(text: &str) -> Asked {
-    Asked::Reported(json(text))
+fn reported(text: &str) -> RasReply {
+    RasReply::Reported(json(text))
 }
 
 #[test]
 fn no_component_is_shown_without_a_problem() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     for (seconds, asked) in [
-        (0, Asked::NoJob),
-        (60, Asked::Refused),
-        (120, Asked::Failed("HTTP".into())),
-        (180, Asked::Reported(parse_text(IN_ORDER).unwrap())),
+        (0, RasReply::NoJob),
+        (60, RasReply::Refused),
+        (120, RasReply::Failed("HTTP".into())),
+        (180, RasReply::Reported(parse_text(IN_ORDER).unwrap())),
         // One rank is behind in each report, but the counts increase.
         (240, reported(&document([42, 41], ""))),
         (900, reported(&document([82, 81], ""))),
         (1500, reported(&document([122, 122], ""))),
-        (1600, Asked::Refused),
+        (1600, RasReply::Refused),
     ] {
         assert_eq!(judge.step(at(seconds), &asked).components, [], "{asked:?}");
     }
@@ -322,7 +322,8 @@ fn ranks_apart_for_600_s_are_degraded_without_a_recommended_action() {
     // Another job answers: this does not clear the state.
     let other = document([1, 1], "").replace("0x8a5e", "0x1111");
     assert_eq!(
-        judge.step(at(720), &Asked::Reported(RasReport { in_order: 1, ..json(&other) })).components[0].state,
+        judge.step(at(720), &RasReply::Reported(RasReport { in_order: 1, ..json(&other) })).components[0]
+            .state,
         HealthState::Degraded
     );
     let judged = judge.step(at(780), &reported(&document([43, 43], "")));
@@ -338,10 +339,10 @@ fn dead_processes_and_errors_are_reported_at_once() {
     assert!(nccl.reason.contains("process 99 on 10.0.0.2"), "{nccl:?}");
     assert_eq!(events(&judged), ["ras_answers", "process_dead"]);
 
-    let judged = judge.step(at(60), &Asked::Reported(parse_text(TROUBLE).unwrap()));
+    let judged = judge.step(at(60), &RasReply::Reported(parse_text(TROUBLE).unwrap()));
     assert!(events(&judged).contains(&"rank_error"), "{judged:#?}");
     // The job ends: its problems do not count for the next job.
-    let judged = judge.step(at(120), &Asked::NoJob);
+    let judged = judge.step(at(120), &RasReply::NoJob);
     assert_eq!(
         (judged.components[0].state, judged.components[0].reason.as_str()),
         (HealthState::Healthy, "no job runs")
@@ -352,7 +353,7 @@ fn dead_processes_and_errors_are_reported_at_once() {
 fn a_service_that_stops_answering_is_unknown() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     judge.step(at(0), &reported(&document([42, 42], "")));
-    let silent = Asked::Failed("no answer within 5 s".into());
+    let silent = RasReply::Failed("no answer within 5 s".into());
     let judged = judge.step(at(60), &silent);
     assert_eq!((judged.components[0].state, events(&judged)), (HealthState::Unknown, vec!["ras_silent"]));
     assert_eq!(events(&judge.step(at(120), &silent)), [""; 0]);
@@ -380,8 +381,8 @@ proptest! {
         }
         if let Ok(report) = parse_text(&text) {
             let mut judge = NcclJudge::new(NcclLimits::default());
-            judge.step(at(0), &Asked::Reported(report.clone()));
-            judge.step(at(900), &Asked::Reported(report));
+            judge.step(at(0), &RasReply::Reported(report.clone()));
+            judge.step(at(900), &RasReply::Reported(report));
         }
     }
 

@@ -242,7 +242,8 @@ impl Catalog {
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
         };
         if let Some(error) = &xid.nvlink {
-            let NvlinkMeaning { fatal, action, .. } = NvlinkMeaning::of(&self.nvlink, xid.code, error);
+            let NvlinkMeaning { fatal, action, .. } =
+                NvlinkMeaning::from_rules(&self.nvlink, xid.code, error);
             let state = match (fatal, action) {
                 // A link is down, though nothing has to be done to the GPU.
                 (true, RecommendedAction::None) => HealthState::Degraded,
@@ -253,7 +254,7 @@ impl Catalog {
             return (state, action);
         }
         let registers = xid.link_registers.as_ref();
-        if let Some(decoded) = registers.and_then(|line| RegisterMeaning::of(&self.registers, line)) {
+        if let Some(decoded) = registers.and_then(|line| RegisterMeaning::from_rules(&self.registers, line)) {
             return (decoded.state, decoded.action);
         }
         if Catalog::is_known_by_number_alone(xid) {

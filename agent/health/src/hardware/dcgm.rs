@@ -71,7 +71,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         let value = self.value;
         match self.condition {
             0x1 => format!("{value} memory errors that could not be corrected"),
@@ -279,7 +279,7 @@ fn violated(violation: &Violation, health: &DcgmHealth) -> Fact {
         component: component_of(violation.gpu, health),
         event: "dcgm_policy_violated".to_owned(),
         weight: Weight::Warning,
-        detail: format!("a policy of DCGM was violated: {}", violation.words()),
+        detail: format!("a policy of DCGM was violated: {}", violation.describe()),
         values: values.into(),
     })
 }

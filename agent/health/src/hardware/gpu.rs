@@ -44,8 +44,8 @@ pub use limits::{DeviceLimits, ExpectedGpus};
 use limits::{PASSING, REPEATS_WINDOW, SIBLING_READINGS};
 pub use probe_protocol::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
 pub use reading::{
-    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
-    RemappedRows, SlowdownTimes, settle,
+    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, RemappedRows,
+    Sampled, SlowdownTimes, settle,
 };
 pub use state::GpuView;
 
@@ -53,7 +53,7 @@ use driver::Driver;
 use faults::Faults;
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
-use state::{Around, Gpu, Known};
+use state::{Around, Gpu, KnownGpu};
 use watch::{Change, Hysteresis};
 use xid_deduplicator::XidDeduplicator;
 
@@ -82,7 +82,7 @@ pub struct DeviceJudge {
     switches: BTreeMap<PciAddress, Switch>,
     driver: Driver,
     /// The power supply's brake, once it has slowed several GPUs down at the same time.
-    power: Option<Shown>,
+    power: Option<ReportedState>,
     reported: XidDeduplicator,
 }
 
@@ -90,23 +90,23 @@ pub struct DeviceJudge {
 struct Switch {
     name: String,
     faults: Faults,
-    shown: Shown,
+    shown: ReportedState,
 }
 
 /// The last reported state of a component, and since when.
 #[derive(Clone, Debug, Default)]
-struct Shown {
+struct ReportedState {
     last_shown: Option<(HealthState, Mono)>,
 }
 
-impl Shown {
+impl ReportedState {
     fn since(&mut self, state: HealthState, now: Mono) -> Mono {
         let since = self.last_shown.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
         self.last_shown = Some((state, since));
         since
     }
 
-    /// Like [`Shown::since`] for a state that began earlier: the log of a fault may be older than the agent.
+    /// Like [`ReportedState::since`] for a state that began earlier: the log of a fault may be older than the agent.
     fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
         let got_worse = self.last_shown.is_none_or(|(before, _)| before < state);
         self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
@@ -182,7 +182,7 @@ impl DeviceJudge {
                 gpu.readings.learn_peers();
             }
             let (links, peers) = (gpu.readings.links.learned().clone(), gpu.readings.peers.clone());
-            let now = Known { index: reading.index, identity: identity.clone(), links, peers };
+            let now = KnownGpu { index: reading.index, identity: identity.clone(), links, peers };
             if gpu.good >= self.limits.worsen_after && gpu.known.as_ref() != Some(&now) {
                 facts.push(learned::learned(&now));
                 gpu.known = Some(now);

@@ -15,9 +15,11 @@ mod texts;
 
 use std::collections::BTreeMap;
 
-pub use driver::{DriverReport, Trouble, read as read_driver_line};
+pub use driver::{DriverReport, TpuProblem, read as read_driver_line};
 pub use outlier::{Differs, Outlier, outliers};
-pub use sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall, TpuSample, chip_kind};
+pub use sample::{
+    Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service, Stall, TpuSample, chip_kind,
+};
 pub use texts::{STALL, metric};
 
 use mainstay_model::component_id::ComponentId;
@@ -56,7 +58,7 @@ const FOUND: &str = "chip_found";
 pub struct TpuJudge {
     limits: TpuLimits,
     /// Chips that were on the bus in this boot.
-    found: BTreeMap<PciAddress, Known>,
+    found: BTreeMap<PciAddress, KnownChip>,
     /// Since when chips are or may be held while their service does not answer.
     silent_since: Option<Mono>,
     /// Whether the present holder's service has answered.
@@ -70,7 +72,7 @@ pub struct TpuJudge {
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct KnownChip {
     number: u32,
     kind: String,
     /// Its address with the PCI function; journals of older versions have the address without it.
@@ -112,7 +114,7 @@ impl TpuJudge {
         {
             self.found.insert(
                 address,
-                Known { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
+                KnownChip { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
             );
         }
     }
@@ -145,7 +147,7 @@ impl TpuJudge {
             if self.found.contains_key(&chip.address) {
                 continue;
             }
-            let known = Known { number: chip.number, kind: chip.kind.to_owned(), bus_id: chip.bus_id() };
+            let known = KnownChip { number: chip.number, kind: chip.kind.to_owned(), bus_id: chip.bus_id() };
             self.found.insert(chip.address, known);
             let values = [("address", chip.bus_id()), ("kind", chip.kind.to_owned())];
             facts.push(Fact::Observed(Observation {
@@ -162,8 +164,11 @@ impl TpuJudge {
     fn runtime(&mut self, now: Mono, sample: &TpuSample, chips: &[Chip], facts: &mut Vec<Fact>) -> Component {
         let mut runtime = component("tpu.runtime", Some(now));
         runtime.evidence = sample.services.iter().map(texts::service_evidence).collect();
-        let unanswered: Vec<&Service> =
-            sample.services.iter().filter(|service| !matches!(service.answer, Answer::Reported(_))).collect();
+        let unanswered: Vec<&Service> = sample
+            .services
+            .iter()
+            .filter(|service| !matches!(service.answer, RuntimeReply::Reported(_)))
+            .collect();
         if !sample.services.is_empty() && unanswered.is_empty() {
             self.silent_since = None;
             self.answered = true;
@@ -224,7 +229,7 @@ impl TpuJudge {
 
     fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {
         let reported: Vec<&Runtime> =
-            sample.services.iter().filter_map(|service| service.answer.reported()).collect();
+            sample.services.iter().filter_map(|service| service.answer.runtime()).collect();
         let shares = texts::by_chip(&reported, chips.len());
         let cores: Vec<&CoreState> =
             reported.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
@@ -315,7 +320,7 @@ impl TpuJudge {
 
     /// Follows the cores' positions. Returns the cores that hold up the others once no core has moved for long enough.
     fn follow_cores(&mut self, now: Mono, sample: &TpuSample, facts: &mut Vec<Fact>) -> Vec<Outlier> {
-        let reported = sample.services.iter().filter_map(|service| service.answer.reported());
+        let reported = sample.services.iter().filter_map(|service| service.answer.runtime());
         let cores: Vec<CoreState> =
             reported.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
         let still = cores.len() == self.cores.last.len()

@@ -86,7 +86,7 @@ pub enum NoticeKind {
 }
 
 impl NoticeKind {
-    fn words(self) -> &'static str {
+    fn describe(self) -> &'static str {
         match self {
             NoticeKind::AtRisk => "the machine may be taken away soon",
             NoticeKind::Migration => "the machine is moved to another host while it runs",
@@ -161,7 +161,7 @@ impl CloudJudge {
         facts.extend(leave::due(notices, &mut self.left_for, now.wall, self.limits.leave.0));
         let mut later = Vec::new();
         for notice in notices {
-            let reason = words(notice, now.wall);
+            let reason = describe_notice(notice, now.wall);
             if is_past(notice, now.wall) {
                 later.push(format!("{reason}, which should be over"));
             } else if is_near(notice, now.wall, self.limits.notice.0) {
@@ -210,7 +210,7 @@ impl CloudJudge {
     fn report(&mut self, notices: &[Notice], facts: &mut Vec<Fact>) {
         for notice in notices {
             // A changed time or state is news again.
-            let detail = format!("{}: {}", notice.kind.words(), notice.detail);
+            let detail = format!("{}: {}", notice.kind.describe(), notice.detail);
             if self.reported.get(&notice.id) == Some(&detail) {
                 continue;
             }
@@ -258,14 +258,14 @@ fn is_past(notice: &Notice, now: Wall) -> bool {
     !notice.ongoing && notice.ends.is_some_and(|ends| ends.0.saturating_add(hour) < now.0)
 }
 
-fn words(notice: &Notice, now: Wall) -> String {
+fn describe_notice(notice: &Notice, now: Wall) -> String {
     let when = match notice.starts {
         _ if notice.ongoing => "going on now".to_owned(),
         Some(starts) if starts > now => format!("starts in {}", lasting(starts.0.saturating_sub(now.0))),
         Some(_) => "its window has started".to_owned(),
         None => "now".to_owned(),
     };
-    format!("{}, {when} ({})", notice.kind.words(), notice.detail)
+    format!("{}, {when} ({})", notice.kind.describe(), notice.detail)
 }
 
 /// "6 d 3 h", "1 h 20 min", "45 s".

@@ -173,17 +173,17 @@ fn middle(mut values: Vec<u32>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::gpu::{Clocks, GpuProcess, PcieLink, Read};
+    use crate::hardware::gpu::{Clocks, GpuProcess, PcieLink, Sampled};
     use mainstay_model::health::{Evidence, RecommendedAction};
 
     fn gpu(slot: u32, pid: i32) -> GpuView {
         let reading = GpuReading {
-            clocks: Read::Value(Clocks { sm: 1980, memory: 2619 }),
-            utilization: Read::Value(98),
-            pcie: Read::Value(PcieLink { generation: 5, width: 16 }),
-            pcie_max: Read::Value(PcieLink { generation: 5, width: 16 }),
-            ecc_corrected: Read::Value(3),
-            processes: Read::Value(vec![GpuProcess { pid: Pid(pid), memory: Some(60 << 30) }]),
+            clocks: Sampled::Value(Clocks { sm: 1980, memory: 2619 }),
+            utilization: Sampled::Value(98),
+            pcie: Sampled::Value(PcieLink { generation: 5, width: 16 }),
+            pcie_max: Sampled::Value(PcieLink { generation: 5, width: 16 }),
+            ecc_corrected: Sampled::Value(3),
+            processes: Sampled::Value(vec![GpuProcess { pid: Pid(pid), memory: Some(60 << 30) }]),
             ..GpuReading::default()
         };
         GpuView {
@@ -216,14 +216,17 @@ mod tests {
     #[test]
     fn whether_a_ranks_gpu_is_busy_is_reported_if_known() {
         let (ranks, mut gpus) = host();
-        for (gpu, share) in
-            gpus.iter_mut().zip([Read::Value(97), Read::Value(0), Read::NotOffered, Read::Value(3)])
-        {
+        for (gpu, share) in gpus.iter_mut().zip([
+            Sampled::Value(97),
+            Sampled::Value(0),
+            Sampled::NotOffered,
+            Sampled::Value(3),
+        ]) {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
         let reported = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(reported.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
-        gpus[1].reading.as_mut().unwrap().utilization = Read::Value(50);
+        gpus[1].reading.as_mut().unwrap().utilization = Sampled::Value(50);
         assert!(!slowdown_hints(&ranks, &Owners::new(), &[], &gpus).is_as(&reported), "it is news");
     }
 
@@ -232,11 +235,11 @@ mod tests {
         let (ranks, mut gpus) = host();
         {
             let reading = gpus[2].reading.as_mut().unwrap();
-            reading.clocks = Read::Value(Clocks { sm: 1200, memory: 2619 });
-            reading.pcie = Read::Value(PcieLink { generation: 5, width: 8 });
-            reading.ecc_corrected = Read::Value(40_000);
+            reading.clocks = Sampled::Value(Clocks { sm: 1200, memory: 2619 });
+            reading.pcie = Sampled::Value(PcieLink { generation: 5, width: 8 });
+            reading.ecc_corrected = Sampled::Value(40_000);
             let other = GpuProcess { pid: Pid(7), memory: Some(12 << 30) };
-            reading.processes = Read::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
+            reading.processes = Sampled::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
             gpus[2].power_limit = Some(500_000);
         }
         let reported = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
@@ -253,7 +256,7 @@ mod tests {
     fn processes_started_by_a_rank_belong_to_it() {
         let (ranks, mut gpus) = host();
         let on = |pids: &[i32]| {
-            Read::Value(pids.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect())
+            Sampled::Value(pids.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect())
         };
         // Rank 1 is a script whose program computes; rank 2 also has a helper; rank 3 has an unrelated process next to
         // it.
@@ -272,8 +275,8 @@ mod tests {
     fn low_clocks_of_an_idle_gpu_give_no_hint() {
         let (ranks, mut gpus) = host();
         let reading = gpus[1].reading.as_mut().unwrap();
-        reading.clocks = Read::Value(Clocks { sm: 345, memory: 2619 });
-        reading.utilization = Read::Value(0);
+        reading.clocks = Sampled::Value(Clocks { sm: 345, memory: 2619 });
+        reading.utilization = Sampled::Value(0);
         assert_eq!(slowdown_hints(&ranks, &Owners::new(), &[], &gpus).hints, []);
     }
 
@@ -303,7 +306,7 @@ mod tests {
     fn a_changed_reading_is_not_news() {
         let (ranks, mut gpus) = host();
         let mut reported = |width| {
-            gpus[0].reading.as_mut().unwrap().pcie = Read::Value(PcieLink { generation: 5, width });
+            gpus[0].reading.as_mut().unwrap().pcie = Sampled::Value(PcieLink { generation: 5, width });
             slowdown_hints(&ranks, &Owners::new(), &[], &gpus)
         };
         let (eight, four, whole) = (reported(8), reported(4), reported(16));

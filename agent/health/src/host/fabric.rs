@@ -14,13 +14,13 @@ mod sample;
 
 use std::collections::BTreeMap;
 
-pub use learned::{Expected, Known, Learned};
+pub use learned::{Expected, KnownLink, LearnedLinks};
 pub use limits::{ErrorLimits, FabricLimits};
 use limits::{MISSING_AFTER, TOGETHER};
 pub use sample::{FabricSample, Identity, LinkKind, LinkReading, LinkState};
 
 use earlier::{Moment, Recalled};
-use link::{Expectation, Found, Link};
+use link::{Expectation, Link, LinkFindings};
 
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
@@ -44,17 +44,17 @@ pub struct FabricJudge {
     limits: FabricLimits,
     boot: BootId,
     configured: Vec<Expected>,
-    learned: Learned,
+    learned: LearnedLinks,
     links: BTreeMap<String, Link>,
     recalled: BTreeMap<String, Recalled>,
     /// Samples in a row without an expected link, by its name.
     missing: BTreeMap<String, u32>,
     went_down: BTreeMap<String, Mono>,
-    shown: BTreeMap<String, Shown>,
+    shown: BTreeMap<String, ReportedState>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct ReportedState {
     state: HealthState,
     since: Mono,
     read_at: Option<Mono>,
@@ -67,7 +67,7 @@ impl FabricJudge {
         limits: FabricLimits,
         boot: BootId,
         configured: Vec<Expected>,
-        learned: Learned,
+        learned: LearnedLinks,
     ) -> FabricJudge {
         FabricJudge {
             limits,
@@ -100,13 +100,13 @@ impl FabricJudge {
     }
 
     /// The learned links, to be saved.
-    pub fn learned(&self) -> &Learned {
+    pub fn learned(&self) -> &LearnedLinks {
         &self.learned
     }
 
     /// Forgets the learned links.
     pub fn forget(&mut self) {
-        self.learned = Learned::default();
+        self.learned = LearnedLinks::default();
     }
 
     /// The PCI addresses of expected links; the sample must report what is in these slots.
@@ -156,12 +156,12 @@ impl FabricJudge {
             self.links.remove(&name);
             let detail = format!("{name} is different hardware now: its learned state is discarded");
             let component = components.get(&name).cloned().unwrap_or_else(|| WHOLE.to_owned());
-            facts.push(reported(&component, "hardware_replaced", Weight::Info, detail));
+            facts.push(event_fact(&component, "hardware_replaced", Weight::Info, detail));
         }
         for (from, to) in mended.renamed {
             self.links.remove(&from);
             let detail = format!("{from} is called {to} now");
-            facts.push(reported(WHOLE, "renamed", Weight::Info, detail));
+            facts.push(event_fact(WHOLE, "renamed", Weight::Info, detail));
         }
     }
 
@@ -180,7 +180,7 @@ impl FabricJudge {
         Expectation { expected: named.is_some(), rate, booting }
     }
 
-    fn look_at(&mut self, at: Mono, reading: &LinkReading, expectation: Expectation) -> Found {
+    fn look_at(&mut self, at: Mono, reading: &LinkReading, expectation: Expectation) -> LinkFindings {
         let component = reading.kind.component(&reading.name);
         let recalled = self.recalled.remove(&component);
         let link = self.links.entry(reading.name.clone()).or_insert_with(|| {
@@ -221,7 +221,7 @@ impl FabricJudge {
         if new && self.configured.is_empty() {
             let rate = rate.map_or_else(String::new, |rate| format!(" at {rate} Gb/s"));
             let detail = format!("{} is up{rate} and expected to be from now on", reading.name);
-            facts.push(reported(&known.component, "port_learned", Weight::Info, detail));
+            facts.push(event_fact(&known.component, "port_learned", Weight::Info, detail));
         }
     }
 
@@ -259,7 +259,7 @@ impl FabricJudge {
         self.missing.retain(|name, _| absent.iter().any(|(absent, _)| absent == name));
         let mut gone = Vec::new();
         for (name, component) in absent {
-            let mut found = Found { read: sample.unreadable.is_none(), ..Found::default() };
+            let mut found = LinkFindings { read: sample.unreadable.is_none(), ..LinkFindings::default() };
             let count = self.missing.entry(name.clone()).or_default();
             *count = count.saturating_add(1);
             let (count, enough) = (*count, MISSING_AFTER);
@@ -280,7 +280,7 @@ impl FabricJudge {
             } else {
                 gone.push(name.clone());
                 if count == enough {
-                    facts.push(reported(
+                    facts.push(event_fact(
                         &component,
                         "device_missing",
                         Weight::Error,
@@ -296,7 +296,7 @@ impl FabricJudge {
         gone
     }
 
-    fn why_missing(&self, known: Option<&Known>, sample: &FabricSample) -> (String, RecommendedAction) {
+    fn why_missing(&self, known: Option<&KnownLink>, sample: &FabricSample) -> (String, RecommendedAction) {
         let Some(known) = known else {
             let why = "the configuration expects it, and it is absent".to_owned();
             return (why, RecommendedAction::ContactSupport);
@@ -342,7 +342,7 @@ impl FabricJudge {
         if sample.links.is_empty() && expected.is_empty() && sample.unreadable.is_none() {
             return None;
         }
-        let mut found = Found { read: sample.unreadable.is_none(), ..Found::default() };
+        let mut found = LinkFindings { read: sample.unreadable.is_none(), ..LinkFindings::default() };
         if let Some(why) = &sample.unreadable {
             found.problem(HealthState::Unknown, why.clone(), RecommendedAction::None);
         }
@@ -386,8 +386,8 @@ impl FabricJudge {
         Some(self.show(at, WHOLE.to_owned(), found, facts))
     }
 
-    fn show(&mut self, at: Mono, name: String, found: Found, facts: &mut Vec<Fact>) -> Component {
-        let Found { mut problems, well, evidence, observations, read, fault_at, .. } = found;
+    fn show(&mut self, at: Mono, name: String, found: LinkFindings, facts: &mut Vec<Fact>) -> Component {
+        let LinkFindings { mut problems, well, evidence, observations, read, fault_at, .. } = found;
         facts.extend(observations.into_iter().map(Fact::Observed));
         problems.sort_by_key(|(state, ..)| std::cmp::Reverse(*state));
         let state = problems.first().map_or(HealthState::Healthy, |(state, ..)| *state);
@@ -397,7 +397,7 @@ impl FabricJudge {
         let before = self.shown.get(&name).copied();
         let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
         let read_at = if read { Some(at) } else { before.and_then(|shown| shown.read_at) };
-        self.shown.insert(name.clone(), Shown { state, since, read_at });
+        self.shown.insert(name.clone(), ReportedState { state, since, read_at });
         Component { name, state, reason, action, evidence, read_at, since, fault_at, ..Component::default() }
     }
 }
@@ -425,7 +425,7 @@ fn slower_than_its_like(links: &[LinkReading]) -> Option<String> {
     })
 }
 
-fn reported(component: &str, event: &str, weight: Weight, detail: String) -> Fact {
+fn event_fact(component: &str, event: &str, weight: Weight, detail: String) -> Fact {
     Fact::Observed(Observation {
         component: component.to_owned(),
         event: event.to_owned(),

@@ -15,13 +15,13 @@ use mainstay_model::time::Mono;
 pub const LOG: &str = "host.kernel_log";
 
 /// Maximum number of remembered reports per class, with their times; older ones are dropped.
-const REMEMBERED: usize = 256;
+const MAX_REMEMBERED_REPORTS: usize = 256;
 
 /// Maximum number of remembered devices per class.
 const SUBJECTS: usize = 64;
 
 /// Maximum number of devices that a reason names, with a log line each.
-const NAMED: usize = 3;
+const MAX_NAMED_DEVICES: usize = 3;
 
 /// Whether the log can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl HostLogJudge {
     /// Processes a fact from the kernel log at `at`; facts of other kinds are ignored.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         match fact {
-            Fact::KernelReport(report) => self.reported(at, report),
+            Fact::KernelReport(report) => self.record_report(at, report),
             Fact::KernelLinesLeftOut { of, count } => {
                 let class = KernelClass::ALL.iter().find(|class| class.name() == of);
                 let subjects = class.and_then(|class| self.classes.get_mut(class));
@@ -104,7 +104,7 @@ impl HostLogJudge {
         }
     }
 
-    fn reported(&mut self, at: Mono, report: &KernelReport) {
+    fn record_report(&mut self, at: Mono, report: &KernelReport) {
         if report.class == KernelClass::KernelStarted {
             self.classes.clear();
             return;
@@ -208,7 +208,7 @@ fn calm(name: &str, read_at: Option<Mono>, now: Mono) -> Component {
 
 impl Reports {
     fn count(&mut self, at: Mono, count: u64) {
-        if self.times.len() == REMEMBERED {
+        if self.times.len() == MAX_REMEMBERED_REPORTS {
             self.times.pop_front();
         }
         self.times.push_back((at, count));
@@ -235,7 +235,7 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     if held.is_empty() || meaning.state == HealthState::Healthy {
         return;
     }
-    let of: Vec<&str> = held.iter().filter_map(|(subject, ..)| *subject).take(NAMED).collect();
+    let of: Vec<&str> = held.iter().filter_map(|(subject, ..)| *subject).take(MAX_NAMED_DEVICES).collect();
     let more = held.len().saturating_sub(of.len().max(1));
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let of = if of.is_empty() { String::new() } else { format!(" ({}{more})", of.join(", ")) };
@@ -263,7 +263,7 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     component.state = component.state.max(state);
     component.action = component.action.max(action);
     let limit = (meaning.count > 1).then(|| meaning.count.to_string());
-    for (_, _, reports) in held.iter().take(NAMED) {
+    for (_, _, reports) in held.iter().take(MAX_NAMED_DEVICES) {
         component.evidence.push(Evidence {
             limit: limit.clone(),
             code: Some(FaultCode::KernelLine(meaning.class)),

@@ -44,7 +44,7 @@ pub struct HostJudge {
     limits: HostLimits,
     memory: Recall,
     cpu_times: Option<CpuTimes>,
-    shown: BTreeMap<String, Shown>,
+    shown: BTreeMap<String, ReportedState>,
     oom: OomWatch,
     groups: GroupWatch,
 }
@@ -72,7 +72,7 @@ impl Recall {
 
 /// The last reported state of a component.
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct ReportedState {
     state: HealthState,
     since: Mono,
     read_at: Option<Mono>,
@@ -132,12 +132,12 @@ impl HostJudge {
 }
 
 /// Combines findings into a component, given its last reported state.
-fn show(shown: &mut BTreeMap<String, Shown>, name: &str, at: Mono, findings: Findings) -> Component {
+fn show(shown: &mut BTreeMap<String, ReportedState>, name: &str, at: Mono, findings: Findings) -> Component {
     let state = findings.state();
     let before = shown.get(name).copied();
     let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
     let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
-    shown.insert(name.to_owned(), Shown { state, since, read_at });
+    shown.insert(name.to_owned(), ReportedState { state, since, read_at });
     Component {
         name: name.to_owned(),
         state,

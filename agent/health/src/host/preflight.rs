@@ -110,7 +110,7 @@ impl Group {
     }
 
     /// The group of a component or sensor, by its name.
-    pub fn of(name: &str) -> Group {
+    pub fn from_name(name: &str) -> Group {
         let mut parts = name.split(['.', ' ', ':', '_']);
         let first = parts.next().unwrap_or_default();
         let second = parts.next().unwrap_or_default();
@@ -154,7 +154,12 @@ impl Check {
         Check {
             action: component.action,
             evidence: component.evidence.clone(),
-            ..Check::new(&component.name, Group::of(&component.name), verdict, component.reason.clone())
+            ..Check::new(
+                &component.name,
+                Group::from_name(&component.name),
+                verdict,
+                component.reason.clone(),
+            )
         }
     }
 
@@ -257,11 +262,11 @@ pub fn summary(checks: &[Check], took: Span) -> String {
     let mut wrong: Vec<&Check> =
         checks.iter().filter(|check| weight(check.verdict) > weight(CheckVerdict::Pass)).collect();
     wrong.sort_by_key(|check| std::cmp::Reverse(weight(check.verdict)));
-    const NAMED: usize = 3;
+    const MAX_NAMED: usize = 3;
     let mut parts: Vec<String> =
-        wrong.iter().take(NAMED).map(|check| format!("{}: {}", check.name, check.reason)).collect();
-    if wrong.len() > NAMED {
-        parts.push(format!("{} more", wrong.len() - NAMED));
+        wrong.iter().take(MAX_NAMED).map(|check| format!("{}: {}", check.name, check.reason)).collect();
+    if wrong.len() > MAX_NAMED {
+        parts.push(format!("{} more", wrong.len() - MAX_NAMED));
     }
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let numbers: Vec<String> = [

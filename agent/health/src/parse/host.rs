@@ -25,9 +25,9 @@ pub fn report(message: &str) -> Option<KernelReport> {
             [network::of_device, amd::of_device, hardware::of_device, storage::of_device];
         return OF_DEVICES.iter().find_map(|reader| reader(message, device));
     }
-    const READERS: [fn(&str) -> Option<KernelReport>; 4] =
+    const LINE_PARSERS: [fn(&str) -> Option<KernelReport>; 4] =
         [system::report, network::report, storage::report, hardware::report];
-    READERS.iter().find_map(|reader| reader(message))
+    LINE_PARSERS.iter().find_map(|reader| reader(message))
 }
 
 pub(super) fn about(class: KernelClass, subject: Option<&str>) -> KernelReport {

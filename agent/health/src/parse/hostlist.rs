@@ -1,7 +1,7 @@
 //! Expands Slurm's host lists, such as `node[01-03,7],login1`.
 
 /// More hosts than any job has. A longer list is refused before it uses too much memory.
-const MOST: usize = 1 << 17;
+const MAX_HOSTS: usize = 1 << 17;
 
 /// Why a text is no host list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub enum HostlistError {
     #[error("[{0}]: write numbers and ranges such as [01-03,7]")]
     Range(String),
     /// More hosts than a job can have.
-    #[error("more than {MOST} hosts")]
+    #[error("more than {MAX_HOSTS} hosts")]
     TooMany,
 }
 
@@ -26,15 +26,15 @@ pub enum HostlistError {
 /// If the text is no host list.
 pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut hosts = Vec::new();
-    for word in words(text)? {
-        let room = MOST - hosts.len();
+    for word in split_list(text)? {
+        let room = MAX_HOSTS - hosts.len();
         hosts.extend(names(word, room)?);
     }
     Ok(hosts)
 }
 
 /// Splits the list at commas outside of brackets.
-fn words(text: &str) -> Result<Vec<&str>, HostlistError> {
+fn split_list(text: &str) -> Result<Vec<&str>, HostlistError> {
     let mut words = Vec::new();
     let (mut from, mut is_inside) = (0, false);
     for (at, letter) in text.char_indices() {
@@ -181,7 +181,7 @@ mod tests {
         #[test]
         fn any_text_expands_to_a_bounded_list(text in "[a-c0-9,\\[\\]-]{0,40}") {
             if let Ok(hosts) = expand(&text) {
-                prop_assert!((1..=MOST).contains(&hosts.len()));
+                prop_assert!((1..=MAX_HOSTS).contains(&hosts.len()));
                 prop_assert!(hosts.iter().all(|host| !host.contains(['[', ']', ','])));
             }
         }

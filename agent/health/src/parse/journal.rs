@@ -75,13 +75,14 @@ pub fn of_dmesg(line: &str) -> Option<String> {
 /// The message in a JSON line that is no journal entry: a container's output as written by Docker, or a kernel line as sent by Talos.
 pub fn of_container(line: &str) -> Option<String> {
     #[derive(Deserialize)]
-    struct Line {
+    struct JournalFields {
         log: Option<String>,
         stream: Option<String>,
         msg: Option<String>,
         facility: Option<String>,
     }
-    let line: Line = line.trim_start().starts_with('{').then(|| serde_json::from_str(line).ok())??;
+    let line: JournalFields =
+        line.trim_start().starts_with('{').then(|| serde_json::from_str(line).ok())??;
     let of_docker = line.log.filter(|_| line.stream.is_some()).map(|log| log.trim_end().to_owned());
     of_docker.or(line.msg.filter(|_| line.facility.as_deref() == Some("kern")))
 }

@@ -19,11 +19,11 @@ const REDIRECTS: u16 = 1 << 2 | 1 << 3;
 /// Parses the configuration space of a port. `None` if the device is no port, or if the space is incomplete, as for unprivileged
 /// readers.
 pub fn port(config: &[u8]) -> Option<Port> {
-    let kind = word(config, capability(config, EXPRESS)? + 2)? >> 4 & 0xf;
+    let kind = read_u16(config, capability(config, EXPRESS)? + 2)? >> 4 & 0xf;
     let of_switch = kind == DOWNSTREAM_PORT;
     // Only root can read the extended part.
     config.get(0x100)?;
-    let control = extended(config, ACCESS_CONTROL).and_then(|at| word(config, at + 6));
+    let control = extended(config, ACCESS_CONTROL).and_then(|at| read_u16(config, at + 6));
     Some(Port { of_switch, redirects: control.is_some_and(|control| control & REDIRECTS != 0) })
 }
 
@@ -45,7 +45,7 @@ fn capability(config: &[u8], id: u8) -> Option<usize> {
 fn extended(config: &[u8], id: u32) -> Option<usize> {
     let mut at = 0x100;
     for _ in 0..480 {
-        let head = u32::from(word(config, at)?) | u32::from(word(config, at + 2)?) << 16;
+        let head = u32::from(read_u16(config, at)?) | u32::from(read_u16(config, at + 2)?) << 16;
         if head & 0xffff == id {
             return Some(at);
         }
@@ -57,7 +57,7 @@ fn extended(config: &[u8], id: u32) -> Option<usize> {
     None
 }
 
-fn word(config: &[u8], at: usize) -> Option<u16> {
+fn read_u16(config: &[u8], at: usize) -> Option<u16> {
     let bytes = config.get(at..at + 2)?;
     Some(u16::from_le_bytes([bytes[0], bytes[1]]))
 }

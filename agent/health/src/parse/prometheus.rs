@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// Maximum number of samples per page; the largest exporters have some ten thousand.
-const MOST: usize = 100_000;
+const MAX_SAMPLES: usize = 100_000;
 
 /// One sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub enum PageError {
         what: &'static str,
     },
     /// The page has too many samples.
-    #[error("it has more than {MOST} samples")]
+    #[error("it has more than {MAX_SAMPLES} samples")]
     TooLong,
 }
 
@@ -44,7 +44,7 @@ pub fn parse(page: &str) -> Result<Vec<Sample>, PageError> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        if samples.len() >= MOST {
+        if samples.len() >= MAX_SAMPLES {
             return Err(PageError::TooLong);
         }
         samples.push(sample(line).map_err(|what| PageError::Line { line: index + 1, what })?);

@@ -102,7 +102,7 @@ fn every_nvlink_rule_matches_in_both_layouts() {
             let intrinfo = u32::from_str_radix(&pattern.replace('-', "0"), 2).unwrap();
             let unit = rule.unit.clone();
             let error = NvlinkError { unit, fatal: None, link: None, intrinfo, status: rule.status };
-            let meaning = NvlinkMeaning::of(&rules, rule.xid, &error);
+            let meaning = NvlinkMeaning::from_rules(&rules, rule.xid, &error);
             assert!(
                 meaning.known && meaning.fatal >= rule.fatal && meaning.action >= rule.action,
                 "{rule:?}"
@@ -134,7 +134,7 @@ fn the_nvlink_table_is_complete() {
 fn nvlink_registers_are_decoded() {
     let of = |registers: [u32; 7]| {
         let line = LinkRegisters { link: 14, registers: registers.to_vec() };
-        RegisterMeaning::of(catalog().register_rules(), &line)
+        RegisterMeaning::from_rules(catalog().register_rules(), &line)
             .map(|of| (of.names, of.action, of.support_from))
     };
     assert_eq!(of([1 << 23, 0, 0, 0, 0, 0, 0]).unwrap().1, RecommendedAction::None);
@@ -203,7 +203,7 @@ fn the_severity_in_the_line_overrides_the_table() {
     let rules = catalog().nvlink_rules().to_vec();
     let judge = |line: &str| {
         let xid = nvidia::xid(line).unwrap();
-        NvlinkMeaning::of(&rules, xid.code, &xid.nvlink.unwrap())
+        NvlinkMeaning::from_rules(&rules, xid.code, &xid.nvlink.unwrap())
     };
     let fatal = judge(
         "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0)",

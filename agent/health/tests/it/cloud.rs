@@ -165,7 +165,7 @@ fn no_announcement_is_reported_again_after_a_restart() {
 
 /// The requests to jobs to save and end.
 fn leaves(judged: &SensorReport) -> Vec<Leave> {
-    judged.facts.iter().filter_map(Leave::of).collect()
+    judged.facts.iter().filter_map(Leave::from_fact).collect()
 }
 
 #[test]

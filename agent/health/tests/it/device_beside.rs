@@ -6,8 +6,8 @@ use crate::support;
 use std::collections::BTreeMap;
 
 use mainstay_health::hardware::gpu::{
-    Clocks, DeviceLimits, ExpectedGpus, GpuReading, GpuTrouble, Opinion, PcieLink, PeerAccess, Read,
-    RemappedRows,
+    Clocks, DeviceLimits, ExpectedGpus, GpuReading, GpuTrouble, Opinion, PcieLink, PeerAccess, RemappedRows,
+    Sampled,
 };
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
@@ -47,8 +47,8 @@ fn silent(change: impl Fn(&mut [GpuReading])) {
     }
 }
 
-fn clocks(sm: u32) -> Read<Clocks> {
-    Read::Value(Clocks { sm, memory: 2619 })
+fn clocks(sm: u32) -> Sampled<Clocks> {
+    Sampled::Value(Clocks { sm, memory: 2619 })
 }
 
 #[test]
@@ -60,14 +60,14 @@ fn a_busy_gpu_that_is_slower_than_its_siblings_for_minutes_is_degraded() {
     // An idle GPU has low clocks.
     silent(|gpus| {
         gpus[0].clocks = clocks(345);
-        gpus[0].utilization = Read::Value(0);
+        gpus[0].utilization = Sampled::Value(0);
     });
     // All GPUs are slow: none is an outlier.
     silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.clocks = clocks(900)));
     // Its siblings are idle.
     silent(|gpus| {
         gpus[0].clocks = clocks(900);
-        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Read::Value(0));
+        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Sampled::Value(0));
     });
     // Another model, and a split GPU (MIG).
     silent(|gpus| {
@@ -76,7 +76,7 @@ fn a_busy_gpu_that_is_slower_than_its_siblings_for_minutes_is_degraded() {
     });
     silent(|gpus| {
         gpus[0].clocks = clocks(900);
-        gpus[0].mig = Read::Value(true);
+        gpus[0].mig = Sampled::Value(true);
     });
 }
 
@@ -101,21 +101,21 @@ fn of_two_gpus_neither_is_an_outlier() {
 
 #[test]
 fn a_busy_gpu_that_is_hotter_than_its_busy_siblings_is_degraded() {
-    let reason = odd_one(30, ContactSupport, |gpu| gpu.temperature = Read::Value(82));
+    let reason = odd_one(30, ContactSupport, |gpu| gpu.temperature = Sampled::Value(82));
     assert_eq!(reason, "at 82 °C it is hotter than its siblings, which are at 60 °C");
     // The position in the airflow.
-    silent(|gpus| gpus[0].temperature = Read::Value(75));
-    silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.temperature = Read::Value(85)));
+    silent(|gpus| gpus[0].temperature = Sampled::Value(75));
+    silent(|gpus| gpus.iter_mut().for_each(|gpu| gpu.temperature = Sampled::Value(85)));
     silent(|gpus| {
-        gpus[0].temperature = Read::Value(82);
-        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Read::Value(1));
+        gpus[0].temperature = Sampled::Value(82);
+        gpus[1..].iter_mut().for_each(|gpu| gpu.utilization = Sampled::Value(1));
     });
 }
 
 #[test]
 fn a_pcie_link_with_a_lower_maximum_than_all_siblings_is_degraded() {
     let link = |generation, width| {
-        let link = Read::Value(PcieLink { generation, width });
+        let link = Sampled::Value(PcieLink { generation, width });
         move |gpu: &mut GpuReading| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone())
     };
     let reason = odd_one(30, ContactSupport, link(5, 8));
@@ -124,13 +124,13 @@ fn a_pcie_link_with_a_lower_maximum_than_all_siblings_is_degraded() {
     // Slots of two kinds.
     silent(|gpus| gpus[..4].iter_mut().for_each(link(4, 8)));
     // The library does not know the link.
-    silent(|gpus| gpus[0].pcie_max = Read::Value(PcieLink { generation: 0, width: 0 }));
+    silent(|gpus| gpus[0].pcie_max = Sampled::Value(PcieLink { generation: 0, width: 0 }));
 }
 
 #[test]
 fn a_power_limit_below_that_of_all_siblings_is_reported() {
     let set =
-        |limit| move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().power_limit = Read::Value(limit);
+        |limit| move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().power_limit = Sampled::Value(limit);
     let reason = odd_one(30, Nothing, set(400_000));
     assert_eq!(reason, "it may draw 400 W, all its siblings 700 W");
     silent(|gpus| gpus.iter_mut().for_each(set(400_000)));
@@ -198,7 +198,7 @@ fn unreachable_peers_are_not_reported_for_a_gpu_with_a_more_specific_fault() {
     let mut host = Host::new();
     host.looks(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
-    host.first().nvlinks[3].up = Read::Value(false);
+    host.first().nvlinks[3].up = Sampled::Value(false);
     host.look();
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
     assert_eq!(reason, "NVLink 3 down, 17 of 18 up");
@@ -247,7 +247,7 @@ fn a_second_opinion_that_our_reading_contradicts_is_only_evidence() {
 fn a_fault_that_both_sources_report_is_shown_once() {
     let mut host = Host::new();
     host.look();
-    host.first().ecc_volatile = Read::Value(1);
+    host.first().ecc_volatile = Sampled::Value(1);
     host.look();
     says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
@@ -287,9 +287,9 @@ fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
 fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
     let mut host = Host::new();
     host.looks(3);
-    host.first().ecc_volatile = Read::Value(2);
+    host.first().ecc_volatile = Sampled::Value(2);
     host.first().remapped =
-        Read::Value(RemappedRows { corrected: 1, uncorrected: 3, pending: true, failed: false });
+        Sampled::Value(RemappedRows { corrected: 1, uncorrected: 3, pending: true, failed: false });
     host.looks(5);
     let component = host.find(FIRST).unwrap();
     let of = |source: &str| {
@@ -302,7 +302,7 @@ fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
     };
     assert_eq!(of("NVML uncorrected ECC errors, volatile"), reported("0", "2", "0"));
     assert_eq!(of("NVML row remapping pending"), reported("no", "yes", "no"));
-    host.first().nvlinks[3].up = Read::Value(false);
+    host.first().nvlinks[3].up = Sampled::Value(false);
     host.looks(2);
     let link = host.find(LINK).unwrap();
     assert_eq!(link.evidence[0].before.as_deref(), Some("up"));
@@ -311,7 +311,7 @@ fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
 #[test]
 fn a_fault_at_the_first_reading_has_no_earlier_value() {
     let mut host = Host::new();
-    host.first().ecc_volatile = Read::Value(2);
+    host.first().ecc_volatile = Sampled::Value(2);
     host.look();
     let component = host.find(FIRST).unwrap();
     assert_eq!(component.evidence[0].before, None, "{:?}", component.evidence);
@@ -384,7 +384,7 @@ fn a_gpu_without_any_reading_is_unknown() {
     host.expect(FIRST, Unknown, Nothing);
     host.expect(SECOND, Healthy, Nothing);
     // One reading is enough.
-    host.first().temperature = Read::Value(40);
+    host.first().temperature = Sampled::Value(40);
     host.look();
     host.expect(FIRST, Healthy, Nothing);
 }
@@ -421,13 +421,13 @@ fn a_gpu_that_only_the_kernel_lists_is_missing() {
 fn readings_that_fail_by_design_on_a_split_gpu_are_no_fault() {
     let mut host = Host::new();
     host.looks(3);
-    host.first().mig = Read::Value(true);
-    host.first().remapped = Read::Failed("in use".into());
-    host.first().ecc_volatile = Read::Failed("an unknown error".into());
-    host.first().nvlinks.iter_mut().for_each(|link| link.up = Read::Failed("an unknown error".into()));
+    host.first().mig = Sampled::Value(true);
+    host.first().remapped = Sampled::Failed("in use".into());
+    host.first().ecc_volatile = Sampled::Failed("an unknown error".into());
+    host.first().nvlinks.iter_mut().for_each(|link| link.up = Sampled::Failed("an unknown error".into()));
     host.looks(5);
     assert_eq!(host.ill(), Vec::<String>::new());
-    host.first().mig = Read::Value(false);
+    host.first().mig = Sampled::Value(false);
     host.look();
     host.expect(FIRST, Unknown, Nothing);
 }
@@ -468,7 +468,7 @@ fn a_link_that_recovers_often_is_degraded_and_one_that_does_rarely_is_not() {
 #[test]
 fn informational_readings_are_evidence_and_no_finding() {
     let mut host = Host::new();
-    host.details().gsp = Read::Value(false);
+    host.details().gsp = Sampled::Value(false);
     host.looks(20);
     assert_eq!(host.ill(), Vec::<String>::new());
     let evidence = host.find(FIRST).unwrap().evidence;

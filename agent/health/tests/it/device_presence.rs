@@ -4,7 +4,7 @@
 use crate::support;
 
 use mainstay_health::hardware::gpu::{
-    DeviceLimits, DeviceReport, ExpectedGpus, GpuTrouble, Read, RemappedRows,
+    DeviceLimits, DeviceReport, ExpectedGpus, GpuTrouble, RemappedRows, Sampled,
 };
 use mainstay_health::parse::kmsg::Record;
 use mainstay_health::parse::log::LogReader;
@@ -27,8 +27,8 @@ fn deviations_from_the_expected_gpus_are_reported() {
         persistence: true,
     };
     let mut host = Host::with(DeviceLimits::default(), expected.clone());
-    host.details().persistence = Read::Value(false);
-    host.first().nvlinks[3].up = Read::Value(false);
+    host.details().persistence = Sampled::Value(false);
+    host.first().nvlinks[3].up = Sampled::Value(false);
     host.look();
     let driver = host.expect("gpu.driver", Unhealthy, RebootNode);
     assert_eq!(driver, "driver 570.1, 8 GPUs; 9 are expected; driver 580.1 is expected");
@@ -87,7 +87,7 @@ fn a_board_in_another_slot_is_not_missing() {
 fn a_new_board_has_none_of_the_faults_of_the_old_one() {
     let mut host = Host::new();
     host.first().remapped =
-        Read::Value(RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true });
+        Sampled::Value(RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true });
     host.look();
     let (at, xid) = LogReader::default()
         .read(host.now, &Record::parse("NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, off"), 1)
@@ -119,9 +119,9 @@ fn an_intermittently_lost_gpu_is_unhealthy_until_it_stays() {
 fn a_finding_lasts_while_its_reading_fails() {
     let mut host = Host::new();
     let failed = RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true };
-    host.first().remapped = Read::Value(failed);
+    host.first().remapped = Sampled::Value(failed);
     host.look();
-    host.first().remapped = Read::Failed("an internal driver error occurred".into());
+    host.first().remapped = Sampled::Failed("an internal driver error occurred".into());
     host.looks(20);
     host.expect(FIRST, Unhealthy, ReplaceNode);
     host.judge.report(host.now, DeviceReport::Silent { since: host.now, reading: None });

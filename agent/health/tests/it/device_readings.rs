@@ -4,7 +4,7 @@
 use crate::support;
 
 use mainstay_health::hardware::gpu::{
-    DeviceLimits, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuReading, PcieLink, Read, RemappedRows,
+    DeviceLimits, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuReading, PcieLink, RemappedRows, Sampled,
     SlowdownTimes, SramErrors,
 };
 use mainstay_model::entry::Fact;
@@ -74,24 +74,24 @@ fn never_offered(change: impl Fn(&mut GpuReading)) {
 
 #[test]
 fn a_reading_that_is_no_longer_offered_is_unknown_and_clears_no_fault() {
-    never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Read::NotOffered, Read::NotOffered));
+    never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Sampled::NotOffered, Sampled::NotOffered));
     let mut host = Host::new();
     host.looks(3);
-    host.first().remapped = Read::NotOffered;
+    host.first().remapped = Sampled::NotOffered;
     host.look();
     host.expect(FIRST, Unknown, Nothing);
     host.gpus[0] = gpu(0);
-    host.first().recovery_action = Read::Value(1);
+    host.first().recovery_action = Sampled::Value(1);
     host.look();
     host.expect(FIRST, Unhealthy, ResetDevice);
-    host.first().recovery_action = Read::NotOffered;
+    host.first().recovery_action = Sampled::NotOffered;
     host.looks(20);
     host.expect(FIRST, Unhealthy, ResetDevice);
     // On a split GPU (MIG), or with ECC off, this is by design.
     host.gpus[0] = gpu(0);
     host.looks(10);
-    host.first().mig = Read::Value(true);
-    host.first().remapped = Read::NotOffered;
+    host.first().mig = Sampled::Value(true);
+    host.first().remapped = Sampled::NotOffered;
     host.look();
     assert_eq!(host.ill(), Vec::<String>::new());
 }
@@ -106,9 +106,9 @@ fn healthy_gpus_stay_healthy_for_a_day() {
 
 #[test]
 fn uncorrected_memory_errors_need_a_reset() {
-    let reason = check(1, Unhealthy, ResetDevice, |gpu| gpu.ecc_volatile = Read::Value(2));
+    let reason = check(1, Unhealthy, ResetDevice, |gpu| gpu.ecc_volatile = Sampled::Value(2));
     assert_eq!(reason, "2 memory errors that could not be corrected since its last reset");
-    silent(|gpu| gpu.ecc_aggregate = Read::Value(900));
+    silent(|gpu| gpu.ecc_aggregate = Sampled::Value(900));
     // Some drivers count only by location, or count more there.
     check(1, Unhealthy, ResetDevice, |gpu| {
         let count = EccCount { place: EccPlace::Dram, corrected: false, lifetime: false, count: 1 };
@@ -119,14 +119,14 @@ fn uncorrected_memory_errors_need_a_reset() {
 #[test]
 fn sram_is_judged_by_the_threshold_of_the_driver() {
     check(1, Unhealthy, ReplaceNode, |gpu| {
-        gpu.details.as_mut().unwrap().sram = Read::Value(SramErrors {
+        gpu.details.as_mut().unwrap().sram = Sampled::Value(SramErrors {
             uncorrected_lifetime: 9,
             threshold_exceeded: true,
             ..SramErrors::default()
         });
     });
     silent(|gpu| {
-        gpu.details.as_mut().unwrap().sram = Read::Value(SramErrors {
+        gpu.details.as_mut().unwrap().sram = Sampled::Value(SramErrors {
             uncorrected_lifetime: 9,
             corrected: 1_000_000,
             ..SramErrors::default()
@@ -139,7 +139,7 @@ fn sram_errors_need_a_reset_or_a_replacement_if_there_were_many_before() {
     let errors = |uncorrected, uncorrected_lifetime| {
         move |gpu: &mut GpuReading| {
             let errors = SramErrors { uncorrected, uncorrected_lifetime, ..SramErrors::default() };
-            gpu.details.as_mut().unwrap().sram = Read::Value(errors);
+            gpu.details.as_mut().unwrap().sram = Sampled::Value(errors);
         }
     };
     check(1, Unhealthy, ResetDevice, errors(1, 4));
@@ -154,19 +154,19 @@ fn sram_errors_need_a_reset_or_a_replacement_if_there_were_many_before() {
 #[test]
 fn a_reading_that_keeps_failing_is_reported() {
     let failed = "an unknown error".to_owned();
-    let reason = check(3, Degraded, ContactSupport, |gpu| gpu.power = Read::Failed(failed.clone()));
+    let reason = check(3, Degraded, ContactSupport, |gpu| gpu.power = Sampled::Failed(failed.clone()));
     assert_eq!(reason, "its power cannot be read: an unknown error");
-    let reason = check(3, Degraded, Nothing, |gpu| gpu.processes = Read::Failed(failed.clone()));
+    let reason = check(3, Degraded, Nothing, |gpu| gpu.processes = Sampled::Failed(failed.clone()));
     assert_eq!(reason, "who works on it cannot be read: an unknown error");
-    silent(|gpu| (gpu.power, gpu.processes) = (Read::NotOffered, Read::NotOffered));
+    silent(|gpu| (gpu.power, gpu.processes) = (Sampled::NotOffered, Sampled::NotOffered));
     // By design on a split GPU (MIG), or only in every second reading.
     silent(|gpu| {
-        gpu.mig = Read::Value(true);
-        (gpu.power, gpu.processes) = (Read::Failed(failed.clone()), Read::Failed(failed.clone()));
+        gpu.mig = Sampled::Value(true);
+        (gpu.power, gpu.processes) = (Sampled::Failed(failed.clone()), Sampled::Failed(failed.clone()));
     });
     let mut host = Host::new();
     for look in 0..60 {
-        host.first().power = if look % 2 == 0 { Read::Failed(failed.clone()) } else { Read::Value(1) };
+        host.first().power = if look % 2 == 0 { Sampled::Failed(failed.clone()) } else { Sampled::Value(1) };
         host.look();
         assert_eq!(host.ill(), Vec::<String>::new());
     }
@@ -175,21 +175,21 @@ fn a_reading_that_keeps_failing_is_reported() {
 #[test]
 fn pending_row_remaps_need_a_reset_and_failed_ones_a_replacement() {
     let rows = |pending, failed, uncorrected| {
-        Read::Value(RemappedRows { corrected: 0, uncorrected, pending, failed })
+        Sampled::Value(RemappedRows { corrected: 0, uncorrected, pending, failed })
     };
     check(1, Degraded, ResetDevice, |gpu| gpu.remapped = rows(true, false, 1));
     check(1, Unhealthy, ReplaceNode, |gpu| gpu.remapped = rows(false, true, 1));
     check(1, Degraded, ContactSupport, |gpu| gpu.remapped = rows(false, false, 512));
     silent(|gpu| gpu.remapped = rows(false, false, 511));
-    check(1, Unhealthy, ReplaceNode, |gpu| gpu.unrepairable = Read::Value(true));
+    check(1, Unhealthy, ReplaceNode, |gpu| gpu.unrepairable = Sampled::Value(true));
 }
 
 #[test]
 fn retired_pages_of_older_gpus_are_counted() {
-    check(1, Degraded, ResetDevice, |gpu| gpu.pages_pending = Read::Value(true));
-    never_offered(|gpu| gpu.pages_pending = Read::NotOffered);
+    check(1, Degraded, ResetDevice, |gpu| gpu.pages_pending = Sampled::Value(true));
+    never_offered(|gpu| gpu.pages_pending = Sampled::NotOffered);
     let retired = |count| {
-        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().pages_retired = Read::Value((1, count))
+        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().pages_retired = Sampled::Value((1, count))
     };
     check(1, Degraded, ReplaceNode, retired(62));
     silent(retired(10));
@@ -198,17 +198,17 @@ fn retired_pages_of_older_gpus_are_counted() {
 #[test]
 fn corrected_errors_are_judged_by_their_rate() {
     let mut host = Host::new();
-    host.first().ecc_corrected = Read::Value(70_000_000);
+    host.first().ecc_corrected = Sampled::Value(70_000_000);
     host.looks(3);
     assert_eq!(host.ill(), Vec::<String>::new());
     for step in 1..=3 {
-        host.first().ecc_corrected = Read::Value(70_000_000 + step * 600_000);
+        host.first().ecc_corrected = Sampled::Value(70_000_000 + step * 600_000);
         host.look();
     }
     host.expect(FIRST, Degraded, Nothing);
     host.looks(400);
     assert_eq!(host.ill(), Vec::<String>::new());
-    host.first().ecc_corrected = Read::Value(0);
+    host.first().ecc_corrected = Sampled::Value(0);
     host.looks(3);
     assert_eq!(host.ill(), Vec::<String>::new(), "the counter started again");
 }
@@ -225,29 +225,29 @@ fn the_recovery_action_of_the_driver_counts() {
         (7, Unhealthy, RebootNode),
         (8, Degraded, ContactSupport),
     ] {
-        check(1, state, action, |gpu| gpu.recovery_action = Read::Value(number));
+        check(1, state, action, |gpu| gpu.recovery_action = Sampled::Value(number));
     }
-    silent(|gpu| gpu.recovery_action = Read::Value(0));
-    silent(|gpu| gpu.recovery_action = Read::NotOffered);
+    silent(|gpu| gpu.recovery_action = Sampled::Value(0));
+    silent(|gpu| gpu.recovery_action = Sampled::NotOffered);
 }
 
 #[test]
 fn a_temperature_above_the_limit_counts_if_it_lasts() {
-    check(3, Degraded, ContactSupport, |gpu| gpu.temperature = Read::Value(90));
-    check(3, Degraded, ContactSupport, |gpu| gpu.memory_temperature = Read::Value(99));
+    check(3, Degraded, ContactSupport, |gpu| gpu.temperature = Sampled::Value(90));
+    check(3, Degraded, ContactSupport, |gpu| gpu.memory_temperature = Sampled::Value(99));
     // The comparison with siblings has its own test.
     let alone = DeviceLimits { sibling_heat: 100, ..DeviceLimits::default() };
-    silent_with(alone.clone(), |gpu| gpu.temperature = Read::Value(87));
+    silent_with(alone.clone(), |gpu| gpu.temperature = Sampled::Value(87));
     // Without a limit of the GPU no temperature is too high.
     silent_with(alone, |gpu| {
-        gpu.temperature = Read::Value(99);
-        gpu.details.as_mut().unwrap().hottest = Read::NotOffered;
+        gpu.temperature = Sampled::Value(99);
+        gpu.details.as_mut().unwrap().hottest = Sampled::NotOffered;
     });
     // Some healthy boards report a margin of 0 or less.
-    silent(|gpu| gpu.margin = Read::Value(-5));
+    silent(|gpu| gpu.margin = Sampled::Value(-5));
     let mut host =
         Host::with(DeviceLimits { judge_margin: true, ..DeviceLimits::default() }, ExpectedGpus::default());
-    host.first().margin = Read::Value(-5);
+    host.first().margin = Sampled::Value(-5);
     host.looks(3);
     host.expect(FIRST, Degraded, ContactSupport);
 }
@@ -256,7 +256,7 @@ fn a_temperature_above_the_limit_counts_if_it_lasts() {
 fn fewer_than_three_hot_readings_in_a_row_do_not_count() {
     let mut host = Host::new();
     for round in 0..30 {
-        host.first().temperature = Read::Value(if round % 3 == 0 { 60 } else { 95 });
+        host.first().temperature = Sampled::Value(if round % 3 == 0 { 60 } else { 95 });
         host.look();
         assert_eq!(host.ill(), Vec::<String>::new());
     }
@@ -269,11 +269,11 @@ fn a_gpu_slowed_down_by_heat_or_power_for_six_minutes_is_degraded() {
     for (reason, ill) in [(0x40, true), (0x8, true), (0x4, false), (0x1, false), (0x20, false)] {
         let mut host = Host::new();
         for minute in 1..=7 {
-            host.first().clock_reasons = Read::Value(reason);
+            host.first().clock_reasons = Sampled::Value(reason);
             host.look_after(60);
             assert_eq!(!host.ill().is_empty(), ill && minute >= 6, "{reason:#x} after {minute} minutes");
         }
-        host.first().clock_reasons = Read::Value(4);
+        host.first().clock_reasons = Sampled::Value(4);
         (0..10).for_each(|_| host.look_after(60));
         assert_eq!(host.ill(), Vec::<String>::new(), "{reason:#x}");
     }
@@ -285,7 +285,7 @@ fn slowdown_counters_include_the_time_between_readings() {
         let mut host = Host::new();
         for minute in 1..=12 {
             let thermal = 5_000_000_000 + minute * per_minute;
-            host.first().slowdown = Read::Value(SlowdownTimes { thermal, brake: 0 });
+            host.first().slowdown = Sampled::Value(SlowdownTimes { thermal, brake: 0 });
             host.look_after(60);
         }
         assert_eq!(!host.ill().is_empty(), ill, "{per_minute} ns a minute");
@@ -300,14 +300,14 @@ fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
     let mut host = Host::new();
     host.look();
     for _ in 0..7 {
-        host.first().clock_reasons = Read::Value(0x88);
+        host.first().clock_reasons = Sampled::Value(0x88);
         host.look_after(60);
     }
     let reason = host.expect(FIRST, Degraded, ContactSupport);
     assert!(reason.contains("the power supply's brake"), "{reason}");
     assert_eq!(host.find("gpu.power"), None);
     for _ in 0..7 {
-        host.gpus[1].clock_reasons = Read::Value(0x88);
+        host.gpus[1].clock_reasons = Sampled::Value(0x88);
         host.look_after(60);
     }
     host.expect("gpu.power", Degraded, ContactSupport);
@@ -321,21 +321,23 @@ fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
 
 #[test]
 fn a_pcie_link_is_compared_with_its_maximum_only_under_load() {
-    let narrow = Read::Value(PcieLink { generation: 5, width: 8 });
+    let narrow = Sampled::Value(PcieLink { generation: 5, width: 8 });
     let reason = check(3, Degraded, ContactSupport, |gpu| gpu.pcie = narrow.clone());
     assert_eq!(
         reason,
         "under load its PCIe link has generation 5 with 8 lanes of generation 5 with 16 lanes"
     );
-    check(3, Degraded, ContactSupport, |gpu| gpu.pcie = Read::Value(PcieLink { generation: 3, width: 16 }));
-    silent(|gpu| {
-        gpu.pcie = Read::Value(PcieLink { generation: 1, width: 8 });
-        gpu.utilization = Read::Value(3);
+    check(3, Degraded, ContactSupport, |gpu| {
+        gpu.pcie = Sampled::Value(PcieLink { generation: 3, width: 16 })
     });
-    silent(|gpu| gpu.pcie = Read::Value(PcieLink { generation: 0, width: 0 }));
+    silent(|gpu| {
+        gpu.pcie = Sampled::Value(PcieLink { generation: 1, width: 8 });
+        gpu.utilization = Sampled::Value(3);
+    });
+    silent(|gpu| gpu.pcie = Sampled::Value(PcieLink { generation: 0, width: 0 }));
     silent(|gpu| {
         gpu.pcie = narrow.clone();
-        gpu.utilization = Read::Value(49);
+        gpu.utilization = Sampled::Value(49);
     });
 }
 
@@ -345,7 +347,7 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
     let check = |per_minute: u32, ill: bool| {
         let mut host = Host::new();
         for minute in 1..=10 {
-            host.first().pcie_replays = Read::Value(7 + minute * per_minute);
+            host.first().pcie_replays = Sampled::Value(7 + minute * per_minute);
             host.look_after(60);
         }
         assert_eq!(!host.ill().is_empty(), ill, "{per_minute} a minute");
@@ -355,10 +357,10 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
     // The normal rate grows with the generation, up to 6, and with the lanes.
     let of_link = |generation, width, per_minute: u32| {
         let mut host = Host::new();
-        let link = Read::Value(PcieLink { generation, width });
+        let link = Sampled::Value(PcieLink { generation, width });
         host.gpus.iter_mut().for_each(|gpu| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone()));
         for minute in 1..=10 {
-            host.first().pcie_replays = Read::Value(7 + minute * per_minute);
+            host.first().pcie_replays = Sampled::Value(7 + minute * per_minute);
             host.look_after(60);
         }
         !host.ill().is_empty()
@@ -373,7 +375,7 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
         );
     }
     // A single burst.
-    silent(|gpu| gpu.pcie_replays = Read::Value(100_000));
+    silent(|gpu| gpu.pcie_replays = Sampled::Value(100_000));
 }
 
 #[test]
@@ -381,7 +383,7 @@ fn links_may_train_for_some_minutes_after_a_boot() {
     let mut host =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
     host.now = Mono(60_000_000_000);
-    host.first().nvlinks[3].up = Read::Value(false);
+    host.first().nvlinks[3].up = Sampled::Value(false);
     host.looks(5);
     host.expect(FIRST, Unknown, Nothing);
     // It lasts.
@@ -392,9 +394,9 @@ fn links_may_train_for_some_minutes_after_a_boot() {
     let mut trained =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
     trained.now = Mono(60_000_000_000);
-    trained.first().nvlinks[3].up = Read::Value(false);
+    trained.first().nvlinks[3].up = Sampled::Value(false);
     trained.look();
-    trained.first().nvlinks[3].up = Read::Value(true);
+    trained.first().nvlinks[3].up = Sampled::Value(true);
     trained.looks(3);
     assert_eq!(trained.ill(), Vec::<String>::new());
 }
@@ -403,14 +405,14 @@ fn links_may_train_for_some_minutes_after_a_boot() {
 fn a_link_that_was_up_in_several_readings_is_expected() {
     let mut host = Host::new();
     host.looks(3);
-    host.first().nvlinks[3].up = Read::Value(false);
+    host.first().nvlinks[3].up = Sampled::Value(false);
     host.look();
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
     assert_eq!(reason, "NVLink 3 down, 17 of 18 up");
     host.expect(LINK, Unhealthy, ResetDevice);
     let others = host.judge.components(host.now).into_iter().filter(|of| of.name.starts_with("nvlink."));
     assert_eq!(others.count(), 1);
-    host.first().nvlinks[3].up = Read::Value(true);
+    host.first().nvlinks[3].up = Sampled::Value(true);
     host.looks(2);
     host.expect(LINK, Unhealthy, ResetDevice);
     host.look();
@@ -422,7 +424,7 @@ fn a_link_that_was_up_in_several_readings_is_expected() {
 fn links_that_a_board_never_had_are_not_missing() {
     let never = |gpu: &mut GpuReading| gpu.nvlinks = Vec::new();
     for change in
-        [never, |gpu: &mut GpuReading| gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false))]
+        [never, |gpu: &mut GpuReading| gpu.nvlinks.iter_mut().for_each(|of| of.up = Sampled::Value(false))]
     {
         let mut host = Host::new();
         host.gpus.iter_mut().for_each(change);
@@ -434,12 +436,12 @@ fn links_that_a_board_never_had_are_not_missing() {
 #[test]
 fn links_of_a_split_gpu_and_unreadable_links_are_not_down() {
     silent(|gpu| {
-        gpu.mig = Read::Value(true);
-        gpu.nvlinks.iter_mut().for_each(|of| of.up = Read::Value(false));
+        gpu.mig = Sampled::Value(true);
+        gpu.nvlinks.iter_mut().for_each(|of| of.up = Sampled::Value(false));
     });
     let mut host = Host::new();
     host.looks(3);
-    host.first().nvlinks[3].up = Read::Failed("an internal driver error occurred".into());
+    host.first().nvlinks[3].up = Sampled::Failed("an internal driver error occurred".into());
     host.look();
     let reason = host.expect(FIRST, Unknown, Nothing);
     assert!(reason.starts_with("the state of its NVLinks cannot be read"), "{reason}");
@@ -461,7 +463,7 @@ fn expected_links_are_remembered_across_restarts() {
     let mut after = Host::new();
     learned.iter().for_each(|observation| after.judge.recall(observation));
     assert_eq!(after.judge.components(after.now), [], "no component before the first reading");
-    after.first().nvlinks[3].up = Read::Value(false);
+    after.first().nvlinks[3].up = Sampled::Value(false);
     after.gpus.pop();
     after.look();
     after.expect(FIRST, Unhealthy, ResetDevice);
@@ -472,7 +474,7 @@ fn expected_links_are_remembered_across_restarts() {
     let mut repaired = Host::new();
     learned.iter().for_each(|observation| repaired.judge.recall(observation));
     repaired.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
-    repaired.first().nvlinks[3].up = Read::Value(false);
+    repaired.first().nvlinks[3].up = Sampled::Value(false);
     repaired.looks(10);
     assert_eq!(repaired.ill(), Vec::<String>::new());
 }
@@ -534,16 +536,16 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
     let waiting = FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 };
     let mut host = Host::new();
     host.now = Mono(0);
-    host.gpus.iter_mut().for_each(|gpu| gpu.fabric = Read::Value(waiting));
+    host.gpus.iter_mut().for_each(|gpu| gpu.fabric = Sampled::Value(waiting));
     host.looks(29);
     assert_eq!(host.ill(), Vec::<String>::new());
     host.looks(4);
     host.expect(FIRST, Degraded, RebootNode);
 
     let failed = FabricInfo { state: 3, status: 999, health_mask: 0, health_summary: 0 };
-    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(failed));
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Sampled::Value(failed));
     let bad_routes = FabricInfo { state: 3, status: 0, health_mask: 0x1a, health_summary: 1 };
-    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(bad_routes));
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Sampled::Value(bad_routes));
     // Two bits for each part of the fabric's health: 1 is bad, 2 is good, 0 is not reported. Four bits report a wrong
     // configuration: 1 is none.
     for (shift, state, action, words) in [
@@ -553,28 +555,29 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
         (6, Degraded, Nothing, "timed out"),
     ] {
         let with = |bits: u32| {
-            Read::Value(FabricInfo { state: 3, status: 0, health_mask: bits << shift, health_summary: 0 })
+            Sampled::Value(FabricInfo { state: 3, status: 0, health_mask: bits << shift, health_summary: 0 })
         };
         let reason = check(3, state, action, |gpu| gpu.fabric = with(1));
         assert!(reason.contains(words), "{shift}: {reason}");
         silent(|gpu| gpu.fabric = with(2));
     }
-    let configured =
-        |how: u32| Read::Value(FabricInfo { state: 3, status: 0, health_mask: how << 8, health_summary: 0 });
+    let configured = |how: u32| {
+        Sampled::Value(FabricInfo { state: 3, status: 0, health_mask: how << 8, health_summary: 0 })
+    };
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = configured(2));
     silent(|gpu| gpu.fabric = configured(1));
     let ill = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 2 };
-    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(ill));
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Sampled::Value(ill));
     let small = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 3 };
-    check(3, Degraded, Nothing, |gpu| gpu.fabric = Read::Value(small));
+    check(3, Degraded, Nothing, |gpu| gpu.fabric = Sampled::Value(small));
     silent(|gpu| {
-        gpu.fabric = Read::Value(FabricInfo { state: 0, status: 3, health_mask: 0, health_summary: 0 })
+        gpu.fabric = Sampled::Value(FabricInfo { state: 0, status: 3, health_mask: 0, health_summary: 0 })
     });
-    silent(|gpu| gpu.fabric = Read::NotOffered);
+    silent(|gpu| gpu.fabric = Sampled::NotOffered);
     // A single GPU has no fabric.
     let mut alone = Host::new();
     alone.gpus.truncate(1);
-    alone.first().fabric = Read::Value(waiting);
+    alone.first().fabric = Sampled::Value(waiting);
     alone.looks(50);
     assert_eq!(alone.ill(), Vec::<String>::new());
 }
@@ -582,24 +585,26 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
 #[test]
 fn a_pending_repair_needs_a_reset() {
     let pending = |channel, processors| {
-        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().repairs = Read::Value((channel, processors))
+        move |gpu: &mut GpuReading| {
+            gpu.details.as_mut().unwrap().repairs = Sampled::Value((channel, processors))
+        }
     };
     let reason = check(1, Degraded, ResetDevice, pending(true, false));
     assert_eq!(reason, "a channel of its memory is repaired at the next reset");
     let reason = check(1, Degraded, ResetDevice, pending(false, true));
     assert_eq!(reason, "some of its processors are repaired at the next reset");
     silent(pending(false, false));
-    silent(|gpu| gpu.details.as_mut().unwrap().repairs = Read::Failed("an unknown error".into()));
+    silent(|gpu| gpu.details.as_mut().unwrap().repairs = Sampled::Failed("an unknown error".into()));
 }
 
 #[test]
 fn a_damaged_inforom_needs_support_and_persistence_mode_is_only_evidence() {
     check(1, Degraded, ContactSupport, |gpu| {
-        gpu.details.as_mut().unwrap().inforom_valid = Read::Value(false)
+        gpu.details.as_mut().unwrap().inforom_valid = Sampled::Value(false)
     });
-    silent(|gpu| gpu.details.as_mut().unwrap().persistence = Read::Value(false));
+    silent(|gpu| gpu.details.as_mut().unwrap().persistence = Sampled::Value(false));
     let mut host = Host::new();
-    host.details().persistence = Read::Value(false);
+    host.details().persistence = Sampled::Value(false);
     host.look();
     let evidence = host.find(FIRST).unwrap().evidence;
     assert!(evidence.iter().any(|of| of.source == "NVML persistence mode"), "{evidence:?}");

@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use mainstay_health::hardware::gpu::{DeviceReport, GpuTrouble, PcieLink, Read, RemappedRows};
+use mainstay_health::hardware::gpu::{DeviceReport, GpuTrouble, PcieLink, RemappedRows, Sampled};
 use mainstay_health::parse::kmsg::Record;
 use mainstay_health::parse::log::LogReader;
 use mainstay_model::entry::Fact;
@@ -87,7 +87,7 @@ impl Lasting {
 #[test]
 fn a_finding_counts_at_the_first_reading_after_a_restart() {
     let mut lasting = Lasting::new();
-    lasting.host.first().temperature = Read::Value(95);
+    lasting.host.first().temperature = Sampled::Value(95);
     lasting.looks(3);
     lasting.host.expect(FIRST, Degraded, ContactSupport);
     let since = lasting.host.find(FIRST).unwrap().since;
@@ -100,7 +100,7 @@ fn a_finding_counts_at_the_first_reading_after_a_restart() {
     }
     assert_eq!(lasting.events("finding_began"), 1, "it is reported once");
     // A restart does not shorten the recovery either.
-    lasting.host.first().temperature = Read::Value(60);
+    lasting.host.first().temperature = Sampled::Value(60);
     lasting.restart();
     lasting.looks(2);
     lasting.host.expect(FIRST, Degraded, ContactSupport);
@@ -147,9 +147,9 @@ fn a_restart_neither_loses_nor_brings_back_faults_from_the_log() {
 #[test]
 fn another_board_in_the_same_slot_has_none_of_the_faults() {
     let mut lasting = Lasting::new();
-    lasting.host.first().temperature = Read::Value(95);
+    lasting.host.first().temperature = Sampled::Value(95);
     lasting.host.first().remapped =
-        Read::Value(RemappedRows { corrected: 1, uncorrected: 2, pending: false, failed: true });
+        Sampled::Value(RemappedRows { corrected: 1, uncorrected: 2, pending: false, failed: true });
     lasting.xid("64, Row Remapper Error");
     lasting.looks(3);
     assert_eq!(lasting.host.ill().len(), 1);
@@ -178,7 +178,7 @@ fn another_board_in_the_same_slot_has_none_of_the_faults() {
 fn a_reboot_clears_faults_until_new_readings_find_them_again() {
     let mut lasting = Lasting::new();
     lasting.xid("79, GPU has fallen off the bus.");
-    lasting.host.first().pcie = Read::Value(PcieLink { generation: 1, width: 16 });
+    lasting.host.first().pcie = Sampled::Value(PcieLink { generation: 1, width: 16 });
     lasting.looks(3);
     lasting.host.expect(FIRST, Unhealthy, ContactSupport);
     lasting.reboot();
@@ -241,7 +241,7 @@ fn says(
 fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
     let mut lasting = Lasting::new();
     let mut operator_state = OperatorState::default();
-    lasting.host.first().temperature = Read::Value(95);
+    lasting.host.first().temperature = Sampled::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
     says(
@@ -257,13 +257,13 @@ fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
         assert_eq!((still.state, operator_state.component_reported(&still)), (Degraded, None));
         assert!(!operator_state.counts(FIRST), "it lasts, and is acknowledged");
     }
-    lasting.host.first().temperature = Read::Value(60);
+    lasting.host.first().temperature = Sampled::Value(60);
     lasting.looks(3);
     let well = lasting.host.find(FIRST).unwrap();
     let over = operator_state.component_reported(&well).unwrap();
     assert_eq!(over.detail, "the fault is gone");
     operator_state.take_in(stamp(&lasting.host), &BootId("b".into()), &over);
-    lasting.host.first().temperature = Read::Value(95);
+    lasting.host.first().temperature = Sampled::Value(95);
     lasting.looks(3);
     lasting.host.expect(FIRST, Degraded, ContactSupport);
     assert!(operator_state.counts(FIRST), "it recurred, and counts");
@@ -273,7 +273,7 @@ fn an_acknowledgement_lasts_across_restarts_until_the_fault_is_over() {
 fn an_acknowledged_fault_that_gets_worse_counts_again() {
     let mut lasting = Lasting::new();
     let mut operator_state = OperatorState::default();
-    lasting.host.first().temperature = Read::Value(95);
+    lasting.host.first().temperature = Sampled::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
     says(&mut operator_state, &lasting, &component, &OperatorAction::Acknowledge { reason: "known".into() });

@@ -5,7 +5,7 @@ use crate::support;
 
 use mainstay_health::hardware::dcgm::{DcgmCatalog, DcgmHealth, DcgmJudge, DcgmReport, Incident, Violation};
 use mainstay_health::hardware::gpu::{
-    Clocks, FabricInfo, GpuEvent, GpuReading, PcieLink, Read, RemappedRows, SlowdownTimes, SramErrors,
+    Clocks, FabricInfo, GpuEvent, GpuReading, PcieLink, RemappedRows, Sampled, SlowdownTimes, SramErrors,
 };
 use mainstay_model::health::HealthState;
 use mainstay_model::time::{Mono, Span};
@@ -95,14 +95,17 @@ impl Noise {
         }
         self.recoveries += u64::from(dice.one_in(200));
         details.links[0].recoveries = Some(self.recoveries);
-        of.ecc_corrected = Read::Value(self.corrected);
-        of.pcie_replays = Read::Value(self.replays);
+        of.ecc_corrected = Sampled::Value(self.corrected);
+        of.pcie_replays = Sampled::Value(self.replays);
         // Lifetime counts that include repaired errors.
-        of.ecc_aggregate = Read::Value(900);
+        of.ecc_aggregate = Sampled::Value(900);
         of.remapped =
-            Read::Value(RemappedRows { corrected: 4, uncorrected: 3, pending: false, failed: false });
-        details.sram =
-            Read::Value(SramErrors { uncorrected_lifetime: 3, corrected: 12_000, ..SramErrors::default() });
+            Sampled::Value(RemappedRows { corrected: 4, uncorrected: 3, pending: false, failed: false });
+        details.sram = Sampled::Value(SramErrors {
+            uncorrected_lifetime: 3,
+            corrected: 12_000,
+            ..SramErrors::default()
+        });
     }
 
     fn heat(&mut self, dice: &mut Dice, of: &mut GpuReading, busy: bool) {
@@ -110,52 +113,53 @@ impl Noise {
         let place = self.index * 2;
         let degrees = if busy { 58 } else { 32 } + place + dice.small(8);
         // A single reading beyond the limit does not count.
-        of.temperature = Read::Value(if dice.one_in(400) { 90 } else { degrees });
-        of.memory_temperature = if dice.one_in(50) { Read::NotOffered } else { Read::Value(degrees + 10) };
-        of.margin = Read::Value(-1);
+        of.temperature = Sampled::Value(if dice.one_in(400) { 90 } else { degrees });
+        of.memory_temperature =
+            if dice.one_in(50) { Sampled::NotOffered } else { Sampled::Value(degrees + 10) };
+        of.margin = Sampled::Value(-1);
         // The power cap, or idle; a thermal slowdown (0x40) now and then.
         let reasons = if busy { 0x4 } else { 0x1 };
-        of.clock_reasons = Read::Value(if dice.one_in(40) { reasons | 0x40 } else { reasons });
+        of.clock_reasons = Sampled::Value(if dice.one_in(40) { reasons | 0x40 } else { reasons });
         self.times.thermal += dice.below(STEP * 1_000_000_000 / 200);
-        of.slowdown = Read::Value(self.times);
+        of.slowdown = Sampled::Value(self.times);
         // Each GPU reaches a different clock at the power cap.
         let sm = if busy { 1500 + 40 * self.index + dice.small(200) } else { 345 };
-        of.clocks = Read::Value(Clocks { sm, memory: 2619 });
+        of.clocks = Sampled::Value(Clocks { sm, memory: 2619 });
     }
 
     fn shape(&self, of: &mut GpuReading, second: u64, busy: bool) {
-        of.utilization = Read::Value(if busy { 97 } else { 0 });
+        of.utilization = Sampled::Value(if busy { 97 } else { 0 });
         if !busy {
-            of.pcie = Read::Value(PcieLink { generation: 1, width: 16 });
+            of.pcie = Sampled::Value(PcieLink { generation: 1, width: 16 });
         }
         // One board has one link less by design.
         if self.index == 5 {
-            of.nvlinks[17].up = Read::Value(false);
+            of.nvlinks[17].up = Sampled::Value(false);
         }
         // The fabric registers only some time after the boot.
         if second < 280 {
-            of.fabric = Read::Value(FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 });
+            of.fabric = Sampled::Value(FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 });
         }
-        of.details.as_mut().unwrap().persistence = Read::Value(false);
+        of.details.as_mut().unwrap().persistence = Sampled::Value(false);
     }
 
     /// Readings that are not required fail now and then.
     fn failures(&self, dice: &mut Dice, of: &mut GpuReading) {
         let failed = || "an unknown internal driver error occurred".to_owned();
         if dice.one_in(100) {
-            of.power = Read::Failed(failed());
+            of.power = Sampled::Failed(failed());
         }
         if dice.one_in(100) {
-            of.processes = Read::Failed(failed());
+            of.processes = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.fabric = Read::Failed(failed());
+            of.fabric = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.pcie = Read::Failed(failed());
+            of.pcie = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.recovery_action = Read::NotOffered;
+            of.recovery_action = Sampled::NotOffered;
         }
     }
 }
@@ -237,7 +241,7 @@ fn a_healthy_day_of_gpus_causes_no_unhealthy_component() {
 fn one_memory_error_at_noon_is_reported() {
     let ill = day(|second, gpus| {
         if second >= 43_200 {
-            gpus[0].ecc_volatile = Read::Value(1);
+            gpus[0].ecc_volatile = Sampled::Value(1);
         }
     });
     let words = "1 memory errors that could not be corrected since its last reset";

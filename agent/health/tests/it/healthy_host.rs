@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_health::hardware::tpu::{
-    Answer, Chip, CoreState, Holder, Holders, Runtime, Service as TpuService, TpuJudge, TpuLimits, TpuSample,
+    Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service as TpuService, TpuJudge, TpuLimits,
+    TpuSample,
 };
 use mainstay_health::host::fabric::{
-    FabricJudge, FabricLimits, FabricSample, Identity, Learned, LinkKind, LinkReading, LinkState,
+    FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkReading, LinkState,
 };
 use mainstay_health::host::os::{
     Blocked, Capped, ClockReading, CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits,
@@ -200,7 +201,7 @@ fn a_full_disk_is_reported() {
 fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
     let mut dice = Dice(13);
     let mut judge =
-        FabricJudge::new(FabricLimits::default(), BootId("b".to_owned()), vec![], Learned::default());
+        FabricJudge::new(FabricLimits::default(), BootId("b".to_owned()), vec![], LearnedLinks::default());
     let names = [
         "link_downed",
         "symbol_error",
@@ -299,7 +300,7 @@ fn a_healthy_day_of_tpus_causes_no_unhealthy_component() {
             cores: Some(cores),
             ..Runtime::default()
         };
-        let answer = if idle { Answer::Refused } else { Answer::Reported(runtime) };
+        let answer = if idle { RuntimeReply::Refused } else { RuntimeReply::Reported(runtime) };
         let sample = TpuSample {
             chips: Ok(chips.collect()),
             services: vec![TpuService { endpoint: "localhost:8431".to_owned(), answer }],

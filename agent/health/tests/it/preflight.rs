@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_health::hardware::gpu::{GpuProcess, GpuReading, GpuTrouble, Read};
+use mainstay_health::hardware::gpu::{GpuProcess, GpuReading, GpuTrouble, Sampled};
 use mainstay_health::host::preflight::{
     Check, CheckVerdict, GpuAvailability, Group, Requirement, conclude, free, overall, summary,
 };
@@ -28,7 +28,7 @@ fn verdict_of<'a>(checks: &'a [Check], name: &str) -> (CheckVerdict, &'a str) {
 
 #[test]
 fn each_component_belongs_to_its_group() {
-    let printed = |name: &str| Group::of(name).name();
+    let printed = |name: &str| Group::from_name(name).name();
     assert_eq!(printed("gpu.0000:3b:00"), "gpu");
     assert_eq!(printed("nvswitch.0000:c1:00"), "gpu");
     assert_eq!(printed("fabric.mlx5_0/1"), "fabric");
@@ -112,8 +112,8 @@ fn the_summary_is_one_line_with_the_worst_first() {
 
 fn gpu(used_mib: u64, processes: &[i32]) -> GpuReading {
     GpuReading {
-        memory: Read::Value((used_mib << 20, 80 << 30)),
-        processes: Read::Value(
+        memory: Sampled::Value((used_mib << 20, 80 << 30)),
+        processes: Sampled::Value(
             processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
         ),
         ..GpuReading::default()

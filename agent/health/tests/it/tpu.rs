@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_health::hardware::tpu::{
-    Answer, Chip, CoreState, Differs, DriverReport, Holder, Holders, Runtime, Service, TpuJudge, TpuLimits,
-    TpuSample, chip_kind, outliers, read_driver_line,
+    Chip, CoreState, Differs, DriverReport, Holder, Holders, Runtime, RuntimeReply, Service, TpuJudge,
+    TpuLimits, TpuSample, chip_kind, outliers, read_driver_line,
 };
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
@@ -34,7 +34,7 @@ fn hidden() -> Holders {
     Holders::Partly(Vec::new(), "12 processes may not be looked into".into())
 }
 
-fn service(answer: Answer) -> Vec<Service> {
+fn service(answer: RuntimeReply) -> Vec<Service> {
     vec![Service { endpoint: "localhost:8431".into(), answer }]
 }
 
@@ -51,8 +51,8 @@ fn core(number: i32, launch: i64) -> CoreState {
     }
 }
 
-fn reported(cores: &[CoreState]) -> Answer {
-    Answer::Reported(Runtime { cores: Some(cores.to_vec()), ..Runtime::default() })
+fn reported(cores: &[CoreState]) -> RuntimeReply {
+    RuntimeReply::Reported(Runtime { cores: Some(cores.to_vec()), ..Runtime::default() })
 }
 
 fn judge() -> TpuJudge {
@@ -99,7 +99,7 @@ fn network_cards_and_disks_of_google_are_no_tpus() {
 
 #[test]
 fn chips_that_no_process_holds_are_idle_for_each_state_of_the_port() {
-    for answer in [Answer::Refused, Answer::Silent, Answer::Improper("no HTTP/2".into())] {
+    for answer in [RuntimeReply::Refused, RuntimeReply::Silent, RuntimeReply::Improper("no HTTP/2".into())] {
         let mut judge = judge();
         let sample = TpuSample {
             chips: Ok(vec![chip(0, free())]),
@@ -118,7 +118,7 @@ fn chips_that_no_process_holds_are_idle_for_each_state_of_the_port() {
 
 #[test]
 fn a_service_without_an_answer_is_unknown_while_chips_are_held() {
-    for answer in [Answer::Refused, Answer::Silent, Answer::Improper("no HTTP/2".into())] {
+    for answer in [RuntimeReply::Refused, RuntimeReply::Silent, RuntimeReply::Improper("no HTTP/2".into())] {
         let mut judge = judge();
         let sample = TpuSample {
             chips: Ok(vec![chip(0, held())]),
@@ -146,7 +146,7 @@ fn an_inaccessible_process_may_hold_a_chip() {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(Answer::Refused),
+        services: service(RuntimeReply::Refused),
     };
     let judged = judge().step(at(0), &sample);
     for name in ["tpu.runtime", "tpu.0"] {
@@ -175,20 +175,20 @@ fn a_service_that_stops_answering_is_reported_once_and_so_is_its_return() {
         driver: Vec::new(),
         services: service(answer),
     };
-    assert_eq!(events(&judge.step(at(0), &sample(Answer::Refused))), ["chip_found"]);
+    assert_eq!(events(&judge.step(at(0), &sample(RuntimeReply::Refused))), ["chip_found"]);
     assert_eq!(events(&judge.step(at(10), &sample(reported(&[core(0, 1)])))), [""; 0]);
-    assert_eq!(events(&judge.step(at(20), &sample(Answer::Silent))), ["runtime_silent"]);
-    assert_eq!(events(&judge.step(at(30), &sample(Answer::Silent))), [""; 0]);
+    assert_eq!(events(&judge.step(at(20), &sample(RuntimeReply::Silent))), ["runtime_silent"]);
+    assert_eq!(events(&judge.step(at(30), &sample(RuntimeReply::Silent))), [""; 0]);
     assert_eq!(events(&judge.step(at(40), &sample(reported(&[core(0, 2)])))), ["runtime_answers"]);
     // The service ends with its process: this is no silence.
     let idle = TpuSample {
         chips: Ok(vec![chip(0, free())]),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(Answer::Refused),
+        services: service(RuntimeReply::Refused),
     };
     assert_eq!(events(&judge.step(at(50), &idle)), [""; 0]);
-    assert_eq!(events(&judge.step(at(60), &sample(Answer::Refused))), [""; 0]);
+    assert_eq!(events(&judge.step(at(60), &sample(RuntimeReply::Refused))), [""; 0]);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn readings_of_libtpu_are_assigned_to_the_chips() {
         chips,
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(Answer::Reported(runtime)),
+        services: service(RuntimeReply::Reported(runtime)),
     };
     let judged = judge().step(at(0), &sample);
     let reason = |name| find(&judged, name).reason.as_str();

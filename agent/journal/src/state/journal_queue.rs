@@ -17,7 +17,7 @@ use mainstay_sys::timed_files::Patient;
 const GATHERED_ENTRIES: usize = 256;
 
 /// How long an entry waits for the journal's file system. After a timeout, no entry waits until it answers again.
-const PATIENCE: Duration = Duration::from_millis(500);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The same for the very last entries, which are synced to disk.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
@@ -124,7 +124,7 @@ impl JournalQueue {
             before.into_iter().for_each(|unforced| journal.not_forced(unforced));
             journal.unforced()
         };
-        let unforced = self.write_waiting().and_then(|()| self.ask(PATIENCE, hand_out)?);
+        let unforced = self.write_waiting().and_then(|()| self.ask(WRITE_TIMEOUT, hand_out)?);
         match unforced {
             Ok(unforced) => Some(unforced),
             Err(error) => {
@@ -170,7 +170,7 @@ impl JournalQueue {
             return Ok(());
         }
         let waiting: Vec<Arc<Entry>> = self.unwritten.iter().cloned().collect();
-        let wrote = self.ask(PATIENCE, move |journal| append(journal, &waiting))?;
+        let wrote = self.ask(WRITE_TIMEOUT, move |journal| append(journal, &waiting))?;
         (self.oldest, self.oldest_after_deletion) = (wrote.oldest, wrote.oldest_after_deletion);
         while self.unwritten.front().is_some_and(|entry| entry.seq <= wrote.through) {
             self.unwritten.pop_front();

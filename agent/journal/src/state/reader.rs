@@ -7,7 +7,7 @@ use mainstay_view::node::NodeView;
 use tokio::sync::watch;
 
 use super::{Published, Roster};
-use crate::store::journal::{JournalError, JournalReader, Most, Read};
+use crate::store::journal::{JournalError, JournalPage, JournalReader, Most};
 
 /// The reading side. Each clone notices changes independently.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl StateReader {
 
     /// At most `limit` entries with numbers above `cursor`, including those queued for the disk. Reads files: call
     /// it where blocking is allowed.
-    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<Read, JournalError> {
+    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<JournalPage, JournalError> {
         let limit = limit.into();
         // Copied before the files are read: entries written in between are found there.
         let waiting = self.published.borrow().unwritten.clone();

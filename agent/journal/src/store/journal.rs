@@ -27,8 +27,8 @@ use mainstay_model::id::{BootId, JobId};
 use mainstay_model::time::Stamp;
 
 pub use error::JournalError;
-pub use line::{Line, decode, encode};
-pub use reader::{Gap, JournalReader, Most, Read};
+pub use line::{JournalLine, decode, encode};
+pub use reader::{Gap, JournalPage, JournalReader, Most};
 use segment::{Segment, list_segments, segment_path, set_others_aside};
 
 /// The smallest useful segment: below this, a segment would hold a handful of lines only.

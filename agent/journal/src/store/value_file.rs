@@ -10,14 +10,14 @@ use serde::de::DeserializeOwned;
 
 /// The file that stores a value.
 #[derive(Debug)]
-pub struct Kept<T> {
+pub struct ValueFile<T> {
     path: PathBuf,
     value: Option<T>,
 }
 
-impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
+impl<T: Clone + PartialEq + Serialize + DeserializeOwned> ValueFile<T> {
     /// The file at `path`. An unreadable file counts as absent.
-    pub fn open(path: &Path) -> Kept<T> {
+    pub fn open(path: &Path) -> ValueFile<T> {
         let value = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .inspect_err(
@@ -30,7 +30,7 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
                 None
             }
         };
-        Kept { path: path.to_owned(), value }
+        ValueFile { path: path.to_owned(), value }
     }
 
     /// The stored value.
@@ -78,26 +78,26 @@ mod tests {
         let kmsg = LogCursor { boot: BootId("b".into()), log: "kmsg".into(), next: 7, journal: None };
         let journal = LogCursor { log: "journald".into(), journal: Some("s=1;i=2".into()), ..kmsg.clone() };
         for cursor in [&kmsg, &journal] {
-            Kept::open(&path).keep(cursor).unwrap();
-            assert_eq!(Kept::open(&path).value(), Some(cursor));
+            ValueFile::open(&path).keep(cursor).unwrap();
+            assert_eq!(ValueFile::open(&path).value(), Some(cursor));
         }
         fs::write(&path, r#"{"boot":"b","log":"kmsg","next":7}"#).unwrap();
-        assert_eq!(Kept::open(&path).value(), Some(&kmsg));
+        assert_eq!(ValueFile::open(&path).value(), Some(&kmsg));
     }
 
     #[test]
     fn what_is_kept_is_there_after_a_restart_until_it_is_deleted() {
         let directory = testing::tempdir().unwrap();
         let path = directory.path().join("value.json");
-        let mut kept: Kept<u32> = Kept::open(&path);
+        let mut kept: ValueFile<u32> = ValueFile::open(&path);
         assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
         kept.keep(&7).unwrap();
-        assert_eq!(Kept::<u32>::open(&path).value(), Some(&7));
+        assert_eq!(ValueFile::<u32>::open(&path).value(), Some(&7));
         assert!(!kept.was_deleted());
         fs::remove_file(&path).unwrap();
         assert!(kept.was_deleted());
         assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
         fs::write(&path, "no number").unwrap();
-        assert_eq!(Kept::<u32>::open(&path).value(), None);
+        assert_eq!(ValueFile::<u32>::open(&path).value(), None);
     }
 }

@@ -60,7 +60,7 @@ fn group_of(socket: &Path) -> Option<String> {
 }
 
 /// One line for all sockets that were tried, and the one thing to do.
-pub(crate) fn reported(tried: &[(PathBuf, Absence)]) -> String {
+pub(crate) fn describe(tried: &[(PathBuf, Absence)]) -> String {
     let told = tried.iter().find(|(_, absence)| *absence != Absence::NoSocket);
     let Some((socket, absence)) = told else {
         let sockets: Vec<String> = tried.iter().map(|(socket, _)| socket.display().to_string()).collect();
@@ -104,8 +104,8 @@ mod tests {
         let refused = Absence::of(&dead, &anyhow::Error::new(refused).context("connecting"));
         assert_eq!(refused, Absence::NobodyListens);
         let all = [(missing, Absence::NoSocket), (dead.clone(), refused)];
-        assert!(reported(&all).starts_with(&dead.display().to_string()), "{}", reported(&all));
-        assert!(reported(&all[..1]).contains("no socket"), "{}", reported(&all[..1]));
+        assert!(describe(&all).starts_with(&dead.display().to_string()), "{}", describe(&all));
+        assert!(describe(&all[..1]).contains("no socket"), "{}", describe(&all[..1]));
     }
 
     #[test]

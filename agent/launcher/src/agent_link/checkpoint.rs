@@ -93,7 +93,7 @@ pub async fn restore(
         match ask(socket, place, pool, false, print).await {
             Ok(Some(result)) => {
                 if is_news(&result, watches_trainer) {
-                    print(reported(&result));
+                    print(describe(&result));
                 }
                 return Ok((resumed(&result), Some(result.kept_by)));
             }
@@ -151,7 +151,7 @@ pub(crate) async fn restore_files(
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, files, None, again, print).await {
             Ok(result) => {
-                print(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), reported)));
+                print(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), describe)));
                 let found = result.as_ref().map_or(Resumed::Unknown, resumed);
                 return Ok(Some((found, result.map(|result| result.kept_by).unwrap_or_default())));
             }
@@ -302,7 +302,7 @@ fn is_news(result: &RestoreResult, watches_trainer: bool) -> bool {
     result.step.is_some() || !watches_trainer
 }
 
-fn reported(result: &RestoreResult) -> String {
+fn describe(result: &RestoreResult) -> String {
     let Some(step) = result.step else {
         return "checkpoint: no whole step is known here or at peers".to_owned();
     };

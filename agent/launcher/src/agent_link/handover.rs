@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_sys::handover::{self, Contents, MOST};
+use mainstay_sys::handover::{self, Contents, MAX_DESCRIPTORS};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 
@@ -35,7 +35,7 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
         let directory = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
         Some((path, OwnedFd::from(directory)))
     });
-    let (names, directories): (Vec<&PathBuf>, Vec<OwnedFd>) = opened.take(MOST).unzip();
+    let (names, directories): (Vec<&PathBuf>, Vec<OwnedFd>) = opened.take(MAX_DESCRIPTORS).unzip();
     if names.is_empty() {
         return Ok(String::new());
     }
@@ -55,7 +55,7 @@ pub(crate) fn may_act_as_this_user(socket: &Path) -> io::Result<bool> {
 }
 
 /// Lends files for shards to the agent at `socket`, for the restore with this token. `first` is the number of the first
-/// file; there are at most [`MOST`]. Blocks.
+/// file; there are at most [`MAX_DESCRIPTORS`]. Blocks.
 ///
 /// # Errors
 /// No agent accepts them, or it refused.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::files::{Kind, Rule};
 use mainstay_proto::v1::{LentShard, PutBack, PutBackUnfit, RestoreProgress};
-use mainstay_sys::handover::MOST;
+use mainstay_sys::handover::MAX_DESCRIPTORS;
 use mainstay_tier::lent_files::RestoredShard;
 use mainstay_tier::peer::settle_lent;
 use mainstay_tier::{aside, files};
@@ -98,8 +98,9 @@ impl Files {
         *self.aside() = Some(name);
         let new = |number: usize| File::create_new(aside.join(number.to_string())).map(OwnedFd::from);
         // In portions: a process may have a thousand files open, and a step may have more shards.
-        for first in (0..count).step_by(MOST) {
-            let files = (first..count.min(first + MOST)).map(new).collect::<io::Result<Vec<OwnedFd>>>()?;
+        for first in (0..count).step_by(MAX_DESCRIPTORS) {
+            let files =
+                (first..count.min(first + MAX_DESCRIPTORS)).map(new).collect::<io::Result<Vec<OwnedFd>>>()?;
             handover::lend(socket, token, first, &files)?;
         }
         Ok(())

@@ -39,7 +39,7 @@ const WELCOME_WITHIN: Duration = Duration::from_secs(2);
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Messages that may wait for the agent.
-const QUEUE: usize = 4096;
+const MAX_QUEUED_MESSAGES: usize = 4096;
 
 /// Events from the agent.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ pub async fn keep(
         }
         if !is_reported {
             is_reported = true;
-            let why = absence::reported(&tried);
+            let why = absence::describe(&tried);
             if events.send(LinkEvent::Absent { why }).await.is_err() {
                 return;
             }
@@ -153,12 +153,12 @@ enum Broken {
 }
 
 async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
-    let (to_agent, outgoing) = mpsc::channel(QUEUE);
+    let (to_agent, outgoing) = mpsc::channel(MAX_QUEUED_MESSAGES);
     let greeted = tokio::time::timeout(WELCOME_WITHIN, greet(socket.clone(), job, &to_agent, outgoing))
         .await
         .unwrap_or_else(|_| Err(anyhow::anyhow!("it does not answer")));
     let (mut incoming, welcome) = greeted.map_err(Broken::BeforeWelcome)?;
-    let (orders, mut to_report) = mpsc::channel(QUEUE);
+    let (orders, mut to_report) = mpsc::channel(MAX_QUEUED_MESSAGES);
     let found =
         LinkEvent::Found { socket, version: welcome.version, have_seq: welcome.have_sequence, orders };
     if events.send(found).await.is_err() {

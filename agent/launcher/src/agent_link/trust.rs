@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "MAINSTAY_AGENT_UID";
 
 /// The user whom the one who started this process trusts.
-static NAMED: OnceLock<Option<u32>> = OnceLock::new();
+static TRUSTED_UID: OnceLock<Option<u32>> = OnceLock::new();
 
 /// Trusts agents of this user too. Must be called before the first connection.
 pub fn trust(uid: Option<u32>) {
     // A second call would be an error of ours; the first remains valid.
-    let _ = NAMED.set(uid);
+    let _ = TRUSTED_UID.set(uid);
 }
 
 /// Whether an agent of this user is trusted at this socket.
@@ -22,7 +22,7 @@ pub(crate) fn is_trusted(socket: &Path, owner: u32) -> bool {
     let variable = || std::env::var(VARIABLE).ok()?.parse().ok();
     owner == 0
         || owner == nix::unistd::geteuid().as_raw()
-        || *NAMED.get_or_init(variable) == Some(owner)
+        || *TRUSTED_UID.get_or_init(variable) == Some(owner)
         || is_given_by_root(socket, owner)
 }
 

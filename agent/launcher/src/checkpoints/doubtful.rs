@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub const FILE: &str = "doubtful.json";
 
 /// At most this many findings are kept: the newest.
-const KEPT: usize = 64;
+const MAX_FINDINGS: usize = 64;
 
 /// Marks what this launch of the job saved after the finding's last agreed step, if the finding makes checkpoints doubtful.
 ///
@@ -39,7 +39,7 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
         "sure": finding.what == FindingKind::SilentCorruption,
         "why": finding.headline,
     }));
-    reported.drain(..reported.len().saturating_sub(KEPT));
+    reported.drain(..reported.len().saturating_sub(MAX_FINDINGS));
     let beside = directory.join(mainstay_tier::aside::name(FILE));
     fs::write(&beside, serde_json::to_vec_pretty(&reported)?)?;
     fs::rename(&beside, &path)

@@ -23,7 +23,7 @@ const NOTES: &str = ".directories";
 const OF_RUN: &str = "checkpoint-runs.json";
 
 /// Bytes of a note at most.
-const LONGEST: u64 = 16 << 10;
+const MAX_NOTE_BYTES: u64 = 16 << 10;
 
 /// Letters of an id.
 const ID: usize = 12;
@@ -139,7 +139,7 @@ fn noted(log_dir: &Path, id: &DirectoryId) -> Option<String> {
     let file = Beneath::open(&log_dir.join(NOTES)).ok()?.read(&note_name(id)).ok()?;
     let is_own = file.metadata().ok()?.uid() == nix::unistd::geteuid().as_raw();
     let mut text = String::new();
-    Read::take(&file, LONGEST).read_to_string(&mut text).ok()?;
+    Read::take(&file, MAX_NOTE_BYTES).read_to_string(&mut text).ok()?;
     let note: Note = serde_json::from_str(&text).ok()?;
     let is_same = note.directory.parse().is_ok_and(|noted: DirectoryId| noted.is_same(id));
     (is_own && is_same).then_some(note.run)

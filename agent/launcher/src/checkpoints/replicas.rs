@@ -83,7 +83,7 @@ impl Known {
     }
 
     /// How copies are kept, for people.
-    pub fn reported(&self) -> String {
+    pub fn describe(&self) -> String {
         let encrypted = match self.pass {
             Credentials::Token(_) => "not encrypted on their way",
             Credentials::Certificate(..) => "encrypted on their way",
@@ -294,7 +294,7 @@ mod tests {
         let known =
             Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2, copies: 1 };
         assert_eq!(
-            known.reported(),
+            known.describe(),
             "a copy in the memory of another host of the job, not encrypted on their way"
         );
     }

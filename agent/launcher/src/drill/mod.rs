@@ -140,7 +140,7 @@ pub enum Fault {
 
 impl Injected {
     /// Its word in the journal.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self.fault {
             Fault::Signal { word, .. } => word,
             Fault::DiskFull => "disk_full",
@@ -159,7 +159,7 @@ impl Injected {
             Fault::Slow { percent } => percent,
             Fault::Exception | Fault::Hang | Fault::Network => 0,
         };
-        Some(Call::Inject { fault: self.word().to_owned(), percent })
+        Some(Call::Inject { fault: self.as_str().to_owned(), percent })
     }
 }
 
@@ -167,7 +167,7 @@ impl fmt::Display for Injected {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
             Fault::Slow { percent } => write!(out, "slow by {percent} %")?,
-            _ => out.write_str(&self.word().replace('_', " "))?,
+            _ => out.write_str(&self.as_str().replace('_', " "))?,
         }
         self.at_step.map_or(Ok(()), |step| write!(out, " (once it has completed step {step})"))
     }

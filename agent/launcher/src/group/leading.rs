@@ -213,7 +213,8 @@ impl Group {
         now: Stamp,
     ) -> Option<(Adopted, JobSpec, Span)> {
         let (following, remote) = (self.follower()?, self.remote.as_ref()?);
-        let adopted = Adopted::of(record, seat, Member::of(&following.join.borrow()), attempt, now);
+        let adopted =
+            Adopted::from_record(record, seat, Member::from_join(&following.join.borrow()), attempt, now);
         Some((adopted, following.spec.clone(), remote.plan.join_timeout))
     }
 

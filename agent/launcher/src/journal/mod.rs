@@ -14,7 +14,7 @@ use mainstay_model::id::{Attempt, Incident, JobId};
 use mainstay_model::time::Stamp;
 use mainstay_model::verdict::{FaultDomain, Outcome};
 use mainstay_progress::goodput::Ledger;
-use mainstay_progress::memory::Learned;
+use mainstay_progress::memory::JobMemory;
 use mainstay_recovery::job::{Job, Summary};
 use mainstay_sys::clock;
 use mainstay_sys::timed_files::Patient;
@@ -152,7 +152,7 @@ impl Journal {
     /// Keeps what was learned of the job for its next run.
     pub(crate) fn remember(&self, job: &Job, hang: &mut Hang) {
         let Some((memory, runs)) = &self.memory else { return };
-        let mut learned = Learned { runs: *runs, ..Learned::default() };
+        let mut learned = JobMemory { runs: *runs, ..JobMemory::default() };
         job.remember(&mut learned);
         hang.remember(&mut learned);
         let memory = memory.clone();

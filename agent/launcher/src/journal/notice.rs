@@ -13,13 +13,13 @@ pub fn line(body: &Body) -> Option<String> {
     match body {
         Body::Verdict(verdict) => Some(incident_report::brief(verdict)),
         Body::Decision(decision) => {
-            let done = decision.action.rung().map_or("waiting", Rung::words);
+            let done = decision.action.rung().map_or("waiting", Rung::describe);
             let exit =
                 decision.action.exit().map_or(String::new(), |exit| format!(" with exit status {exit}"));
             let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
             Some(format!("{done}{exit}{later}: {}", decision.why))
         }
-        Body::Outcome(outcome) => Some(outcome.reported()),
+        Body::Outcome(outcome) => Some(outcome.describe()),
         Body::Fact(Fact::RanksHung { hang, acts: true, .. }) => {
             Some(format!("{}; taking the stacks of the ranks, then stopping them", hang.headline()))
         }

@@ -21,10 +21,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const WAIT_FOR_READER: Duration = Duration::from_millis(20);
 
 /// How long to wait for the files' file system: the launcher's own lines wait behind it.
-const PATIENCE: Duration = Duration::from_millis(500);
+const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A line longer than this is shown in parts.
-const LONGEST_LINE: usize = 64 * 1024;
+const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// Bytes of a file that are read at once.
 const CHUNK: usize = 64 * 1024;
@@ -203,7 +203,7 @@ impl Screen {
         let wanted: Vec<(PathBuf, u64)> =
             places.iter().map(|at| (self.files[*at].0.path.clone(), self.files[*at].1.offset)).collect();
         let read = move || wanted.iter().map(|(path, offset)| chunk(path, *offset)).collect::<Vec<_>>();
-        let chunks = disk.ask(PATIENCE, read).unwrap_or_default();
+        let chunks = disk.ask(FILE_SYSTEM_TIMEOUT, read).unwrap_or_default();
         places.into_iter().zip(chunks).collect()
     }
 
@@ -236,9 +236,9 @@ impl Follower {
     fn advance(&mut self, chunk: &[u8], shown: &FollowedFile, sink: &mut Sink, disk: &Patient) -> bool {
         self.offset += chunk.len() as u64;
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
-            for part in part.chunks(LONGEST_LINE) {
+            for part in part.chunks(MAX_LINE_BYTES) {
                 self.line.extend(part);
-                if part.ends_with(b"\n") || self.line.len() >= LONGEST_LINE {
+                if part.ends_with(b"\n") || self.line.len() >= MAX_LINE_BYTES {
                     self.finish(shown, sink, disk);
                 }
             }
@@ -269,7 +269,8 @@ impl Follower {
     /// Bytes of the file that were not passed on.
     fn left_of(&self, disk: &Patient, path: &Path) -> u64 {
         let path = path.to_owned();
-        let length = disk.ask(PATIENCE, move || std::fs::metadata(path).ok().map(|file| file.len()));
+        let length =
+            disk.ask(FILE_SYSTEM_TIMEOUT, move || std::fs::metadata(path).ok().map(|file| file.len()));
         let length = length.flatten().unwrap_or(self.offset);
         length.saturating_sub(self.offset) + self.line.len() as u64
     }
@@ -295,7 +296,7 @@ fn chunk(path: &Path, offset: u64) -> Vec<u8> {
 /// Adds a line to a file. A line that cannot be written is lost here, but its content is also elsewhere.
 fn append(disk: &Patient, path: &Path, line: Vec<u8>) {
     let path = path.to_owned();
-    disk.ask(PATIENCE, move || {
+    disk.ask(FILE_SYSTEM_TIMEOUT, move || {
         let mut text = line;
         text.push(b'\n');
         let opened = File::options().create(true).append(true).open(path);

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// A writable pipe accepts this many bytes without blocking (`PIPE_BUF`).
-const AT_ONCE: usize = 4096;
+const PIPE_BUF_BYTES: usize = 4096;
 
 /// Lines of files are read only while fewer bytes than this wait.
 const ROOM: usize = 256 * 1024;
@@ -92,7 +92,7 @@ impl Sink {
         let mut taken = 0;
         while !self.waiting.is_empty() && taken < IN_A_TURN && self.is_writable(Duration::ZERO) {
             let (front, _) = self.waiting.as_slices();
-            let chunk = &front[..front.len().min(AT_ONCE)];
+            let chunk = &front[..front.len().min(PIPE_BUF_BYTES)];
             match rustix::io::write(&self.stream, chunk) {
                 Ok(written) => {
                     taken += written;

@@ -75,7 +75,7 @@ impl Pages {
     /// Reads the page of a new process.
     pub(crate) fn add(&mut self, process: &RankProcess) {
         let Some((path, file)) = &process.page else { return };
-        match PageReader::of(file) {
+        match PageReader::map(file) {
             Ok(reader) => {
                 let substitute = self.monitors.get(&process.rank).map(Monitor::page);
                 self.readers.insert(process.rank, reader.with_substitute(substitute));

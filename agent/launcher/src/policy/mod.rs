@@ -1,5 +1,5 @@
 //! The user's own policy: a Python script in a process of its own. It is started before the first failure and kept, so that
-//! a restart only pays for the decision. Nothing that it does costs a restart more than [`WITHIN`].
+//! a restart only pays for the decision. Nothing that it does costs a restart more than [`DECISION_TIMEOUT`].
 
 mod process;
 
@@ -25,10 +25,10 @@ use process::{Process, Turn};
 const CLASSES: &str = include_str!("../../../../client/python/mainstay/policy.py");
 
 /// How long a decision may take.
-pub const WITHIN: Duration = Duration::from_millis(250);
+pub const DECISION_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How long threads of the script may take to finish when the job has ended.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -72,7 +72,7 @@ pub enum News {
 /// The answer of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// Its advice, as in [`Answer`](mainstay_recovery::policy::Answer).
+    /// Its advice, as in [`PolicyAnswer`](mainstay_recovery::policy::PolicyAnswer).
     pub advice: Result<Option<Advice>, String>,
     /// The lines of the script that were executed, if that was asked for.
     pub lines: Vec<usize>,
@@ -83,7 +83,7 @@ impl Policy {
     pub(crate) fn of_job(settings: &Settings, spec: &RankSpec) -> Option<Policy> {
         let interpreter = interpreter_of(&settings.ranks.command, std::env::var_os("PATH").as_deref());
         let file = settings.policy_file.as_deref()?;
-        Some(Policy::start(file, interpreter, Some(spec.mark()), WITHIN))
+        Some(Policy::start(file, interpreter, Some(spec.mark()), DECISION_TIMEOUT))
     }
 
     /// Reads a policy and starts its process, within a tokio runtime. An error is reported as [`News::Broken`].
@@ -177,7 +177,7 @@ impl Policy {
         if let Some(process) = self.process.as_ref().filter(|process| process.ready) {
             process.close();
             if let Ok(handle) = pidfd::PidFd::open(process.pid()) {
-                let _ = timeout(END_WITHIN, handle.ended()).await;
+                let _ = timeout(END_TIMEOUT, handle.ended()).await;
             }
         }
         self.kill();
@@ -314,9 +314,9 @@ mod tests {
 
     #[test]
     fn the_classes_name_all_actions_and_causes() {
-        let actions = Rung::ALL.map(|rung| Action::of(rung, Attempt(0), 0).word());
-        let causes = CauseKind::ALL.map(CauseKind::word);
-        for name in actions.into_iter().chain([Action::Wait.word()]).chain(causes) {
+        let actions = Rung::ALL.map(|rung| Action::from_rung(rung, Attempt(0), 0).as_str());
+        let causes = CauseKind::ALL.map(CauseKind::as_str);
+        for name in actions.into_iter().chain([Action::Wait.as_str()]).chain(causes) {
             assert!(CLASSES.contains(&format!("\"{name}\"")), "{name}");
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainstay_model::entry::{ExitStatus, Fact, Note};
 use mainstay_model::id::{Pid, Rank};
 use mainstay_model::time::Span;
-use mainstay_recovery::in_process::{Call, Received, RoundState, Word, is_fit};
+use mainstay_recovery::in_process::{Call, RankMessage, Received, RoundState, is_fit};
 use mainstay_recovery::protocol::{Event, StopWhy};
 use mainstay_sensors::source::error_file;
 use mainstay_sensors::source::pages::PageReader;
@@ -342,7 +342,7 @@ impl Ranks {
     }
 
     /// A process sent a message about its round. Only messages from ranks of the current attempt count.
-    pub(crate) fn received(&mut self, pid: Pid, word: Word, to: &mut Reports<'_>) {
+    pub(crate) fn received(&mut self, pid: Pid, word: RankMessage, to: &mut Reports<'_>) {
         let known = self.living().find(|rank| rank.pid == pid);
         let Some(rank) = known.map(|rank| rank.rank) else {
             tracing::debug!(pid = pid.0, "a process that is not a rank of this attempt sent a round message");

@@ -165,8 +165,8 @@ impl Ranks {
             round: Round::default(),
             port: None,
             undying: Vec::new(),
-            oom_kills: OomKills::of(roots.proc.clone(), &roots.sys),
-            limits: ProcessLimits::of(&roots.proc, &roots.sys),
+            oom_kills: OomKills::open(roots.proc.clone(), &roots.sys),
+            limits: ProcessLimits::read(&roots.proc, &roots.sys),
             spec,
         }
     }

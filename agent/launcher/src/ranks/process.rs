@@ -215,7 +215,7 @@ impl RankSpec {
             .stdout(output_file(&files.stdout)?)
             .stderr(output_file(&files.stderr)?);
         if let Some(cpus) = self.cpus(local_rank) {
-            spawn::confine(&mut command, CpuSet::of(&cpus));
+            spawn::confine(&mut command, CpuSet::from_cpus(&cpus));
         }
         let cgroup = self.cgroup_procs.as_ref().and_then(|path| File::options().write(true).open(path).ok());
         let child = spawn::spawn_bound(&mut command, cgroup.as_ref())

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use mainstay_model::id::Pid;
-use mainstay_recovery::in_process::{Call, LONGEST_LINE, Word};
+use mainstay_recovery::in_process::{Call, MAX_LINE_BYTES, RankMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -31,7 +31,7 @@ type Mouths = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
 #[derive(Debug)]
 pub struct RoundServer {
     path: PathBuf,
-    words: mpsc::UnboundedReceiver<(Pid, Word)>,
+    words: mpsc::UnboundedReceiver<(Pid, RankMessage)>,
     /// By process: the sender of its newest connection.
     mouths: Mouths,
     task: JoinHandle<()>,
@@ -57,7 +57,7 @@ impl RoundServer {
     }
 
     /// The next message, and the process that sent it.
-    pub async fn next(&mut self) -> (Pid, Word) {
+    pub async fn next(&mut self) -> (Pid, RankMessage) {
         match self.words.recv().await {
             Some(response) => response,
             None => std::future::pending().await,
@@ -89,7 +89,7 @@ impl Drop for RoundServer {
     }
 }
 
-async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, Word)>, mouths: Mouths) {
+async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, RankMessage)>, mouths: Mouths) {
     // Dropped, and so ended, with this task.
     let mut connections = JoinSet::new();
     loop {
@@ -108,7 +108,7 @@ async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, Word)
     }
 }
 
-async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, Word)>, mouths: Mouths) {
+async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, RankMessage)>, mouths: Mouths) {
     let Some(pid) = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(Pid) else { return };
     let (mouth, mut calls) = mpsc::unbounded_channel::<String>();
     mouths.borrow_mut().insert(pid, mouth);
@@ -135,10 +135,10 @@ async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, Word)>, mo
 }
 
 /// Passes on all complete lines. Returns whether to keep the connection.
-fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid, Word)>) -> bool {
+fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid, RankMessage)>) -> bool {
     while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = received.drain(..=end).collect();
-        match Word::read(&line) {
+        match RankMessage::read(&line) {
             Ok(word) => {
                 let _ = words.send((pid, word));
             }
@@ -148,7 +148,7 @@ fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid,
             }
         }
     }
-    received.len() <= LONGEST_LINE
+    received.len() <= MAX_LINE_BYTES
 }
 
 #[cfg(test)]
@@ -169,9 +169,9 @@ mod tests {
             let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
             rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
             let us = Pid(i32::try_from(std::process::id()).expect("a pid"));
-            assert_eq!(round_server.next().await, (us, Word::Hello { epoch: 2 }));
+            assert_eq!(round_server.next().await, (us, RankMessage::Hello { epoch: 2 }));
             rank.write_all(b"\"ready\",\"epoch\":2}\n").await.expect("said");
-            assert_eq!(round_server.next().await, (us, Word::Ready { epoch: 2 }));
+            assert_eq!(round_server.next().await, (us, RankMessage::Ready { epoch: 2 }));
             round_server.send(Pid(1), &Call::Finished { epoch: 1 });
             round_server.send(us, &Call::Leave { epoch: 2 });
             let mut received = [0; 64];
@@ -192,7 +192,7 @@ mod tests {
             // Only now: of several connections of one process the newest counts.
             let mut good = UnixStream::connect(&path).await.expect("connected");
             good.write_all(b"{\"say\":\"done\",\"epoch\":0}\n").await.expect("said");
-            assert_eq!(round_server.next().await.1, Word::Done { epoch: 0 });
+            assert_eq!(round_server.next().await.1, RankMessage::Done { epoch: 0 });
         });
     }
 }

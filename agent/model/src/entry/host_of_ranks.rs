@@ -24,7 +24,7 @@ impl HostOfRanks {
     }
 
     /// The host of a rank.
-    pub fn of(hosts: &[HostOfRanks], rank: Rank) -> Option<&HostOfRanks> {
+    pub fn find(hosts: &[HostOfRanks], rank: Rank) -> Option<&HostOfRanks> {
         // They are in the order of their ranks, and there may be thousands.
         let after = hosts.partition_point(|host| host.first_rank <= rank);
         hosts.get(after.checked_sub(1)?).filter(|host| host.has(rank))

@@ -13,16 +13,16 @@ use mainstay_model::verdict::FaultDomain;
 const NOW: usize = 16;
 
 /// Steps before them that represent the usual.
-const BEFORE: usize = 48;
+const BASELINE_STEPS: usize = 48;
 
 /// A smaller growth of the exchange is ignored: transfers scatter.
-const LEAST: f32 = 1.25;
+const MIN_GROWTH: f32 = 1.25;
 
 /// The growth must cost this share of a step.
 const COSTS: f32 = 0.02;
 
 /// Standard deviations of a mean of [`NOW`] steps.
-const SURE: f32 = 6.7;
+const MIN_DEVIATIONS: f32 = 6.7;
 
 /// Own work may have grown by at most this share of the growth of the exchange. Otherwise the job now does something
 /// else.
@@ -58,10 +58,10 @@ impl Exchange {
             return None;
         }
         self.steps.push_back((step, least.ln(), work.ln(), took));
-        if self.steps.len() > NOW + BEFORE {
+        if self.steps.len() > NOW + BASELINE_STEPS {
             self.steps.pop_front();
         }
-        if self.steps.len() < NOW + BEFORE / 2 {
+        if self.steps.len() < NOW + BASELINE_STEPS / 2 {
             return None;
         }
         match &self.open {
@@ -94,8 +94,8 @@ impl Exchange {
         let worked = self.middle(before.., |of| of.2) - self.middle(..before, |of| of.2);
         let took = self.middle(before.., |of| of.3);
         let cost = (now.exp() - usual.exp()) / took;
-        let sure = grew > SURE * noise / (NOW as f32).sqrt() * 1.25;
-        if grew < LEAST.ln() || !sure || !lasting || worked > grew * OF_WORK || cost < COSTS {
+        let sure = grew > MIN_DEVIATIONS * noise / (NOW as f32).sqrt() * 1.25;
+        if grew < MIN_GROWTH.ln() || !sure || !lasting || worked > grew * OF_WORK || cost < COSTS {
             return None;
         }
         let since = self.steps.iter().rev().take_while(|of| of.1 > usual + grew / 2.0).last()?.0;

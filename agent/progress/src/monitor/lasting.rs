@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::straggler::{Change, Slow};
 
 /// At most this many ranks count as very few.
-const VERY_FEW: usize = 4;
+const MAX_VERY_FEW_RANKS: usize = 4;
 
 /// Steps for which a rank must stay slow after it was found.
 const LASTS: u32 = 48;
@@ -24,7 +24,7 @@ impl Unproven {
     pub(super) fn proven(&mut self, changes: Vec<Change>, devices: &[Option<String>]) -> Vec<Change> {
         let shares_cpus = |slow: Slow| match slow {
             Slow::Rank(rank) => {
-                devices.len() <= VERY_FEW && devices.get(rank as usize).is_none_or(Option::is_none)
+                devices.len() <= MAX_VERY_FEW_RANKS && devices.get(rank as usize).is_none_or(Option::is_none)
             }
             Slow::Host(_) | Slow::Stage(_) | Slow::Rotating => false,
         };

@@ -27,7 +27,7 @@ pub(super) struct Paces {
 }
 
 impl Paces {
-    pub(super) fn of(ranks: usize) -> Paces {
+    pub(super) fn new(ranks: usize) -> Paces {
         Paces { last: vec![[(f32::NAN, f32::NAN); LAST]; ranks], next: 0 }
     }
 

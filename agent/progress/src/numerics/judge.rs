@@ -15,11 +15,11 @@ const OVER_AFTER: u32 = 8;
 const OVERFLOWS: u32 = 3;
 
 /// A rank's gradient norm is an outlier at this many deviations of its replicas', in this many steps in a row.
-const APART: f64 = 8.0;
+const OUTLIER_DEVIATIONS: f64 = 8.0;
 const APART_STEPS: u32 = 3;
 
 /// With fewer ranks there are no outliers.
-const FEWEST: usize = 4;
+const MIN_RANKS: usize = 4;
 
 /// The most checkpoints that are remembered.
 const CHECKPOINTS: usize = 64;
@@ -189,7 +189,7 @@ impl Judge {
             .filter(|(_, norm)| *norm > 0.0 && norm.is_finite())
             .map(|(rank, norm)| (*rank, norm.ln()))
             .collect();
-        if logs.len() < FEWEST {
+        if logs.len() < MIN_RANKS {
             return None;
         }
         logs.sort_unstable_by(|a, b| a.1.total_cmp(&b.1));
@@ -200,7 +200,7 @@ impl Judge {
         let (rank, highest) = *logs.last()?;
         // Equal norms were reduced already: no rank can be distinguished.
         let z = (highest - centre) / deviation;
-        if deviation <= 1e-9 || z < APART {
+        if deviation <= 1e-9 || z < OUTLIER_DEVIATIONS {
             self.apart = None;
             return None;
         }

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 /// The number of steps that are remembered.
-const REMEMBERED: usize = 64;
+const MAX_STEPS: usize = 64;
 
 /// With fewer steps the usual value is unknown.
-const USUAL: usize = 32;
+const MIN_STEPS: usize = 32;
 
 /// A value this many deviations above the usual is a spike at once. A value half as far is one if the next is too.
 const FAR: f64 = 20.0;
@@ -31,7 +31,7 @@ impl Series {
     /// Adds the next finite value. Returns a spike, if it is one. A distant value becomes usual only if it lasts.
     pub(super) fn push(&mut self, value: f64) -> Option<Spike> {
         let spike = self.judge(value);
-        if self.values.len() == REMEMBERED {
+        if self.values.len() == MAX_STEPS {
             self.values.pop_front();
         }
         self.values.push_back(value);
@@ -49,7 +49,7 @@ impl Series {
 
     /// Robust median and standard deviation. `None` while there are too few values.
     fn usual(&self) -> Option<(f64, f64)> {
-        if self.values.len() < USUAL {
+        if self.values.len() < MIN_STEPS {
             return None;
         }
         let middle = |values: &mut Vec<f64>| {

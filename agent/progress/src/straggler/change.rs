@@ -8,7 +8,7 @@
 const RARITY: f64 = 250.0;
 
 /// The longest run that is tracked; a longer one counts as this long.
-const LONGEST: usize = 400;
+const MAX_RUN_STEPS: usize = 400;
 
 /// Tracks the last change of a series.
 #[derive(Clone, Debug)]
@@ -73,13 +73,13 @@ impl ChangePoint {
         self.shape.insert(0, shape);
         self.rate.insert(0, rate);
         self.probability = grown;
-        if self.probability.len() > LONGEST {
+        if self.probability.len() > MAX_RUN_STEPS {
             let last = self.probability.pop().unwrap_or(0.0);
             if let Some(longest) = self.probability.last_mut() {
                 *longest += last;
             }
             for column in [&mut self.mean, &mut self.weight, &mut self.shape, &mut self.rate] {
-                column.truncate(LONGEST);
+                column.truncate(MAX_RUN_STEPS);
             }
         }
     }

@@ -49,7 +49,7 @@ impl Columns {
     ///
     /// # Errors
     /// There is no column for the rank, the step, or a duration.
-    pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Columns, TraceError> {
+    pub fn from_header<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Columns, TraceError> {
         let names: Vec<String> = names.into_iter().map(plain).collect();
         let find = |wanted: &str| names.iter().position(|name| name == wanted);
         let time =
@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn the_documented_columns_are_read() {
-        let columns = Columns::of("rank,step,section,start_ns,end_ns,stage,host".split(',')).unwrap();
+        let columns =
+            Columns::from_header("rank,step,section,start_ns,end_ns,stage,host".split(',')).unwrap();
         let span = one(&columns, &["3", "7", "forward", "1000000000", "3500000000", "1", "a"]);
         assert_eq!((span.rank, span.step, span.section.as_str()), (3, 7, "forward"));
         assert_eq!((span.start, span.duration), (Some(1.0), 2.5));
@@ -255,21 +256,21 @@ mod tests {
 
     #[test]
     fn each_time_has_its_own_unit_and_other_columns_are_ignored() {
-        let columns = Columns::of(["", "Rank", "gpu", "Step", "Start (us)", "duration_ms"]).unwrap();
+        let columns = Columns::from_header(["", "Rank", "gpu", "Step", "Start (us)", "duration_ms"]).unwrap();
         let span = one(&columns, &["0", "6", "25", "1811.0", "5", "2"]);
         assert_eq!((span.rank, span.step), (6, 1811));
         assert!((span.start.unwrap() - 5e-6).abs() < 1e-12 && (span.duration - 2e-3).abs() < 1e-12);
-        let columns = Columns::of(["rank", "step", "duration"]).unwrap();
+        let columns = Columns::from_header(["rank", "step", "duration"]).unwrap();
         assert_eq!(one(&columns, &["6", "1811", "745"]).duration, 745.0);
     }
 
     #[test]
     fn missing_columns_and_invalid_numbers_are_reported() {
-        let missing = |names: &[&str]| Columns::of(names.iter().copied()).unwrap_err();
+        let missing = |names: &[&str]| Columns::from_header(names.iter().copied()).unwrap_err();
         assert_eq!(missing(&["step", "duration"]), TraceError::Missing("rank"));
         assert_eq!(missing(&["rank", "iteration", "duration"]), TraceError::Missing("step"));
         assert!(matches!(missing(&["rank", "step", "start_ns"]), TraceError::Missing(_)));
-        let columns = Columns::of(["rank", "step", "duration"]).unwrap();
+        let columns = Columns::from_header(["rank", "step", "duration"]).unwrap();
         for fields in
             [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", "-2"], ["1", "", "2"]]
         {
@@ -283,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_table_with_a_column_for_each_section_is_read() {
-        let columns = Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_ms"]).unwrap();
+        let columns =
+            Columns::from_header(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_ms"]).unwrap();
         let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
         let reported: Vec<(&str, f64)> =
             spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();

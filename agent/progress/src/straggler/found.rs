@@ -15,7 +15,7 @@ pub enum Slow {
 
 /// Something that makes the job slower.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct Straggler {
     /// What is slow.
     pub slow: Slow,
     /// Time relative to the peers: 1.3 is 30 % slower. For [`Slow::Rotating`], that of the slowest rank in a typical
@@ -51,7 +51,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Something is slow.
-    Found(Found),
+    Found(Straggler),
     /// It is no longer slow, since this step.
     Over {
         /// What was slow.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::found::{Change, Found, Slow};
+use super::found::{Change, Slow, Straggler};
 use super::history::ROWS;
 use super::measurements::{Limits, Measurements, Row};
 use super::peers::Peers;
@@ -56,8 +56,8 @@ impl Judge {
         }
     }
 
-    fn open(&mut self, found: Found, out: &mut Vec<Change>) {
-        self.open.insert(found.slow, RankState::of(&found, &self.measured));
+    fn open(&mut self, found: Straggler, out: &mut Vec<Change>) {
+        self.open.insert(found.slow, RankState::from_finding(&found, &self.measured));
         self.measured.became_slow(found.slow);
         out.push(Change::Found(found));
     }
@@ -84,7 +84,7 @@ impl Judge {
         let stage = self.stages.look();
         let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(limits.imbalance));
         // Unevenness in a small part of a step costs nothing. Other processes on the host cause it too.
-        let matters = |found: &Found| found.cost.is_none_or(|cost| cost >= limits.rank);
+        let matters = |found: &Straggler| found.cost.is_none_or(|cost| cost >= limits.rank);
         let found = rotating
             .filter(|_| uneven)
             .map(|seen| seen.found(step, &self.measured, self.stages.times()))
@@ -104,7 +104,7 @@ impl Judge {
     }
 
     /// Opens what was found and is not open. Closes what was not found for long enough.
-    fn settle(&mut self, slow: Slow, found: Option<Found>, step: u64, out: &mut Vec<Change>) {
+    fn settle(&mut self, slow: Slow, found: Option<Straggler>, step: u64, out: &mut Vec<Change>) {
         match (found, self.open.get_mut(&slow)) {
             (Some(found), None) => self.open(found, out),
             (Some(_), Some(standing)) => standing.missed = 0,

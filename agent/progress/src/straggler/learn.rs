@@ -7,13 +7,13 @@
 use super::score::median;
 
 /// Fewer steps are not sufficient.
-pub const SHORTEST: usize = 8;
+pub const MIN_STEPS: usize = 8;
 
 /// Groups learned later would hide ranks that became slow.
-pub const LONGEST: usize = 64;
+pub const MAX_STEPS: usize = 64;
 
 /// Stages that differ by less do not matter.
-const APART: f32 = 1.08;
+const MIN_STAGE_RATIO: f32 = 1.08;
 
 /// Ranks of a stage must agree better than stages do by this factor.
 const TIGHTER: f32 = 4.0;
@@ -22,7 +22,7 @@ const TIGHTER: f32 = 4.0;
 /// known order.
 pub fn stages(rows: &[Vec<f32>]) -> Option<Vec<u32>> {
     let ranks = rows.first()?.len();
-    if rows.len() < SHORTEST || ranks < 4 {
+    if rows.len() < MIN_STEPS || ranks < 4 {
         return None;
     }
     let levels: Vec<f32> = (0..ranks).map(|rank| level(rows, rank)).collect();
@@ -77,7 +77,7 @@ fn fits(levels: &[f32], of: &[u32], stages: usize) -> bool {
     }
     let (low, high) =
         middles.iter().fold((f32::MAX, f32::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
-    high - low > APART.ln() && (high - low) > within * TIGHTER
+    high - low > MIN_STAGE_RATIO.ln() && (high - low) > within * TIGHTER
 }
 
 #[cfg(test)]

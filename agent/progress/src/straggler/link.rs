@@ -18,7 +18,7 @@ use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::verdict::FaultDomain;
 
 /// Transfers scatter more than computation: a smaller excess is ignored.
-const LEAST: f32 = 0.15;
+const MIN_EXCESS: f32 = 0.15;
 
 /// Collectives by step and communicator.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +86,7 @@ impl Links {
             ..Role::default()
         });
         let mut judge =
-            Judge::new(Peers::new(roles.collect()), Limits { rank: limits.rank.max(LEAST), ..limits });
+            Judge::new(Peers::new(roles.collect()), Limits { rank: limits.rank.max(MIN_EXCESS), ..limits });
         let (mut changes, mut findings) = (Vec::new(), Vec::new());
         for (step, seen) in &self.steps {
             let moving: Vec<f32> = self
@@ -110,7 +110,13 @@ impl Links {
         findings
     }
 
-    fn finding_of(&self, number: u64, name: &str, of: &Communicator, found: &super::found::Found) -> Finding {
+    fn finding_of(
+        &self,
+        number: u64,
+        name: &str,
+        of: &Communicator,
+        found: &super::found::Straggler,
+    ) -> Finding {
         let percent = (f64::from(found.ratio) - 1.0) * 100.0;
         let mut arriving: Vec<f32> =
             self.steps.values().filter_map(|seen| seen.get(name)).map(|(arriving, _)| *arriving).collect();

@@ -18,7 +18,7 @@ const RECALLED_STEPS: usize = 8;
 
 /// At most this many ranks are very few. With so few comparisons a lower limit is enough: one false alarm in 10^7
 /// looks.
-const VERY_FEW: usize = 4;
+const MAX_VERY_FEW_RANKS: usize = 4;
 const SURE_OF_VERY_FEW: f32 = 5.2;
 /// If more than a little of the noise is carried from step to step, its scatter is known from few independent values.
 /// This many more deviations are required for each whole share above that.
@@ -163,7 +163,7 @@ impl Measurements {
     /// Ignored for very few ranks: their noise depends on the present load of their host, and each has almost no
     /// peers. They are judged only by noise that was measured in this run.
     pub(super) fn recall_noise(&mut self, noise: f32) {
-        if self.peers.len() <= VERY_FEW {
+        if self.peers.len() <= MAX_VERY_FEW_RANKS {
             return;
         }
         for _ in 0..RECALLED_STEPS {
@@ -194,7 +194,7 @@ impl Measurements {
             self.recent.least_wait.push(rank as u32);
         }
         self.history.push(row.step, &self.scores, self.recent.noise());
-        if self.peers.len() <= VERY_FEW
+        if self.peers.len() <= MAX_VERY_FEW_RANKS
             && let Some(steps) = self.regime.push(row.self_times)
         {
             self.carried.doubt(self.history.seen() - steps);
@@ -259,7 +259,7 @@ impl Measurements {
     /// The required number of standard deviations, given what is known about the noise. The limit is for a hundred
     /// thousand ranks, of which one is always an outlier; among few there is none.
     pub(super) fn sure(&self) -> f32 {
-        let very_few = self.peers.len() <= VERY_FEW;
+        let very_few = self.peers.len() <= MAX_VERY_FEW_RANKS;
         if !very_few {
             return self.carried.sure(self.limits.sure);
         }

@@ -41,7 +41,7 @@ mod trace;
 
 pub use change::ChangePoint;
 pub use columns::{Columns, TraceError};
-pub use found::{Change, Found, Slow};
+pub use found::{Change, Slow, Straggler};
 pub use judge::Judge;
 pub use link::Links;
 pub use measurements::{Limits, Row};

@@ -8,7 +8,7 @@ use super::peers::Peers;
 
 /// The number of steps that are kept: the least number that a finding is based on. Steps before a rank became slow
 /// are not part of its cost.
-const KEPT: usize = 8;
+const MAX_PACES: usize = 8;
 
 /// The last steps as measured.
 #[derive(Clone, Debug)]
@@ -19,18 +19,23 @@ pub(super) struct Paces {
     /// Row by row: seconds that each rank spent on its own work; NaN if not reported.
     self_times: Vec<f32>,
     /// By row: the step's number and its length in seconds, NaN if unknown.
-    steps: [(u64, f32); KEPT],
+    steps: [(u64, f32); MAX_PACES],
 }
 
 impl Paces {
     /// Nothing seen yet.
     pub(super) fn new(ranks: usize) -> Paces {
-        Paces { ranks, seen: 0, self_times: vec![f32::NAN; ranks * KEPT], steps: [(0, f32::NAN); KEPT] }
+        Paces {
+            ranks,
+            seen: 0,
+            self_times: vec![f32::NAN; ranks * MAX_PACES],
+            steps: [(0, f32::NAN); MAX_PACES],
+        }
     }
 
     /// Adds a step: a time for each rank, and the step's length.
     pub(super) fn push(&mut self, step: u64, self_times: &[f32], took: f32) {
-        let row = self.seen % KEPT;
+        let row = self.seen % MAX_PACES;
         self.self_times[row * self.ranks..(row + 1) * self.ranks].copy_from_slice(self_times);
         self.steps[row] = (step, took);
         self.seen += 1;

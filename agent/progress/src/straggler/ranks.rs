@@ -4,34 +4,34 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::change::onset;
-use super::found::{Found, Slow};
+use super::found::{Slow, Straggler};
 use super::history::{CLIP_UNITS, HORIZONS, ROWS};
 use super::measurements::Measurements;
 use super::score::{median, spread_around_median};
 
 /// Fewer steps are not sufficient.
-const SHORTEST: usize = 8;
+const MIN_STEPS: usize = 8;
 
 /// No rank is permanently slow in the first steps (`WARM`). Until `SETTLED` steps, slowness must not be decreasing.
 const WARM: usize = 10;
 const WARM_OF_VERY_FEW: usize = 16;
-const VERY_FEW: usize = 4;
+const MAX_VERY_FEW_RANKS: usize = 4;
 const SETTLED: usize = 24;
 
 /// More slow ranks at once are not a fault of single ranks.
 const MOST_AT_ONCE: usize = 64;
 
 /// At most this many ranks are few.
-const FEW: usize = 16;
+const MAX_FEW_RANKS: usize = 16;
 
 /// Sums of clipped scores are examined from this share of the required deviations, and above these deviations in any
 /// case.
 const NEARLY: f32 = 0.7;
-const LOOKED_AT: f32 = 2.5;
+const MIN_EXAMINED_SCORE: f32 = 2.5;
 const LOOKED_AT_OF_FEW: f32 = 1.5;
 
 /// A change of a rank's level counts only if its usual level is based on this many steps.
-const USUAL: usize = 24;
+const MIN_BASELINE_STEPS: usize = 24;
 
 /// Steps without slowness before it is over.
 const OVER_AFTER: usize = 16;
@@ -55,7 +55,7 @@ pub(super) struct RankState {
 }
 
 impl RankState {
-    pub(super) fn of(found: &Found, measured: &Measurements) -> RankState {
+    pub(super) fn from_finding(found: &Straggler, measured: &Measurements) -> RankState {
         let effect = found.ratio.ln();
         RankState {
             usual: found.usual,
@@ -105,8 +105,8 @@ struct Suspect {
 }
 
 /// Finds slow ranks and hosts that are not reported yet.
-pub(super) fn find(measured: &Measurements) -> Vec<Found> {
-    if measured.history().seen() < SHORTEST || measured.peers().len() < 2 {
+pub(super) fn find(measured: &Measurements) -> Vec<Straggler> {
+    if measured.history().seen() < MIN_STEPS || measured.peers().len() < 2 {
         return Vec::new();
     }
     let mut suspects: BTreeMap<u32, Suspect> = BTreeMap::new();
@@ -165,7 +165,7 @@ fn look<T: Copy + Into<i32>>(
 /// A rank above this clipped mean is examined in any case. With few ranks the noise itself is uncertain, and an
 /// examination is cheap.
 fn looked_at(measured: &Measurements) -> f32 {
-    if measured.peers().len() <= FEW { LOOKED_AT_OF_FEW } else { LOOKED_AT }
+    if measured.peers().len() <= MAX_FEW_RANKS { LOOKED_AT_OF_FEW } else { MIN_EXAMINED_SCORE }
 }
 
 /// Finds ranks whose last few steps differ from those before, by their changes and not by their distance from peers.
@@ -202,7 +202,7 @@ fn apart_for_good<T: Copy + Into<i32>>(measured: &Measurements, sums: &[T], step
         sum as f32 / scale
     };
     let mut means: Vec<f32> = sums.iter().step_by(stride).map(mean).collect();
-    let spread = if means.len() <= FEW {
+    let spread = if means.len() <= MAX_FEW_RANKS {
         // Among few ranks, a third that is permanently slow is normal for this job, which the median would not show.
         let (_, centre, _) = means.select_nth_unstable_by(sums.len() / 2, f32::total_cmp);
         let centre = *centre;
@@ -258,7 +258,7 @@ fn stays(measured: &Measurements, scores: &[f32]) -> bool {
     }
     let (older, newer) = scores.split_at(scores.len() / 2);
     let (older, newer) = (middle_mean(&mut older.to_vec()), middle_mean(&mut newer.to_vec()));
-    let warm = if measured.peers().len() <= VERY_FEW { WARM_OF_VERY_FEW } else { WARM };
+    let warm = if measured.peers().len() <= MAX_VERY_FEW_RANKS { WARM_OF_VERY_FEW } else { WARM };
     seen >= warm && newer.min(2.0 * newer - older) >= measured.limits().rank.ln_1p() * 0.98
 }
 
@@ -266,7 +266,7 @@ fn stays(measured: &Measurements, scores: &[f32]) -> bool {
 /// separately.
 fn confirm_change(measured: &Measurements, rank: u32, steps: usize, wilder: f32) -> Option<Suspect> {
     let limits = measured.limits();
-    let moving = (measured.scatter(steps) * wilder).hypot(measured.scatter(USUAL));
+    let moving = (measured.scatter(steps) * wilder).hypot(measured.scatter(MIN_BASELINE_STEPS));
     let gate = (measured.sure() * moving).max(least_change(measured, steps));
     let scores: Vec<f32> = measured.history().last(rank, steps).map(|(_, score)| score).collect();
     let usual = usual(measured, rank, steps)?;
@@ -287,7 +287,7 @@ fn confirm_change(measured: &Measurements, rank: u32, steps: usize, wilder: f32)
 fn least_change(measured: &Measurements, steps: usize) -> f32 {
     let (limits, ranks) = (measured.limits(), measured.peers().len());
     let always = limits.change.ln_1p();
-    if ranks > FEW {
+    if ranks > MAX_FEW_RANKS {
         return always;
     }
     let wandered = (0..ranks as u32)
@@ -310,7 +310,7 @@ fn wandering(measured: &Measurements, rank: u32, steps: usize) -> f32 {
 /// weight of two hiccups in eight steps.
 fn level_of(measured: &Measurements, scores: &[f32]) -> f32 {
     let level = middle_mean(&mut scores.to_vec());
-    if measured.peers().len() <= VERY_FEW { level } else { level.min(median(&mut scores.to_vec())) }
+    if measured.peers().len() <= MAX_VERY_FEW_RANKS { level } else { level.min(median(&mut scores.to_vec())) }
 }
 
 /// The mean of the middle half: nearly as good as the mean, and without outliers on either side.
@@ -329,7 +329,7 @@ fn share_above(scores: &[f32], bar: f32) -> f32 {
 fn usual(measured: &Measurements, rank: u32, steps: usize) -> Option<f32> {
     let mut all: Vec<f32> = measured.history().last(rank, ROWS).map(|(_, score)| score).collect();
     all.truncate(all.len().saturating_sub(steps));
-    (all.len() >= USUAL).then(|| median(&mut all))
+    (all.len() >= MIN_BASELINE_STEPS).then(|| median(&mut all))
 }
 
 /// How many standard deviations the farthest of `ranks` ranks may permanently be apart from the others. Only one in a
@@ -339,7 +339,7 @@ fn reach(ranks: usize) -> f32 {
 }
 
 /// Turns suspects into findings: if most of a host's ranks are among them, it is the host.
-fn found(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Found> {
+fn found(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Straggler> {
     let mut all = Vec::new();
     let slow: BTreeSet<u32> = suspects.keys().copied().collect();
     let is_slow = |rank: u32| slow.contains(&rank) || measured.is_known(rank);
@@ -383,7 +383,7 @@ fn hosts(measured: &Measurements, suspects: &BTreeMap<u32, Suspect>) -> Vec<u32>
     slow.keys().filter(|host| is_host(host)).copied().collect()
 }
 
-fn report(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl Fn(u32) -> bool) -> Found {
+fn report(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl Fn(u32) -> bool) -> Straggler {
     let (history, recent) = (measured.history(), measured.recent());
     let rows: Vec<(u64, f32)> = history.last(suspect.rank, ROWS).collect();
     let scores: Vec<f32> = rows.iter().map(|(_, score)| *score).collect();
@@ -410,7 +410,7 @@ fn report(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl F
     if waited_least.is_some_and(|share| share > 0.5) {
         confidence += 0.08;
     }
-    Found {
+    Straggler {
         slow,
         ratio: suspect.effect.exp(),
         since,

@@ -9,11 +9,11 @@ use super::score::{median, spread_around_median};
 
 /// How many of the last steps must differ from those before, how many of those are kept, and how many are enough.
 const LAST: usize = 3;
-const BEFORE: usize = 16;
-const ENOUGH: usize = 4;
+const BASELINE_STEPS: usize = 16;
+const MIN_NEW_STEPS: usize = 4;
 
 /// The least change that counts, as a share, and the factor by which it must exceed the usual scatter of steps.
-const LEAST: f32 = 0.05;
+const MIN_CHANGE: f32 = 0.05;
 const BEYOND: f32 = 3.0;
 
 /// The pace of the last steps: ln of the time of the quickest rank.
@@ -27,16 +27,16 @@ impl Regime {
     pub(super) fn push(&mut self, self_times: &[f32]) -> Option<usize> {
         let known = self_times.iter().copied().filter(|time| *time > 0.0 && time.is_finite());
         self.paces.push_back(known.min_by(f32::total_cmp)?.ln());
-        if self.paces.len() < LAST + ENOUGH {
+        if self.paces.len() < LAST + MIN_NEW_STEPS {
             return None;
         }
-        if self.paces.len() > LAST + BEFORE {
+        if self.paces.len() > LAST + BASELINE_STEPS {
             self.paces.pop_front();
         }
         let ago = self.paces.len() - LAST;
         let (before, last) = self.paces.make_contiguous().split_at(ago);
         let usual = median(&mut before.to_vec());
-        let bar = LEAST.max(BEYOND * stray(before));
+        let bar = MIN_CHANGE.max(BEYOND * stray(before));
         let changed =
             last.iter().all(|pace| *pace > usual + bar) || last.iter().all(|pace| *pace < usual - bar);
         if !changed {

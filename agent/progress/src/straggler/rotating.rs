@@ -1,15 +1,15 @@
 //! Finds uneven work that varies between steps: another rank is the slowest each time.
 
-use super::found::{Found, Slow};
+use super::found::{Slow, Straggler};
 use super::history::ROWS;
 use super::measurements::Measurements;
 use super::score::median;
 
 /// Fewer steps are not sufficient.
-const SHORTEST: usize = 20;
+const MIN_STEPS: usize = 20;
 
 /// With fewer ranks a rotation means nothing.
-const FEWEST: usize = 4;
+const MIN_RANKS: usize = 4;
 
 /// A rank that is the slowest in this share of steps or more is a finding about that rank.
 const ONE_RANK: f32 = 0.5;
@@ -18,14 +18,14 @@ const ONE_RANK: f32 = 0.5;
 const SLOW_RANKS: f32 = 0.04;
 
 /// The share of steps that counts as most: hiccups in every second step do not come from the work.
-const MOST: f32 = 0.7;
+const MAX_STEP_SHARE: f32 = 0.7;
 
 /// With more ranks than this, they are sampled.
 const SAMPLE: usize = 4096;
 
 /// The slowest ranks of the last steps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct RotationSample {
     /// ln(self time / peers') of the slowest rank in a typical step, without permanent differences between ranks.
     excess: f32,
     /// The share of steps in which the same rank was the slowest.
@@ -38,10 +38,10 @@ pub(super) struct Seen {
 }
 
 /// Analyzes the last steps. `None` if there are too few.
-pub(super) fn look(measured: &Measurements) -> Option<Seen> {
+pub(super) fn look(measured: &Measurements) -> Option<RotationSample> {
     let (history, ranks) = (measured.history(), measured.peers().len());
     let steps = history.seen().min(ROWS);
-    if steps < SHORTEST || ranks < FEWEST {
+    if steps < MIN_STEPS || ranks < MIN_RANKS {
         return None;
     }
     let slow = measured.limits().imbalance.ln_1p();
@@ -65,7 +65,7 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
         }
     }
     rows.retain(|(_, _, _, seen)| *seen > 0);
-    if rows.len() < SHORTEST {
+    if rows.len() < MIN_STEPS {
         return None;
     }
     let mut turns: Vec<u32> = rows.iter().map(|(_, whose, ..)| *whose).collect();
@@ -76,8 +76,8 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
     shares.sort_unstable_by(f32::total_cmp);
     highest.sort_unstable_by(f32::total_cmp);
     // The value that all but the lowest steps reach.
-    let in_most = ((1.0 - MOST) * rows.len() as f32) as usize;
-    Some(Seen {
+    let in_most = ((1.0 - MAX_STEP_SHARE) * rows.len() as f32) as usize;
+    Some(RotationSample {
         most: highest.get(in_most).copied()?,
         excess: median(&mut highest),
         same: most as f32 / rows.len() as f32,
@@ -86,16 +86,16 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
     })
 }
 
-impl Seen {
+impl RotationSample {
     /// Whether the work is uneven.
     pub(super) fn is_uneven(&self, imbalance: f32) -> bool {
         self.most > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
     }
 
     /// The finding. `stages` are the times of all stages, by number.
-    pub(super) fn found(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Found {
+    pub(super) fn found(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Straggler {
         let recent = measured.recent();
-        Found {
+        Straggler {
             slow: Slow::Rotating,
             ratio: self.excess.exp(),
             since: measured.oldest_step(),

@@ -78,7 +78,7 @@ const COMPUTE: &[&str] = &["forward", "fwd"];
 
 impl SectionKind {
     /// The kind by the words of `name`; case and separators do not matter.
-    pub fn of(name: &str) -> SectionKind {
+    pub fn from_name(name: &str) -> SectionKind {
         let lower = name.to_ascii_lowercase();
         let has = |words: &[&str]| {
             lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| words.contains(&word))
@@ -122,7 +122,7 @@ mod tests {
             ("eval", SectionKind::Pause),
             ("", SectionKind::Work),
         ] {
-            assert_eq!(SectionKind::of(name), kind, "{name}");
+            assert_eq!(SectionKind::from_name(name), kind, "{name}");
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::found::{Change, Found, Slow};
+use super::found::{Change, Slow, Straggler};
 use super::peers::Peers;
 use mainstay_model::finding::{Finding, FindingKind, Hint};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::verdict::FaultDomain;
 
 /// The most hints that are quoted for one finding.
-const QUOTED: usize = 6;
+const MAX_QUOTED_HINTS: usize = 6;
 
 /// The names of ranks and hosts.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ impl ReportedFinding {
         };
         let before = self.hints.len();
         for hint in explaining(&self.bare, hints) {
-            if self.hints.len() < QUOTED && !known(&self.hints, hint) {
+            if self.hints.len() < MAX_QUOTED_HINTS && !known(&self.hints, hint) {
                 self.hints.push(hint.clone());
             }
         }
@@ -123,7 +123,7 @@ impl OpenFindings {
 }
 
 /// The finding with number `number`.
-fn finding_of(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
+fn finding_of(number: u64, attempt: Attempt, found: &Straggler, peers: &Peers, names: &Names) -> Finding {
     let (ranks, host, device, stage) = place(found, peers, names);
     Finding {
         finding: number,
@@ -168,9 +168,9 @@ fn kind(slow: Slow) -> FindingKind {
     }
 }
 
-type Place = (Vec<Rank>, Option<String>, Option<String>, Option<u32>);
+type FindingKey = (Vec<Rank>, Option<String>, Option<String>, Option<u32>);
 
-fn place(found: &Found, peers: &Peers, names: &Names) -> Place {
+fn place(found: &Straggler, peers: &Peers, names: &Names) -> FindingKey {
     let host_of = |rank| peers.role(rank).host.map(|host| names.host(host));
     match found.slow {
         Slow::Rank(rank) => {
@@ -186,7 +186,7 @@ fn place(found: &Found, peers: &Peers, names: &Names) -> Place {
     }
 }
 
-fn headline(found: &Found, peers: &Peers, names: &Names) -> String {
+fn headline(found: &Straggler, peers: &Peers, names: &Names) -> String {
     let percent = (f64::from(found.ratio) - 1.0) * 100.0;
     let since = if found.onset_seen { format!(" since step {}", found.since) } else { String::new() };
     let cost = match found.cost {
@@ -213,7 +213,7 @@ fn headline(found: &Found, peers: &Peers, names: &Names) -> String {
     }
 }
 
-fn evidence(found: &Found) -> Vec<String> {
+fn evidence(found: &Straggler) -> Vec<String> {
     let noise = f64::from(found.noise) * 100.0;
     let mut evidence = vec![match found.slow {
         Slow::Rank(_) | Slow::Host(_) => format!(

@@ -1,12 +1,12 @@
 //! Finds pipeline stages that have more work than others.
 
-use super::found::{Found, Slow};
+use super::found::{Slow, Straggler};
 use super::measurements::{Measurements, Ring};
 use super::peers::Peers;
 use super::score::median;
 
 /// Fewer steps are not sufficient.
-const SHORTEST: usize = 20;
+const MIN_STEPS: usize = 20;
 
 /// In this share of steps the same stage must be the slowest.
 const SAME: f32 = 0.8;
@@ -67,7 +67,7 @@ impl Stages {
     /// Compares the stages. `None` if there are none, or too few steps.
     pub(super) fn look(&self) -> Option<Compared> {
         let steps = self.rings.iter().map(|(_, ring)| ring.values().len()).min()?;
-        if self.rings.len() < 2 || steps < SHORTEST {
+        if self.rings.len() < 2 || steps < MIN_STEPS {
             return None;
         }
         let times = self.times();
@@ -97,7 +97,7 @@ impl Stages {
 
 impl Compared {
     /// The finding, if the stage is slow and its ranks agree on it.
-    pub(super) fn found(&self, step: u64, measured: &Measurements) -> Option<Found> {
+    pub(super) fn found(&self, step: u64, measured: &Measurements) -> Option<Straggler> {
         let excess = self.ratio.ln();
         let recent = measured.recent();
         let flat = recent.noise() < excess / 2.0;
@@ -109,7 +109,7 @@ impl Compared {
             self.times.iter().map(|(_, time)| *time).filter(|time| !time.is_nan()).collect();
         let mean = known.iter().sum::<f32>() / known.len().max(1) as f32;
         let slowest = known.iter().copied().fold(f32::MIN, f32::max);
-        Some(Found {
+        Some(Straggler {
             slow: Slow::Stage(self.slowest),
             ratio: self.ratio,
             since: measured.oldest_step(),

@@ -64,7 +64,7 @@ const FEWEST_STEPS: usize = 8;
 
 /// The labels of a rank from its spans.
 #[derive(Clone, Debug, Default)]
-struct About {
+struct RankLabels {
     stage: Option<u32>,
     role: Option<String>,
     host: Option<String>,
@@ -80,7 +80,7 @@ type Exchange = (Step, String, u64, String);
 /// A trace, added span by span.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    about: BTreeMap<u32, About>,
+    about: BTreeMap<u32, RankLabels>,
     steps: BTreeMap<Step, BTreeMap<u32, Times>>,
     exchanges: BTreeMap<Exchange, BTreeMap<u32, f64>>,
     kinds: BTreeMap<String, SectionKind>,
@@ -113,7 +113,7 @@ impl Trace {
         let kind = match self.kinds.get(&span.section) {
             Some(kind) => *kind,
             None => {
-                let kind = SectionKind::of(&span.section);
+                let kind = SectionKind::from_name(&span.section);
                 self.kinds.insert(span.section.clone(), kind);
                 kind
             }
@@ -201,13 +201,13 @@ impl Trace {
 
     /// Learns the stages from the first steps, if they are not given. Whole steps are not sufficient for that.
     fn learn_stages(&mut self) {
-        let is_given = |about: &About| about.stage.is_some() || about.role.is_some();
+        let is_given = |about: &RankLabels| about.stage.is_some() || about.role.is_some();
         if self.about.values().any(is_given) || !(self.work_named || self.waits_named) {
             return;
         }
         let (work, waits) = (self.work_named, self.waits_named);
         let mut rows = Vec::new();
-        for of_ranks in self.steps.values_mut().take(learn::LONGEST) {
+        for of_ranks in self.steps.values_mut().take(learn::MAX_STEPS) {
             let own = |rank: &u32| of_ranks.get_mut(rank)?.measure(work, waits).own;
             rows.push(self.about.keys().map(own).map(|own| own.unwrap_or(f32::NAN)).collect());
         }
@@ -273,7 +273,7 @@ impl Trace {
         hosts.sort_unstable();
         hosts.dedup();
         let place = |at: Result<usize, usize>| at.unwrap_or(0) as u32;
-        let role = |about: &About| Role {
+        let role = |about: &RankLabels| Role {
             group: place(groups.binary_search(&(about.stage, about.role.as_deref()))),
             stage: about.stage,
             host: about.host.as_deref().map(|host| place(hosts.binary_search(&host))),

@@ -6,7 +6,7 @@ use mainstay_model::finding::{Finding, FindingKind, Hint};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::Mono;
 use mainstay_model::verdict::FaultDomain;
-use mainstay_progress::memory::Learned;
+use mainstay_progress::memory::JobMemory;
 use mainstay_progress::monitor::{Pace, Watch};
 
 const MS: u64 = 1_000_000;
@@ -209,7 +209,7 @@ fn a_slow_rank_without_a_device_is_named_with_domain_unknown() {
 fn the_noise_of_an_earlier_run_causes_no_finding_for_two_ranks() {
     // The earlier run had little noise. This one has much, from its first step.
     let mut run = Run::of(2, "train.py");
-    run.watch.recall(&Learned { noise: Some(0.002), ..Learned::default() });
+    run.watch.recall(&JobMemory { noise: Some(0.002), ..JobMemory::default() });
     run.watch.begin_attempt(Attempt(1), vec![Rank(0), Rank(1)]);
     (0..40u64).for_each(|step| {
         run.step(|rank, done| {
@@ -442,7 +442,7 @@ fn learned_stages_and_noise_are_known_in_the_next_run() {
     for _ in 0..70 {
         first.step(|rank, done| slower(done, if later(rank) { 30 } else { 0 }));
     }
-    let mut learned = mainstay_progress::memory::Learned::default();
+    let mut learned = mainstay_progress::memory::JobMemory::default();
     first.watch.remember(&mut learned);
     assert_eq!(learned.stages, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert!(learned.noise.is_some_and(|noise| noise < 0.05), "{:?}", learned.noise);

@@ -30,7 +30,7 @@ impl Awaited {
 
 /// The conditions that are checked for the ranks of an attempt.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct AwaitedConditions {
     /// A rank that has not connected.
     pub(super) connected: Awaited,
     /// A rank that sends heartbeats and has not completed a step.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::policy::{
-    Advice, Answer, Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with, question,
+    Advice, Case, Choice, Host, JobState, PastFailure, PolicyAnswer, PolicyProblem, Rung, decide_with,
+    question,
 };
 use mainstay_diagnosis::attribution::catalog::Catalog;
 use mainstay_diagnosis::diagnose::{self, FailedAttempt};
@@ -43,7 +44,7 @@ pub(super) struct Pending {
     /// When to ask again. `None` while an answer is awaited.
     wake_at: Option<Mono>,
     /// The last problem of the user's own policy. A policy that failed is not asked again about the same failure.
-    trouble: Option<Trouble>,
+    trouble: Option<PolicyProblem>,
     /// The evidence with which the user's own policy was asked, until it answers.
     asked: Option<Evidence>,
 }
@@ -204,14 +205,14 @@ impl Job {
         exit: i32,
         pending: &mut Pending,
         evidence: &Evidence,
-        answer: Option<Answer<'_>>,
+        answer: Option<PolicyAnswer<'_>>,
         out: &mut Vec<Output>,
     ) -> Decision {
         let incident = pending.verdict.incident;
         let case = self.case(at, exit, pending, &evidence.host);
         let (Choice { action, after, why }, trouble) = decide_with(answer, &self.settings, case);
         if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
-            out.push(Output::Record(Body::Fact(reported(&trouble))));
+            out.push(Output::Record(Body::Fact(policy_problem_fact(&trouble))));
             pending.trouble = Some(trouble);
         }
         let agent_evidence = evidence.by_agent;
@@ -246,7 +247,7 @@ impl Job {
         }
         Self::receive(&mut pending, &host_evidence, out);
         let evidence = Evidence { by_agent: agent_evidence, host: host_evidence };
-        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
+        let failed = matches!(pending.trouble, Some(PolicyProblem::Failed(_)));
         if self.user_policy.is_some() && !failed && instead.is_none() {
             return self.ask_policy(at, exit, pending, evidence, out);
         }
@@ -291,7 +292,7 @@ impl Job {
             self.pending = Some(pending);
             return;
         };
-        let answer = Some(Answer { policy: &policy, advice });
+        let answer = Some(PolicyAnswer { policy: &policy, advice });
         let decision = self.decide(at, exit, &mut pending, &evidence, answer, out);
         self.act_on(at, exit, pending, decision, out);
     }
@@ -462,12 +463,12 @@ fn keeps_processes(rung: Option<Rung>) -> bool {
 pub const POLICY: &str = "policy";
 
 /// A problem of the user's own policy as a fact for the journal.
-pub fn reported(trouble: &Trouble) -> Fact {
+pub fn policy_problem_fact(trouble: &PolicyProblem) -> Fact {
     let (event, weight, detail) = match trouble {
-        Trouble::Failed(words) => {
+        PolicyProblem::Failed(words) => {
             ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))
         }
-        Trouble::Overruled(words) => {
+        PolicyProblem::Overruled(words) => {
             ("policy_overruled", Weight::Warning, format!("{words}; the built-in policy decides"))
         }
     };

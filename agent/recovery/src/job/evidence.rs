@@ -3,7 +3,7 @@
 use crate::policy::PastFailure;
 use mainstay_diagnosis::attribution::catalog::Catalog;
 use mainstay_diagnosis::diagnose;
-use mainstay_diagnosis::repeats::{Place, SeenBefore};
+use mainstay_diagnosis::repeats::{FailurePosition, SeenBefore};
 use mainstay_diagnosis::unrunnable;
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::finding::Finding;
@@ -56,12 +56,12 @@ impl Job {
         let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
         let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
         let mut seen = SeenBefore::default();
-        let places = self.past.iter().filter(same).map(|past| Place {
+        let places = self.past.iter().filter(same).map(|past| FailurePosition {
             step: past.step,
             data: past.data,
             heartbeats: past.heartbeats,
         });
-        places.for_each(|then| seen.count(then, Place::of(verdict)));
+        places.for_each(|then| seen.count(then, FailurePosition::from_verdict(verdict)));
         (!seen.is_nothing()).then_some(seen)
     }
 }

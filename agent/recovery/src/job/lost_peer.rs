@@ -11,7 +11,7 @@ use super::{Command, Job, Output, Phase, RankState};
 
 /// How long to wait for a peer's own end. A killed peer is noticed earlier. An interpreter with PyTorch ends within
 /// 0.1 to 1 s, or later on a busy host or if it has to release an accelerator.
-const WITHIN: Span = Span::seconds(5);
+const PEER_ERROR_WINDOW: Span = Span::seconds(5);
 
 /// A lost peer whose end was not seen yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Job {
             return self.failure(at, fault_at, out);
         }
         if self.lost_peer.is_none() {
-            let until = at.after(WITHIN);
+            let until = at.after(PEER_ERROR_WINDOW);
             self.lost_peer = Some(LostPeer { since: fault_at, until });
             out.push(Output::Command(Command::Wake { at: until }));
         }

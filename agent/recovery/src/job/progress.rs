@@ -83,7 +83,7 @@ impl Job {
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
             let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
             out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
-            let advised = advice::of(&self.ledger.accounting(at), self.failures());
+            let advised = advice::advice_for(&self.ledger.accounting(at), self.failures());
             out.extend(self.saving.advise(advised).map(|fact| Output::Record(Body::Fact(fact))));
         }
     }

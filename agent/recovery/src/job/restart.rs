@@ -92,16 +92,20 @@ impl Job {
             limit: restart.within,
             step: None,
             confidence: 0.5,
-            evidence: vec![restart.reported()],
+            evidence: vec![restart.describe()],
         };
         let verdict = hung(self.next_incident(), self.attempt, &hang, Vec::new());
-        Verdict { headline: restart.reported(), ..verdict }
+        Verdict { headline: restart.describe(), ..verdict }
     }
 }
 
 impl Overdue {
-    fn reported(self) -> String {
-        format!("after {}, the ranks did not all complete a step within {}", self.rung.words(), self.within)
+    fn describe(self) -> String {
+        format!(
+            "after {}, the ranks did not all complete a step within {}",
+            self.rung.describe(),
+            self.within
+        )
     }
 
     fn observed(self) -> Fact {
@@ -109,7 +113,7 @@ impl Overdue {
             component: "job".to_owned(),
             event: EVENT.to_owned(),
             weight: Weight::Warning,
-            detail: self.reported(),
+            detail: self.describe(),
             values: BTreeMap::from([("within_ns".to_owned(), self.within.0.to_string())]),
         })
     }

@@ -50,7 +50,7 @@ impl Advice {
 /// # Errors
 /// There is no such action; with those that exist.
 pub fn rung_named(action: &str) -> Result<Option<Rung>, String> {
-    let wait = Action::Wait.word();
+    let wait = Action::Wait.as_str();
     if action == wait {
         return Ok(None);
     }
@@ -63,7 +63,7 @@ pub fn rung_named(action: &str) -> Result<Option<Rung>, String> {
 
 /// The name of a rung in the journal.
 pub(super) fn name_of(rung: Rung) -> &'static str {
-    Action::of(rung, Attempt(0), 0).word()
+    Action::from_rung(rung, Attempt(0), 0).as_str()
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use mainstay_model::time::Span;
 const FIRST: Span = Span::seconds(1);
 
 /// The longest wait.
-const LONGEST: Span = Span::seconds(300);
+const MAX_WAIT: Span = Span::seconds(300);
 
 /// The delay before a restart after `without_progress` others in a row that did not help: doubled each time, up to a
 /// quarter shorter or longer by `seed`, which differs between jobs; in whole milliseconds.
 pub fn wait(without_progress: u32, seed: u64) -> Span {
     let Some(doublings) = without_progress.checked_sub(1) else { return Span::default() };
-    let full = FIRST.0.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(LONGEST.0);
+    let full = FIRST.0.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(MAX_WAIT.0);
     Span::millis((full as f64 / 1e6 * (1.0 + jitter(without_progress, seed))) as u64)
 }
 

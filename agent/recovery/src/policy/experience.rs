@@ -4,7 +4,7 @@
 
 use crate::policy::history::PastFailure;
 use crate::policy::{Rung, learned};
-use mainstay_model::policy::{CauseKind, Experience, LONGEST, MOST};
+use mainstay_model::policy::{CauseKind, Experience, MAX_DURATION_SECONDS, MAX_EXPERIENCE_WEIGHT};
 
 /// What is known after a run that started with `earlier` and had these failures. Failures without a visible outcome
 /// are ignored: those without heartbeats, and the last one if the job did not fail again.
@@ -18,7 +18,7 @@ pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: b
     let mut known = Vec::new();
     for cause in CauseKind::ALL {
         for rung in Rung::ALL {
-            let of = |past: &&PastFailure| past.rung == rung && CauseKind::of(&past.cause) == cause;
+            let of = |past: &&PastFailure| past.rung == rung && CauseKind::from_cause(&past.cause) == cause;
             let before = learned::of_rung(earlier, cause, rung);
             let (mut tried, mut helped) = before.map_or((0.0, 0.0), |before| (before.tried, before.helped));
             tried += past.iter().filter(of).count() as f64;
@@ -26,9 +26,12 @@ pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: b
             if tried == 0.0 {
                 continue;
             }
-            let light = (MOST / tried).min(1.0);
-            let seconds =
-                if helped > 0.0 { learned::cost(cause, rung, &past, earlier).min(LONGEST) } else { 0.0 };
+            let light = (MAX_EXPERIENCE_WEIGHT / tried).min(1.0);
+            let seconds = if helped > 0.0 {
+                learned::cost(cause, rung, &past, earlier).min(MAX_DURATION_SECONDS)
+            } else {
+                0.0
+            };
             known.push(Experience { cause, rung, tried: tried * light, helped: helped * light, seconds });
         }
     }
@@ -65,8 +68,8 @@ mod tests {
         assert_eq!((one.cause, one.rung, one.tried, one.helped), (CauseKind::Signal, Rung::Ranks, 2.0, 1.0));
         assert!(one.seconds > 1.0 && one.seconds < 2.0, "{one:?}");
         let many = (0..50).fold(known, |known, _| experiences(&known, &run, true));
-        assert!((many[0].tried - MOST).abs() < 1e-9 && many[0].is_sound(), "{many:?}");
-        assert!((many[0].helped - MOST / 2.0).abs() < 0.5, "{many:?}");
+        assert!((many[0].tried - MAX_EXPERIENCE_WEIGHT).abs() < 1e-9 && many[0].is_sound(), "{many:?}");
+        assert!((many[0].helped - MAX_EXPERIENCE_WEIGHT / 2.0).abs() < 0.5, "{many:?}");
         assert!((many[0].seconds - 2.0).abs() < 0.01, "{many:?}");
     }
 

@@ -42,7 +42,7 @@ fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
 }
 
 fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
-    let kind = CauseKind::of(&case.verdict.cause);
+    let kind = CauseKind::from_cause(&case.verdict.cause);
     if !available_rungs(settings, case).has(rung) {
         return Some("this job does not support it now".to_owned());
     }
@@ -50,18 +50,18 @@ fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
         return Some("there is no spare host".to_owned());
     }
     if rung < mildest(kind) {
-        return Some(format!("it cannot help after a failure of kind {}", kind.word()));
+        return Some(format!("it cannot help after a failure of kind {}", kind.as_str()));
     }
     if in_window(settings.budget, case, |_| true) >= settings.budget.max_restarts {
         return Some(format!("the budget of {} restart(s) is used up", settings.budget.max_restarts));
     }
     if let Some(budget) = settings.by_cause.get(&kind)
-        && in_window(*budget, case, |past| CauseKind::of(&past.cause) == kind) >= budget.max_restarts
+        && in_window(*budget, case, |past| CauseKind::from_cause(&past.cause) == kind) >= budget.max_restarts
     {
         return Some(format!(
             "the budget of {} restart(s) for {} is used up",
             budget.max_restarts,
-            kind.word()
+            kind.as_str()
         ));
     }
     if idle(case) >= PATIENCE_AT_MOST {

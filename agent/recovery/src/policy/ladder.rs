@@ -8,7 +8,7 @@ use mainstay_model::time::Span;
 
 /// The rungs that can be taken and keep the job on its host, the mildest first.
 pub(super) fn open(settings: &Settings, case: Case<'_>) -> Vec<Rung> {
-    let mildest = mildest(CauseKind::of(&case.verdict.cause));
+    let mildest = mildest(CauseKind::from_cause(&case.verdict.cause));
     let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
     let just_failed = |rung: Rung| beyond.is_some_and(|past| rung <= past.rung && past.rung < Rung::All);
     let stays = available_rungs(settings, case).iter().filter(|rung| rung.stays());
@@ -49,13 +49,13 @@ fn is_opened_by_waiting(rung: Rung, job: JobState, culprit_is_named: bool) -> bo
 }
 
 /// A restart has at least this long before the next rung is tried.
-const AT_LEAST: Span = Span::seconds(300);
+const MIN_RUNG_TIME: Span = Span::seconds(300);
 
 /// How long a restart by this rung may take until all ranks have completed a step: three times the longest start of
 /// this job. `None` if that is unknown, and for the heaviest rung on the host.
 pub fn patience(rung: Rung, longest_start: Option<Span>) -> Option<Span> {
     let known = longest_start.filter(|_| rung < Rung::All)?;
-    Some(known.plus(known).plus(known).max(AT_LEAST))
+    Some(known.plus(known).plus(known).max(MIN_RUNG_TIME))
 }
 
 #[cfg(test)]
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn mild_rungs_have_a_time_limit_and_the_heaviest_has_none() {
-        assert_eq!(patience(Rung::InProcess, Some(Span::seconds(10))), Some(AT_LEAST));
+        assert_eq!(patience(Rung::InProcess, Some(Span::seconds(10))), Some(MIN_RUNG_TIME));
         assert_eq!(patience(Rung::Ranks, Some(Span::seconds(400))), Some(Span::seconds(1200)));
         assert_eq!(patience(Rung::All, Some(Span::seconds(10))), None);
         assert_eq!(patience(Rung::InProcess, None), None, "a job that tells of no steps");

@@ -61,7 +61,7 @@ pub fn cheapest(
 fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience], next: f64) -> f64 {
     let Prior { helped, of, .. } = prior(rung);
     let known = of_rung(earlier, kind, rung).map_or((0.0, 0.0), |known| (known.helped, known.tried));
-    let tried = past.iter().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    let tried = past.iter().filter(|past| past.rung == rung && CauseKind::from_cause(&past.cause) == kind);
     let successes = backs(kind, rung, past).count() as f64;
     let helps = (helped + known.0 + successes) / (of + known.1 + tried.count() as f64);
     cost(kind, rung, past, earlier) + (1.0 - helps) * next
@@ -76,12 +76,14 @@ pub(super) fn cost(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &
 }
 
 fn backs(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> impl Iterator<Item = Span> {
-    let tried = past.iter().filter(move |past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    let tried =
+        past.iter().filter(move |past| past.rung == rung && CauseKind::from_cause(&past.cause) == kind);
     tried.filter_map(|past| past.back_after)
 }
 
 fn failed_in_a_row(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> usize {
-    let tried = past.iter().rev().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    let tried =
+        past.iter().rev().filter(|past| past.rung == rung && CauseKind::from_cause(&past.cause) == kind);
     tried.take_while(|past| past.back_after.is_none()).count()
 }
 

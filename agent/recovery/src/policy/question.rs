@@ -55,7 +55,7 @@ fn verdict(verdict: &Verdict) -> Value {
 
 fn cause(cause: &Cause) -> Value {
     let mut value = json!({
-        "kind": CauseKind::of(cause).word(),
+        "kind": CauseKind::from_cause(cause).as_str(),
         "exception": null,
         "fingerprint": null,
         "code": null,
@@ -97,7 +97,7 @@ fn past_failure(past: &PastFailure, now: Mono) -> Value {
 
 fn experience(known: &Experience) -> Value {
     json!({
-        "cause": known.cause.word(),
+        "cause": known.cause.as_str(),
         "action": name_of(known.rung),
         "tried": known.tried,
         "helped": known.helped,
@@ -137,7 +137,7 @@ fn seen(seen: &SeenBefore) -> Value {
 fn job(settings: &Settings, case: Case<'_>) -> Value {
     let budget = |budget: &Budget| json!({ "max_restarts": budget.max_restarts, "window": budget.window.map(Span::as_seconds) });
     let budgets: Map<String, Value> =
-        settings.by_cause.iter().map(|(kind, of)| (kind.word().to_owned(), budget(of))).collect();
+        settings.by_cause.iter().map(|(kind, of)| (kind.as_str().to_owned(), budget(of))).collect();
     json!({
         "actions": available_rungs(settings, case).iter().map(name_of).collect::<Vec<_>>(),
         "max_restarts": settings.budget.max_restarts,

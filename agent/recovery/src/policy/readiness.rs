@@ -60,7 +60,7 @@ fn is_in_the_way(component: &Component, host: Host<'_>) -> bool {
 pub fn passes_with_the_ranks(component: &str) -> bool {
     // A network card that is not used for training does not matter here: fabric ports are a separate group.
     matches!(component, "host.memory" | "host.cpu" | "host.processes" | "host.files" | "host.tasks")
-        || Group::of(component) == Group::Network
+        || Group::from_name(component) == Group::Network
 }
 
 #[cfg(test)]

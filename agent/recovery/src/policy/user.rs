@@ -6,7 +6,7 @@ use mainstay_model::verdict::Action;
 
 /// The answer of the user's own policy to a case.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer<'a> {
+pub struct PolicyAnswer<'a> {
     /// The policy's name for messages: that of its file.
     pub policy: &'a str,
     /// Its advice, if any. `None` leaves the failure to the built-in policy. An error has file and line.
@@ -15,46 +15,49 @@ pub struct Answer<'a> {
 
 /// Why the built-in policy decided instead of the user's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum PolicyProblem {
     /// It failed; with the error text.
     Failed(String),
     /// Its advice is forbidden; with the reason.
     Overruled(String),
 }
 
-impl Trouble {
+impl PolicyProblem {
     /// The text.
-    pub fn words(&self) -> &str {
+    pub fn message(&self) -> &str {
         match self {
-            Trouble::Failed(words) | Trouble::Overruled(words) => words,
+            PolicyProblem::Failed(words) | PolicyProblem::Overruled(words) => words,
         }
     }
 }
 
 /// Decides, first with the answer of the user's own policy if there is one.
 pub fn decide_with(
-    answer: Option<Answer<'_>>,
+    answer: Option<PolicyAnswer<'_>>,
     settings: &Settings,
     case: Case<'_>,
-) -> (Choice, Option<Trouble>) {
+) -> (Choice, Option<PolicyProblem>) {
     let (choice, trouble) = match answer {
-        None | Some(Answer { advice: Ok(None), .. }) => (usual(settings, case), None),
-        Some(Answer { policy, advice: Ok(Some(advice)) }) => match forbidden(settings, case, &advice) {
+        None | Some(PolicyAnswer { advice: Ok(None), .. }) => (usual(settings, case), None),
+        Some(PolicyAnswer { policy, advice: Ok(Some(advice)) }) => match forbidden(settings, case, &advice) {
             None => (choice_of(policy, settings, case, advice), None),
             Some(why) => {
-                let wanted = advice.rung.map_or("waiting", Rung::words);
+                let wanted = advice.rung.map_or("waiting", Rung::describe);
                 let words = format!("{policy}: {wanted} is not allowed: {why}");
-                (usual(settings, case), Some(Trouble::Overruled(words)))
+                (usual(settings, case), Some(PolicyProblem::Overruled(words)))
             }
         },
-        Some(Answer { advice: Err(words), .. }) => (usual(settings, case), Some(Trouble::Failed(words))),
+        Some(PolicyAnswer { advice: Err(words), .. }) => {
+            (usual(settings, case), Some(PolicyProblem::Failed(words)))
+        }
     };
     (unless_dry(settings, case, choice), trouble)
 }
 
 fn choice_of(policy: &str, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
     let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
-    let action = advice.rung.map_or(Action::Wait, |rung| Action::of(rung, case.verdict.attempt.next(), exit));
+    let action =
+        advice.rung.map_or(Action::Wait, |rung| Action::from_rung(rung, case.verdict.attempt.next(), exit));
     Choice { action, after: advice.after, why: format!("{} ({policy})", advice.why) }
 }
 
@@ -76,7 +79,7 @@ mod tests {
         response: Result<Option<Advice>, String>,
         settings: &Settings,
         past: &[PastFailure],
-    ) -> (Choice, Option<Trouble>) {
+    ) -> (Choice, Option<PolicyProblem>) {
         let verdict = kill();
         let case = Case {
             verdict: &verdict,
@@ -95,7 +98,7 @@ mod tests {
             spares: 0,
             now: Mono(100_000_000_000),
         };
-        decide_with(Some(Answer { policy: "mine.py", advice: response }), settings, case)
+        decide_with(Some(PolicyAnswer { policy: "mine.py", advice: response }), settings, case)
     }
 
     fn advice(rung: Rung) -> Result<Option<Advice>, String> {
@@ -112,7 +115,7 @@ mod tests {
         assert_eq!((choice.action.rung(), trouble), (Some(Rung::All), None));
         let (choice, trouble) = of(Err("mine.py:3: no".into()), &settings, &[]);
         assert_eq!(choice.action.rung(), Some(Rung::All));
-        assert_eq!(trouble, Some(Trouble::Failed("mine.py:3: no".into())));
+        assert_eq!(trouble, Some(PolicyProblem::Failed("mine.py:3: no".into())));
     }
 
     #[test]
@@ -122,7 +125,7 @@ mod tests {
         assert_eq!(choice.action, Action::Stop { exit: 137 });
         let trouble = trouble.expect("it was overruled");
         assert_eq!(
-            trouble.words(),
+            trouble.message(),
             "mine.py: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
         );
     }

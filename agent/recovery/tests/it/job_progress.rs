@@ -5,7 +5,7 @@ use crate::support;
 
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::Span;
-use mainstay_progress::memory::Learned;
+use mainstay_progress::memory::JobMemory;
 use mainstay_recovery::policy::{CauseKind, Rung};
 use mainstay_recovery::protocol::{Command, Event};
 use support::job::Run;
@@ -79,15 +79,15 @@ fn a_run_knows_which_rungs_helped_in_earlier_runs() {
         assert!(fails_after(&mut first, attempt, begin + 1..=begin + 10, None));
     }
     first.start(3);
-    let mut learned = Learned::default();
+    let mut learned = JobMemory::default();
     first.job.remember(&mut learned);
     let reported: Vec<_> =
         learned.rungs.iter().map(|known| (known.cause, known.rung, known.tried, known.helped)).collect();
     // The outcome of the third restart is open.
     assert_eq!(reported, [(CauseKind::Signal, Rung::All, 2.0, 2.0)]);
     let mut second = Run::begin(100);
-    second.job.recall(&Learned::parse(&learned.clone().written()).expect("the written form parses"));
-    let mut again = Learned::default();
+    second.job.recall(&JobMemory::parse(&learned.clone().written()).expect("the written form parses"));
+    let mut again = JobMemory::default();
     second.job.remember(&mut again);
     assert_eq!(again.rungs, learned.rungs, "a run without failures forgets nothing");
 }

@@ -436,7 +436,7 @@ fn every_job_ends_correctly_over_a_thousand_faults() {
         ends.push(end);
         decided.append(&mut world.decisions);
     }
-    let actions: BTreeSet<&str> = decided.iter().map(|action| action.word()).collect();
+    let actions: BTreeSet<&str> = decided.iter().map(|action| action.as_str()).collect();
     for action in ["restart_in_process", "respawn_ranks", "restart_in_job", "wait", "hand_back", "stop"] {
         assert!(actions.contains(action), "no {action} in {actions:?}");
     }

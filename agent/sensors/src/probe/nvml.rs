@@ -75,7 +75,7 @@ impl Library {
     fn load(path: &OsStr) -> Result<Library, NvmlError> {
         let nvml = Nvml::begin(path)?;
         let driver = nvml.driver_version().ok();
-        Ok(Library { nvml, newer: calls::Newer::of(path), driver })
+        Ok(Library { nvml, newer: calls::Newer::load(path), driver })
     }
 
     fn nvml(&self) -> &Nvml {
@@ -124,7 +124,7 @@ impl Probe {
         if is_new {
             // Only of GPUs that answer: one that hangs or is lost would block the others here.
             let place = |index: u32| Some((index, self.known.get(&index)?.address));
-            let places: Vec<lost::Place> = read.into_iter().filter_map(place).collect();
+            let places: Vec<lost::GpuAddress> = read.into_iter().filter_map(place).collect();
             lost::watch(&library, &self.lines, places.clone());
             events::pass_on(&library, &self.lines, places);
         }
@@ -145,8 +145,12 @@ impl Probe {
             // Each group of calls has the whole deadline, so that a slow driver does not count as hung. A broken pipe is
             // detected at the next line.
             let alive = || drop(self.lines.write(&ProbeLine::Reading(index)));
-            let wanted =
-                gpu::Wanted { details: request.details, peers: &peers, places: &self.places, alive: &alive };
+            let wanted = gpu::ReadRequest {
+                details: request.details,
+                peers: &peers,
+                places: &self.places,
+                alive: &alive,
+            };
             let reading = gpu::read(library, index, &self.known, wanted);
             if let Some(identity) = &reading.identity {
                 self.known.insert(index, identity.clone());

@@ -10,7 +10,7 @@ use mainstay_health::host::preflight::deep::{DeepLimits, Probe, Probed, judge};
 use mainstay_health::host::preflight::{Check, CheckVerdict, GpuAvailability, Group, free};
 use mainstay_model::time::Span;
 
-use super::request_child::{Asked, Unanswered};
+use super::request_child::{RequestChild, Unanswered};
 
 /// How probes are started.
 #[derive(Clone, Debug)]
@@ -169,6 +169,6 @@ fn ask(plan: &ActivePlan, probe: &Probe) -> Result<Probed, Unanswered> {
     }
     // By their order on the bus, even if the job's environment hides some.
     command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID").env_remove("CUDA_VISIBLE_DEVICES");
-    let answer = Asked::default().ask(command, plan.deadline)?;
+    let answer = RequestChild::default().ask(command, plan.deadline)?;
     serde_json::from_slice(&answer).map_err(broken)
 }

@@ -60,7 +60,7 @@ pub const USUAL_ADDRESS: &str = "169.254.169.254:80";
 const FIRST_WAIT: Duration = Duration::from_secs(3);
 
 /// Answers of keys that may wait to be read.
-const QUEUE: usize = 16;
+const MAX_QUEUED_ANSWERS: usize = 16;
 
 /// The announcements of the cloud.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl CloudSource {
             .thread_name("cloud keys")
             .enable_all()
             .build()?;
-        let (sender, news) = mpsc::channel(QUEUE);
+        let (sender, news) = mpsc::channel(MAX_QUEUED_ANSWERS);
         let expected = match provider {
             Provider::Google => google::follow(&runtime, address, &sender),
             Provider::Amazon => amazon::follow(&runtime, address, &sender),
@@ -118,10 +118,10 @@ impl CloudSource {
         while let Ok(news) = self.news.try_recv() {
             self.keys.insert(news.key, news.reported);
         }
-        self.reported()
+        self.read_sample()
     }
 
-    fn reported(&self) -> CloudSample {
+    fn read_sample(&self) -> CloudSample {
         let mut notices = Vec::new();
         let mut failed = (self.keys.len() < self.expected).then(|| "no answer yet".to_owned());
         for (key, reported) in &self.keys {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use mainstay_health::hardware::dcgm::{DcgmReport, ExporterReport};
 
 use super::device::has_nvidia_device;
-use super::request_child::{Asked, Unanswered};
+use super::request_child::{RequestChild, Unanswered};
 
 /// How the probe is started.
 #[derive(Clone, Debug)]
@@ -34,18 +34,18 @@ pub struct DcgmPlan {
 #[derive(Debug)]
 pub struct DcgmSource {
     plan: DcgmPlan,
-    asked: Asked,
+    asked: RequestChild,
     /// Samples to skip: a host engine rarely appears within a minute.
     rest: u32,
 }
 
 /// How many samples are skipped after one that found nothing, unless the operator expects it.
-const REST: u32 = 20;
+const SKIPPED_SAMPLES: u32 = 20;
 
 impl DcgmSource {
     /// A source that has not asked yet.
     pub fn new(plan: DcgmPlan) -> DcgmSource {
-        DcgmSource { plan, asked: Asked::default(), rest: 0 }
+        DcgmSource { plan, asked: RequestChild::default(), rest: 0 }
     }
 
     /// Takes one sample. Returns within the deadline.
@@ -67,8 +67,8 @@ impl DcgmSource {
         };
         if matches!(report, DcgmReport::Absent(_)) && !self.plan.expected {
             // Meanwhile no probe runs.
-            self.asked = Asked::default();
-            self.rest = REST;
+            self.asked = RequestChild::default();
+            self.rest = SKIPPED_SAMPLES;
         }
         report
     }

@@ -28,7 +28,7 @@ pub(super) use found::has_nvidia_device;
 
 use found::{held, is_library_on_path};
 use hung::Hung;
-use pipe::{Broken, Probe, timespec};
+use pipe::{Probe, ProbeFailed, timespec};
 
 /// How often the probe is restarted while a GPU is in trouble or missing: a library that was loaded before a GPU was reset
 /// or came back has stale data about it.
@@ -231,7 +231,7 @@ impl DeviceSource {
         let mut until = Instant::now() + self.plan.deadline;
         let mut sent = probe.send(request);
         let broken = loop {
-            if let Err(Broken(why)) = sent {
+            if let Err(ProbeFailed(why)) = sent {
                 break why;
             }
             sent = Ok(());
@@ -247,11 +247,11 @@ impl DeviceSource {
                     self.details_at = None;
                     return self.hangs(now, reading, gpus);
                 }
-                Err(Broken(why)) => break why,
+                Err(ProbeFailed(why)) => break why,
             }
             let lines = match probe.read() {
                 Ok(lines) => lines,
-                Err(Broken(why)) => break why,
+                Err(ProbeFailed(why)) => break why,
             };
             for line in lines {
                 match line {
@@ -411,8 +411,8 @@ fn ended(child: &mut Child, within: Duration) -> bool {
     !matches!(child.try_wait(), Ok(None))
 }
 
-impl From<io::Error> for Broken {
-    fn from(error: io::Error) -> Broken {
-        Broken(format!("the probe's pipe broke: {error}"))
+impl From<io::Error> for ProbeFailed {
+    fn from(error: io::Error) -> ProbeFailed {
+        ProbeFailed(format!("the probe's pipe broke: {error}"))
     }
 }

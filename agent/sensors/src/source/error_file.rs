@@ -11,12 +11,12 @@ use mainstay_model::time::Mono;
 use mainstay_sys::foreign_files;
 
 /// No error file is as long as this.
-const LONGEST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads the file, if it exists and has torch's format. `at` is used as the time.
 pub fn read(path: &Path, at: Mono) -> Option<Note> {
     let mut text = String::new();
-    foreign_files::open(path, None).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    foreign_files::open(path, None).ok()?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
     let note = error_file::parse(&text, at)?;
     Some(Note { file: Some(path.display().to_string()), ..note })
 }

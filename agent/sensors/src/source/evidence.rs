@@ -48,7 +48,7 @@ pub enum Frames {
 
 /// The collected evidence.
 #[derive(Clone, Debug, Default)]
-pub struct Taken {
+pub struct CollectedEvidence {
     /// The ranks grouped by place in the code, the smallest group first.
     pub groups: Vec<PlaceGroup>,
     /// Which ranks the others wait for, from NCCL's RAS service and PyTorch's flight recorders.
@@ -62,12 +62,12 @@ pub struct Taken {
 impl Subject {
     /// The same subject, with the process that trains.
     fn training(&self) -> Subject {
-        Subject { pid: trainer::of(self.pid, self.stacks.as_deref()), ..self.clone() }
+        Subject { pid: trainer::trainer_of(self.pid, self.stacks.as_deref()), ..self.clone() }
     }
 }
 
 /// Collects the evidence. Returns by `deadline`, unless the kernel blocks a read of `/proc`.
-pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
+pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> CollectedEvidence {
     // The process that was started as a rank may only wait for the one that trains.
     let training: Vec<Subject> = subjects.iter().map(Subject::training).collect();
     let ras = collectives::ask_ras(&training, deadline);
@@ -103,7 +103,7 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
     let waited: Vec<&str> = waits.iter().map(|waits| waits.reported.as_str()).collect();
     let whole =
         json!({ "groups": reported, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
-    Taken { groups, waits, findings, whole }
+    CollectedEvidence { groups, waits, findings, whole }
 }
 
 /// Asks NCCL's RAS service, in a separate thread, how far ranks are in their collectives: its counts as text, and which
@@ -133,7 +133,7 @@ pub fn ask_nccl(ranks: Vec<(Rank, Pid)>, within: Duration) -> mpsc::Receiver<Opt
 ///
 /// # Errors
 /// The path and the error of the kernel.
-pub fn write(taken: &Taken, file: &Path) -> Result<(), String> {
+pub fn write(taken: &CollectedEvidence, file: &Path) -> Result<(), String> {
     let text = serde_json::to_string_pretty(&taken.whole).map_err(|error| error.to_string())?;
     let aside = file.with_extension("new");
     let written = fs::write(&aside, text).and_then(|()| fs::rename(&aside, file));

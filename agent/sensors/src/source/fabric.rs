@@ -133,6 +133,6 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
 }
 
-fn reported(path: &Path, error: &std::io::Error) -> String {
+fn describe_error(path: &Path, error: &std::io::Error) -> String {
     format!("reading {}: {error}", path.display())
 }

@@ -42,7 +42,7 @@ impl Default for Roots {
 
 /// How long [`HostSource::sample`] waits for file systems, and once more for each that newly hangs. They answer in
 /// microseconds from memory. One that has not answered by then has time until the next sample.
-const PATIENCE: Duration = Duration::from_millis(200);
+const READ_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Reads the host.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl HostSource {
             memory_pressure: proc::pressure(&proc.join("pressure/memory")),
             groups: cgroup::groups(proc, sys, &self.processes, host_total),
             oom_kills: proc::oom_kills(proc),
-            disks: self.disks.sample(now, &proc.join("self/mountinfo"), fstab, PATIENCE),
+            disks: self.disks.sample(now, &proc.join("self/mountinfo"), fstab, READ_TIMEOUT),
             memory,
         }
     }

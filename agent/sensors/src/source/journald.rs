@@ -28,13 +28,13 @@ pub const JOURNALD: &str = "journald";
 pub const JOURNALCTL: &str = "journalctl";
 
 /// Reads of one batch: enough to keep up, few enough to report facts soon.
-const READS: usize = 64;
+const MAX_READS_PER_BATCH: usize = 64;
 
 /// Bytes of one read.
 const BUFFER: usize = 64 * 1024;
 
 /// A longer line is no entry of the kernel, even with its message as a list of bytes.
-const LONGEST_LINE: usize = 256 * 1024;
+const MAX_LINE_BYTES: usize = 256 * 1024;
 
 /// Bytes of error output that are kept.
 const COMPLAINT: usize = 300;
@@ -139,7 +139,7 @@ impl Journald {
     pub fn read(&mut self, now: Mono) -> Result<Batch, JournaldError> {
         let mut batch = Batch::default();
         self.listen_to_complaints();
-        for _ in 0..READS {
+        for _ in 0..MAX_READS_PER_BATCH {
             match self.entries.read(&mut self.buffer) {
                 // Report its last lines before its end.
                 Ok(0) if !batch.facts.is_empty() => return Ok(batch),
@@ -183,7 +183,7 @@ impl Journald {
             }
         }
         self.unfinished.extend_from_slice(rest);
-        if self.unfinished.len() > LONGEST_LINE {
+        if self.unfinished.len() > MAX_LINE_BYTES {
             self.unfinished.clear();
         }
         self.buffer = buffer;

@@ -22,13 +22,13 @@ use nix::libc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Reads of one batch: enough to keep up, few enough to report facts soon.
-const READS: usize = 512;
+const MAX_READS_PER_BATCH: usize = 512;
 
 /// Longer than any record of the kernel.
 const BUFFER: usize = 64 * 1024;
 
 /// A longer line is dropped.
-const LONGEST_LINE: usize = 64 * 1024;
+const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// How often a plain file is read: the kernel does not report when it grows.
 const FILE_INTERVAL: Duration = Duration::from_millis(20);
@@ -152,7 +152,7 @@ impl KernelLog {
     /// It cannot be read, or no longer; open it again after a while.
     pub fn read(&mut self, now: Mono) -> Result<Batch, LogError> {
         let mut batch = Batch::default();
-        for _ in 0..READS {
+        for _ in 0..MAX_READS_PER_BATCH {
             match self.file.read(&mut self.buffer) {
                 // Only files end. A device that ends is no kernel log, and would be read in an endless loop.
                 Ok(0) if !matches!(self.form, Form::File { .. }) => {
@@ -248,7 +248,7 @@ impl KernelLog {
             }
         }
         self.unfinished.extend_from_slice(rest);
-        if self.unfinished.len() > LONGEST_LINE {
+        if self.unfinished.len() > MAX_LINE_BYTES {
             // Counted as read, so that the offset in the file stays right.
             self.cursor.next = self.cursor.next.saturating_add(self.unfinished.len() as u64);
             self.unfinished.clear();

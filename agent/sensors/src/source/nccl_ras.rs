@@ -6,19 +6,19 @@
 
 use std::time::Duration;
 
-use mainstay_hang::nccl_ras::{Asked, RasReport, Wire, parse_text};
+use mainstay_hang::nccl_ras::{RasReply, RasReport, Wire, parse_text};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// How many connections are tried to reach a process that answers.
-const TRIES: u32 = 3;
+const MAX_TRIES: u32 = 3;
 
 /// Longer than the report of any job: JSON has about 600 bytes for each rank of a communicator.
-const LONGEST: u64 = 256 << 20;
+const MAX_REPORT_BYTES: u64 = 256 << 20;
 
 /// The answer to a command is a short line.
-const LONGEST_LINE: u64 = 4096;
+const MAX_LINE_BYTES: u64 = 4096;
 
 /// How long NCCL itself may collect for a request with this deadline: it takes up to twice the time that is set.
 fn own_limit(deadline: Duration) -> u64 {
@@ -47,9 +47,9 @@ pub enum RasError {
 /// # Errors
 /// There is no report; with the reason.
 pub async fn ask(address: &str, deadline: Duration) -> Result<RasReport, RasError> {
-    let each = deadline / TRIES;
+    let each = deadline / MAX_TRIES;
     let mut last = RasError::Silent(deadline);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_TRIES {
         match timeout(each, talk(address, each)).await {
             Ok(Ok(report)) => return Ok(report),
             // Nothing listens, or the service is not NCCL: another connection does not change that.
@@ -62,18 +62,18 @@ pub async fn ask(address: &str, deadline: Duration) -> Result<RasReport, RasErro
 }
 
 /// The same for a thread that has no runtime.
-pub fn ask_blocking(address: &str, deadline: Duration) -> Asked {
+pub fn ask_blocking(address: &str, deadline: Duration) -> RasReply {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Asked::Failed(format!("it cannot be asked: {error}")),
+        Err(error) => return RasReply::Failed(format!("it cannot be asked: {error}")),
     };
     let answer = runtime.block_on(ask(address, deadline));
     // Do not wait for a resolver that hangs.
     runtime.shutdown_background();
     match answer {
-        Ok(report) => Asked::Reported(report),
-        Err(RasError::Refused(_)) => Asked::Refused,
-        Err(error) => Asked::Failed(error.to_string()),
+        Ok(report) => RasReply::Reported(report),
+        Err(RasError::Refused(_)) => RasReply::Refused,
+        Err(error) => RasReply::Failed(error.to_string()),
     }
 }
 
@@ -92,7 +92,7 @@ async fn talk(address: &str, deadline: Duration) -> Result<RasReport, RasError> 
     let json = command(&mut connection, "SET FORMAT json").await? == "OK";
     connection.write_all(b"VERBOSE STATUS\n").await?;
     let mut text = Vec::new();
-    connection.take(LONGEST).read_to_end(&mut text).await?;
+    connection.take(MAX_REPORT_BYTES).read_to_end(&mut text).await?;
     read(&text, json)
 }
 
@@ -100,7 +100,7 @@ async fn talk(address: &str, deadline: Duration) -> Result<RasReport, RasError> 
 async fn command(connection: &mut BufReader<TcpStream>, line: &str) -> Result<String, RasError> {
     connection.write_all(format!("{line}\n").as_bytes()).await?;
     let mut answer = Vec::new();
-    let length = connection.take(LONGEST_LINE).read_until(b'\n', &mut answer).await?;
+    let length = connection.take(MAX_LINE_BYTES).read_until(b'\n', &mut answer).await?;
     if length == 0 {
         return Err(RasError::Connection(std::io::ErrorKind::UnexpectedEof.into()));
     }

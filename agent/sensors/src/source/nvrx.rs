@@ -22,7 +22,7 @@ const LANGUAGE: &str = "nvrx";
 const VERSION: &str = "RankMonitorClient";
 
 /// Connections of one rank at a time; a client makes one.
-const CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS_PER_RANK: usize = 8;
 
 /// A rank's socket; dropping it removes the socket and closes its connections.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ async fn accept(listener: UnixListener, page: Arc<PageWords>) {
     let mut connections = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS_PER_RANK => match accepted {
                 Ok((stream, _)) => {
                     connections.spawn_local(serve(stream, page.clone()));
                 }

@@ -31,7 +31,7 @@ impl Counter {
 
 impl OomKills {
     /// Counts from now on: in our own control group if the kernel counts there, else on the whole host.
-    pub fn of(proc: PathBuf, sys: &Path) -> OomKills {
+    pub fn open(proc: PathBuf, sys: &Path) -> OomKills {
         let group = host::own_group(&proc, sys).filter(|dir| host::oom_kills_of_group(dir).is_some());
         let counter = group.map_or(Counter::Host(proc), Counter::Group);
         let seen = counter.read();
@@ -57,7 +57,7 @@ mod tests {
         let proc = testing::tempdir().unwrap();
         let says = |text: &str| fs::write(proc.path().join("vmstat"), text).unwrap();
         says("nr_free_pages 7\noom_kill 3\n");
-        let mut kills = OomKills::of(proc.path().to_owned(), Path::new("/nowhere"));
+        let mut kills = OomKills::open(proc.path().to_owned(), Path::new("/nowhere"));
         assert_eq!(kills.new_ones(), 0);
         says("nr_free_pages 7\noom_kill 5\n");
         assert_eq!((kills.new_ones(), kills.new_ones()), (2, 0));
@@ -81,7 +81,7 @@ mod tests {
         };
         ours(1);
         fs::write(proc.join("vmstat"), "oom_kill 3\n").unwrap();
-        let mut kills = OomKills::of(proc.clone(), &sys);
+        let mut kills = OomKills::open(proc.clone(), &sys);
         fs::write(proc.join("vmstat"), "oom_kill 4\n").unwrap();
         assert_eq!(kills.new_ones(), 0);
         ours(2);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn where_the_kernel_does_not_count_there_is_none() {
-        let mut kills = OomKills::of("/nowhere".into(), Path::new("/nowhere"));
+        let mut kills = OomKills::open("/nowhere".into(), Path::new("/nowhere"));
         assert_eq!(kills.new_ones(), 0);
     }
 }

@@ -71,8 +71,8 @@ impl PageReader {
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub fn of(file: &File) -> io::Result<PageReader> {
-        let mapped = MappedPage::of(file)?;
+    pub fn map(file: &File) -> io::Result<PageReader> {
+        let mapped = MappedPage::map(file)?;
         Ok(PageReader {
             mapped,
             reported: ReportedPage::default(),
@@ -310,7 +310,7 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
         if name == CHECKPOINT_SECTION {
             checkpoint_ns += section.ns;
         }
-        match SectionKind::of(&name) {
+        match SectionKind::from_name(&name) {
             SectionKind::Wait => spent.wait_ns += section.ns,
             SectionKind::Pause => spent.pause_ns += section.ns,
             SectionKind::Data | SectionKind::Compute => spent.alone_ns += section.ns,

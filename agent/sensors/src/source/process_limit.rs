@@ -20,7 +20,7 @@ struct Group {
 
 impl ProcessLimits {
     /// Those of this process, by its `/proc` and `/sys`.
-    pub fn of(proc: &Path, sys: &Path) -> ProcessLimits {
+    pub fn read(proc: &Path, sys: &Path) -> ProcessLimits {
         let membership = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
         let mounts = sys.join("fs/cgroup");
         let mut groups = Vec::new();
@@ -115,7 +115,7 @@ mod tests {
             says("pids.max", "max\n");
             says("pids.current", "40\n");
             says("pids.events", "max 3\n");
-            let mut limits = ProcessLimits::of(&proc, &sys);
+            let mut limits = ProcessLimits::read(&proc, &sys);
             limits.sample();
             assert_eq!((limits.refused(), limits.too_few()), (None, None));
             says("pids.max", "38\n");

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use mainstay_diagnosis::fingerprint;
 
 /// Files that are read.
-const FILES: usize = 256;
+const MAX_FILES: usize = 256;
 /// Bytes that are read, of all files together.
-const BYTES: u64 = 4 << 20;
+const MAX_BYTES: u64 = 4 << 20;
 /// A larger file with the extension of a configuration is data.
 const CONFIGURATION: u64 = 256 << 10;
 /// Folders that are searched.
@@ -37,7 +37,7 @@ pub fn identity(command: &[String]) -> (String, String) {
     let by_path = || command.iter().find(|word| word.contains('/')).map(|word| folder.join(word));
     let script = script(folder, command).or_else(by_path).filter(|script| {
         let size = std::fs::metadata(script).map_or(u64::MAX, |of| of.len());
-        script.is_file() && size <= BYTES
+        script.is_file() && size <= MAX_BYTES
     });
     let content = script.and_then(|script| std::fs::read(script).ok());
     let content =
@@ -49,10 +49,10 @@ fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
     let script = script(folder, command)?.canonicalize().ok()?;
     let beside = script.parent()?;
     let mut files = BTreeMap::new();
-    let mut room = BYTES;
+    let mut room = MAX_BYTES;
     let mut read = |name: String, path: &Path, most: u64| {
         let size = std::fs::metadata(path).map_or(u64::MAX, |of| of.len());
-        if files.len() < FILES
+        if files.len() < MAX_FILES
             && size <= room.min(most)
             && let Ok(content) = std::fs::read(path)
         {
@@ -61,12 +61,12 @@ fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
         }
     };
     // The script and its arguments first: there may be no room for more.
-    read(name_in(beside, &script), &script, BYTES);
+    read(name_in(beside, &script), &script, MAX_BYTES);
     for (name, path) in configurations(folder, command) {
         read(name, &path, CONFIGURATION);
     }
     for path in python_files(beside).into_iter().filter(|path| *path != script) {
-        read(name_in(beside, &path), &path, BYTES);
+        read(name_in(beside, &path), &path, MAX_BYTES);
     }
     (!files.is_empty()).then(|| fingerprint::program(command, &files))
 }
@@ -121,7 +121,7 @@ fn python_files(folder: &Path) -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         looked += 1;
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        let mut here: Vec<std::fs::DirEntry> = entries.take(FILES * 4).filter_map(Result::ok).collect();
+        let mut here: Vec<std::fs::DirEntry> = entries.take(MAX_FILES * 4).filter_map(Result::ok).collect();
         here.sort_by_key(std::fs::DirEntry::file_name);
         for entry in here {
             let path = entry.path();
@@ -135,7 +135,7 @@ fn python_files(folder: &Path) -> Vec<PathBuf> {
             }
         }
     }
-    found.truncate(FILES);
+    found.truncate(MAX_FILES);
     found
 }
 

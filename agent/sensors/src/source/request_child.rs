@@ -12,7 +12,7 @@ const LONGEST_ANSWER: usize = 16 << 20;
 
 /// The child, if there is one.
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct RequestChild {
     running: Option<Running>,
     /// A child that did not answer and is not gone yet.
     abandoned: Option<Child>,
@@ -36,7 +36,7 @@ pub enum Unanswered {
     Broken(String),
 }
 
-impl Asked {
+impl RequestChild {
     /// Whether a child is running.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
@@ -71,7 +71,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RequestChild {
     fn drop(&mut self) {
         // The child ends when we close its standard input. Do not wait for one that hangs.
         if let Some(running) = &mut self.running {

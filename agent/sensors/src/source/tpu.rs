@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_health::hardware::tpu::{Answer, CoreState, Service, TpuSample};
+use mainstay_health::hardware::tpu::{CoreState, RuntimeReply, Service, TpuSample};
 
 pub use idle::{ask_idle, idle_at, may_be_here};
 
@@ -96,7 +96,7 @@ impl TpuSource {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                let answer = Answer::Improper(format!("it cannot be asked: {error}"));
+                let answer = RuntimeReply::Improper(format!("it cannot be asked: {error}"));
                 let service =
                     |endpoint: &String| Service { endpoint: endpoint.clone(), answer: answer.clone() };
                 return endpoints.iter().map(service).collect();
@@ -112,8 +112,9 @@ impl TpuSource {
         let asked: Vec<_> = endpoints.iter().map(ask_one).collect();
         let mut services = Vec::new();
         for (endpoint, answer) in asked {
-            let answer = runtime.block_on(answer).unwrap_or_else(|error| Answer::Improper(error.to_string()));
-            if let Answer::Reported(reported) = &answer {
+            let answer =
+                runtime.block_on(answer).unwrap_or_else(|error| RuntimeReply::Improper(error.to_string()));
+            if let RuntimeReply::Reported(reported) = &answer {
                 self.stood.insert(endpoint.clone(), reported.cores.clone().unwrap_or_default());
             }
             services.push(Service { endpoint, answer });

@@ -19,7 +19,7 @@ const TELLING_PARTS: usize = 4;
 
 /// The process of the rank that trains: the nearest that writes its stacks to `stacks` on request, else the nearest that
 /// runs Python, else the rank itself.
-pub fn of(rank: Pid, stacks: Option<&Path>) -> Pid {
+pub fn trainer_of(rank: Pid, stacks: Option<&Path>) -> Pid {
     among(rank, &processes::descendants(rank), stacks)
 }
 
@@ -106,10 +106,10 @@ mod tests {
         let place = testing::tempdir().unwrap();
         let file = place.path().join("stacks.txt");
         let (script, program) = Script::start(&with_handler("exec 9>>stacks.txt"), place.path());
-        assert_eq!(of(script.pid(), Some(&file)), program);
+        assert_eq!(trainer_of(script.pid(), Some(&file)), program);
         assert!(writes_stacks(program, &file));
         assert!(!writes_stacks(script.pid(), &file));
-        assert_eq!(of(program, Some(&file)), program, "without a script it is the rank itself");
+        assert_eq!(trainer_of(program, Some(&file)), program, "without a script it is the rank itself");
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         let file = place.path().join("stacks.txt");
         let (script, program) = Script::start(&with_handler("exec 9>>other.txt"), place.path());
         assert!(!writes_stacks(program, &file));
-        assert_eq!(of(script.pid(), Some(&file)), script.pid());
+        assert_eq!(trainer_of(script.pid(), Some(&file)), script.pid());
     }
 
     #[test]
@@ -132,6 +132,6 @@ mod tests {
             assert!(processes::is_alive(program));
             std::thread::yield_now();
         }
-        assert_eq!(of(script.pid(), None), program);
+        assert_eq!(trainer_of(script.pid(), None), program);
     }
 }

@@ -5,7 +5,7 @@
 //! silence of 2 s needs four losses of one packet in a row (200, 400, 800 and 1600 ms), so the rate falls at least
 //! with the fourth power of the loss.
 
-use mainstay_sim::silence::{Kind, Seen, watch};
+use mainstay_sim::silence::{Kind, SilenceCounts, watch};
 
 use crate::figure;
 
@@ -34,7 +34,7 @@ pub fn measure(quick: bool) {
     };
     let mut at_5 = 0.0;
     for (loss, hours) in [(0.2, hours / 20), (0.1, hours / 4), (0.05, hours)] {
-        let (Seen { suspected, lost }, hours) = rate(loss, hours);
+        let (SilenceCounts { suspected, lost }, hours) = rate(loss, hours);
         let id = format!("false_lost_loss_{:.0}", loss * 100.0);
         let [least, most] = bounds(lost).map(|count| count / hours * HOURS_PER_YEAR);
         let value = lost as f64 / hours * HOURS_PER_YEAR;

@@ -4,7 +4,7 @@ use mainstay_group::wire::{Down, Message, Up};
 use mainstay_model::time::Mono;
 use mainstay_recovery::protocol::{Command, Event};
 
-use super::follower::Answer;
+use super::follower::FollowerReport;
 use super::{Crowd, Happening, STEPS_EVERY, messages};
 
 impl Crowd {
@@ -84,7 +84,7 @@ impl Crowd {
         self.at(at, Happening::Up(host, bytes));
     }
 
-    pub(super) fn answer(&mut self, host: usize, answer: Answer) {
+    pub(super) fn answer(&mut self, host: usize, answer: FollowerReport) {
         let at = Mono(self.now);
         for event in self.events_of(host, answer) {
             let number = self.followers[host].next_number();
@@ -92,13 +92,13 @@ impl Crowd {
         }
     }
 
-    pub(super) fn mine(&mut self, answer: Answer) {
+    pub(super) fn mine(&mut self, answer: FollowerReport) {
         for event in self.events_of(0, answer) {
             self.work(|crowd| crowd.lead.step(Mono(crowd.busy), event));
         }
     }
 
-    fn events_of(&self, host: usize, answer: Answer) -> Vec<Event> {
+    fn events_of(&self, host: usize, answer: FollowerReport) -> Vec<Event> {
         messages::events(&self.plan, &self.followers[host], answer)
     }
 

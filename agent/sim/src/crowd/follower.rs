@@ -6,7 +6,7 @@ use mainstay_recovery::protocol::{Command, Seat};
 
 /// A report of a follower.
 #[derive(Clone, Debug)]
-pub(super) enum Answer {
+pub(super) enum FollowerReport {
     /// A rank was killed.
     Died,
     /// Its ranks are stopped.
@@ -49,16 +49,16 @@ impl Follower {
     }
 
     /// Its reports after it has carried out a command.
-    pub(super) fn obey(&mut self, command: &Command) -> Vec<Answer> {
+    pub(super) fn obey(&mut self, command: &Command) -> Vec<FollowerReport> {
         match command {
-            Command::Stop { attempt, .. } => vec![Answer::Stopped(*attempt)],
-            Command::Open { attempt } => vec![Answer::Opened(*attempt)],
-            Command::Seat { attempt, seat } => vec![Answer::Seated(*attempt, seat.clone())],
-            Command::Gather { attempt, .. } => vec![Answer::Holding(*attempt)],
-            Command::Bring { attempt, step } => vec![Answer::Brought(*attempt, step.clone())],
+            Command::Stop { attempt, .. } => vec![FollowerReport::Stopped(*attempt)],
+            Command::Open { attempt } => vec![FollowerReport::Opened(*attempt)],
+            Command::Seat { attempt, seat } => vec![FollowerReport::Seated(*attempt, seat.clone())],
+            Command::Gather { attempt, .. } => vec![FollowerReport::Holding(*attempt)],
+            Command::Bring { attempt, step } => vec![FollowerReport::Brought(*attempt, step.clone())],
             Command::Start { attempt, .. } => {
                 self.attempt = *attempt;
-                vec![Answer::Started(*attempt), Answer::Connected(*attempt)]
+                vec![FollowerReport::Started(*attempt), FollowerReport::Connected(*attempt)]
             }
             Command::EndRank { .. }
             | Command::Consult(_)

@@ -7,29 +7,29 @@ use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::time::Mono;
 use mainstay_recovery::protocol::Event;
 
-use super::follower::{Answer, Follower};
+use super::follower::{Follower, FollowerReport};
 use super::{MS, Plan, SECOND};
 
 /// Communicators of a rank: tensor, pipeline, data and context parallelism.
 const COMMUNICATORS: u64 = 4;
 
-pub(super) fn events(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Event> {
+pub(super) fn events(plan: &Plan, host: &Follower, answer: FollowerReport) -> Vec<Event> {
     let fact = Event::Fact;
     match answer {
-        Answer::Died => {
+        FollowerReport::Died => {
             let died = exited(host.attempt, host.ranks().next().unwrap_or(Rank(0)), false);
             vec![fact(died)]
         }
-        Answer::Stopped(attempt) => {
+        FollowerReport::Stopped(attempt) => {
             let mut all: Vec<Event> = host.ranks().map(|rank| fact(exited(attempt, rank, true))).collect();
             all.push(fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() }));
             all
         }
-        Answer::Opened(attempt) => vec![Event::Opened { attempt, port: Ok(29_500) }],
-        Answer::Seated(attempt, seat) => vec![Event::Seated { attempt, seat }],
-        Answer::Holding(attempt) => vec![Event::Holding { attempt, copies: holding(plan, host) }],
-        Answer::Brought(attempt, step) => vec![Event::Brought { attempt, step, error: None }],
-        Answer::Started(attempt) => {
+        FollowerReport::Opened(attempt) => vec![Event::Opened { attempt, port: Ok(29_500) }],
+        FollowerReport::Seated(attempt, seat) => vec![Event::Seated { attempt, seat }],
+        FollowerReport::Holding(attempt) => vec![Event::Holding { attempt, copies: holding(plan, host) }],
+        FollowerReport::Brought(attempt, step) => vec![Event::Brought { attempt, step, error: None }],
+        FollowerReport::Started(attempt) => {
             let first = host.ranks().next().map_or(0, |rank| rank.0);
             let ranks = host.ranks().map(|rank| StartedRank {
                 rank,
@@ -45,7 +45,7 @@ pub(super) fn events(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Event>
                 hosts: Vec::new(),
             })]
         }
-        Answer::Connected(attempt) => {
+        FollowerReport::Connected(attempt) => {
             let client = || "python 0.1.0".to_owned();
             host.ranks().map(|rank| fact(Fact::RankConnected { attempt, rank, client: client() })).collect()
         }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_sim::hang::{Loss, Trouble, run};
+use mainstay_sim::hang::{HangFault, Loss, run};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
 
@@ -18,7 +18,7 @@ fn the_stopped_rank_is_named_despite_lost_reports_and_silent_hosts() {
     for mesh in MESHES {
         for trial in 0..12 {
             let rank = random.below(mesh.ranks());
-            let score = run(mesh, Trouble::Rank(rank), Loss::USUAL, trial);
+            let score = run(mesh, HangFault::Rank(rank), Loss::USUAL, trial);
             assert!(score.rank, "{mesh:?}, trial {trial}, rank {rank}: {score:?}");
         }
     }
@@ -31,7 +31,7 @@ fn a_silent_host_with_a_stopped_rank_is_named() {
     for trial in 0..24 {
         let mesh = MESHES[0];
         let rank = random.below(mesh.ranks());
-        let score = run(mesh, Trouble::SilentHost(rank), Loss::USUAL, trial);
+        let score = run(mesh, HangFault::SilentHost(rank), Loss::USUAL, trial);
         let reported = score.hang.as_ref().map(|hang| (hang.kind, &hang.culprits));
         if !score.host {
             eprintln!("trial {trial}, rank {rank}: {reported:?}");
@@ -49,7 +49,7 @@ fn an_operation_that_all_ranks_entered_names_no_rank() {
     for trial in 0..8 {
         let mesh = MESHES[0];
         let member = random.below(mesh.ranks());
-        let score = run(mesh, Trouble::Link(member), loss, trial);
+        let score = run(mesh, HangFault::Link(member), loss, trial);
         assert!(score.rank, "trial {trial}, {member}: {score:?}");
     }
 }

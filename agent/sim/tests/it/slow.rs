@@ -6,7 +6,7 @@ use mainstay_progress::straggler::Slow;
 use mainstay_sim::course::{self, SlowRank, Weather};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
-use mainstay_sim::slow::{Noise, Trouble, run};
+use mainstay_sim::slow::{Noise, SlowFault, run};
 
 const BEGINS: u64 = 30;
 
@@ -14,10 +14,10 @@ const BEGINS: u64 = 30;
 fn a_rank_that_is_5_percent_slow_is_found_within_10_steps() {
     let mut random = Random::new(1);
     for ranks in [64, 1024] {
-        let mesh = Mesh::of(ranks);
+        let mesh = Mesh::usual(ranks);
         for trial in 0..40 {
             let slow = random.below(ranks);
-            let score = run(mesh, Noise::USUAL, Trouble::Rank(slow, 0.05), BEGINS, 60, trial);
+            let score = run(mesh, Noise::USUAL, SlowFault::Rank(slow, 0.05), BEGINS, 60, trial);
             let steps = score.steps.unwrap_or_else(|| panic!("{ranks} ranks, trial {trial}: not found"));
             assert!(steps <= 10, "{ranks} ranks, trial {trial}: found after {steps} steps");
             assert_eq!(score.false_reports, [], "{ranks} ranks, trial {trial}");
@@ -33,7 +33,7 @@ fn small_jobs_are_judged_too() {
         let noise = Noise { lost: 0.0, silent_hosts: 0.0, ..Noise::USUAL };
         for trial in 0..60 {
             let slow = random.below(ranks);
-            let score = run(mesh, noise, Trouble::Rank(slow, 0.05), BEGINS, 60, trial);
+            let score = run(mesh, noise, SlowFault::Rank(slow, 0.05), BEGINS, 60, trial);
             assert!(
                 score.steps.is_some_and(|steps| steps <= 26),
                 "{ranks} ranks, trial {trial}: {:?}",
@@ -47,7 +47,8 @@ fn small_jobs_are_judged_too() {
 #[test]
 fn a_slow_host_is_reported_as_a_host() {
     for trial in 0..10 {
-        let score = run(Mesh::of(1024), Noise::USUAL, Trouble::Host(trial, 0.08), BEGINS, 60, trial as u64);
+        let score =
+            run(Mesh::usual(1024), Noise::USUAL, SlowFault::Host(trial, 0.08), BEGINS, 60, trial as u64);
         assert!(score.steps.is_some_and(|steps| steps <= 10), "{score:?}");
         assert_eq!(score.false_reports, []);
     }
@@ -57,7 +58,7 @@ fn a_slow_host_is_reported_as_a_host() {
 fn a_stage_with_more_work_is_not_a_slow_rank() {
     let mesh = Mesh { tensor: 8, pipeline: 4, data: 8 };
     for trial in 0..4 {
-        let score = run(mesh, Noise::USUAL, Trouble::Stage(trial, 0.25), 1, 60, trial as u64);
+        let score = run(mesh, Noise::USUAL, SlowFault::Stage(trial, 0.25), 1, 60, trial as u64);
         assert!(score.steps.is_some(), "trial {trial}");
         assert_eq!(score.false_reports, []);
     }
@@ -66,7 +67,7 @@ fn a_stage_with_more_work_is_not_a_slow_rank() {
 #[test]
 fn sequences_of_different_lengths_are_not_a_slow_rank() {
     for trial in 0..10 {
-        let score = run(Mesh::of(256), Noise::USUAL, Trouble::Sequences(0.11), 1, 120, trial);
+        let score = run(Mesh::usual(256), Noise::USUAL, SlowFault::Sequences(0.11), 1, 120, trial);
         assert!(score.steps.is_some(), "trial {trial}");
         assert_eq!(score.false_reports, []);
     }
@@ -85,7 +86,7 @@ fn healthy_jobs_cause_no_reports() {
     .into_iter()
     .enumerate()
     {
-        let score = run(Mesh::of(1024), noise, Trouble::None, 1, 200, seed as u64);
+        let score = run(Mesh::usual(1024), noise, SlowFault::None, 1, 200, seed as u64);
         let reported: Vec<Slow> = score.false_reports.iter().map(|found| found.slow).collect();
         assert_eq!(reported, [], "{noise:?}: {:?}", score.false_reports);
     }
@@ -93,7 +94,7 @@ fn healthy_jobs_cause_no_reports() {
 
 #[test]
 fn the_same_seed_gives_the_same_judgements() {
-    let once = || run(Mesh::of(512), Noise::USUAL, Trouble::Rank(77, 0.05), BEGINS, 60, 9);
+    let once = || run(Mesh::usual(512), Noise::USUAL, SlowFault::Rank(77, 0.05), BEGINS, 60, 9);
     assert_eq!(once(), once());
 }
 

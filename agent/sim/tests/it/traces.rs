@@ -23,7 +23,7 @@ fn judged(name: &str) -> Option<Report> {
         "batch_time_norm" => "duration",
         other => other,
     };
-    let columns = Columns::of(lines.next()?.split(',').map(|name| ours(name.trim_matches('"'))))
+    let columns = Columns::from_header(lines.next()?.split(',').map(|name| ours(name.trim_matches('"'))))
         .expect("the columns are known");
     let mut trace = Trace::default();
     for line in lines {

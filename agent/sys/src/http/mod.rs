@@ -54,7 +54,7 @@ pub struct Question<'a> {
 
 /// An answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status.
     pub status: StatusCode,
     /// The headers.
@@ -67,13 +67,13 @@ pub struct Answer {
 ///
 /// # Errors
 /// [`HttpError`]; an error status is not an error here.
-pub async fn ask(question: &Question<'_>) -> Result<Answer, HttpError> {
+pub async fn ask(question: &Question<'_>) -> Result<HttpResponse, HttpError> {
     let read = async |answer: Response<Incoming>| {
         let (status, headers) = (answer.status(), answer.headers().clone());
         let body = Limited::new(answer.into_body(), LONGEST_BODY).collect().await;
         let body = body.map_err(|error| HttpError::Connection(error.to_string()))?.to_bytes();
         let body = String::from_utf8(body.to_vec()).map_err(|_| HttpError::Improper("no text".to_owned()))?;
-        Ok(Answer { status, headers, body })
+        Ok(HttpResponse { status, headers, body })
     };
     in_time(question, read).await
 }

@@ -195,7 +195,7 @@ async fn a_failure_arrives_as_the_journal_has_it() {
     };
     let mut entries: Vec<Entry> = Vec::new();
     JournalReader::new(&dir.path().join("journal")).replay(|entry| entries.push(entry)).unwrap();
-    assert_eq!(report_in(report).ok(), incident_report::of(entries.iter(), None));
+    assert_eq!(report_in(report).ok(), incident_report::from_entries(entries.iter(), None));
     assert_eq!(ask(server.unix().await, failure(Some(9))).await.unwrap_err().code(), Status::NotFound);
     server.stop().await;
 }

@@ -6,7 +6,7 @@ use mainstay_api::metrics::{Kind, METRICS};
 use mainstay_checkpoint::advice::Advised;
 use mainstay_checkpoint::copied_step::{self, CopiedStep};
 use mainstay_hang::{Hang, HangKind};
-use mainstay_health::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
+use mainstay_health::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Sampled};
 use mainstay_health::hardware::tpu::metric;
 use mainstay_model::entry::{Body, Fact, JobOwner, JobSpec};
 use mainstay_model::finding::{Finding, FindingKind};
@@ -116,14 +116,14 @@ fn gpu() -> GpuView {
     let reading = GpuReading {
         index: 3,
         identity: Some(identity),
-        ecc_volatile: Read::Value(2),
-        ecc_corrected: Read::Value(3),
-        temperature: Read::Value(61),
-        power: Read::Value(650_500),
-        pcie_replays: Read::Value(4),
-        utilization: Read::Value(99),
-        memory: Read::Value((5, 10)),
-        processes: Read::Value(Vec::new()),
+        ecc_volatile: Sampled::Value(2),
+        ecc_corrected: Sampled::Value(3),
+        temperature: Sampled::Value(61),
+        power: Sampled::Value(650_500),
+        pcie_replays: Sampled::Value(4),
+        utilization: Sampled::Value(99),
+        memory: Sampled::Value((5, 10)),
+        processes: Sampled::Value(Vec::new()),
         ..GpuReading::default()
     };
     GpuView {
@@ -453,7 +453,7 @@ async fn what_is_scraped_is_what_is_declared() {
     let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();
     assert_eq!(scraped, declared);
     for metric in METRICS {
-        assert_eq!(page.types[metric.name], metric.kind.word(), "{}", metric.name);
+        assert_eq!(page.types[metric.name], metric.kind.as_str(), "{}", metric.name);
         assert_eq!(page.helps[metric.name], metric.help);
         for sample in page.samples.iter().filter(|of| of.name == metric.name) {
             let labels: Vec<&str> = sample.labels.keys().map(String::as_str).collect();
@@ -472,7 +472,7 @@ fn the_documentation_lists_exactly_these_metrics() {
         .iter()
         .map(|metric| {
             let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-            let (name, kind, help) = (metric.name, metric.kind.word(), metric.help);
+            let (name, kind, help) = (metric.name, metric.kind.as_str(), metric.help);
             format!("| `{name}` | {kind} | {} | {help} |", labels.join(", "))
         })
         .collect();

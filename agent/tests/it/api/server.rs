@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper_util::rt::TokioIo;
 use mainstay_api::readers::Readers;
-use mainstay_api::{self as api, About, DeepChecks, ListenError, Listeners, Mode, ServeError, UnixSocket};
+use mainstay_api::{
+    self as api, DeepChecks, ListenError, Listeners, Mode, ServeError, ServerInfo, UnixSocket,
+};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, JournalError, Limits};
 use mainstay_model::entry::{Body, Fact, JobSpec, StartedRank};
@@ -85,7 +87,7 @@ impl Server {
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();
-        let about = About {
+        let about = ServerInfo {
             hostname: "node-17".into(),
             boot_id: BootId("boot".into()),
             version: "0.1.0".into(),

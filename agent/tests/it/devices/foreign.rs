@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mainstay_health::hardware::gpu::{GpuTrouble, Read, RemappedRows};
+use mainstay_health::hardware::gpu::{GpuTrouble, RemappedRows, Sampled};
 use mainstay_model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use mainstay_model::health::RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
 use mainstay_sensors::source::device::Waited;
@@ -60,7 +60,7 @@ fn a_library_with_few_functions_of_old_is_judged_by_what_it_has() {
     host.without(&NEWER);
     let gpus = host.gpus();
     assert_eq!(gpus[1].identity.as_ref().unwrap().address.to_string(), "0000:02:00");
-    assert_eq!((&gpus[0].temperature, &gpus[0].remapped), (&Read::Value(41), &Read::NotOffered));
+    assert_eq!((&gpus[0].temperature, &gpus[0].remapped), (&Sampled::Value(41), &Sampled::NotOffered));
     host.expect("gpu.driver", Healthy, Nothing);
     host.expect(FIRST, Healthy, Nothing);
     host.set("/gpus/0/values", json!({"ecc_volatile": 2}));
@@ -93,9 +93,9 @@ fn functions_that_only_exist_by_name_are_called_in_their_older_form() {
     host.set("/gpus/0/values", json!({"pages_uncorrected": 3, "memory_used": 7}));
     let gpu = host.gpus().remove(0);
     assert_eq!(gpu.identity.unwrap().address.to_string(), "0000:01:00");
-    assert_eq!(gpu.memory, Read::Value((7, 80 << 30)));
+    assert_eq!(gpu.memory, Sampled::Value((7, 80 << 30)));
     assert_eq!(gpu.processes.value().map(Vec::len), Some(1));
-    assert_eq!(gpu.details.unwrap().pages_retired, Read::Value((0, 3)));
+    assert_eq!(gpu.details.unwrap().pages_retired, Sampled::Value((0, 3)));
     host.expect(FIRST, Healthy, Nothing);
     host.expect(SECOND, Healthy, Nothing);
 }
@@ -113,7 +113,7 @@ fn values_without_a_function_are_read_by_their_number() {
     ]);
     let gpu = host.gpus().remove(0);
     let none = RemappedRows { corrected: 0, uncorrected: 0, pending: false, failed: false };
-    assert_eq!((gpu.ecc_volatile, gpu.remapped), (Read::Value(0), Read::Value(none)));
+    assert_eq!((gpu.ecc_volatile, gpu.remapped), (Sampled::Value(0), Sampled::Value(none)));
     host.expect(FIRST, Healthy, Nothing);
     for (values, state, action) in [
         (json!({"ecc_volatile": 1}), Unhealthy, ResetDevice),
@@ -150,7 +150,7 @@ fn errors_of_links_are_found_by_whichever_way_counts_them() {
     assert_eq!(counted(&mut host), (Some(0), Some(0), Some(0)));
     host.set("/gpus/0/values", json!({"pcie_replays": 9}));
     host.set("/gpus/0/codes", json!({"nvmlDeviceGetPcieReplayCounter": 3}));
-    assert_eq!(host.gpus()[0].pcie_replays, Read::Value(9));
+    assert_eq!(host.gpus()[0].pcie_replays, Sampled::Value(9));
     host.expect(FIRST, Healthy, Nothing);
 }
 

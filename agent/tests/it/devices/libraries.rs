@@ -1,6 +1,6 @@
 //! Libraries of other makes and ages: missing functions and odd answers.
 
-use mainstay_health::hardware::gpu::{FabricInfo, GpuProcess, Read, SlowdownTimes};
+use mainstay_health::hardware::gpu::{FabricInfo, GpuProcess, Sampled, SlowdownTimes};
 use mainstay_model::health::HealthState::{Degraded, Healthy, Unknown};
 use mainstay_model::health::RecommendedAction::{ContactSupport, None as Nothing};
 use mainstay_model::id::Pid;
@@ -16,8 +16,8 @@ fn what_a_gpu_does_not_have_is_no_fault() {
         "dram_uncorrected_volatile": null, "sram_uncorrected_volatile": null});
     host.set("/gpus/0/values", values);
     let gpus = host.gpus();
-    assert_eq!((&gpus[0].ecc_volatile, &gpus[0].power), (&Read::NotOffered, &Read::NotOffered));
-    assert_eq!((&gpus[0].remapped, &gpus[0].recovery_action), (&Read::NotOffered, &Read::NotOffered));
+    assert_eq!((&gpus[0].ecc_volatile, &gpus[0].power), (&Sampled::NotOffered, &Sampled::NotOffered));
+    assert_eq!((&gpus[0].remapped, &gpus[0].recovery_action), (&Sampled::NotOffered, &Sampled::NotOffered));
     host.expect(FIRST, Healthy, Nothing);
 }
 
@@ -44,14 +44,14 @@ fn a_driver_of_old_lacks_much_and_is_no_worse_for_it() {
     let gpus = host.gpus();
     let gpu = &gpus[0];
     assert_eq!(gpu.identity.as_ref().unwrap().address.to_string(), "0000:01:00");
-    assert_eq!(gpu.processes, Read::Value(vec![GpuProcess { pid: Pid(4711), memory: Some(1_000_000) }]));
-    assert_eq!((&gpu.clock_reasons, &gpu.fabric), (&Read::Value(4), &Read::NotOffered));
-    assert_eq!((&gpu.remapped, &gpu.recovery_action), (&Read::NotOffered, &Read::NotOffered));
-    assert_eq!(gpu.slowdown, Read::Value(SlowdownTimes { thermal: 9, brake: 0 }));
+    assert_eq!(gpu.processes, Sampled::Value(vec![GpuProcess { pid: Pid(4711), memory: Some(1_000_000) }]));
+    assert_eq!((&gpu.clock_reasons, &gpu.fabric), (&Sampled::Value(4), &Sampled::NotOffered));
+    assert_eq!((&gpu.remapped, &gpu.recovery_action), (&Sampled::NotOffered, &Sampled::NotOffered));
+    assert_eq!(gpu.slowdown, Sampled::Value(SlowdownTimes { thermal: 9, brake: 0 }));
     let details = gpu.details.as_ref().unwrap();
     assert_eq!(
         (&details.sram, &details.gsp, &details.inforom_valid),
-        (&Read::NotOffered, &Read::NotOffered, &Read::NotOffered)
+        (&Sampled::NotOffered, &Sampled::NotOffered, &Sampled::NotOffered)
     );
     assert_eq!(details.links[4].replays, Some(12));
     host.expect(FIRST, Healthy, Nothing);
@@ -63,7 +63,7 @@ fn an_older_version_of_a_struct_is_requested_where_the_newest_is_unknown() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"fabric_version": 2, "fabric_status": 28, "fabric_summary": 2}));
     let fabric = FabricInfo { state: 3, status: 28, health_mask: 0, health_summary: 0 };
-    assert_eq!(host.gpus()[0].fabric, Read::Value(fabric));
+    assert_eq!(host.gpus()[0].fabric, Sampled::Value(fabric));
 }
 
 #[test]
@@ -117,11 +117,11 @@ fn numbers_that_mean_no_value_are_no_value() {
     );
     let gpus = host.gpus();
     let gpu = &gpus[0];
-    assert_eq!((&gpu.memory_temperature, &gpu.temperature), (&Read::NotOffered, &Read::NotOffered));
-    assert_eq!(gpu.recovery_action, Read::NotOffered);
+    assert_eq!((&gpu.memory_temperature, &gpu.temperature), (&Sampled::NotOffered, &Sampled::NotOffered));
+    assert_eq!(gpu.recovery_action, Sampled::NotOffered);
     host.expect(FIRST, Healthy, Nothing);
     host.set("/gpus/0/values", json!({"memory_temperature": 0}));
-    assert_eq!(host.gpus()[0].memory_temperature, Read::NotOffered);
+    assert_eq!(host.gpus()[0].memory_temperature, Sampled::NotOffered);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_library_without_the_functions_of_old_is_asked_by_the_newer_ones() {
     let codes = json!({"nvmlDeviceGetTemperature": 3, "nvmlDeviceGetCurrentClocksEventReasons": 3, "nvmlDeviceGetPciInfo_v3": 3});
     host.set("/gpus/0/codes", codes);
     let gpus = host.gpus();
-    assert_eq!((&gpus[0].temperature, &gpus[0].clock_reasons), (&Read::Value(41), &Read::Value(1)));
+    assert_eq!((&gpus[0].temperature, &gpus[0].clock_reasons), (&Sampled::Value(41), &Sampled::Value(1)));
     assert_eq!(gpus[0].identity.as_ref().unwrap().address.to_string(), "0000:01:00");
     host.expect(FIRST, Healthy, Nothing);
 }

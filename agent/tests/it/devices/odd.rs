@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mainstay_health::hardware::gpu::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Read};
+use mainstay_health::hardware::gpu::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Sampled};
 use mainstay_model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use mainstay_model::health::RecommendedAction::{None as Nothing, RebootNode, ResetDevice};
 use mainstay_sensors::source::device::Waited;
@@ -166,7 +166,7 @@ fn a_struct_with_only_the_first_version_filled_in_returns_only_that() {
     host.set("/gpus/0/values", odd);
     host.look_for_a_while();
     let fabric = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 0 };
-    assert_eq!(host.gpus()[0].fabric, Read::Value(fabric));
+    assert_eq!(host.gpus()[0].fabric, Sampled::Value(fabric));
     host.expect(FIRST, Healthy, Nothing);
     host.set("/gpus/0/values", json!({"fabric_mask": 0x55, "fabric_summary": 2}));
     host.look_for_a_while();

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mainstay_health::hardware::gpu::{
-    Clocks, EccCount, EccPlace, FabricInfo, GpuEvent, GpuProcess, Read, SlowdownTimes, SramErrors,
+    Clocks, EccCount, EccPlace, FabricInfo, GpuEvent, GpuProcess, Sampled, SlowdownTimes, SramErrors,
 };
 use mainstay_health::parse::kmsg::Record;
 use mainstay_health::parse::log::LogReader;
@@ -30,7 +30,7 @@ fn eight_healthy_gpus_are_healthy() {
     let identity = gpu.identity.as_ref().unwrap();
     assert_eq!((identity.uuid.as_str(), identity.address.to_string()), ("GPU-7", "0000:08:00".to_owned()));
     assert_eq!((gpu.trouble.as_ref(), gpu.temperature.value(), gpu.nvlinks.len()), (None, Some(&41), 18));
-    assert_eq!(gpu.recovery_action, Read::Value(0));
+    assert_eq!(gpu.recovery_action, Sampled::Value(0));
     assert_eq!(host.expect("gpu.driver", Healthy, Nothing), "driver 550.54.15, 8 GPUs");
     for bus in 1..=8 {
         host.expect(&format!("gpu.0000:{bus:02x}:00"), Healthy, Nothing);
@@ -122,25 +122,25 @@ fn every_value_of_a_library_is_read() {
     );
     let gpu = host.gpus().remove(0);
     let process = |pid, memory| GpuProcess { pid: Pid(pid), memory };
-    assert_eq!(gpu.processes, Read::Value(vec![process(4711, Some(1_000_000)), process(4712, None)]));
-    assert_eq!((gpu.margin, gpu.memory_temperature), (Read::Value(-1), Read::Value(61)));
-    assert_eq!(gpu.slowdown, Read::Value(SlowdownTimes { thermal: 5, brake: 0 }));
-    assert_eq!(gpu.clocks, Read::Value(Clocks { sm: 1980, memory: 2619 }));
+    assert_eq!(gpu.processes, Sampled::Value(vec![process(4711, Some(1_000_000)), process(4712, None)]));
+    assert_eq!((gpu.margin, gpu.memory_temperature), (Sampled::Value(-1), Sampled::Value(61)));
+    assert_eq!(gpu.slowdown, Sampled::Value(SlowdownTimes { thermal: 5, brake: 0 }));
+    assert_eq!(gpu.clocks, Sampled::Value(Clocks { sm: 1980, memory: 2619 }));
     let fabric = FabricInfo { state: 3, status: 0, health_mask: 0x155, health_summary: 1 };
-    assert_eq!((gpu.fabric, gpu.unrepairable), (Read::Value(fabric), Read::Value(false)));
+    assert_eq!((gpu.fabric, gpu.unrepairable), (Sampled::Value(fabric), Sampled::Value(false)));
     let details = gpu.details.unwrap();
     let corrected = EccCount { place: EccPlace::Dram, corrected: true, lifetime: true, count: 7 };
     assert!(details.ecc.contains(&corrected), "{:?}", details.ecc);
     let sram = SramErrors { uncorrected_lifetime: 2, ..SramErrors::default() };
-    assert_eq!((details.sram, details.pages_retired), (Read::Value(sram), Read::Value((0, 2))));
-    assert_eq!(details.repairs, Read::Value((false, true)));
-    assert_eq!((details.hottest, details.power_limit), (Read::Value(87), Read::Value(700_000)));
-    assert_eq!((details.slowdown_margin, details.inforom_valid), (Read::Value(-2), Read::Value(true)));
+    assert_eq!((details.sram, details.pages_retired), (Sampled::Value(sram), Sampled::Value((0, 2))));
+    assert_eq!(details.repairs, Sampled::Value((false, true)));
+    assert_eq!((details.hottest, details.power_limit), (Sampled::Value(87), Sampled::Value(700_000)));
+    assert_eq!((details.slowdown_margin, details.inforom_valid), (Sampled::Value(-2), Sampled::Value(true)));
     assert_eq!(
         (details.persistence, details.gsp, details.ecc_on),
-        (Read::Value(true), Read::Value(true), Read::Value(true))
+        (Sampled::Value(true), Sampled::Value(true), Sampled::Value(true))
     );
-    assert_eq!(details.vbios, Read::Value("96.00.61.00.01".to_owned()));
+    assert_eq!(details.vbios, Sampled::Value("96.00.61.00.01".to_owned()));
     let link = details.links.into_iter().find(|of| of.link == 4).unwrap();
     assert_eq!(
         (link.replays, link.recoveries, link.crc, link.recovered),

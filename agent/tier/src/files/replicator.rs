@@ -12,8 +12,8 @@ use rustix::fs::FileType;
 
 use mainstay_checkpoint::inventory::StepKey;
 use mainstay_checkpoint::replicator::{
-    ASKED_NAME, Asked, ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, data_name, parse, prerestore, restore_name,
-    stays, step_of,
+    ASKED_NAME, ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, ReplicatorRequest, data_name, parse, prerestore,
+    restore_name, stays, step_of,
 };
 use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
@@ -104,7 +104,7 @@ struct Work {
 /// The job of the served trainer.
 #[derive(Debug)]
 struct Job {
-    asked: Asked,
+    asked: ReplicatorRequest,
     run: String,
     catalog: Catalog,
 }
@@ -139,7 +139,7 @@ impl Work {
         }
     }
 
-    fn begin(&self, asked: Asked) -> Result<Job, FilesError> {
+    fn begin(&self, asked: ReplicatorRequest) -> Result<Job, FilesError> {
         let run = asked.job.clone();
         let catalog = Catalog::open(&self.room.home.join(&run), self.service.users(), false)?;
         host::keep_decision(&self.service, &run, &catalog);

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::files::{
-    Complete, DirectorySnapshot, Proof, Seen, Written, complete, in_place, proof, rule_of, texts,
+    Complete, DirectoryEntry, DirectorySnapshot, ModifiedTime, Proof, complete, in_place, proof, rule_of,
+    texts,
 };
 use mainstay_checkpoint::inventory::Shard;
 use mainstay_checkpoint_format::Identity;
@@ -361,7 +362,7 @@ fn seen(
     is_directory: bool,
     members: &[Member],
     containers: &mut BTreeMap<String, (Mark, bool)>,
-) -> Seen {
+) -> DirectoryEntry {
     let newest = members.iter().map(|of| of.mark.written).max().unwrap_or_default();
     let direct = |of: &Member| {
         let below = of.path.strip_prefix(name)?.strip_prefix('/')?;
@@ -373,7 +374,7 @@ fn seen(
         containers.insert(name.to_owned(), (file.mark, whole));
         whole
     });
-    Seen { is_directory, newest, files: members.iter().filter_map(direct).collect(), container }
+    DirectoryEntry { is_directory, newest, files: members.iter().filter_map(direct).collect(), container }
 }
 
 fn is_whole(at: &Beneath, name: &str) -> io::Result<bool> {
@@ -384,13 +385,13 @@ fn is_whole(at: &Beneath, name: &str) -> io::Result<bool> {
         file.read_exact_at(&mut bytes, from)?;
         Ok(bytes)
     };
-    let head = some(0, proof::HEAD as u64)?;
-    let head = some(0, proof::head_wanted(name, &head).max(proof::HEAD as u64))?;
+    let head = some(0, proof::HEAD_BYTES as u64)?;
+    let head = some(0, proof::head_wanted(name, &head).max(proof::HEAD_BYTES as u64))?;
     let tail = (proof::TAIL as u64).min(size);
     Ok(proof::is_whole(name, size, &head, &some(size - tail, tail)?))
 }
 
-pub(super) fn read_text(at: &Beneath, name: &str) -> Option<(String, Written)> {
+pub(super) fn read_text(at: &Beneath, name: &str) -> Option<(String, ModifiedTime)> {
     let file = at.read(Path::new(name)).ok()?;
     let written = Mark::of(&file.metadata().ok()?).written;
     let mut text = String::new();
@@ -410,7 +411,7 @@ impl Inner {
         place: &Place,
     ) -> Result<(), FilesError> {
         let Settings { wanted: Wanted { run, .. }, .. } = &self.settings;
-        let trackers: BTreeMap<String, Written> =
+        let trackers: BTreeMap<String, ModifiedTime> =
             look.texts.iter().map(|(name, (_, written))| (name.clone(), *written)).collect();
         let lost = state.catalog.lost().iter().map(|(step, lost)| (*step, Arc::clone(&lost.pack)));
         let known: Vec<(u64, Arc<Pack>)> =
@@ -537,7 +538,7 @@ impl Inner {
         } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
             let age = now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
             if age > ANOTHER {
-                // Written by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
+                // ModifiedTime by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
                 state.first_seen.insert(of.step, former.of.attempt + 1);
             }
         }
@@ -610,7 +611,7 @@ pub(super) enum StepChange {
 pub(super) fn compare(
     sealed: &[Member],
     now: &[Member],
-    trackers: &BTreeMap<String, Written>,
+    trackers: &BTreeMap<String, ModifiedTime>,
     went_back: bool,
 ) -> StepChange {
     let now: BTreeMap<&str, Mark> = now.iter().map(|of| (of.path.as_str(), of.mark)).collect();

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::backoff::Backoff;
-use mainstay_checkpoint::decision::{Decision, Word};
+use mainstay_checkpoint::decision::{Decision, DecisionReply};
 use twox_hash::XxHash3_64;
 
 use crate::os::{Lent, monotonic_ms, signs};
@@ -95,7 +95,7 @@ impl Asking<'_> {
     }
 
     /// Sends a decision to `address`.
-    pub fn report(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
+    pub fn report(&self, address: &str, decision: &Decision) -> Result<DecisionReply, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Announce), decision)?;
         wire.expect_json(Kind::Reported)

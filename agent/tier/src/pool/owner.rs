@@ -150,7 +150,7 @@ impl PoolOwner {
         let mut messages = Vec::new();
         if directory.join(POOL_NAME).exists() {
             match recover::bring_to_disk(&directory) {
-                Ok(recovered) => messages.extend(recovered.reported()),
+                Ok(recovered) => messages.extend(recovered.lines()),
                 Err(error) => messages.push(format!(
                     "checkpoints that an earlier launcher left in memory could not be brought to the disk: {error}"
                 )),

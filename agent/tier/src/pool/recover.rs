@@ -35,7 +35,7 @@ pub struct Recovered {
 
 impl Recovered {
     /// The result as messages for users.
-    pub fn reported(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let mut messages = self.failed.clone();
         if !self.steps.is_empty() {
             let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();

@@ -15,18 +15,18 @@ use super::{sentence, timestamp};
 
 /// The entry as the API reports it.
 pub fn event(entry: &Entry) -> Event {
-    with(entry, &|_| true, sentence::of(&entry.body))
+    with(entry, &|_| true, sentence::sentence(&entry.body))
 }
 
 /// The same for a caller who may not read what the job's program wrote: numbers, and texts with a fixed set of
 /// values.
 pub fn without_texts(entry: &Entry) -> Event {
     let message = sentence::without_texts(&entry.body);
-    Event { texts_withheld: true, ..with(entry, &|name| WORDS.contains(&name), message) }
+    Event { texts_withheld: true, ..with(entry, &|name| FIXED_ATTRIBUTES.contains(&name), message) }
 }
 
 /// Attributes with a fixed set of values, which Mainstay gives.
-const WORDS: [&str; 5] = ["action.type", "cause.type", "class", "domain", "hang.kind"];
+const FIXED_ATTRIBUTES: [&str; 5] = ["action.type", "cause.type", "class", "domain", "hang.kind"];
 
 /// Texts are included only under names that `text` allows.
 fn with(entry: &Entry, text: &dyn Fn(&str) -> bool, message: String) -> Event {
@@ -81,9 +81,9 @@ fn type_of<'a>(body: &Body, fields: &'a Map<String, Value>) -> &'a str {
         Body::Fact(_) => fields.get("what").and_then(Value::as_str).unwrap_or_default(),
         Body::Health(_) => "health_changed",
         Body::Verdict(_) => "failure_judged",
-        Body::Decision(decision) => decision.action.word(),
+        Body::Decision(decision) => decision.action.as_str(),
         Body::Outcome(_) => "training_resumed",
-        Body::Finding(finding) => finding.what.word(),
+        Body::Finding(finding) => finding.what.as_str(),
     }
 }
 

@@ -7,7 +7,7 @@ use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultD
 use mainstay_proto::v1::{self, cause::Kind};
 use serde::de::DeserializeOwned;
 
-use super::{duration, span, wall, wall_time, word};
+use super::{duration, serialized_name, span, wall, wall_time};
 use crate::incident_report::IncidentReport;
 
 /// A message that lacks a part, or has one that only a newer version knows.
@@ -142,7 +142,9 @@ fn cause(cause: &Cause) -> Kind {
         Cause::Signal { signal } => Kind::Signal(*signal),
         Cause::OutOfMemory => Kind::OutOfMemory(true),
         Cause::StartFailed => Kind::StartFailed(true),
-        Cause::Hang { hang, place } => Kind::Hang(v1::HangPlace { kind: word(hang), place: place.clone() }),
+        Cause::Hang { hang, place } => {
+            Kind::Hang(v1::HangPlace { kind: serialized_name(hang), place: place.clone() })
+        }
         Cause::HostLost { host } => Kind::HostLost(host.clone()),
     }
 }
@@ -261,7 +263,7 @@ pub fn finding(of: &Finding) -> v1::Finding {
     v1::Finding {
         number: of.finding,
         attempt: of.attempt.0,
-        what: of.what.word().to_owned(),
+        what: of.what.as_str().to_owned(),
         over: of.over,
         headline: of.headline.clone(),
         domain: domain(of.domain).into(),

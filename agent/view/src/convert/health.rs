@@ -13,7 +13,7 @@ use mainstay_model::time::Stamp;
 use mainstay_proto::v1::{self, fault_code::Code};
 
 use super::failure::{decision, finding, verdict};
-use super::{age, duration, timestamp, wall_time, word};
+use super::{age, duration, serialized_name, timestamp, wall_time};
 
 /// The node as an API message.
 pub fn node(view: &NodeView, now: Stamp) -> v1::Node {
@@ -245,7 +245,7 @@ pub fn withhold_texts(job: &mut v1::Job) {
 
 fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
     let tiers =
-        tiers.iter().map(|(tier, every)| v1::SavingTier { tier: tier.word().to_owned(), every_s: *every });
+        tiers.iter().map(|(tier, every)| v1::SavingTier { tier: tier.as_str().to_owned(), every_s: *every });
     v1::Saving {
         every_s: of.every,
         was_s: of.was,
@@ -302,7 +302,7 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
 
 fn hang(hang: &Hang, now: Stamp) -> v1::Hang {
     v1::Hang {
-        kind: word(&hang.kind),
+        kind: serialized_name(&hang.kind),
         headline: hang.headline(),
         culprits: hang.culprits.iter().map(|rank| rank.0).collect(),
         since: wall_time(hang.since, now),

@@ -30,7 +30,7 @@ pub fn check_of(check: v1::PreflightCheck) -> Check {
         v1::CheckVerdict::Unknown | v1::CheckVerdict::Unspecified => CheckVerdict::Unknown,
     };
     Check {
-        group: group_of(check.group()).unwrap_or_else(|| Group::of(&check.name)),
+        group: group_of(check.group()).unwrap_or_else(|| Group::from_name(&check.name)),
         verdict,
         action: action_in(check.recommended_action()),
         took: check.took.map(|took| span(&took)),

@@ -9,13 +9,13 @@ use mainstay_model::verdict::{Action, Decision};
 use super::health::state_name;
 use crate::incident_report::brief;
 
-pub(super) fn of(body: &Body) -> String {
+pub(super) fn sentence(body: &Body) -> String {
     match body {
         Body::Fact(fact) => fact_sentence(fact),
         Body::Health(change) => health(change),
         Body::Verdict(of) => brief(of),
         Body::Decision(of) => decision(of),
-        Body::Outcome(of) => of.reported(),
+        Body::Outcome(of) => of.describe(),
         Body::Finding(finding) => finding.headline.clone(),
     }
 }
@@ -53,8 +53,8 @@ pub(super) fn without_texts(body: &Body) -> String {
             Some(rank) => format!("failure {}: {rank} failed", verdict.incident.0),
             None => format!("failure {}", verdict.incident.0),
         },
-        Body::Decision(decision) => format!("failure {}: {}", decision.incident.0, decision.action.word()),
-        Body::Finding(finding) => finding.what.word().to_owned(),
+        Body::Decision(decision) => format!("failure {}: {}", decision.incident.0, decision.action.as_str()),
+        Body::Finding(finding) => finding.what.as_str().to_owned(),
         Body::Fact(
             Fact::AgentStarted { .. }
             | Fact::AgentStopped
@@ -81,7 +81,7 @@ pub(super) fn without_texts(body: &Body) -> String {
             | Fact::AgentFound { .. },
         )
         | Body::Health(_)
-        | Body::Outcome(_) => of(body),
+        | Body::Outcome(_) => sentence(body),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What each component of a host is, and where its checks are documented.
 
 /// One component, or all components whose names start with a prefix.
-pub(super) struct Known {
+pub(super) struct ComponentHelp {
     /// Its name, or the prefix of the names (with `*` at the end).
     name: &'static str,
     pub(super) what: &'static str,
@@ -13,13 +13,13 @@ const CHECKS: &str = "docs/reference/checks.md";
 const CONFIGURATION: &str = "docs/reference/configuration.md";
 
 const LOG: (&str, &str) = (CHECKS, "The kernel log");
-const LINES: (&str, &str) = (CHECKS, "The host");
+const KERNEL_LINES_HELP: (&str, &str) = (CHECKS, "The host");
 const SYSTEM: (&str, &str) = (CHECKS, "The operating system");
 const LOAD: (&str, &str) = (CONFIGURATION, "How the host is judged");
 const NVML: (&str, &str) = (CHECKS, "GPUs by the driver: NVML");
 
 /// The longest match counts.
-pub(super) const COMPONENTS: [Known; 38] = [
+pub(super) const COMPONENTS: [ComponentHelp; 38] = [
     known(
         "gpu.*",
         "A GPU, named by its PCI address: readings of the driver and reports in the kernel log.",
@@ -38,13 +38,13 @@ pub(super) const COMPONENTS: [Known; 38] = [
         (CHECKS, "Switches: `nvswitch.<PCI address>`"),
     ),
     known("host.kernel_log", "Whether the kernel log can be read.", LOG),
-    known("host.gpu", "Kernel log entries about a GPU that do not name the GPU.", LINES),
-    known("host.pcie", "PCIe errors in the kernel log.", LINES),
-    known("host.hardware", "Memory, CPU and temperature errors in the kernel log.", LINES),
-    known("host.kernel", "The kernel: stuck tasks and kernel faults.", LINES),
-    known("host.storage", "Local disks and file systems, by the kernel log.", LINES),
-    known("host.network_storage", "Network file systems, by the kernel log.", LINES),
-    known("host.network_card", "Network cards, by the kernel log.", LINES),
+    known("host.gpu", "Kernel log entries about a GPU that do not name the GPU.", KERNEL_LINES_HELP),
+    known("host.pcie", "PCIe errors in the kernel log.", KERNEL_LINES_HELP),
+    known("host.hardware", "Memory, CPU and temperature errors in the kernel log.", KERNEL_LINES_HELP),
+    known("host.kernel", "The kernel: stuck tasks and kernel faults.", KERNEL_LINES_HELP),
+    known("host.storage", "Local disks and file systems, by the kernel log.", KERNEL_LINES_HELP),
+    known("host.network_storage", "Network file systems, by the kernel log.", KERNEL_LINES_HELP),
+    known("host.network_card", "Network cards, by the kernel log.", KERNEL_LINES_HELP),
     known("host.cpu", "CPU load, and the CPU time that other virtual machines took (steal).", LOAD),
     known("host.memory", "Memory pressure: whether processes wait for memory.", LOAD),
     known("host.disk", "Free space of the file systems that jobs and the agent use.", LOAD),
@@ -80,11 +80,15 @@ pub(super) const COMPONENTS: [Known; 38] = [
     ),
 ];
 
-const fn known(name: &'static str, what: &'static str, documented: (&'static str, &'static str)) -> Known {
-    Known { name, what, documented }
+const fn known(
+    name: &'static str,
+    what: &'static str,
+    documented: (&'static str, &'static str),
+) -> ComponentHelp {
+    ComponentHelp { name, what, documented }
 }
 
-impl Known {
+impl ComponentHelp {
     /// Its name, or the prefix of the names (with `*` at the end).
     #[cfg(test)]
     pub(super) fn name(&self) -> &'static str {
@@ -93,8 +97,8 @@ impl Known {
 }
 
 /// The description of a component with that name.
-pub(super) fn of(component: &str) -> Option<&'static Known> {
-    let fits = |known: &&Known| match known.name.strip_suffix('*') {
+pub(super) fn find(component: &str) -> Option<&'static ComponentHelp> {
+    let fits = |known: &&ComponentHelp| match known.name.strip_suffix('*') {
         Some(beginning) => component.starts_with(beginning),
         None => component == known.name,
     };
@@ -151,7 +155,7 @@ mod tests {
                 .any(|of| name.starts_with(of));
             if is_component && !is_key {
                 count += 1;
-                assert!(of(name).is_some(), "{name}");
+                assert!(find(name).is_some(), "{name}");
             }
         }
         assert!(count > 20, "{count}");
@@ -159,11 +163,11 @@ mod tests {
 
     #[test]
     fn the_nearest_name_counts() {
-        assert!(of("gpu.driver").unwrap().what.contains("NVIDIA driver"));
-        assert!(of("gpu.0000:3b:00").unwrap().what.contains("PCI address"));
-        assert!(of("tpu.runtime").unwrap().what.contains("metrics service"));
-        assert!(of("fabric").unwrap().what.contains("network links"));
-        assert!(of("fabric.mlx5_0/1").unwrap().what.contains("port"));
-        assert!(of("something").is_none());
+        assert!(find("gpu.driver").unwrap().what.contains("NVIDIA driver"));
+        assert!(find("gpu.0000:3b:00").unwrap().what.contains("PCI address"));
+        assert!(find("tpu.runtime").unwrap().what.contains("metrics service"));
+        assert!(find("fabric").unwrap().what.contains("network links"));
+        assert!(find("fabric.mlx5_0/1").unwrap().what.contains("port"));
+        assert!(find("something").is_none());
     }
 }

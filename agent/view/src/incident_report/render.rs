@@ -11,7 +11,7 @@ use mainstay_model::time::Span;
 use mainstay_model::verdict::FaultDomain;
 
 /// Lines of evidence shown by default.
-const FEW: usize = 5;
+const DEFAULT_EVIDENCE_LINES: usize = 5;
 
 /// How a report is shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,12 +37,12 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     }
     page.section(&mut lines, "Fault domain", &fault);
     let mut acted = vec![done(decision.as_ref(), report.since_then())];
-    acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.reported()))));
+    acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.describe()))));
     page.section(&mut lines, "What was done", &acted);
     let mut todo = advice(verdict, decision.as_ref(), report.since_then());
     todo.extend(options.logs.map(|logs| format!("The output of all ranks is in {logs}")));
     page.section(&mut lines, "What to do", &todo);
-    let shown = if options.all { verdict.evidence.len() } else { FEW };
+    let shown = if options.all { verdict.evidence.len() } else { DEFAULT_EVIDENCE_LINES };
     let mut evidence: Vec<String> = verdict.evidence.iter().take(shown).cloned().collect();
     let doubts = &verdict.doubts;
     let left = verdict.evidence.len().saturating_sub(shown)

@@ -99,8 +99,8 @@ fn advice_after_a_restart_depends_on_the_state_of_the_job() {
     let verdict = Body::Verdict(reported(FaultDomain::Unknown, None).verdict);
     let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
     let journal = entries(vec![verdict.clone(), ended]);
-    assert_eq!(of(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
-    assert_eq!(of(entries(vec![verdict]).iter(), None).and_then(|report| report.job_ended), None);
+    assert_eq!(from_entries(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
+    assert_eq!(from_entries(entries(vec![verdict]).iter(), None).and_then(|report| report.job_ended), None);
 }
 
 fn text(report: &IncidentReport) -> String {
@@ -310,7 +310,7 @@ fn the_last_decision_on_a_failure_is_reported() {
     let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
     let entries =
         entries(vec![Body::Verdict(verdict), Body::Decision(waited), Body::Decision(decision.clone())]);
-    assert_eq!(of(entries.iter(), None).expect("a report").decision, Some(decision));
+    assert_eq!(from_entries(entries.iter(), None).expect("a report").decision, Some(decision));
 }
 
 #[test]
@@ -320,12 +320,12 @@ fn a_report_is_of_the_wanted_failure_or_the_last_with_its_time() {
     let last = Verdict { fault_at: Mono(1_500_000_000), ..verdict };
     let bodies = vec![Body::Verdict(first), Body::Verdict(last), Body::Decision(decision.expect("one"))];
     let entries = entries(bodies);
-    let last = of(entries.iter(), None).expect("a report");
+    let last = from_entries(entries.iter(), None).expect("a report");
     assert_eq!((last.verdict.incident, last.decision.is_some()), (Incident(2), true));
     // Half a second before the entry of its verdict, which is 2 s after the start.
     assert_eq!(last.happened, Wall(1_795_492_213_500_000_000));
     assert_eq!(last.into_the_job, Some(Span(1_500_000_000)));
-    let first = of(entries.iter(), Some(Incident(1))).expect("a report");
+    let first = from_entries(entries.iter(), Some(Incident(1))).expect("a report");
     assert_eq!((first.verdict.headline.as_str(), first.decision.is_some()), ("the first", false));
-    assert_eq!(of(entries.iter(), Some(Incident(9))), None);
+    assert_eq!(from_entries(entries.iter(), Some(Incident(9))), None);
 }

@@ -104,7 +104,7 @@ impl JobView {
         let of =
             self.last_verdict.as_ref().filter(|verdict| is_news && verdict.incident == decision.incident);
         if let Some(verdict) = of {
-            let kind = (CauseKind::of(&verdict.cause), verdict.domain.name());
+            let kind = (CauseKind::from_cause(&verdict.cause), verdict.domain.name());
             *self.failures.entry(kind).or_default() += 1;
         }
     }
@@ -218,7 +218,7 @@ impl RankView {
     fn new(started: &StartedRank, hosts: &[HostOfRanks]) -> RankView {
         RankView {
             start_ticks: started.start_ticks,
-            host: HostOfRanks::of(hosts, started.rank).map(|of| of.host.clone()),
+            host: HostOfRanks::find(hosts, started.rank).map(|of| of.host.clone()),
             rank: started.rank,
             local_rank: started.local_rank,
             pid: started.pid,

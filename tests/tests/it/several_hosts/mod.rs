@@ -174,7 +174,7 @@ fn a_follower_that_loses_its_leader_hands_the_job_back_and_explains_that() {
         journal::facts(&end.journal).any(|fact| matches!(fact, Fact::JobEnded { exit: 75, .. })),
         "{end}"
     );
-    let explained = incident_report::of(end.journal.iter(), None).expect("a failure");
+    let explained = incident_report::from_entries(end.journal.iter(), None).expect("a failure");
     assert_eq!((explained.verdict.incident, explained.job_ended), (Incident(2), Some(75)), "{end}");
     let summary = end.summary();
     assert_eq!((summary.exit, summary.attempts, summary.incidents.len()), (75, 2, 2), "{end}");

@@ -74,7 +74,7 @@ pub fn wrong(cell: &Cell, seen: &Seen) -> Option<String> {
         return Some(format!("{name}: no verdict: {}", seen.problem.as_deref().unwrap_or("none was made")));
     };
     let score = score(cell, seen);
-    let (domain, action) = (verdict.domain.name(), seen.decision.as_ref().map(|of| of.action.word()));
+    let (domain, action) = (verdict.domain.name(), seen.decision.as_ref().map(|of| of.action.as_str()));
     let faults = [
         (score.named && !score.right)
             .then(|| format!("domain {domain} where {:?} is right", cell.fault.domains)),

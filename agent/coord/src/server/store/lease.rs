@@ -9,7 +9,7 @@ use crate::etcd::mvccpb::KeyValue;
 use crate::etcd::mvccpb::event::EventType;
 
 /// The longest lease, in seconds; etcd's limit.
-const LONGEST: i64 = 9_000_000_000;
+const MAX_TTL_SECONDS: i64 = 9_000_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct LeaseEntry {
@@ -35,7 +35,7 @@ impl Store {
         question: &pb::LeaseGrantRequest,
         now: u64,
     ) -> Result<pb::LeaseGrantResponse, Refusal> {
-        if question.ttl > LONGEST {
+        if question.ttl > MAX_TTL_SECONDS {
             return Err(TTL_TOO_LARGE);
         }
         if question.id != 0 && self.leases.contains_key(&question.id) {

@@ -95,7 +95,7 @@ impl World {
         let launcher = &mut self.launchers[me];
         let Brain::Follows(follow) = std::mem::replace(&mut launcher.brain, Brain::Gone) else { return };
         let seat = launcher.seat.as_ref().map_or(0, |seat| seat.group_rank);
-        let adopted = Adopted::of(record, seat, launcher.member.clone(), launcher.attempt, now);
+        let adopted = Adopted::from_record(record, seat, launcher.member.clone(), launcher.attempt, now);
         let seat = adopted.me;
         let world_size = record.seats[0].seat.world_size;
         let spec = JobSpec { world_size, ..JobSpec::default() };

@@ -68,7 +68,7 @@ impl NvlinkFile {
 
 impl NvlinkMeaning {
     /// Applies `rules` to an error. An error that no rule matches is as severe as its line says.
-    pub fn of(rules: &[NvlinkRule], xid: u32, error: &NvlinkError) -> NvlinkMeaning {
+    pub fn from_rules(rules: &[NvlinkRule], xid: u32, error: &NvlinkError) -> NvlinkMeaning {
         let of_layout = |layout: fn(&NvlinkRule) -> &str| {
             let fits = |rule: &&NvlinkRule| rule.xid == xid && bits_fit(layout(rule), error.intrinfo);
             let of_unit = || rules.iter().filter(fits);
@@ -128,7 +128,7 @@ mod tests {
         let rules = [rule(1, true, RecommendedAction::ResetDevice), rule(3, false, RecommendedAction::None)];
         let of = |status| {
             let error = NvlinkError { unit: "UNIT".to_owned(), fatal: None, link: None, intrinfo: 0, status };
-            NvlinkMeaning::of(&rules, 149, &error)
+            NvlinkMeaning::from_rules(&rules, 149, &error)
         };
         assert_eq!((of(3).fatal, of(3).action), (false, RecommendedAction::None));
         assert_eq!((of(1).fatal, of(5).fatal), (true, true));

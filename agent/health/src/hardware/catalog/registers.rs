@@ -40,7 +40,7 @@ pub struct RegisterMeaning {
 
 impl RegisterMeaning {
     /// Applies `rules` to a line; `None` if no rule matches a set bit.
-    pub fn of(rules: &[RegisterRule], line: &LinkRegisters) -> Option<RegisterMeaning> {
+    pub fn from_rules(rules: &[RegisterRule], line: &LinkRegisters) -> Option<RegisterMeaning> {
         let set = |rule: &&RegisterRule| {
             let value = rule.register.checked_sub(1).and_then(|place| line.registers.get(place)).copied();
             value.is_some_and(|value| {

@@ -63,7 +63,7 @@ impl ExporterJudge {
         let evidence =
             now.iter().filter(|(_, value)| **value != 0.0).map(|((gpu, metric), value)| Evidence {
                 source: format!("dcgm-exporter {metric}"),
-                reading: format!("GPU {gpu}: {} {value}", words(metric)),
+                reading: format!("GPU {gpu}: {} {value}", metric_description(metric)),
                 ..Evidence::default()
             });
         let evidence = evidence.collect();
@@ -98,7 +98,7 @@ fn gpu_of(sample: &Sample) -> &str {
     sample.labels.get("UUID").or_else(|| sample.labels.get("gpu")).map_or("?", String::as_str)
 }
 
-fn words(metric: &str) -> &'static str {
+fn metric_description(metric: &str) -> &'static str {
     FAULTS.iter().find(|(name, _)| *name == metric).map_or("", |(_, words)| words)
 }
 
@@ -118,7 +118,7 @@ fn changes(
                 component: COMPONENT.to_owned(),
                 event: "exporter_changed".to_owned(),
                 weight: Weight::Info,
-                detail: format!("GPU {gpu}: {} {value}", words(metric)),
+                detail: format!("GPU {gpu}: {} {value}", metric_description(metric)),
                 values,
             })
         })

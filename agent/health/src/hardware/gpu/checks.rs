@@ -4,7 +4,7 @@ use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
 use super::faults;
 use super::limits::{BUSY_PERCENT, COOLER_BY, taken_back};
-use super::reading::{GpuReading, GpuTrouble, PcieLink, Read};
+use super::reading::{GpuReading, GpuTrouble, PcieLink, Sampled};
 use super::readings::Readings;
 use super::rules::{POWER_BRAKE, Rules, SAMPLED, look};
 use super::watch::{CheckResult, Problem};
@@ -15,7 +15,7 @@ use HealthState::{Degraded, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, RebootNode, ReplaceNode, ResetDevice};
 
 /// The check that asks whether the GPU can be used at all.
-pub(super) const TROUBLE: &str = "gpu_trouble";
+pub(super) const TROUBLE_CHECK: &str = "gpu_trouble";
 
 type Checked = Vec<(&'static str, CheckResult)>;
 
@@ -34,8 +34,8 @@ pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused:
         }
     };
     let words = match trouble {
-        GpuTrouble::Hangs(since) => format!("{} since {}", trouble.words(), at.since(*since)),
-        _ => trouble.words(),
+        GpuTrouble::Hangs(since) => format!("{} since {}", trouble.describe(), at.since(*since)),
+        _ => trouble.describe(),
     };
     CheckResult::Faulty(Problem::new(state, words.clone(), action).by("NVML", words, "").was(Some("answers")))
 }
@@ -144,7 +144,7 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
 pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let details = of.details.as_ref();
     let last = of.last.clone().unwrap_or_default();
-    let hot = |what: &str, now: &Read<u32>, before: &Read<u32>, hottest: Option<&Read<u32>>| {
+    let hot = |what: &str, now: &Sampled<u32>, before: &Sampled<u32>, hottest: Option<&Sampled<u32>>| {
         let before = before.value().map(|degrees| format!("{degrees} °C"));
         let limit = hottest.and_then(|limit| limit.value().copied());
         let near = |degrees: &u32| limit.is_some_and(|limit| degrees.saturating_add(COOLER_BY) > limit);
@@ -180,16 +180,21 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
 
 /// A reading that fails although the GPU answers other queries. On a split GPU (MIG) the driver withholds such readings
 /// by design.
-fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: RecommendedAction) -> CheckResult {
+fn unreadable<T>(
+    what: &str,
+    reading: &GpuReading,
+    read: &Sampled<T>,
+    action: RecommendedAction,
+) -> CheckResult {
     let split = reading.mig.value() == Some(&true);
     match read {
-        Read::Failed(_) if !split && reading.temperature.value().is_none() => CheckResult::Unread,
-        Read::Failed(why) if !split => {
+        Sampled::Failed(_) if !split && reading.temperature.value().is_none() => CheckResult::Unread,
+        Sampled::Failed(why) if !split => {
             let words = format!("{what} cannot be read: {why}");
             let problem = Problem::new(Degraded, words, action).sure(SAMPLED);
             CheckResult::Faulty(problem.by(&format!("NVML, {what}"), why, ""))
         }
-        Read::Value(_) | Read::NotOffered | Read::Failed(_) => CheckResult::Healthy,
+        Sampled::Value(_) | Sampled::NotOffered | Sampled::Failed(_) => CheckResult::Healthy,
     }
 }
 
@@ -200,18 +205,18 @@ fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> CheckR
         of_now.map(|of| of.count).fold(0, u64::saturating_add)
     });
     let total = match &reading.ecc_volatile {
-        Read::Value(total) => *total,
-        Read::Failed(_) => return CheckResult::Unread,
+        Sampled::Value(total) => *total,
+        Sampled::Failed(_) => return CheckResult::Unread,
         // The rarely read details have not been read yet.
-        Read::NotOffered if by_place.is_none() => return CheckResult::Unread,
-        Read::NotOffered => 0,
+        Sampled::NotOffered if by_place.is_none() => return CheckResult::Unread,
+        Sampled::NotOffered => 0,
     };
     let by_place = by_place.unwrap_or(0);
     if by_place > total {
         let source = "NVML uncorrected ECC errors by place, volatile";
         return CheckResult::Faulty(memory_errors(by_place).by(source, by_place, 0));
     }
-    CheckResult::of((total > 0).then(|| {
+    CheckResult::from_problem((total > 0).then(|| {
         let problem = memory_errors(total).by("NVML uncorrected ECC errors, volatile", total, 0);
         problem.was(last.ecc_volatile.value())
     }))
@@ -223,7 +228,7 @@ fn memory_errors(count: u64) -> Problem {
 }
 
 fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
-    if reading.clock_reasons == Read::NotOffered && reading.slowdown == Read::NotOffered {
+    if reading.clock_reasons == Sampled::NotOffered && reading.slowdown == Sampled::NotOffered {
         return CheckResult::Healthy;
     }
     let limit = rules.limits.slow_minutes;
@@ -233,7 +238,7 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Che
     let problem =
         || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
     let near = f64::from(minutes) >= taken_back(f64::from(limit));
-    CheckResult::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
+    CheckResult::from_problem((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
 /// Corrected errors by their rate: the total over a GPU's life may be high.
@@ -245,7 +250,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
     let near = grown.by as f64 >= taken_back(limit as f64);
-    CheckResult::of(ill.then(|| {
+    CheckResult::from_problem(ill.then(|| {
         Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
             &grown,
@@ -255,8 +260,8 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     .unless_near(near)
 }
 
-fn unread<T>(read: &Read<T>) -> CheckResult {
-    if matches!(read, Read::NotOffered) { CheckResult::Healthy } else { CheckResult::Unread }
+fn unread<T>(read: &Sampled<T>) -> CheckResult {
+    if matches!(read, Sampled::NotOffered) { CheckResult::Healthy } else { CheckResult::Unread }
 }
 
 /// Normal replayed packets per minute and lane for each PCIe generation, from generation 1 (DCGM's table).
@@ -272,7 +277,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
     let near = grown.per_minute() > taken_back(limit);
-    CheckResult::of(ill.then(|| {
+    CheckResult::from_problem(ill.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
             &grown,
@@ -296,7 +301,7 @@ fn pcie(reading: &GpuReading, last: &GpuReading) -> CheckResult {
         now.generation > 0 && now.generation < best.generation || now.width > 0 && now.width < best.width;
     let link = |link: &PcieLink| format!("generation {} with {} lanes", link.generation, link.width);
     let words = format!("under load its PCIe link has {} of {}", link(now), link(best));
-    CheckResult::of(slow.then(|| {
+    CheckResult::from_problem(slow.then(|| {
         let problem = Problem::new(Degraded, words, ContactSupport);
         problem.by("NVML PCIe link", link(now), link(best)).was(last.pcie.value().map(link))
     }))

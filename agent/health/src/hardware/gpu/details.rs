@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::read::Read;
+use super::read::Sampled;
 use mainstay_model::pci::PciAddress;
 
 /// GPU values that are read rarely: they change slowly, or reading them is expensive.
@@ -12,31 +12,31 @@ pub struct GpuDetails {
     /// ECC errors by place.
     pub ecc: Vec<EccCount>,
     /// Errors of the memory on the chip.
-    pub sram: Read<SramErrors>,
+    pub sram: Sampled<SramErrors>,
     /// Retired pages (before Ampere): after many corrected errors, and after an uncorrected one.
-    pub pages_retired: Read<(u32, u32)>,
+    pub pages_retired: Sampled<(u32, u32)>,
     /// Maximum temperature of the GPU, in degrees Celsius.
-    pub hottest: Read<u32>,
+    pub hottest: Sampled<u32>,
     /// Maximum temperature of its memory, in degrees Celsius.
-    pub memory_hottest: Read<u32>,
+    pub memory_hottest: Sampled<u32>,
     /// The temperature at which clocks are slowed down, in degrees Celsius.
-    pub slowdown_at: Read<u32>,
+    pub slowdown_at: Sampled<u32>,
     /// The thermal margin below which clocks are slowed down, in degrees Celsius.
-    pub slowdown_margin: Read<i32>,
+    pub slowdown_margin: Sampled<i32>,
     /// The power limit, in milliwatts.
-    pub power_limit: Read<u32>,
+    pub power_limit: Sampled<u32>,
     /// Whether the driver stays loaded while no process uses the GPU (persistence mode).
-    pub persistence: Read<bool>,
+    pub persistence: Sampled<bool>,
     /// Whether ECC is on.
-    pub ecc_on: Read<bool>,
+    pub ecc_on: Sampled<bool>,
     /// Whether a processor on the GPU does the driver's work (GSP).
-    pub gsp: Read<bool>,
+    pub gsp: Sampled<bool>,
     /// Version of the board's firmware (VBIOS).
-    pub vbios: Read<String>,
+    pub vbios: Sampled<String>,
     /// Whether the board's configuration memory (InfoROM) is intact.
-    pub inforom_valid: Read<bool>,
+    pub inforom_valid: Sampled<bool>,
     /// Parts of the GPU that its next reset replaces by spare ones: memory channels, processors.
-    pub repairs: Read<(bool, bool)>,
+    pub repairs: Sampled<(bool, bool)>,
     /// Errors on the NVLinks.
     pub links: Vec<LinkErrors>,
     /// Which other GPUs it reaches over NVLink.

@@ -1,6 +1,6 @@
 //! The driver as a whole: `gpu.driver`.
 
-use super::Shown;
+use super::ReportedState;
 use super::limits::{DeviceLimits, ExpectedGpus, STALE_AFTER};
 use super::probe_protocol::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::reading::{GpuReading, GpuTrouble};
@@ -19,10 +19,10 @@ pub(super) struct Driver {
     gap: Span,
     /// The highest number of GPUs that it has listed.
     pub(super) most: usize,
-    shown: Shown,
+    shown: ReportedState,
 }
 
-type Said = (HealthState, String, RecommendedAction);
+type StateReasonAction = (HealthState, String, RecommendedAction);
 
 impl Driver {
     /// Notes an answer of the driver.
@@ -42,7 +42,7 @@ impl Driver {
             }
             DeviceReport::NoGpus => None,
             DeviceReport::Answered(ProbeAnswer::Trouble { trouble, detail }) => {
-                Some(format!("{}: {detail}", words(*trouble)))
+                Some(format!("{}: {detail}", describe_trouble(*trouble)))
             }
             DeviceReport::Silent { .. } => Some("the driver does not answer".to_owned()),
             DeviceReport::Broken(why) => Some(format!("the probe of the driver is broken: {why}")),
@@ -111,14 +111,14 @@ fn answered(
     gpus: &[GpuReading],
     bound: &[PciAddress],
     expected: &ExpectedGpus,
-) -> Said {
+) -> StateReasonAction {
     let version = driver.unwrap_or("of unknown version");
     let mut stated = (Healthy, format!("driver {version}, {} GPUs", gpus.len()), RecommendedAction::None);
     let mut add = |state: HealthState, words: String, action: RecommendedAction| {
         stated = (stated.0.max(state), format!("{}; {words}", stated.1), stated.2.max(action));
     };
     for gpu in gpus.iter().filter(|gpu| gpu.identity.is_none()) {
-        let why = gpu.trouble.as_ref().map_or("its identity is unknown".to_owned(), GpuTrouble::words);
+        let why = gpu.trouble.as_ref().map_or("its identity is unknown".to_owned(), GpuTrouble::describe);
         let words = format!("GPU {} of its list: {why}", gpu.index);
         match &gpu.trouble {
             // This is normal in a container that has only some of the GPUs.
@@ -169,7 +169,7 @@ fn weight(trouble: DriverTrouble) -> (HealthState, RecommendedAction) {
     }
 }
 
-fn words(trouble: DriverTrouble) -> &'static str {
+fn describe_trouble(trouble: DriverTrouble) -> &'static str {
     match trouble {
         DriverTrouble::LibraryMissing => {
             "NVIDIA's library cannot be loaded (install the driver, give the container its libraries, or set gpu.library)"

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::history::{History, Terms};
-use super::limits::{ECHO_WINDOW, LINK_BURST, REMEMBERED, REPEATS_WINDOW, UNHEALED_AFTER, UNKNOWN_CODES};
+use super::limits::{ECHO_WINDOW, FAULT_WINDOW, LINK_BURST, REPEATS_WINDOW, UNHEALED_AFTER, UNKNOWN_CODES};
 use super::line;
 use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
@@ -69,7 +69,7 @@ pub(super) struct Faults {
 impl Faults {
     /// Adds a fault. XIDs shortly before it that were only its echo are folded into it.
     pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>) {
-        let terms = Terms { unhealed_after: UNHEALED_AFTER, remembered: REMEMBERED };
+        let terms = Terms { unhealed_after: UNHEALED_AFTER, remembered: FAULT_WINDOW };
         let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
         let again = action > came.action;
         let came = FaultReport { action, ..came };
@@ -179,7 +179,7 @@ impl Faults {
 
     /// Counts an error of a link. Returns the number of errors within a week.
     pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
-        self.history.on_link(link, at, LINK_BURST, REMEMBERED)
+        self.history.on_link(link, at, LINK_BURST, FAULT_WINDOW)
     }
 
     /// An operator acknowledged everything until `at`.
@@ -235,9 +235,9 @@ impl Faults {
     pub(super) fn reasons(&self) -> Vec<String> {
         let mut faults: Vec<&Fault> = self.held.values().collect();
         faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
-        let mut reasons: Vec<String> = faults.into_iter().map(Fault::reported).collect();
+        let mut reasons: Vec<String> = faults.into_iter().map(Fault::describe).collect();
         if let Some(says) = &self.driver {
-            reasons.push(says.words());
+            reasons.push(says.describe());
         }
         reasons
     }
@@ -245,12 +245,12 @@ impl Faults {
     pub(super) fn evidence(&self) -> Vec<Evidence> {
         let held = self.held.values().map(|fault| line(&fault.came.line, fault.came.code, &fault.came.name));
         let recovery = FaultCode::Xid(super::RECOVERY_ACTION);
-        held.chain(self.driver.iter().map(|says| line(&says.line, recovery, &says.words()))).collect()
+        held.chain(self.driver.iter().map(|says| line(&says.line, recovery, &says.describe()))).collect()
     }
 }
 
 impl Fault {
-    fn reported(&self) -> String {
+    fn describe(&self) -> String {
         let FaultReport { code, name, .. } = &self.came;
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
@@ -270,7 +270,7 @@ impl DriverSays {
         (state, action)
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         format!("the driver says that it needs {}", recovery(self.number).2)
     }
 }

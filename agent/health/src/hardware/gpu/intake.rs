@@ -2,7 +2,7 @@
 
 use super::checks;
 use super::details::GpuDetails;
-use super::reading::{GpuReading, GpuTrouble, Read};
+use super::reading::{GpuReading, GpuTrouble, Sampled};
 use super::readings::Readings;
 use super::rules::Rules;
 use super::watch::{Change, CheckResult};
@@ -23,9 +23,9 @@ impl Readings {
         if reading.trouble.is_some() {
             // Other values of a GPU in trouble are not reliable.
             let look = checks::trouble(at, reading, rules, self.refused);
-            self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
+            self.step(checks::TROUBLE_CHECK, look, rules.at_once(), &mut changes);
         } else {
-            self.step(checks::TROUBLE, CheckResult::Healthy, rules.at_once(), &mut changes);
+            self.step(checks::TROUBLE_CHECK, CheckResult::Healthy, rules.at_once(), &mut changes);
             self.read_at = Some(at);
             if let Some(details) = &reading.details {
                 self.details_before = self.details.replace(GpuDetails::clone(details));
@@ -50,10 +50,10 @@ impl Readings {
     /// GPU not healthy, because a value is missing. A GPU that was split (MIG), or whose ECC was switched off, reports
     /// less by design.
     fn with_lost_readings_as_failed(&self, reading: &GpuReading) -> GpuReading {
-        fn reported<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
+        fn changed_reading<T: Clone>(now: &Sampled<T>, before: &Sampled<T>) -> Sampled<T> {
             match (now, before) {
-                (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
-                    Read::Failed("the driver no longer reports it".to_owned())
+                (Sampled::NotOffered, Sampled::Value(_) | Sampled::Failed(_)) => {
+                    Sampled::Failed("the driver no longer reports it".to_owned())
                 }
                 _ => now.clone(),
             }
@@ -65,17 +65,17 @@ impl Readings {
             return reading;
         };
         if !no_ecc {
-            reading.ecc_volatile = reported(&reading.ecc_volatile, &before.ecc_volatile);
-            reading.ecc_corrected = reported(&reading.ecc_corrected, &before.ecc_corrected);
-            reading.remapped = reported(&reading.remapped, &before.remapped);
-            reading.pages_pending = reported(&reading.pages_pending, &before.pages_pending);
-            reading.unrepairable = reported(&reading.unrepairable, &before.unrepairable);
+            reading.ecc_volatile = changed_reading(&reading.ecc_volatile, &before.ecc_volatile);
+            reading.ecc_corrected = changed_reading(&reading.ecc_corrected, &before.ecc_corrected);
+            reading.remapped = changed_reading(&reading.remapped, &before.remapped);
+            reading.pages_pending = changed_reading(&reading.pages_pending, &before.pages_pending);
+            reading.unrepairable = changed_reading(&reading.unrepairable, &before.unrepairable);
         }
-        reading.recovery_action = reported(&reading.recovery_action, &before.recovery_action);
-        reading.temperature = reported(&reading.temperature, &before.temperature);
-        reading.memory_temperature = reported(&reading.memory_temperature, &before.memory_temperature);
-        reading.clock_reasons = reported(&reading.clock_reasons, &before.clock_reasons);
-        reading.fabric = reported(&reading.fabric, &before.fabric);
+        reading.recovery_action = changed_reading(&reading.recovery_action, &before.recovery_action);
+        reading.temperature = changed_reading(&reading.temperature, &before.temperature);
+        reading.memory_temperature = changed_reading(&reading.memory_temperature, &before.memory_temperature);
+        reading.clock_reasons = changed_reading(&reading.clock_reasons, &before.clock_reasons);
+        reading.fabric = changed_reading(&reading.fabric, &before.fabric);
         reading
     }
 }

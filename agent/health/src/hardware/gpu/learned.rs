@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::limits::NVLINK_FAILED_FOR;
 use super::reading::GpuIdentity;
 use super::rules::SAMPLED;
-use super::state::{Gpu, Known};
+use super::state::{Gpu, KnownGpu};
 use super::watch::Problem;
 use super::{DeviceJudge, observed, ranges};
 use mainstay_model::component_id::ComponentId;
@@ -26,8 +26,8 @@ pub(super) const REPLACED: &str = "gpu_replaced";
 pub(super) const MISSING: &str = "gpu_missing";
 pub(super) const BACK: &str = "gpu_back";
 
-pub(super) fn learned(of: &Known) -> Fact {
-    let Known { index, identity, links, peers } = of;
+pub(super) fn learned(of: &KnownGpu) -> Fact {
+    let KnownGpu { index, identity, links, peers } = of;
     let mut words = format!("{} {}", identity.name, identity.uuid);
     if !links.is_empty() {
         words.push_str(&format!(", {} NVLinks up", links.len()));
@@ -55,7 +55,7 @@ pub fn replaced_board(seen: &Observation) -> Option<String> {
     (seen.event == REPLACED).then(|| seen.component.clone())
 }
 
-fn known(observation: &Observation) -> Option<Known> {
+fn known(observation: &Observation) -> Option<KnownGpu> {
     if observation.event != LEARNED {
         return None;
     }
@@ -66,7 +66,12 @@ fn known(observation: &Observation) -> Option<Known> {
     // Older journals have no peers.
     let peers = value("peers").unwrap_or_default();
     let peers = peers.split(',').filter_map(PciAddress::parse).collect();
-    Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)?, peers })
+    Some(KnownGpu {
+        index: value("index")?.parse().ok()?,
+        identity,
+        links: numbers(&value("nvlinks")?)?,
+        peers,
+    })
 }
 
 /// Parses what `ranges` writes.
@@ -101,7 +106,7 @@ impl DeviceJudge {
         // A board that was moved is not missing at its old address.
         self.gpus.retain(|at, gpu| {
             let same =
-                |of: &Known| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
+                |of: &KnownGpu| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
             *at == address || !gpu.known.as_ref().is_some_and(same)
         });
         let gpu: &mut Gpu = self.gpus.entry(address).or_default();

@@ -39,7 +39,7 @@ pub(super) const NVLINK_FAILED_FOR: Span = Span::seconds(3600);
 pub(super) const UNHEALED_AFTER: Span = Span::seconds(3600);
 
 /// How long faults, and the remedies that did not help, are remembered.
-pub(super) const REMEMBERED: Span = Span::seconds(7 * 86_400);
+pub(super) const FAULT_WINDOW: Span = Span::seconds(7 * 86_400);
 
 /// Errors of an NVLink (XID 74), and unknown codes, within this time of each other count as one.
 pub(super) const LINK_BURST: Span = Span::seconds(60);

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Shown;
+use super::ReportedState;
 use super::details::LinkErrors;
 use super::limits::{DeviceLimits, FABRIC_GRACE, NVLINK_FAILED_FOR, NVLINK_WINDOW, taken_back};
-use super::reading::{GpuReading, Read};
+use super::reading::{GpuReading, Sampled};
 use super::rules::Rules;
 use super::rules::SAMPLED;
 use super::watch::{Change, CheckResult, Growth, Problem, Watch};
@@ -40,7 +40,7 @@ struct Link {
     failures: Growth,
     remote: Option<PciAddress>,
     /// Set once the link was faulty: from then on it is shown, also when it is healthy again.
-    shown: Option<Shown>,
+    shown: Option<ReportedState>,
 }
 
 impl Links {
@@ -85,9 +85,9 @@ impl Links {
         rules: Rules<'_>,
     ) -> Vec<(String, Change)> {
         let split = reading.mig.value() == Some(&true);
-        let readable = reading.nvlinks.iter().all(|link| !matches!(link.up, Read::Failed(_)));
+        let readable = reading.nvlinks.iter().all(|link| !matches!(link.up, Sampled::Failed(_)));
         let is_up = |of: &&super::LinkReading| of.up.value() == Some(&true);
-        if readable && !matches!(reading.mig, Read::Failed(_)) {
+        if readable && !matches!(reading.mig, Sampled::Failed(_)) {
             self.up = reading.nvlinks.iter().filter(is_up).map(|of| of.link).collect();
             if !split {
                 self.learn(rules.limits.worsen_after);
@@ -108,34 +108,41 @@ impl Links {
             let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
             let look = match reported.map(|of| &of.up) {
                 _ if split => CheckResult::NotApplicable,
-                Some(Read::Value(true)) => CheckResult::Healthy,
-                Some(Read::Failed(_)) => CheckResult::Unread,
+                Some(Sampled::Value(true)) => CheckResult::Healthy,
+                Some(Sampled::Failed(_)) => CheckResult::Unread,
                 // The driver does not report the link as down; it no longer reports it at all.
-                Some(Read::NotOffered) | None if wanted == 0 => CheckResult::of(should.then(|| {
-                    let words = format!("NVLink {link} was up before, and the driver no longer reports it");
-                    Problem::new(Unknown, words, RecommendedAction::None).by(
-                        "NVML NVLink state",
-                        "not told",
-                        "up",
-                    )
-                })),
-                Some(Read::Value(false)) if at.0 < FABRIC_GRACE.0 => CheckResult::of(should.then(|| {
-                    let words =
-                        format!("NVLink {link} is not up yet: links train for some minutes after a boot");
-                    let problem = Problem::new(Unknown, words, RecommendedAction::None);
-                    problem.by("NVML NVLink state", "down", "up")
-                })),
-                Some(Read::Value(false) | Read::NotOffered) | None => CheckResult::of(should.then(|| {
-                    let why = if wanted > 0 {
-                        format!(": {wanted} should be up")
-                    } else {
-                        " that was up before".to_owned()
-                    };
-                    let words = format!("NVLink {link} down{why}");
-                    let problem = Problem::new(Unhealthy, words, ResetDevice);
-                    let before = self.learned.contains(&link).then_some("up");
-                    problem.by("NVML NVLink state", "down", "up").was(before)
-                })),
+                Some(Sampled::NotOffered) | None if wanted == 0 => {
+                    CheckResult::from_problem(should.then(|| {
+                        let words =
+                            format!("NVLink {link} was up before, and the driver no longer reports it");
+                        Problem::new(Unknown, words, RecommendedAction::None).by(
+                            "NVML NVLink state",
+                            "not told",
+                            "up",
+                        )
+                    }))
+                }
+                Some(Sampled::Value(false)) if at.0 < FABRIC_GRACE.0 => {
+                    CheckResult::from_problem(should.then(|| {
+                        let words =
+                            format!("NVLink {link} is not up yet: links train for some minutes after a boot");
+                        let problem = Problem::new(Unknown, words, RecommendedAction::None);
+                        problem.by("NVML NVLink state", "down", "up")
+                    }))
+                }
+                Some(Sampled::Value(false) | Sampled::NotOffered) | None => {
+                    CheckResult::from_problem(should.then(|| {
+                        let why = if wanted > 0 {
+                            format!(": {wanted} should be up")
+                        } else {
+                            " that was up before".to_owned()
+                        };
+                        let words = format!("NVLink {link} down{why}");
+                        let problem = Problem::new(Unhealthy, words, ResetDevice);
+                        let before = self.learned.contains(&link).then_some("up");
+                        problem.by("NVML NVLink state", "down", "up").was(before)
+                    }))
+                }
             };
             let of = self.links.entry(link).or_default();
             push(&mut changes, link, "nvlink_down", of.down.step(look, rules.at_once()));
@@ -194,14 +201,14 @@ impl Links {
         let sure = weighty.map(|problem| problem.confidence).fold(0.0, f64::max);
         let mut whole = Problem::new(worst.state, words.join("; "), worst.action).sure(sure);
         // Enough for a reader; each faulty link has a component with all evidence.
-        const SHOWN: usize = 4;
+        const MAX_SHOWN_LINKS: usize = 4;
         let evidence = held.iter().flat_map(|(number, problem)| {
             problem
                 .evidence
                 .iter()
                 .map(move |of| Evidence { source: format!("{} (link {number})", of.source), ..of.clone() })
         });
-        whole.evidence = evidence.take(SHOWN).collect();
+        whole.evidence = evidence.take(MAX_SHOWN_LINKS).collect();
         Some(whole)
     }
 
@@ -282,7 +289,7 @@ impl Link {
         let failed = reported.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
             let grown = self.failures.step(at, count, NVLINK_FAILED_FOR);
             let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
-            CheckResult::of((grown.by > 0).then(|| {
+            CheckResult::from_problem((grown.by > 0).then(|| {
                 let problem = Problem::new(Unhealthy, words, ResetDevice);
                 problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
@@ -326,7 +333,7 @@ impl Link {
             .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
         let near =
             checked.iter().any(|(grown, limit, _)| grown.per_minute() >= taken_back(f64::from(*limit)));
-        let judged = CheckResult::of(ill.map(|(grown, limit, what)| {
+        let judged = CheckResult::from_problem(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
             Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
@@ -347,7 +354,7 @@ fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
         return CheckResult::NotApplicable;
     };
     let words = format!("NVLink {}: error rate after correction is {rate:.0e} per {what}", reported.link);
-    CheckResult::of((rate > limit).then(|| {
+    CheckResult::from_problem((rate > limit).then(|| {
         Problem::new(Degraded, words, ContactSupport).by(
             &format!("NVML NVLink {what} error rate after correction"),
             format!("{rate:.1e}"),

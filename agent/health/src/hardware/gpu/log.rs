@@ -45,7 +45,7 @@ impl DeviceJudge {
                 came.confidence = UNSURE;
             }
             if let Some(line) = &xid.link_registers {
-                let decoded = RegisterMeaning::of(self.catalog.register_rules(), line);
+                let decoded = RegisterMeaning::from_rules(self.catalog.register_rules(), line);
                 let times = gpu.faults.on_link(line.link, at);
                 if let Some(decoded) = decoded {
                     came.name = format!("{} on link {} ({})", came.name, line.link, decoded.names.join("; "));

@@ -9,9 +9,9 @@ use mainstay_model::kernel::Xid;
 use mainstay_model::time::{Mono, Span};
 
 /// Maximum number of remembered failures.
-const REMEMBERED: usize = 64;
+const MAX_REMEMBERED_FAILURES: usize = 64;
 /// Maximum number of lines shown as evidence.
-const SHOWN: usize = 3;
+const MAX_SHOWN_LINES: usize = 3;
 /// The XID with which the driver removes the work of a program, also of one that was stopped by hand.
 const REMOVED: u32 = 45;
 
@@ -35,7 +35,7 @@ impl Programs {
     }
 
     pub(super) fn faulted(&mut self, at: Mono, xid: &Xid, meaning: &str) {
-        if self.failures.len() == REMEMBERED {
+        if self.failures.len() == MAX_REMEMBERED_FAILURES {
             self.failures.pop_front();
         }
         let (name, line) = (xid.process.clone(), xid.place.line.clone());
@@ -72,7 +72,7 @@ impl Programs {
     }
 
     pub(super) fn evidence(&self) -> Vec<Evidence> {
-        let shown = self.failures.iter().rev().take(SHOWN);
+        let shown = self.failures.iter().rev().take(MAX_SHOWN_LINES);
         shown.map(|of| line(&of.line, FaultCode::Xid(of.code), &of.meaning)).collect()
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// One reading of one thing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Read<T> {
+pub enum Sampled<T> {
     /// It was read.
     Value(T),
     /// This GPU, or this version of the driver, does not have it.
@@ -15,12 +15,12 @@ pub enum Read<T> {
     Failed(String),
 }
 
-impl<T> Read<T> {
+impl<T> Sampled<T> {
     /// The value, if there is one.
     pub fn value(&self) -> Option<&T> {
         match self {
-            Read::Value(value) => Some(value),
-            Read::NotOffered | Read::Failed(_) => None,
+            Sampled::Value(value) => Some(value),
+            Sampled::NotOffered | Sampled::Failed(_) => None,
         }
     }
 }

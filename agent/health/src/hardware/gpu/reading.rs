@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::details::GpuDetails;
-pub use super::read::Read;
+pub use super::read::Sampled;
 use mainstay_model::id::Pid;
 use mainstay_model::pci::PciAddress;
 
@@ -33,7 +33,7 @@ pub enum GpuTrouble {
 
 impl GpuTrouble {
     /// The trouble in words.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             GpuTrouble::Lost => "the driver lost it".to_owned(),
             GpuTrouble::ResetRequired => "it has to be reset before it can be used".to_owned(),
@@ -152,7 +152,7 @@ pub struct LinkReading {
     /// Its number.
     pub link: u32,
     /// Whether it is up.
-    pub up: Read<bool>,
+    pub up: Sampled<bool>,
 }
 
 /// The reading of one GPU.
@@ -166,51 +166,51 @@ pub struct GpuReading {
     /// What is wrong with the GPU as a whole.
     pub trouble: Option<GpuTrouble>,
     /// Uncorrected memory errors since the driver was loaded or the GPU was reset.
-    pub ecc_volatile: Read<u64>,
+    pub ecc_volatile: Sampled<u64>,
     /// Uncorrected memory errors over its whole life.
-    pub ecc_aggregate: Read<u64>,
+    pub ecc_aggregate: Sampled<u64>,
     /// Corrected memory errors since the driver was loaded or the GPU was reset.
-    pub ecc_corrected: Read<u64>,
+    pub ecc_corrected: Sampled<u64>,
     /// Rows replaced by spare rows (Ampere and later).
-    pub remapped: Read<RemappedRows>,
+    pub remapped: Sampled<RemappedRows>,
     /// Whether pages wait for a reset to be retired (before Ampere).
-    pub pages_pending: Read<bool>,
+    pub pages_pending: Sampled<bool>,
     /// Whether memory is damaged beyond repair.
-    pub unrepairable: Read<bool>,
+    pub unrepairable: Sampled<bool>,
     /// The driver's recommended recovery action, by its number.
-    pub recovery_action: Read<u64>,
+    pub recovery_action: Sampled<u64>,
     /// Temperature, in degrees Celsius.
-    pub temperature: Read<u32>,
+    pub temperature: Sampled<u32>,
     /// Temperature of its memory, in degrees Celsius.
-    pub memory_temperature: Read<u32>,
+    pub memory_temperature: Sampled<u32>,
     /// Degrees Celsius left until clocks are slowed down; may be 0 or less on healthy boards.
-    pub margin: Read<i32>,
+    pub margin: Sampled<i32>,
     /// Power draw, in milliwatts.
-    pub power: Read<u32>,
+    pub power: Sampled<u32>,
     /// Why its clocks are not higher, by the driver's bits.
-    pub clock_reasons: Read<u64>,
+    pub clock_reasons: Sampled<u64>,
     /// How long its clocks were slowed down.
-    pub slowdown: Read<SlowdownTimes>,
+    pub slowdown: Sampled<SlowdownTimes>,
     /// Its current clocks.
-    pub clocks: Read<Clocks>,
+    pub clocks: Sampled<Clocks>,
     /// The current PCIe link; it slows down when the GPU is idle.
-    pub pcie: Read<PcieLink>,
+    pub pcie: Sampled<PcieLink>,
     /// The maximum that GPU and slot support.
-    pub pcie_max: Read<PcieLink>,
+    pub pcie_max: Sampled<PcieLink>,
     /// Replayed PCIe packets.
-    pub pcie_replays: Read<u32>,
+    pub pcie_replays: Sampled<u32>,
     /// NVLinks, ordered by number.
     pub nvlinks: Vec<LinkReading>,
     /// Its registration with the fabric.
-    pub fabric: Read<FabricInfo>,
+    pub fabric: Sampled<FabricInfo>,
     /// Whether it is split (MIG).
-    pub mig: Read<bool>,
+    pub mig: Sampled<bool>,
     /// Share of time in which it was busy, in percent.
-    pub utilization: Read<u32>,
+    pub utilization: Sampled<u32>,
     /// Used and total memory, in bytes.
-    pub memory: Read<(u64, u64)>,
+    pub memory: Sampled<(u64, u64)>,
     /// Processes with a compute context.
-    pub processes: Read<Vec<GpuProcess>>,
+    pub processes: Sampled<Vec<GpuProcess>>,
     /// Rarely read details; `None` if they were not read this time.
     pub details: Option<Box<GpuDetails>>,
 }

@@ -6,7 +6,7 @@ use super::dcgm_opinion::Own;
 use super::details::GpuDetails;
 use super::links::Links;
 use super::peers;
-use super::reading::{GpuProcess, GpuReading, Read, SlowdownTimes};
+use super::reading::{GpuProcess, GpuReading, Sampled, SlowdownTimes};
 use super::watch::{Change, CheckResult, Growth, Hysteresis, Problem, Watch};
 use mainstay_model::health::Evidence;
 use mainstay_model::pci::PciAddress;
@@ -143,10 +143,10 @@ impl Readings {
 
     /// Readings that a healthy GPU must have and that failed.
     pub(super) fn unread(&self) -> Vec<String> {
-        fn failed<T>(read: &Read<T>) -> Option<&str> {
+        fn failed<T>(read: &Sampled<T>) -> Option<&str> {
             match read {
-                Read::Failed(why) => Some(why),
-                Read::Value(_) | Read::NotOffered => None,
+                Sampled::Failed(why) => Some(why),
+                Sampled::Value(_) | Sampled::NotOffered => None,
             }
         }
         let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Vec::new() };

@@ -195,7 +195,7 @@ pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetErro
     let it = gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|of| of.uuid == order.uuid));
     let Some(gpu) = it else { return still("the driver no longer counts it".to_owned()) };
     if let Some(trouble) = &gpu.trouble {
-        return still(trouble.words());
+        return still(trouble.describe());
     }
     match gpu.recovery_action.value().and_then(|number| u32::try_from(*number).ok()) {
         // Older drivers do not report it.
@@ -256,7 +256,7 @@ impl DeviceJudge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::gpu::{GpuIdentity, GpuProcess, GpuTrouble, Read};
+    use crate::hardware::gpu::{GpuIdentity, GpuProcess, GpuTrouble, Sampled};
 
     const ADDRESS: &str = "0000:01:00";
 
@@ -265,15 +265,15 @@ mod tests {
         let identity = GpuIdentity { address, uuid: "GPU-1".into(), name: String::new(), serial: None };
         GpuReading {
             identity: Some(identity),
-            processes: Read::Value(Vec::new()),
-            recovery_action: Read::Value(0),
+            processes: Sampled::Value(Vec::new()),
+            recovery_action: Sampled::Value(0),
             ..GpuReading::default()
         }
     }
 
     fn with(processes: &[i32]) -> GpuReading {
         let processes = processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None });
-        GpuReading { processes: Read::Value(processes.collect()), ..gpu() }
+        GpuReading { processes: Sampled::Value(processes.collect()), ..gpu() }
     }
 
     fn order(by: ResetBy) -> ResetOrder {
@@ -341,10 +341,10 @@ mod tests {
     fn a_reset_helped_if_the_same_board_answers_and_needs_nothing_more() {
         let order = order(ResetBy::User(0));
         assert_eq!(helped(&order, &answered(vec![gpu()])), Ok(()));
-        let old = GpuReading { recovery_action: Read::NotOffered, ..gpu() };
+        let old = GpuReading { recovery_action: Sampled::NotOffered, ..gpu() };
         assert_eq!(helped(&order, &answered(vec![old])), Ok(()));
         let other = GpuReading { identity: None, ..gpu() };
-        let still = GpuReading { recovery_action: Read::Value(2), ..gpu() };
+        let still = GpuReading { recovery_action: Sampled::Value(2), ..gpu() };
         let silent = GpuReading { trouble: Some(GpuTrouble::Lost), ..gpu() };
         for (report, words) in [
             (DeviceReport::NoGpus, "does not answer"),

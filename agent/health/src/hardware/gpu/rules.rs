@@ -1,7 +1,7 @@
 //! What the checks of a GPU use in addition to its readings, and how one reading is judged.
 
 use super::limits::{DeviceLimits, ExpectedGpus};
-use super::read::Read;
+use super::read::Sampled;
 use super::watch::{CheckResult, Hysteresis, Problem};
 
 /// What a check uses in addition to the readings.
@@ -32,10 +32,10 @@ pub(super) const POWER_BRAKE: &str = "power_brake";
 pub(super) const SAMPLED: f64 = 0.9;
 
 /// Judges a value if it was read.
-pub(super) fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> CheckResult {
+pub(super) fn look<T>(read: &Sampled<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> CheckResult {
     match read {
-        Read::Value(value) => CheckResult::of(judge(value)),
-        Read::NotOffered => CheckResult::Healthy,
-        Read::Failed(_) => CheckResult::Unread,
+        Sampled::Value(value) => CheckResult::from_problem(judge(value)),
+        Sampled::NotOffered => CheckResult::Healthy,
+        Sampled::Failed(_) => CheckResult::Unread,
     }
 }

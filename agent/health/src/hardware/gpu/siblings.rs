@@ -70,7 +70,7 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Ch
     let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
     let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
     let near = f64::from(sm) < f64::from(usual) * (1.0 - taken_back(limits.sibling_clock.0) / 100.0);
-    CheckResult::of((f64::from(sm) < least).then(|| {
+    CheckResult::from_problem((f64::from(sm) < least).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML SM clock",
             format!("{sm} MHz"),
@@ -91,7 +91,7 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Che
     let most = usual.saturating_add(limits.sibling_heat);
     let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
     let near = f64::from(degrees) > f64::from(usual) + taken_back(f64::from(limits.sibling_heat));
-    CheckResult::of((degrees > most).then(|| {
+    CheckResult::from_problem((degrees > most).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML temperature among siblings",
             format!("{degrees} °C"),
@@ -116,7 +116,7 @@ fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
         link((generation, width)),
         link(usual)
     );
-    CheckResult::of(below.then(|| {
+    CheckResult::from_problem(below.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML PCIe link at best",
             link((generation, width)),
@@ -133,7 +133,7 @@ fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
     let words = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
     // Differences within 5 % are board-specific calibration of the same model.
     let below = f64::from(limit) < f64::from(usual) * 0.95;
-    CheckResult::of(below.then(|| {
+    CheckResult::from_problem(below.then(|| {
         Problem::new(Degraded, words, Nothing).sure(INFERRED).by(
             "NVML power limit",
             watts(limit),

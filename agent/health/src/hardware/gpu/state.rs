@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Shown;
+use super::ReportedState;
 use super::dcgm_opinion::{Opinion, Own};
 use super::faults::Faults;
 use super::limits::DeviceLimits;
@@ -26,7 +26,7 @@ pub(super) struct Gpu {
     pub(super) programs: Programs,
     pub(super) readings: Readings,
     /// Its identity, as learned in this or an earlier boot.
-    pub(super) known: Option<Known>,
+    pub(super) known: Option<KnownGpu>,
     /// Readings in a row without trouble.
     pub(super) good: u32,
     /// The driver listed it before and no longer does.
@@ -35,12 +35,12 @@ pub(super) struct Gpu {
     pub(super) fault_at: Option<Mono>,
     /// Opinions of DCGM.
     pub(super) opinions: Option<Vec<Opinion>>,
-    pub(super) shown: Shown,
+    pub(super) shown: ReportedState,
 }
 
 /// A GPU that was healthy in several readings.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Known {
+pub(super) struct KnownGpu {
     pub(super) index: u32,
     pub(super) identity: GpuIdentity,
     pub(super) links: BTreeSet<u32>,

@@ -77,7 +77,7 @@ pub(super) enum CheckResult {
 
 impl CheckResult {
     /// Healthy if there is no problem.
-    pub(super) fn of(problem: Option<Problem>) -> CheckResult {
+    pub(super) fn from_problem(problem: Option<Problem>) -> CheckResult {
         problem.map_or(CheckResult::Healthy, CheckResult::Faulty)
     }
 

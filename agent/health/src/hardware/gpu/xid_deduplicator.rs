@@ -16,7 +16,7 @@ use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
 
 /// Maximum number of remembered reports.
-const REMEMBERED: usize = 256;
+const MAX_REMEMBERED_REPORTS: usize = 256;
 /// NVML's code for an XID that it does not know: the line has the real code.
 const UNKNOWN: u32 = 999;
 /// XIDs whose severity is only in the line: those of NVLinks of the fifth generation.
@@ -66,7 +66,7 @@ enum By {
 
 impl XidDeduplicator {
     fn note(&mut self, sighting: XidReport) {
-        if self.seen.len() == REMEMBERED {
+        if self.seen.len() == MAX_REMEMBERED_REPORTS {
             self.seen.pop_front();
         }
         self.seen.push_back(sighting);
@@ -91,7 +91,7 @@ impl DeviceJudge {
         let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
         let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
         let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
-            if self.reported.of_no_process.len() < REMEMBERED {
+            if self.reported.of_no_process.len() < MAX_REMEMBERED_REPORTS {
                 self.reported.of_no_process.push((at, code));
             }
             return;
@@ -121,7 +121,7 @@ impl DeviceJudge {
             let reported = &mut self.reported;
             let last = reported.other_at.get(&(event.gpu, kind));
             let just_now = last.is_some_and(|last| at.since(*last) < ECHO_WINDOW);
-            if just_now || reported.others.len() >= REMEMBERED {
+            if just_now || reported.others.len() >= MAX_REMEMBERED_REPORTS {
                 continue;
             }
             reported.other_at.insert((event.gpu, kind), at);

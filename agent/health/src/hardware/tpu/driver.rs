@@ -4,14 +4,14 @@
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverReport {
     /// The kind of problem.
-    pub trouble: Trouble,
+    pub trouble: TpuProblem,
     /// The line without the glog prefix.
     pub message: String,
 }
 
 /// Kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
+pub enum TpuProblem {
     /// A core stopped by itself.
     CoreHalted,
     /// A chip is held by a process that still exists, or its lock file was left behind.
@@ -26,27 +26,27 @@ pub enum Trouble {
     Hang,
 }
 
-impl Trouble {
+impl TpuProblem {
     /// Its name in the journal.
     pub fn name(self) -> &'static str {
         match self {
-            Trouble::CoreHalted => "core_halted",
-            Trouble::ChipBusy => "chip_busy",
-            Trouble::NotStarted => "not_started",
-            Trouble::SessionLost => "session_lost",
-            Trouble::SliceFailed => "slice_failed",
-            Trouble::Hang => "hang",
+            TpuProblem::CoreHalted => "core_halted",
+            TpuProblem::ChipBusy => "chip_busy",
+            TpuProblem::NotStarted => "not_started",
+            TpuProblem::SessionLost => "session_lost",
+            TpuProblem::SliceFailed => "slice_failed",
+            TpuProblem::Hang => "hang",
         }
     }
 
     /// Whether it is about this host. The others may be caused by another host.
     pub fn is_of_this_host(self) -> bool {
-        matches!(self, Trouble::CoreHalted | Trouble::ChipBusy | Trouble::NotStarted)
+        matches!(self, TpuProblem::CoreHalted | TpuProblem::ChipBusy | TpuProblem::NotStarted)
     }
 }
 
 /// Maximum length of a kept message, in bytes.
-const LONGEST: usize = 300;
+const MAX_MESSAGE_BYTES: usize = 300;
 
 /// Parses a line: `E1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly`. Only warnings and errors count;
 /// informational lines name mere possibilities.
@@ -60,21 +60,21 @@ pub fn read(line: &str) -> Option<DriverReport> {
     }
     let has = |words: &[&str]| words.iter().any(|word| message.contains(word));
     let trouble = if has(&["Core halted unexpectedly", "Accelerator device halted prematurely"]) {
-        Trouble::CoreHalted
+        TpuProblem::CoreHalted
     } else if has(&["Device or resource busy", "already in use by process", "open iommu group"]) {
-        Trouble::ChipBusy
+        TpuProblem::ChipBusy
     } else if has(&["TPU initialization failed"]) {
-        Trouble::NotStarted
+        TpuProblem::NotStarted
     } else if has(&["TPU session error from worker"]) {
-        Trouble::SessionLost
+        TpuProblem::SessionLost
     } else if has(&["SLICE_FAILURE_"]) {
-        Trouble::SliceFailed
+        TpuProblem::SliceFailed
     } else if has(&["HANG_DETECTED", "Megascale detects a hang"]) {
-        Trouble::Hang
+        TpuProblem::Hang
     } else {
         return None;
     };
-    let mut end = message.len().min(LONGEST);
+    let mut end = message.len().min(MAX_MESSAGE_BYTES);
     while !message.is_char_boundary(end) {
         end -= 1;
     }
@@ -86,14 +86,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn trouble(message: &str) -> Option<Trouble> {
+    fn trouble(message: &str) -> Option<TpuProblem> {
         read(&format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {message}"))
             .map(|report| report.trouble)
     }
 
     #[test]
     fn what_ends_jobs_is_read() {
-        use Trouble::{ChipBusy, CoreHalted, Hang, NotStarted, SessionLost, SliceFailed};
+        use TpuProblem::{ChipBusy, CoreHalted, Hang, NotStarted, SessionLost, SliceFailed};
         assert_eq!(
             trouble("Core halted unexpectedly: INTERNAL: Accelerator device halted"),
             Some(CoreHalted)
@@ -131,7 +131,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_fail(text in any::<String>()) {
             let long = format!("E1121 03:04:05.1 1 a.cc:1] HANG_DETECTED{text}");
-            prop_assert!(read(&long).is_none_or(|report| report.message.len() <= LONGEST));
+            prop_assert!(read(&long).is_none_or(|report| report.message.len() <= MAX_MESSAGE_BYTES));
             let _ = read(&text);
         }
     }

@@ -106,12 +106,12 @@ pub struct Service {
     /// Its address: `localhost:8431`.
     pub endpoint: String,
     /// Its answer.
-    pub answer: Answer,
+    pub answer: RuntimeReply,
 }
 
 /// The result of asking a metrics service.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum RuntimeReply {
     /// It answered.
     Reported(Runtime),
     /// Nothing listens at the address.

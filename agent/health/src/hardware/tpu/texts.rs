@@ -2,31 +2,31 @@
 
 use super::driver::DriverReport;
 use super::outlier::{Outlier, outliers};
-use super::sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall};
+use super::sample::{Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service, Stall};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Evidence, Gauge};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::units::Bytes;
 
-impl Answer {
+impl RuntimeReply {
     /// Its answer, if it answered.
-    pub fn reported(&self) -> Option<&Runtime> {
+    pub fn runtime(&self) -> Option<&Runtime> {
         match self {
-            Answer::Reported(runtime) => Some(runtime),
-            Answer::Refused | Answer::Silent | Answer::Improper(_) => None,
+            RuntimeReply::Reported(runtime) => Some(runtime),
+            RuntimeReply::Refused | RuntimeReply::Silent | RuntimeReply::Improper(_) => None,
         }
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         match self {
-            Answer::Reported(Runtime { supported: Some(metrics), .. }) => {
+            RuntimeReply::Reported(Runtime { supported: Some(metrics), .. }) => {
                 format!("it answers; {metrics} metrics")
             }
-            Answer::Reported(_) => "it answers".to_owned(),
-            Answer::Refused => "nothing listens there".to_owned(),
-            Answer::Silent => "no answer within the deadline".to_owned(),
-            Answer::Improper(what) => format!("no proper answer: {what}"),
+            RuntimeReply::Reported(_) => "it answers".to_owned(),
+            RuntimeReply::Refused => "nothing listens there".to_owned(),
+            RuntimeReply::Silent => "no answer within the deadline".to_owned(),
+            RuntimeReply::Improper(what) => format!("no proper answer: {what}"),
         }
     }
 }
@@ -160,11 +160,11 @@ pub(super) fn chip_evidence(chip: &Chip, readings: &[String]) -> Vec<Evidence> {
 }
 
 pub(super) fn service_evidence(service: &Service) -> Evidence {
-    Evidence { source: service.endpoint.clone(), reading: service.answer.words(), ..Evidence::default() }
+    Evidence { source: service.endpoint.clone(), reading: service.answer.describe(), ..Evidence::default() }
 }
 
 pub(super) fn answering(services: &[Service]) -> String {
-    let reported: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.reported()).collect();
+    let reported: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.runtime()).collect();
     let places: Vec<&str> = services.iter().map(|service| service.endpoint.as_str()).collect();
     let cores =
         match reported.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
@@ -176,13 +176,14 @@ pub(super) fn answering(services: &[Service]) -> String {
 }
 
 pub(super) fn idle(services: &[Service]) -> String {
-    let other =
-        services.iter().find(|service| matches!(service.answer, Answer::Improper(_) | Answer::Silent));
+    let other = services
+        .iter()
+        .find(|service| matches!(service.answer, RuntimeReply::Improper(_) | RuntimeReply::Silent));
     match other {
         Some(service) => format!(
             "idle: no process holds a chip; at {}, where libtpu would listen: {}",
             service.endpoint,
-            service.answer.words()
+            service.answer.describe()
         ),
         None => "idle: no process holds a chip".to_owned(),
     }
@@ -204,8 +205,10 @@ pub(super) fn unanswered(
         (true, Ok(chips)) if chips.is_empty() => "it is configured to be asked".to_owned(),
         (true, Ok(_)) => "whether a process holds the chips is unknown".to_owned(),
     };
-    let what: Vec<String> =
-        services.iter().map(|service| format!("{}: {}", service.endpoint, service.answer.words())).collect();
+    let what: Vec<String> = services
+        .iter()
+        .map(|service| format!("{}: {}", service.endpoint, service.answer.describe()))
+        .collect();
     let what = if what.is_empty() { "nothing was asked".to_owned() } else { what.join("; ") };
     match now.since(since) {
         Span(0) => format!("{who}, and libtpu does not answer; {what}"),

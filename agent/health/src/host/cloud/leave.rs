@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{NAME, Notice, NoticeKind, observed, words};
+use super::{NAME, Notice, NoticeKind, describe_notice, observed};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::Weight;
 use mainstay_model::time::{Span, Wall};
@@ -29,7 +29,7 @@ pub struct Leave {
 
 impl Leave {
     /// The request in this fact, if it is one.
-    pub fn of(fact: &Fact) -> Option<Leave> {
+    pub fn from_fact(fact: &Fact) -> Option<Leave> {
         let Fact::Observed(observation) = fact else { return None };
         let by = observation.values.get(BY).and_then(|by| by.parse().ok()).map(Wall);
         (observation.event == EVENT).then(|| Leave { reason: observation.detail.clone(), by })
@@ -64,7 +64,7 @@ fn is_due(notice: &Notice, now: Wall, before: Span) -> bool {
 }
 
 fn fact(notice: &Notice, now: Wall) -> Fact {
-    let mut fact = observed(EVENT, Weight::Warning, &notice.id, &words(notice, now));
+    let mut fact = observed(EVENT, Weight::Warning, &notice.id, &describe_notice(notice, now));
     if let Fact::Observed(observation) = &mut fact
         && let Some(starts) = notice.starts.filter(|starts| *starts > now && !notice.ongoing)
     {

@@ -9,14 +9,14 @@ use mainstay_model::time::{Mono, Span, Stamp};
 pub(super) struct Moment(i128);
 
 impl Moment {
-    pub(super) fn of(at: Mono) -> Moment {
+    pub(super) fn at(at: Mono) -> Moment {
         Moment(i128::from(at.0))
     }
 
     /// A time as seen from `now`: by the monotonic clock within a boot, by the wall clock across boots.
     pub(super) fn recalled(then: Stamp, same_boot: bool, now: Stamp) -> Moment {
         if same_boot {
-            Moment::of(then.mono)
+            Moment::at(then.mono)
         } else {
             Moment(i128::from(now.mono.0) - (i128::from(now.wall.0) - i128::from(then.wall.0)))
         }

@@ -90,7 +90,7 @@ const RULES: [Rule; 10] = [
 ];
 
 /// Counters that are shown when they increase and never judged: the cause is at the other end or in the program.
-pub(super) const SHOWN: [&str; 5] = [
+pub(super) const UNJUDGED_COUNTERS: [&str; 5] = [
     "rnr_nak_retry_err",
     "req_transport_retries_exceeded",
     "req_rnr_retries_exceeded",
@@ -182,7 +182,7 @@ impl Errors {
                 found.report_growth(link, rule.counter, (value, sum), &within, Some(limit));
             }
         }
-        for name in SHOWN {
+        for name in UNJUDGED_COUNTERS {
             let Some(value) = link.counters.get(name).copied() else { continue };
             let counter = self.counters.entry(name).or_default();
             let grown = counter.step(value);
@@ -233,5 +233,5 @@ fn minutes(window: Span) -> String {
 
 /// The error counters that are used, so that no others are read.
 pub(super) fn known() -> impl Iterator<Item = &'static str> {
-    RULES.iter().map(|rule| rule.counter).chain(SHOWN)
+    RULES.iter().map(|rule| rule.counter).chain(UNJUDGED_COUNTERS)
 }

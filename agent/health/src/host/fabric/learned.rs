@@ -9,18 +9,18 @@ use super::sample::LinkReading;
 
 /// The learned links of a machine. They are kept across restarts and reboots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Learned {
+pub struct LearnedLinks {
     /// The machine's identity, from its firmware.
     #[serde(default)]
     pub host: Option<String>,
     /// The links that were active, by name.
     #[serde(default)]
-    pub links: BTreeMap<String, Known>,
+    pub links: BTreeMap<String, KnownLink>,
 }
 
 /// A link that was active.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Known {
+pub struct KnownLink {
     /// Its component: `fabric.mlx5_0/1`.
     pub component: String,
     /// A serial number or address unique to the hardware.
@@ -89,7 +89,7 @@ pub(super) struct Mended {
     pub(super) renamed: Vec<(String, String)>,
 }
 
-impl Learned {
+impl LearnedLinks {
     /// Updates the learned links with those that exist: the same hardware under another name keeps its values, other
     /// hardware in the same slot starts again, and on another machine everything is forgotten.
     pub(super) fn repair(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
@@ -108,17 +108,17 @@ impl Learned {
             self.links.values().filter_map(|known| known.serial.clone()).collect();
         for (name, known) in std::mem::take(&mut self.links) {
             match where_is(&name, &known, &serials, links_there) {
-                Place::Here(now) => {
+                LinkPresence::Here(now) => {
                     if now.name != name {
                         mended.renamed.push((name, now.name.clone()));
                     }
                     let place = now.identity.place.clone().or(known.place);
                     let serial = known.serial.or_else(|| now.identity.serial.clone());
                     let component = now.kind.component(&now.name);
-                    links.insert(now.name.clone(), Known { place, serial, component, ..known });
+                    links.insert(now.name.clone(), KnownLink { place, serial, component, ..known });
                 }
-                Place::Replaced => mended.replaced.push(name),
-                Place::Missing => missing.push((name, known)),
+                LinkPresence::Replaced => mended.replaced.push(name),
+                LinkPresence::Missing => missing.push((name, known)),
             }
         }
         for (name, known) in missing {
@@ -131,20 +131,20 @@ impl Learned {
     }
 }
 
-impl Known {
+impl KnownLink {
     /// Renames a missing link by its serial if another link has its name now.
-    fn called_by_serial(self, name: String) -> (String, Known) {
+    fn called_by_serial(self, name: String) -> (String, KnownLink) {
         let Some(serial) = &self.serial else { return (name, self) };
         let (name, class) = match port_of(&name) {
             Some(port) => (format!("{serial}/{port}"), "fabric"),
             None => (serial.clone(), "net"),
         };
         let component = format!("{class}.{name}");
-        (name, Known { component, ..self })
+        (name, KnownLink { component, ..self })
     }
 }
 
-enum Place<'a> {
+enum LinkPresence<'a> {
     Here(&'a LinkReading),
     /// Other hardware is in its place.
     Replaced,
@@ -153,15 +153,15 @@ enum Place<'a> {
 
 fn where_is<'a>(
     name: &str,
-    known: &Known,
+    known: &KnownLink,
     serials: &BTreeSet<String>,
     links: &'a [LinkReading],
-) -> Place<'a> {
+) -> LinkPresence<'a> {
     let same_port = |link: &&LinkReading| port_of(&link.name) == port_of(name);
     if known.serial.is_some() {
         let same = || links.iter().filter(same_port).filter(|link| link.identity.serial == known.serial);
         if let Some(link) = same().find(|link| link.name == name).or_else(|| same().next()) {
-            return Place::Here(link);
+            return LinkPresence::Here(link);
         }
     }
     let there = links.iter().filter(same_port).find(|link| match &known.place {
@@ -171,12 +171,12 @@ fn where_is<'a>(
     match (there, &known.serial) {
         (Some(link), Some(_)) => match &link.identity.serial {
             // If a card is removed, the cards behind it may get its address: they are learned already.
-            Some(other) if serials.contains(other) => Place::Missing,
-            Some(_) => Place::Replaced,
-            None => Place::Here(link),
+            Some(other) if serials.contains(other) => LinkPresence::Missing,
+            Some(_) => LinkPresence::Replaced,
+            None => LinkPresence::Here(link),
         },
-        (Some(link), None) => Place::Here(link),
-        (None, _) => Place::Missing,
+        (Some(link), None) => LinkPresence::Here(link),
+        (None, _) => LinkPresence::Missing,
     }
 }
 

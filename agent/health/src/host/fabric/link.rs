@@ -14,7 +14,7 @@ use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
 
 /// Maximum number of remembered times of link losses; further losses are added to the newest.
-const REMEMBERED: usize = 64;
+const MAX_REMEMBERED_LOSSES: usize = 64;
 
 /// The remembered readings of a link.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ pub(super) struct Expectation {
 
 /// The findings of one reading of a link.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct LinkFindings {
     pub(super) problems: Vec<(HealthState, String, RecommendedAction)>,
     pub(super) well: String,
     pub(super) evidence: Vec<Evidence>,
@@ -95,8 +95,8 @@ impl Link {
         link: &LinkReading,
         expectation: Expectation,
         limits: &FabricLimits,
-    ) -> Found {
-        let mut found = Found::default();
+    ) -> LinkFindings {
+        let mut found = LinkFindings::default();
         let lost = self.losses(link);
         match &link.state {
             Reading::Value(state) => {
@@ -149,7 +149,7 @@ impl Link {
         state: &LinkState,
         lost: u64,
         booting: bool,
-        found: &mut Found,
+        found: &mut LinkFindings,
     ) {
         // Links go up and down while drivers are loaded and the fabric registers them: that is not flapping.
         let lost = if booting { 0 } else { lost };
@@ -172,13 +172,13 @@ impl Link {
                 // The driver may count this loss now or later; any further count is another loss.
                 self.flapped(at, lost.saturating_sub(1));
                 self.owed = 1_u64.saturating_sub(lost);
-                self.down_since = Some(Down { since: Moment::of(at), from_the_start: false });
+                self.down_since = Some(Down { since: Moment::at(at), from_the_start: false });
                 let detail = format!("{} went down ({state}): {}", link.name, state.meaning());
                 let now = ("state", state.to_string());
                 found.observe(component, "port_down", Weight::Warning, detail, serial, now);
             }
             (None, false) => {
-                self.down_since = Some(Down { since: Moment::of(at), from_the_start: true });
+                self.down_since = Some(Down { since: Moment::at(at), from_the_start: true });
             }
             (Some(false), false) => self.bounced(at, lost),
             (Some(false), true) => {
@@ -186,7 +186,7 @@ impl Link {
                 // A link that comes up for the first time did not flap.
                 let flaps = u64::from(self.ever_active && !booting);
                 self.flapped(at, flaps);
-                let down = self.down_since.map_or(Span(0), |down| Moment::of(at).since(down.since));
+                let down = self.down_since.map_or(Span(0), |down| Moment::at(at).since(down.since));
                 let detail = format!("{} is up after {:.0} s", link.name, down.as_seconds());
                 let flaps = ("flaps", flaps.to_string());
                 found.observe(component, "port_up", Weight::Info, detail, serial, flaps);
@@ -216,10 +216,10 @@ impl Link {
         if flaps == 0 {
             return;
         }
-        if self.flaps.len() >= REMEMBERED {
+        if self.flaps.len() >= MAX_REMEMBERED_LOSSES {
             self.flaps.pop_front();
         }
-        self.flaps.push_back((Moment::of(at), flaps));
+        self.flaps.push_back((Moment::at(at), flaps));
     }
 
     fn judge_down(
@@ -228,7 +228,7 @@ impl Link {
         state: &LinkState,
         expectation: Expectation,
         limits: &FabricLimits,
-        found: &mut Found,
+        found: &mut LinkFindings,
     ) {
         if !expectation.expected {
             (self.out, found.out) = (false, false);
@@ -251,7 +251,7 @@ impl Link {
             return;
         }
         let Some(down) = self.down_since else { return };
-        let lasted = Moment::of(at).since(down.since);
+        let lasted = Moment::at(at).since(down.since);
         let reported = format!("{state} for {:.0} s: {}", lasted.as_seconds(), state.meaning());
         if lasted >= limits.down_after.0 && !expectation.booting {
             self.out = true;
@@ -272,7 +272,13 @@ impl Link {
         }
     }
 
-    fn judge_rate(&mut self, link: &LinkReading, active: bool, expected: Option<f64>, found: &mut Found) {
+    fn judge_rate(
+        &mut self,
+        link: &LinkReading,
+        active: bool,
+        expected: Option<f64>,
+        found: &mut LinkFindings,
+    ) {
         // A link that is down reports a meaningless rate.
         let Some(rate) = link.rate.value().copied().filter(|_| active) else {
             (self.slow, self.fast) = (0, 0);
@@ -297,14 +303,14 @@ impl Link {
         }
     }
 
-    fn judge_flaps(&mut self, at: Mono, limits: &FabricLimits, found: &mut Found) {
+    fn judge_flaps(&mut self, at: Mono, limits: &FabricLimits, found: &mut LinkFindings) {
         let window = limits.flap_window.0;
-        while self.flaps.front().is_some_and(|(when, _)| Moment::of(at).since(*when) > window) {
+        while self.flaps.front().is_some_and(|(when, _)| Moment::at(at).since(*when) > window) {
             self.flaps.pop_front();
         }
         let flaps = self.flaps.iter().fold(0_u64, |sum, (_, flaps)| sum.saturating_add(*flaps));
         let Some((last, _)) = self.flaps.back() else { return };
-        let minutes = Moment::of(at).since(*last).0 / 60_000_000_000;
+        let minutes = Moment::at(at).since(*last).0 / 60_000_000_000;
         let reading = format!("{} within {}, the last {minutes} min ago", times(flaps), limits.flap_window);
         found.report("flaps", reading, Some(limits.flaps.to_string()));
         if flaps >= limits.flaps {
@@ -320,7 +326,7 @@ impl Link {
 
 const NOTHING: RecommendedAction = RecommendedAction::None;
 
-impl Found {
+impl LinkFindings {
     pub(super) fn problem(&mut self, state: HealthState, reason: String, action: RecommendedAction) {
         self.problems.push((state, reason, action));
     }

@@ -11,11 +11,11 @@ use mainstay_model::units::Bytes;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct GroupWatch {
-    groups: BTreeMap<String, Seen>,
+    groups: BTreeMap<String, GroupState>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct GroupState {
     last: GroupEvents,
     /// How often it reached its limit since the last report.
     unreported: u64,
@@ -31,7 +31,7 @@ impl GroupWatch {
 
     fn follow(&mut self, at: Mono, group: &MemoryGroup, window: Span) -> Vec<Fact> {
         let Some(events) = group.events else { return Vec::new() };
-        let first = Seen { last: events, unreported: 0, reported: None };
+        let first = GroupState { last: events, unreported: 0, reported: None };
         let seen = self.groups.entry(group.source.clone()).or_insert(first);
         let kills = events.kills.saturating_sub(seen.last.kills);
         seen.unreported = seen.unreported.saturating_add(events.at_limit.saturating_sub(seen.last.at_limit));

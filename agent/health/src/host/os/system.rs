@@ -34,7 +34,7 @@ use services::ServiceWatch;
 use super::findings::Findings;
 use super::latch::Hysteresis;
 use super::limits::MARGIN_PERCENT;
-use super::{Checks, HostLimits, Recall, Shown, show};
+use super::{Checks, HostLimits, Recall, ReportedState, show};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
 use mainstay_model::id::BootId;
@@ -52,7 +52,7 @@ pub struct SystemJudge {
     patience: Hysteresis,
     margin: f64,
     recall: Recall,
-    shown: BTreeMap<String, Shown>,
+    shown: BTreeMap<String, ReportedState>,
     boots: Vec<Wall>,
     /// This boot is not in the journal yet.
     new_boot: bool,

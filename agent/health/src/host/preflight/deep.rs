@@ -192,7 +192,7 @@ fn judge_speed(
     check: impl Fn(CheckVerdict, String) -> Check,
 ) -> Check {
     let reported =
-        |measured: &Measured| format!("{} {}", words(measured.what), value(measured.what, measured.value));
+        |measured: &Measured| format!("{} {}", describe(measured.what), value(measured.what, measured.value));
     let slow: Vec<String> = measured
         .iter()
         .filter_map(|measured| {
@@ -217,7 +217,7 @@ fn judge_speed(
     }
 }
 
-fn words(what: What) -> &'static str {
+fn describe(what: What) -> &'static str {
     match what {
         What::Write => "written",
         What::Read => "read",

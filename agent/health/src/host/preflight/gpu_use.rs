@@ -144,7 +144,7 @@ fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::gpu::{GpuIdentity, GpuProcess, Read};
+    use crate::hardware::gpu::{GpuIdentity, GpuProcess, Sampled};
 
     const ALLOWED: Bytes = Bytes(512 << 20);
 
@@ -154,10 +154,10 @@ mod tests {
         GpuReading {
             index: u32::from(bus),
             identity: Some(GpuIdentity { address, uuid: String::new(), name: String::new(), serial: None }),
-            processes: Read::Value(
+            processes: Sampled::Value(
                 processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
             ),
-            memory: Read::Value((used, 80 << 30)),
+            memory: Sampled::Value((used, 80 << 30)),
             ..GpuReading::default()
         }
     }
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_gpu_that_stops_reporting_memory_is_not_free_and_one_that_never_did_is_ignored() {
         let (job, no_one) = (JobId("a".into()), BTreeSet::new());
-        let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
+        let mute = |processes: &[i32]| GpuReading { memory: Sampled::NotOffered, ..gpu(1, processes, 0) };
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
         let reported = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);

@@ -19,7 +19,7 @@ pub struct NodeHealth {
 pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -> NodeHealth {
     let mut health = NodeHealth::default();
     for check in checks {
-        let reported = match word(check.action) {
+        let reported = match action_name(check.action) {
             Some(action) => format!("{}: {} ({action})", check.name, check.reason),
             None => format!("{}: {}", check.name, check.reason),
         };
@@ -37,7 +37,7 @@ pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -
 }
 
 /// The action as the API spells it; `None` if there is none.
-fn word(action: RecommendedAction) -> Option<&'static str> {
+fn action_name(action: RecommendedAction) -> Option<&'static str> {
     Some(match action {
         RecommendedAction::None => return None,
         RecommendedAction::RestartProcess => "RESTART_PROCESS",

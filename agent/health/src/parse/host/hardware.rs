@@ -10,9 +10,9 @@ use KernelClass::{
 };
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
-    const READERS: [fn(&str) -> Option<KernelReport>; 5] =
+    const LINE_PARSERS: [fn(&str) -> Option<KernelReport>; 5] =
         [heat, edac, memory_failure, firmware, machine_check];
-    READERS.iter().find_map(|reader| reader(message))
+    LINE_PARSERS.iter().find_map(|reader| reader(message))
 }
 
 /// PCIe error reporting and hotplug: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`, `nvidia 0000:01:00.0: PCIe

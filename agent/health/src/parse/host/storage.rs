@@ -8,9 +8,9 @@ use KernelClass::{
 };
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
-    const READERS: [fn(&str) -> Option<KernelReport>; 7] =
+    const LINE_PARSERS: [fn(&str) -> Option<KernelReport>; 7] =
         [nvme, ext4, xfs, other_file_systems, disk, controller, server];
-    READERS.iter().find_map(|reader| reader(message))
+    LINE_PARSERS.iter().find_map(|reader| reader(message))
 }
 
 /// Messages of a disk's or controller's driver, identified by PCI address: `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) -

@@ -9,9 +9,9 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     if message.starts_with("Linux version ") {
         return Some(about(KernelStarted, None));
     }
-    const READERS: [fn(&str) -> Option<KernelReport>; 5] =
+    const LINE_PARSERS: [fn(&str) -> Option<KernelReport>; 5] =
         [out_of_memory, stuck, kernel_bug, crash, unstable_clock];
-    READERS.iter().find_map(|reader| reader(message))
+    LINE_PARSERS.iter().find_map(|reader| reader(message))
 }
 
 /// `oom-kill:constraint=…,task_memcg=/job,task=python,pid=1,uid=0`, and `Out of memory: Killed process 1 (python)`, which comes before

@@ -1,7 +1,8 @@
 //! A host with network links, a clock and a journal.
 
 use mainstay_health::host::fabric::{
-    Expected, FabricJudge, FabricLimits, FabricSample, Identity, Learned, LinkKind, LinkReading, LinkState,
+    Expected, FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkReading,
+    LinkState,
 };
 use mainstay_health::host::os::Reading;
 use mainstay_model::entry::Fact;
@@ -57,7 +58,12 @@ impl Host {
     pub fn new(links: Vec<LinkReading>, expected: &[&str]) -> Host {
         let configured = expected.iter().map(|text| Expected::parse(text).unwrap()).collect();
         Host {
-            judge: FabricJudge::new(FabricLimits::default(), boot("first"), configured, Learned::default()),
+            judge: FabricJudge::new(
+                FabricLimits::default(),
+                boot("first"),
+                configured,
+                LearnedLinks::default(),
+            ),
             sample: FabricSample { links, ..FabricSample::default() },
             now: Mono(0).after(Span::seconds(HOUR)),
             boot: boot("first"),

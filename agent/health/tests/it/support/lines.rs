@@ -90,7 +90,7 @@ pub const ORDINARY: &str = "
     thermal_sys: Registered thermal governor 'step_wise'
     [Firmware Bug]: TSC ADJUST differs within socket(s), fixing all errors
     [Firmware Info]: CPU: Re-enabling disabled Topology Extensions Support.
-    intel_rapl_common: Found RAPL domain package
+    intel_rapl_common: LinkFindings RAPL domain package
     nmi_backtrace: sending NMI from CPU 1 to CPUs 12:
     NMI watchdog: Enabled. Permanently consumes one hw-PMU counter.
     BUG: Bad rss-counter state mm:00000000deadbeef type:MM_ANONPAGES val:1

@@ -8,7 +8,7 @@ use super::JournalError;
 /// The kinds of lines in the journal.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "lives for the moment between reading a line and using it")]
-pub enum Line {
+pub enum JournalLine {
     /// An entry.
     Entry(Entry),
     /// An entry of a kind that only a newer version knows. It keeps its number.
@@ -20,13 +20,13 @@ pub enum Line {
     Corrupt,
 }
 
-impl Line {
+impl JournalLine {
     /// The entry's number, if the line has one.
     pub fn seq(&self) -> Option<u64> {
         match self {
-            Line::Entry(entry) => Some(entry.seq),
-            Line::Unknown { seq } => Some(*seq),
-            Line::Corrupt => None,
+            JournalLine::Entry(entry) => Some(entry.seq),
+            JournalLine::Unknown { seq } => Some(*seq),
+            JournalLine::Corrupt => None,
         }
     }
 }
@@ -40,10 +40,10 @@ pub fn encode(entry: &Entry) -> Result<Vec<u8>, JournalError> {
 }
 
 /// Reads a line, with or without its line end.
-pub fn decode(line: &[u8]) -> Line {
+pub fn decode(line: &[u8]) -> JournalLine {
     match serde_json::from_slice(line) {
-        Ok(entry) => Line::Entry(entry),
-        Err(_) => decode_seq(line).map_or(Line::Corrupt, |seq| Line::Unknown { seq }),
+        Ok(entry) => JournalLine::Entry(entry),
+        Err(_) => decode_seq(line).map_or(JournalLine::Corrupt, |seq| JournalLine::Unknown { seq }),
     }
 }
 

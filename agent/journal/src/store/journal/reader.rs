@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_model::entry::Entry;
 
-use super::line::{Line, decode, decode_seq};
+use super::line::{JournalLine, decode, decode_seq};
 use super::segment::{Segment, list_segments, segment_path};
 use super::{JournalError, Replayed};
 use mainstay_sys::foreign_files;
@@ -15,7 +15,7 @@ use mainstay_sys::foreign_files;
 const NEAR: u64 = 16 << 10;
 
 /// Bytes of a line. The longest entries are those with which a job of many thousand ranks starts, of a few MiB.
-const LONGEST_LINE: u64 = 64 << 20;
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// How often a segment may vanish between listing and opening before that is an error.
 const DELETED_UNDER_US: usize = 16;
@@ -28,7 +28,7 @@ pub struct JournalReader {
 
 /// Entries after a cursor.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Read {
+pub struct JournalPage {
     /// The entries, oldest first.
     pub entries: Vec<Entry>,
     /// The requested entries that the journal no longer has.
@@ -74,7 +74,7 @@ impl JournalReader {
     /// At most `limit` entries with numbers above `cursor`, and at least one if there is one; 0 is before the first.
     ///
     /// Deleted numbers are reported as a gap, and reading starts at the oldest entry there is.
-    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<Read, JournalError> {
+    pub fn entries_after(&self, cursor: u64, limit: impl Into<Most>) -> Result<JournalPage, JournalError> {
         let limit = limit.into();
         for _ in 0..DELETED_UNDER_US {
             if let Some(read) = self.try_entries_after(cursor, limit)? {
@@ -85,9 +85,9 @@ impl JournalReader {
     }
 
     /// None if the writer deleted the first segment since it was listed.
-    fn try_entries_after(&self, cursor: u64, limit: Most) -> Result<Option<Read>, JournalError> {
+    fn try_entries_after(&self, cursor: u64, limit: Most) -> Result<Option<JournalPage>, JournalError> {
         let segments = self.segments()?;
-        let mut read = Read { cursor, ..Read::default() };
+        let mut read = JournalPage { cursor, ..JournalPage::default() };
         if let Some(first) = oldest_of(&segments).filter(|oldest| *oldest > cursor.saturating_add(1)) {
             read.gap = Some(Gap { first: cursor.saturating_add(1), last: first - 1 });
             read.cursor = first - 1;
@@ -141,12 +141,12 @@ impl JournalReader {
             let mut found = Replayed::default();
             let visited = self.each_line(segment, 0, |line, _| {
                 match line {
-                    Line::Entry(entry) => {
+                    JournalLine::Entry(entry) => {
                         found.entries += 1;
                         take(entry);
                     }
-                    Line::Unknown { .. } => found.unknown += 1,
-                    Line::Corrupt => found.corrupt += 1,
+                    JournalLine::Unknown { .. } => found.unknown += 1,
+                    JournalLine::Corrupt => found.corrupt += 1,
                 }
                 true
             });
@@ -186,7 +186,7 @@ impl JournalReader {
         JournalError::io("reading", &self.path(segment), source)
     }
 
-    fn read_segment(&self, segment: Segment, left: &mut Most, read: &mut Read) -> io::Result<()> {
+    fn read_segment(&self, segment: Segment, left: &mut Most, read: &mut JournalPage) -> io::Result<()> {
         let begin = self.place_of(segment, read.cursor)?;
         self.each_line(segment, begin, |line, bytes| {
             match line.seq() {
@@ -195,12 +195,12 @@ impl JournalReader {
                 None => {}
             }
             match line {
-                Line::Entry(entry) => {
+                JournalLine::Entry(entry) => {
                     read.entries.push(entry);
                     left.entries -= 1;
                     left.bytes = left.bytes.saturating_sub(bytes);
                 }
-                Line::Unknown { .. } | Line::Corrupt => read.skipped += 1,
+                JournalLine::Unknown { .. } | JournalLine::Corrupt => read.skipped += 1,
             }
             left.entries > 0 && left.bytes > 0
         })
@@ -211,7 +211,7 @@ impl JournalReader {
         &self,
         segment: Segment,
         begin: u64,
-        mut take: impl FnMut(Line, usize) -> bool,
+        mut take: impl FnMut(JournalLine, usize) -> bool,
     ) -> io::Result<()> {
         let mut file = foreign_files::open(&self.path(segment), None)?;
         file.seek(SeekFrom::Start(begin))?;
@@ -256,7 +256,7 @@ impl JournalReader {
 /// `mainstay explain` also reads journals of other users.
 fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<u64> {
     line.clear();
-    Ok(reader.take(LONGEST_LINE).read_until(b'\n', line)? as u64)
+    Ok(reader.take(MAX_LINE_BYTES).read_until(b'\n', line)? as u64)
 }
 
 fn oldest_of(segments: &[Segment]) -> Option<u64> {

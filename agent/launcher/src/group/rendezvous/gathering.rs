@@ -82,7 +82,7 @@ impl Gathering<'_> {
         let (least, most) = plan.hosts;
         let record_writer = elected.record_writer;
         print(format!("this host leads the job (epoch {})", record_writer.epoch));
-        let me = Member { leads: true, ..Member::of(mine) };
+        let me = Member { leads: true, ..Member::from_join(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
         let mut reported = String::new();
@@ -272,7 +272,7 @@ fn arrived(
     match event {
         FromHost::Joined { connection, join, peer, to } => {
             waiting.retain(|of| of.member.launcher != join.launcher);
-            let member = Member::of(&join);
+            let member = Member::from_join(&join);
             let members: Vec<Member> =
                 std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
             let expected = Expected { leader: mine.clone(), mixed: plan.mixed };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_coord::Ended;
+use mainstay_coord::JobEndedNote;
 use mainstay_group::round::{Lacking, Member, Seated};
 use mainstay_group::wire::{Down, Join};
 use mainstay_recovery::protocol::Seat;
@@ -100,7 +100,7 @@ enum Outcome {
     /// Another launcher leads now, or none.
     Again,
     Stopped(i32),
-    Over(Ended),
+    Over(JobEndedNote),
 }
 
 /// Waits until all hosts are there. `names` are the job and its launch, for the case that this launcher leads; `directory`

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::{
-    Client, CoordError, Ended, Group, GroupOptions, Leader, Managed, ManagedState, Member, MemberState,
-    Membership, Server, StoredRecord,
+    Client, CoordError, Group, GroupOptions, JobEndedNote, Leader, Managed, ManagedState, Member,
+    MemberState, Membership, Server, StoredRecord,
 };
 use mainstay_group::electors::Electors;
 use mainstay_group::record::Record;
@@ -48,7 +48,7 @@ pub enum FromStore {
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
     Written(u64),
-    Ended(Ended),
+    Ended(JobEndedNote),
     Trouble(String),
 }
 
@@ -106,7 +106,7 @@ impl StoreSession {
         port: u16,
         directory: &Path,
         print: &impl Fn(String),
-    ) -> anyhow::Result<Result<StoreSession, Ended>> {
+    ) -> anyhow::Result<Result<StoreSession, JobEndedNote>> {
         let until = Instant::now() + Duration::from_nanos(plan.waits().0);
         let (server, managed) = match plan.store {
             StoreKind::Etcd { .. } => (None, None),
@@ -334,10 +334,10 @@ async fn join_group(
     group: &Group,
     me: &Member,
     plan: &HostsPlan,
-) -> Result<Result<Membership, Ended>, CoordError> {
+) -> Result<Result<Membership, JobEndedNote>, CoordError> {
     match group.join(me.clone()).await {
         Err(CoordError::Ended { .. }) => {
-            let is_late = |ended: &Ended| plan.returning || (plan.runs_once && exit_of(ended) == 0);
+            let is_late = |ended: &JobEndedNote| plan.returning || (plan.runs_once && exit_of(ended) == 0);
             if let Some(ended) = group.state().await?.ended.filter(is_late) {
                 return Ok(Err(ended));
             }
@@ -383,7 +383,7 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     }
 }
 
-pub fn exit_of(ended: &Ended) -> i32 {
+pub fn exit_of(ended: &JobEndedNote) -> i32 {
     let exit = ended.body.get("exit").and_then(serde_json::Value::as_i64);
     exit.and_then(|exit| i32::try_from(exit).ok()).unwrap_or(1)
 }

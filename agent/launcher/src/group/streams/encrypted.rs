@@ -41,18 +41,18 @@ pub(super) async fn as_follower(stream: TcpStream, token: &Token) -> Result<Stre
     // The name is not checked: any holder of the key belongs to the job.
     let name = ServerName::try_from("launcher").map_err(io::Error::other)?;
     let connector = TlsConnector::from(Arc::clone(&ends.client));
-    Ok(Box::new(connector.connect(name, stream).await.map_err(reported)?))
+    Ok(Box::new(connector.connect(name, stream).await.map_err(handshake_error)?))
 }
 
 /// The leader's side.
 pub(super) async fn as_leader(stream: TcpStream, token: &Token) -> Result<Stream, StreamError> {
     let Some(ends) = &token.ends else { return Ok(Box::new(stream)) };
     let acceptor = TlsAcceptor::from(Arc::clone(&ends.server));
-    Ok(Box::new(acceptor.accept(stream).await.map_err(reported)?))
+    Ok(Box::new(acceptor.accept(stream).await.map_err(handshake_error)?))
 }
 
 /// The meaning of a failed TLS handshake.
-fn reported(error: io::Error) -> StreamError {
+fn handshake_error(error: io::Error) -> StreamError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(
             rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)

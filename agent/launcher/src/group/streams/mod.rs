@@ -42,7 +42,7 @@ pub(crate) fn streams() -> Handle {
 }
 
 /// Queued messages are written together, about this many bytes at a time.
-const AT_ONCE: usize = 64 << 10;
+const WRITE_BATCH_BYTES: usize = 64 << 10;
 
 /// How long the proofs may take.
 const PROVEN_WITHIN: Duration = Duration::from_secs(5);
@@ -158,7 +158,7 @@ async fn send_waiting<T: Message>(
 ) -> Result<(), StreamError> {
     let mut bytes = Vec::new();
     encode(first, &mut bytes)?;
-    while bytes.len() < AT_ONCE
+    while bytes.len() < WRITE_BATCH_BYTES
         && let Ok(next) = waiting.try_recv()
     {
         encode(&next, &mut bytes)?;

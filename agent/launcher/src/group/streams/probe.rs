@@ -13,11 +13,11 @@ use tokio::time::{sleep, timeout};
 use crate::group::streams::{MAGIC, Token, encrypted};
 
 /// Number of connection attempts, at these intervals: the first packet of one may be lost.
-const TRIES: u32 = 6;
-const EVERY: Duration = Duration::from_millis(100);
+const MAX_TRIES: u32 = 6;
+const TRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time limit of the check. Callers wait a little longer.
-const WITHIN: Duration = Duration::from_millis(900);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// A port is closed after this many refused attempts; a single one may come from a firewall that is being reloaded.
 const REFUSALS: usize = 2;
@@ -34,10 +34,10 @@ enum Found {
 pub async fn probe(address: String, token: Token) -> ProbeResult {
     let (response, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
-    for number in 0..TRIES {
+    for number in 0..MAX_TRIES {
         let (address, token, response) = (address.clone(), token.clone(), response.clone());
         tries.spawn(async move {
-            sleep(EVERY * number).await;
+            sleep(TRY_INTERVAL * number).await;
             // The receiver is dropped only once the result is known.
             let _ = response.send(knock(&address, &token, &response).await);
         });
@@ -58,7 +58,7 @@ pub async fn probe(address: String, token: Token) -> ProbeResult {
         }
         None
     };
-    let seen = timeout(WITHIN, watch).await.ok().flatten();
+    let seen = timeout(PROBE_TIMEOUT, watch).await.ok().flatten();
     seen.unwrap_or(if connected { ProbeResult::Accepts } else { ProbeResult::Silent })
 }
 

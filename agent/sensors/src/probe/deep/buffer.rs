@@ -1,7 +1,7 @@
 //! Patterns that are written and read back. Each word depends on its position, so that a misplaced word is detected.
 
 /// The word of a pattern at a position (the mixing step of SplitMix64).
-fn word(seed: u64, place: u64) -> u64 {
+fn pattern_word(seed: u64, place: u64) -> u64 {
     let mut word = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -11,13 +11,13 @@ fn word(seed: u64, place: u64) -> u64 {
 /// Fills whole words of `bytes`, which start at byte `from` of all that is written.
 pub(super) fn fill(bytes: &mut [u8], seed: u64, from: u64) {
     for (chunk, place) in bytes.chunks_exact_mut(8).zip(from / 8..) {
-        chunk.copy_from_slice(&word(seed, place).to_le_bytes());
+        chunk.copy_from_slice(&pattern_word(seed, place).to_le_bytes());
     }
 }
 
 /// The first byte that differs from the pattern, counted from the start of all that was written.
 pub(super) fn difference(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
-    let wrong = |chunk: &[u8], place| chunk != word(seed, place).to_le_bytes();
+    let wrong = |chunk: &[u8], place| chunk != pattern_word(seed, place).to_le_bytes();
     bytes
         .chunks_exact(8)
         .zip(from / 8..)

@@ -30,7 +30,7 @@ const INVALID_DEVICE: c_int = 101;
 const ECC_UNCORRECTABLE: c_int = 214;
 const NO_KERNEL: [c_int; 4] = [200, 209, 218, 222];
 
-enum Trouble {
+enum CudaError {
     /// The library lacks a function.
     Lacks(&'static str),
     /// A call failed.
@@ -53,13 +53,13 @@ pub(super) fn probe(address: &str, library: Option<&OsStr>) -> Probed {
     };
     match work(&Cuda { library: &library }, address) {
         Ok(measured) => Probed::Done(measured),
-        Err(Trouble::Wrong(what)) => Probed::Wrong(what),
-        Err(Trouble::Lacks(function)) => Probed::Untried(format!("the driver's library lacks {function}")),
-        Err(Trouble::Code("cuInit", NO_DEVICE)) => Probed::Absent("CUDA sees no GPU".to_owned()),
-        Err(Trouble::Code(_, INVALID_DEVICE)) => {
+        Err(CudaError::Wrong(what)) => Probed::Wrong(what),
+        Err(CudaError::Lacks(function)) => Probed::Untried(format!("the driver's library lacks {function}")),
+        Err(CudaError::Code("cuInit", NO_DEVICE)) => Probed::Absent("CUDA sees no GPU".to_owned()),
+        Err(CudaError::Code(_, INVALID_DEVICE)) => {
             Probed::Absent(format!("CUDA does not see the GPU {address}"))
         }
-        Err(Trouble::Code(function, code)) => {
+        Err(CudaError::Code(function, code)) => {
             let output = format!("{function} returned {code}");
             match code {
                 OUT_OF_MEMORY => Probed::Untried(format!("no memory of the GPU is free: {output}")),
@@ -83,16 +83,16 @@ macro_rules! functions {
     ($( fn $method:ident = $symbol:literal ( $( $argument:ident : $type:ty ),* ); )*) => {
         #[expect(clippy::too_many_arguments, reason = "a launch has as many as that in CUDA")]
         impl Cuda<'_> {
-            $( fn $method(&self, $( $argument: $type ),*) -> Result<(), Trouble> {
+            $( fn $method(&self, $( $argument: $type ),*) -> Result<(), CudaError> {
                 type Function = unsafe extern "C" fn($( $type ),*) -> c_int;
                 // SAFETY: the type is that of cuda.h for this name; a suffix (_v2) fixes its meaning permanently.
                 let function: Symbol<'_, Function> = unsafe { self.library.get($symbol.as_bytes()) }
-                    .map_err(|_| Trouble::Lacks($symbol))?;
+                    .map_err(|_| CudaError::Lacks($symbol))?;
                 // SAFETY: pointers among the arguments are to values of ours that outlive the call; handles are from
                 // earlier calls of the driver.
                 match unsafe { function($( $argument ),*) } {
                     0 => Ok(()),
-                    code => Err(Trouble::Code($symbol, code)),
+                    code => Err(CudaError::Code($symbol, code)),
                 }
             } )*
         }
@@ -119,11 +119,11 @@ functions! {
     fn synchronize = "cuCtxSynchronize"();
 }
 
-fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, Trouble> {
+fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, CudaError> {
     cuda.init(0)?;
     let mut device = 0;
     let address =
-        CString::new(address).map_err(|_| Trouble::Code("cuDeviceGetByPCIBusId", INVALID_DEVICE))?;
+        CString::new(address).map_err(|_| CudaError::Code("cuDeviceGetByPCIBusId", INVALID_DEVICE))?;
     cuda.device_at(&raw mut device, address.as_ptr())?;
     let mut context = std::ptr::null_mut();
     cuda.retain(&raw mut context, device)?;
@@ -137,12 +137,12 @@ fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, Trouble> {
 }
 
 /// Bytes copied per second within the GPU's memory.
-fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
+fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, CudaError> {
     let (mut free, mut total) = (0, 0);
     cuda.memory_info(&raw mut free, &raw mut total)?;
     let bytes = BYTES.min(free / 4) / 1024 * 1024;
     if bytes == 0 {
-        return Err(Trouble::Code("cuMemGetInfo_v2", OUT_OF_MEMORY));
+        return Err(CudaError::Code("cuMemGetInfo_v2", OUT_OF_MEMORY));
     }
     let words = u32::try_from(bytes / 4).unwrap_or(u32::MAX);
     let (one, other, errors) = (allocate(cuda, bytes)?, allocate(cuda, bytes)?, allocate(cuda, 4)?);
@@ -170,14 +170,14 @@ fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     cuda.download(wrong.as_mut_ptr().cast(), errors, 4)?;
     match wrong {
         [0] => Ok(speed),
-        [wrong] => Err(Trouble::Wrong(format!(
+        [wrong] => Err(CudaError::Wrong(format!(
             "{wrong} of {words} words of the GPU's memory differ from what was written"
         ))),
     }
 }
 
 /// Seconds for one product.
-fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
+fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, CudaError> {
     let size = SIZE as usize;
     let values = |row: usize, column: usize, modulus: usize| -> Vec<f32> {
         (0..size * size)
@@ -205,12 +205,12 @@ fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     match found.iter().enumerate().filter(|(place, value)| **value != expected(*place)).count() {
         0 => Ok(seconds),
         wrong => {
-            Err(Trouble::Wrong(format!("the GPU computed {wrong} wrong values of a product of matrices")))
+            Err(CudaError::Wrong(format!("the GPU computed {wrong} wrong values of a product of matrices")))
         }
     }
 }
 
-fn allocate(cuda: &Cuda<'_>, bytes: usize) -> Result<Pointer, Trouble> {
+fn allocate(cuda: &Cuda<'_>, bytes: usize) -> Result<Pointer, CudaError> {
     let mut pointer = 0;
     cuda.allocate(&raw mut pointer, bytes)?;
     Ok(pointer)
@@ -235,7 +235,7 @@ fn launch(
     (grid_x, grid_y): (u32, u32),
     (block_x, block_y): (u32, u32),
     arguments: &mut [Value],
-) -> Result<(), Trouble> {
+) -> Result<(), CudaError> {
     let mut function = std::ptr::null_mut();
     cuda.find(&raw mut function, module, kernel.as_ptr())?;
     let place = |value: &mut Value| match value {

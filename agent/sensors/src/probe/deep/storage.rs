@@ -20,11 +20,11 @@ pub(super) fn probe(directory: &Path, size: u64) -> Probed {
     let blocks = size.div_ceil(BLOCK as u64).max(1);
     match run(directory, blocks) {
         Ok(probed) => probed,
-        Err((doing, error)) => reported(directory, doing, &error),
+        Err((doing, error)) => io_problem(directory, doing, &error),
     }
 }
 
-fn reported(directory: &Path, doing: &str, error: &io::Error) -> Probed {
+fn io_problem(directory: &Path, doing: &str, error: &io::Error) -> Probed {
     let what = format!("{doing} {}: {error}", directory.display());
     match error.kind() {
         // A directory that we may not write to is no failure of the disk.
@@ -143,6 +143,6 @@ mod tests {
         assert!(matches!(probe(Path::new("/nowhere/at/all"), 1), Probed::Untried(_)));
         assert!(matches!(probe(Path::new("/proc/self/fd"), 1), Probed::Untried(_) | Probed::Refused(_)));
         let full = io::Error::from_raw_os_error(libc::ENOSPC);
-        assert!(matches!(reported(Path::new("/x"), "writing in", &full), Probed::Refused(_)));
+        assert!(matches!(io_problem(Path::new("/x"), "writing in", &full), Probed::Refused(_)));
     }
 }

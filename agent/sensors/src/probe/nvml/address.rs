@@ -4,10 +4,10 @@ use mainstay_model::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 
-use super::calls::{Answer, Handle, Nvml, or, text_of};
+use super::calls::{Handle, Nvml, NvmlResult, or, text_of};
 
 /// The address of a GPU, from the newest variant of the function that the library has.
-pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
+pub(super) fn address(nvml: &Nvml, gpu: Handle) -> NvmlResult<PciAddress> {
     let lib = nvml.lib();
     let older = || {
         or(gpu.get(&lib.nvmlDeviceGetPciInfo_v2, no_address()), || {
@@ -32,7 +32,7 @@ pub(super) fn no_address() -> nvmlPciInfo_t {
 }
 
 /// Decodes an address: older variants fill in only the short text, and some fill in only the numbers.
-pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
+pub(super) fn address_of(info: &nvmlPciInfo_t) -> NvmlResult<PciAddress> {
     let (long, short) = (text_of(&info.busId), text_of(&info.busIdLegacy));
     let by_number = || {
         let (bus, device) = (u8::try_from(info.bus).ok()?, u8::try_from(info.device).ok()?);

@@ -20,7 +20,7 @@ type Wait = unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -
 type GetList<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
 /// The result of an NVML call, with NVML's error.
-pub(super) type Answer<T> = Result<T, NvmlError>;
+pub(super) type NvmlResult<T> = Result<T, NvmlError>;
 
 /// A GPU's handle, which is valid while the library is loaded: until this process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> Answer<F> {
+fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> NvmlResult<F> {
     symbol.as_ref().copied().map_err(|_| NvmlError::FunctionNotFound)
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Nvml {
 
 impl Nvml {
     /// Loads the library at `path` and initializes it, with the first that it has of three functions.
-    pub(super) fn begin(path: &OsStr) -> Answer<Nvml> {
+    pub(super) fn begin(path: &OsStr) -> NvmlResult<Nvml> {
         match nvml_wrapper::Nvml::builder().lib_path(path).init() {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
                 Nvml::begin_as_of_old(path)
@@ -54,7 +54,7 @@ impl Nvml {
         }
     }
 
-    fn begin_as_of_old(path: &OsStr) -> Answer<Nvml> {
+    fn begin_as_of_old(path: &OsStr) -> NvmlResult<Nvml> {
         // SAFETY: the wrapper has already loaded the library, so its initialisers have run before.
         let lib = unsafe { NvmlLib::new(path) }?;
         let code = if let Ok(begin) = found(&lib.nvmlInit) {
@@ -77,7 +77,7 @@ impl Nvml {
     }
 
     /// The version of the driver.
-    pub(super) fn driver_version(&self) -> Answer<String> {
+    pub(super) fn driver_version(&self) -> NvmlResult<String> {
         let call = found(&self.lib().nvmlSystemGetDriverVersion)?;
         let mut text = [0 as c_char; 128];
         // SAFETY: the length passed is one less than the buffer's, so the buffer always ends in 0.
@@ -104,7 +104,7 @@ pub(super) fn is_not_offered(error: &NvmlError) -> bool {
 }
 
 /// The result of one function, or of another one if a library lacks the first. The first may exist by name only.
-pub(super) fn or<T>(reported: Answer<T>, other: impl FnOnce() -> Answer<T>) -> Answer<T> {
+pub(super) fn or<T>(reported: NvmlResult<T>, other: impl FnOnce() -> NvmlResult<T>) -> NvmlResult<T> {
     match reported {
         Err(error) if is_not_offered(&error) => {
             // If the second is missing too, the first error has more information.
@@ -120,11 +120,11 @@ pub(super) const fn version<T>(number: u32) -> c_uint {
 }
 
 /// The number of GPUs in the driver's list.
-pub(super) fn count(nvml: &Nvml) -> Answer<u32> {
+pub(super) fn count(nvml: &Nvml) -> NvmlResult<u32> {
     /// More than any host has: a library that reports more cannot be believed, and takes too long.
     const MOST: u32 = 512;
     let lib = nvml.lib();
-    let by = |call: Answer<unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t>| {
+    let by = |call: NvmlResult<unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t>| {
         let (call, mut count) = (call?, 0);
         // SAFETY: the pointer is to an integer of ours of the size that the function writes.
         nvml_try(unsafe { call(&mut count) })?;
@@ -134,9 +134,9 @@ pub(super) fn count(nvml: &Nvml) -> Answer<u32> {
 }
 
 /// The GPU at an index of the driver's list.
-pub(super) fn by_index(nvml: &Nvml, index: u32) -> Answer<Handle> {
+pub(super) fn by_index(nvml: &Nvml, index: u32) -> NvmlResult<Handle> {
     let lib = nvml.lib();
-    let by = |call: Answer<unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t>| {
+    let by = |call: NvmlResult<unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t>| {
         let (call, mut handle) = (call?, std::ptr::null_mut());
         // SAFETY: the pointer is to a variable of ours of the size that the function writes.
         nvml_try(unsafe { call(index, &mut handle) })?;
@@ -147,7 +147,7 @@ pub(super) fn by_index(nvml: &Nvml, index: u32) -> Answer<Handle> {
 
 impl Handle {
     /// Calls a function that writes one value; `empty` is the initial value, with its version if it has one.
-    pub(super) fn get<T, E>(self, symbol: &Symbol<Get<T>, E>, empty: T) -> Answer<T> {
+    pub(super) fn get<T, E>(self, symbol: &Symbol<Get<T>, E>, empty: T) -> NvmlResult<T> {
         let call = found(symbol)?;
         let mut value = empty;
         // SAFETY: the handle is from this library; the pointer is to a variable of the type that the function writes.
@@ -156,7 +156,7 @@ impl Handle {
     }
 
     /// Calls a function that writes one value for one of several items: a sensor, a link.
-    pub(super) fn get_at<A, T, E>(self, symbol: &Symbol<GetAt<A, T>, E>, at: A, empty: T) -> Answer<T> {
+    pub(super) fn get_at<A, T, E>(self, symbol: &Symbol<GetAt<A, T>, E>, at: A, empty: T) -> NvmlResult<T> {
         let call = found(symbol)?;
         let mut value = empty;
         // SAFETY: as in `get`.
@@ -165,7 +165,7 @@ impl Handle {
     }
 
     /// Calls a function that writes two values.
-    pub(super) fn get_two<T: Copy + Default, E>(self, symbol: &Symbol<GetTwo<T>, E>) -> Answer<(T, T)> {
+    pub(super) fn get_two<T: Copy + Default, E>(self, symbol: &Symbol<GetTwo<T>, E>) -> NvmlResult<(T, T)> {
         let call = found(symbol)?;
         let (mut first, mut second) = (T::default(), T::default());
         // SAFETY: as in `get`.
@@ -174,7 +174,7 @@ impl Handle {
     }
 
     /// Calls a function that writes a text.
-    pub(super) fn text<E>(self, symbol: &Symbol<GetText, E>) -> Answer<String> {
+    pub(super) fn text<E>(self, symbol: &Symbol<GetText, E>) -> NvmlResult<String> {
         let call = found(symbol)?;
         let mut text = [0 as c_char; 128];
         // SAFETY: as in `get`; the length passed is one less than the buffer's, so the buffer always ends in 0.
@@ -189,7 +189,7 @@ impl Handle {
         corrected: bool,
         lifetime: bool,
         place: Option<c_uint>,
-    ) -> Answer<u64> {
+    ) -> NvmlResult<u64> {
         let lib = nvml.lib();
         let (error, counter) = (c_uint::from(!corrected), c_uint::from(lifetime));
         let mut count: c_ulonglong = 0;
@@ -210,7 +210,7 @@ impl Handle {
     }
 
     /// Rows remapped after corrected and after uncorrected errors, whether some are pending, whether one failed.
-    pub(super) fn remapped_rows(self, nvml: &Nvml) -> Answer<[u32; 4]> {
+    pub(super) fn remapped_rows(self, nvml: &Nvml) -> NvmlResult<[u32; 4]> {
         let call = found(&nvml.lib().nvmlDeviceGetRemappedRows)?;
         let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
         // SAFETY: as in `get`, four times.
@@ -219,7 +219,7 @@ impl Handle {
     }
 
     /// How many pages were retired for a cause, given as NVML's number.
-    pub(super) fn pages_retired(self, nvml: &Nvml, cause: c_uint) -> Answer<u32> {
+    pub(super) fn pages_retired(self, nvml: &Nvml, cause: c_uint) -> NvmlResult<u32> {
         // Room for all that a GPU may retire (64), and more: some libraries refuse a smaller list.
         const ROOM: usize = 1024;
         let lib = nvml.lib();
@@ -240,7 +240,7 @@ impl Handle {
 
     /// Total and used memory, in bytes. The first form of the function counts the driver's reserved memory as used: 616 MiB
     /// on an idle H200.
-    pub(super) fn memory(self, nvml: &Nvml) -> Answer<(u64, u64)> {
+    pub(super) fn memory(self, nvml: &Nvml) -> NvmlResult<(u64, u64)> {
         let lib = nvml.lib();
         let version = version::<nvmlMemory_v2_t>(2);
         let none = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
@@ -252,7 +252,7 @@ impl Handle {
     }
 
     /// The errors of a kind on an NVLink.
-    pub(super) fn link_errors(self, nvml: &Nvml, link: u32, kind: c_uint) -> Answer<u64> {
+    pub(super) fn link_errors(self, nvml: &Nvml, link: u32, kind: c_uint) -> NvmlResult<u64> {
         let call = found(&nvml.lib().nvmlDeviceGetNvLinkErrorCounter)?;
         let mut count = 0;
         // SAFETY: as in `get`.
@@ -261,9 +261,9 @@ impl Handle {
     }
 
     /// Processes with their memory, from the newest variant of the function that the library has.
-    pub(super) fn processes(self, nvml: &Nvml) -> Answer<Vec<(u32, u64)>> {
+    pub(super) fn processes(self, nvml: &Nvml) -> NvmlResult<Vec<(u32, u64)>> {
         let lib = nvml.lib();
-        let newer = |call: Answer<GetList<nvmlProcessInfo_v2_t>>| {
+        let newer = |call: NvmlResult<GetList<nvmlProcessInfo_v2_t>>| {
             let empty =
                 nvmlProcessInfo_v2_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
             let all = self.list(call?, empty)?;
@@ -280,7 +280,7 @@ impl Handle {
     }
 
     /// A list of unknown length: requested again with more room until it fits.
-    fn list<T: Copy>(self, call: GetList<T>, empty: T) -> Answer<Vec<T>> {
+    fn list<T: Copy>(self, call: GetList<T>, empty: T) -> NvmlResult<Vec<T>> {
         let mut capacity = 32;
         loop {
             let mut list = vec![empty; capacity];
@@ -300,14 +300,14 @@ impl Handle {
     }
 
     /// Whether the board's configuration memory is intact.
-    pub(super) fn validate_inforom(self, nvml: &Nvml) -> Answer<()> {
+    pub(super) fn validate_inforom(self, nvml: &Nvml) -> NvmlResult<()> {
         let call = found(&nvml.lib().nvmlDeviceValidateInforom)?;
         // SAFETY: the handle is of this library.
         nvml_try(unsafe { call(self.0) })
     }
 
     /// The status of the path to another GPU over NVLink, as NVML's number.
-    pub(super) fn reaches(self, nvml: &Nvml, other: Handle) -> Answer<u32> {
+    pub(super) fn reaches(self, nvml: &Nvml, other: Handle) -> NvmlResult<u32> {
         const OVER_NVLINK: c_uint = 2;
         let call = found(&nvml.lib().nvmlDeviceGetP2PStatus)?;
         let mut status = 0;
@@ -317,7 +317,7 @@ impl Handle {
     }
 
     /// Reads several fields in one call; each has a separate code.
-    pub(super) fn fields(self, nvml: &Nvml, fields: &mut [nvmlFieldValue_t]) -> Answer<()> {
+    pub(super) fn fields(self, nvml: &Nvml, fields: &mut [nvmlFieldValue_t]) -> NvmlResult<()> {
         let call = found(&nvml.lib().nvmlDeviceGetFieldValues)?;
         let count = c_int::try_from(fields.len()).map_err(|_| NvmlError::InvalidArg)?;
         // SAFETY: the handle is of this library; the array has `count` elements.
@@ -333,7 +333,7 @@ pub(super) struct Newer {
 
 impl Newer {
     /// Looks them up in the loaded library.
-    pub(super) fn of(library: &OsStr) -> Newer {
+    pub(super) fn load(library: &OsStr) -> Newer {
         // SAFETY: the library is loaded, so none of its initialisers runs here; it is never unloaded.
         let Ok(library) = (unsafe { libloading::Library::new(library) }) else { return Newer::default() };
         // SAFETY: the type is that of the function: a handle and a pointer to a struct of one integer, for which an array
@@ -346,7 +346,7 @@ impl Newer {
     }
 
     /// Whether memory is damaged beyond repair.
-    pub(super) fn unrepairable(&self, gpu: Handle) -> Answer<bool> {
+    pub(super) fn unrepairable(&self, gpu: Handle) -> NvmlResult<bool> {
         let symbol = self.unrepairable.ok_or(());
         flag(gpu.get(&symbol, [0; 4]).map(|flags| flags[0]))
     }
@@ -360,7 +360,7 @@ pub(super) struct EventSet(nvmlEventSet_t);
 unsafe impl Send for EventSet {}
 
 impl EventSet {
-    pub(super) fn new(nvml: &Nvml) -> Answer<EventSet> {
+    pub(super) fn new(nvml: &Nvml) -> NvmlResult<EventSet> {
         let call = found(&nvml.lib().nvmlEventSetCreate)?;
         let mut set = std::ptr::null_mut();
         // SAFETY: the pointer is to a variable of ours of the size that the function writes.
@@ -369,16 +369,16 @@ impl EventSet {
     }
 
     /// Subscribes to events of these kinds of a GPU.
-    pub(super) fn register(&self, nvml: &Nvml, gpu: Handle, kinds: u64) -> Answer<()> {
+    pub(super) fn register(&self, nvml: &Nvml, gpu: Handle, kinds: u64) -> NvmlResult<()> {
         let call = found(&nvml.lib().nvmlDeviceRegisterEvents)?;
         // SAFETY: handle and set are from this library.
         nvml_try(unsafe { call(gpu.0, kinds, self.0) })
     }
 
     /// Waits for the next event: its GPU, kind, data and instance. `Timeout` if there is none.
-    pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> Answer<(Option<Handle>, u64, u64, u32)> {
+    pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> NvmlResult<(Option<Handle>, u64, u64, u32)> {
         let lib = nvml.lib();
-        let by = |call: Answer<Wait>| {
+        let by = |call: NvmlResult<Wait>| {
             let call = call?;
             let mut event = nvmlEventData_t {
                 device: std::ptr::null_mut(),
@@ -397,7 +397,7 @@ impl EventSet {
 }
 
 /// A counter; all bits set means no value (NVML_VALUE_NOT_AVAILABLE).
-pub(super) fn counter(reported: Answer<u64>) -> Answer<u64> {
+pub(super) fn counter(reported: NvmlResult<u64>) -> NvmlResult<u64> {
     match reported {
         Ok(u64::MAX) => Err(NvmlError::NotSupported),
         reported => reported,
@@ -405,7 +405,7 @@ pub(super) fn counter(reported: Answer<u64>) -> Answer<u64> {
 }
 
 /// The same for a shorter counter.
-pub(super) fn short_counter(reported: Answer<u32>) -> Answer<u32> {
+pub(super) fn short_counter(reported: NvmlResult<u32>) -> NvmlResult<u32> {
     match reported {
         Ok(u32::MAX) => Err(NvmlError::NotSupported),
         reported => reported,
@@ -413,7 +413,7 @@ pub(super) fn short_counter(reported: Answer<u32>) -> Answer<u32> {
 }
 
 /// True or false; any other number means neither.
-pub(super) fn flag(reported: Answer<u32>) -> Answer<bool> {
+pub(super) fn flag(reported: NvmlResult<u32>) -> NvmlResult<bool> {
     match reported? {
         0 => Ok(false),
         1 => Ok(true),
@@ -422,7 +422,7 @@ pub(super) fn flag(reported: Answer<u32>) -> Answer<bool> {
 }
 
 /// The length of a list, of which more or fewer elements may have been written.
-fn counted(code: nvmlReturn_t, count: c_uint) -> Answer<u32> {
+fn counted(code: nvmlReturn_t, count: c_uint) -> NvmlResult<u32> {
     match nvml_try(code) {
         Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
         Err(error) => Err(error),

@@ -5,8 +5,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRepairStatus_v1_t};
 
 use super::Library;
-use super::calls::{Answer, Handle, Nvml, counter, flag, short_counter, version};
-use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
+use super::calls::{Handle, Nvml, NvmlResult, counter, flag, short_counter, version};
+use super::fields::{self, GPU_SCOPE, PAGES_RETIRED, SLOWDOWN_MARGIN};
 use super::links;
 use super::notes::Notes;
 
@@ -34,8 +34,9 @@ pub(super) fn read(
     let retired = || Ok((retired(0, often)?, retired(1, once)?));
     // Kinds are NVML's numbers.
     let threshold = |kind| gpu.get_at(&lib.nvmlDeviceGetTemperatureThreshold, kind, 0).and_then(not_zero);
-    let margin =
-        fields::read(nvml, gpu, &[(SLOWDOWN_MARGIN, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported));
+    let margin = fields::read(nvml, gpu, &[(SLOWDOWN_MARGIN, GPU_SCOPE)])
+        .pop()
+        .unwrap_or(Err(NvmlError::NotSupported));
     // Signed in every type: the low 32 bits are the number.
     let margin = margin.map(|degrees| degrees as i32);
     let links = links::errors(nvml, gpu, of_links, alive);
@@ -62,7 +63,7 @@ pub(super) fn read(
 }
 
 /// The sum of all errors, if only those of each kind of memory are reported.
-pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: bool) -> Answer<u64> {
+pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: bool) -> NvmlResult<u64> {
     let at = |place| counter(gpu.ecc(nvml, corrected, lifetime, Some(place)));
     let on_chip = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
     match (at(DRAM), at(SRAM).ok().or_else(on_chip)) {
@@ -88,7 +89,7 @@ fn ecc(library: &Library, gpu: Handle) -> Vec<EccCount> {
     counts
 }
 
-fn sram(library: &Library, gpu: Handle) -> Answer<SramErrors> {
+fn sram(library: &Library, gpu: Handle) -> NvmlResult<SramErrors> {
     let empty = nvmlEccSramErrorStatus_v1_t {
         version: version::<nvmlEccSramErrorStatus_v1_t>(1),
         aggregateUncParity: 0,
@@ -114,12 +115,12 @@ fn sram(library: &Library, gpu: Handle) -> Answer<SramErrors> {
     })
 }
 
-fn sum(one: u64, other: u64) -> Answer<u64> {
+fn sum(one: u64, other: u64) -> NvmlResult<u64> {
     Ok(counter(Ok(one))?.saturating_add(counter(Ok(other))?))
 }
 
 /// Whether it is intact; no value if that is not reported.
-fn inforom(library: &Library, gpu: Handle) -> Answer<bool> {
+fn inforom(library: &Library, gpu: Handle) -> NvmlResult<bool> {
     match gpu.validate_inforom(library.nvml()) {
         Ok(()) => Ok(true),
         Err(NvmlError::CorruptedInfoROM) => Ok(false),
@@ -128,7 +129,7 @@ fn inforom(library: &Library, gpu: Handle) -> Answer<bool> {
 }
 
 /// What the next reset repairs: channels of the memory, processors.
-fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
+fn repairs(library: &Library, gpu: Handle) -> NvmlResult<(bool, bool)> {
     let empty = nvmlRepairStatus_v1_t {
         version: version::<nvmlRepairStatus_v1_t>(1),
         bChannelRepairPending: 0,
@@ -139,6 +140,6 @@ fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
 }
 
 /// A limit of 0 means no limit.
-fn not_zero(degrees: u32) -> Answer<u32> {
+fn not_zero(degrees: u32) -> NvmlResult<u32> {
     if degrees == 0 { Err(NvmlError::NotSupported) } else { Ok(degrees) }
 }

@@ -10,7 +10,7 @@ use nvml_wrapper::error::NvmlError;
 
 use super::address::address;
 use super::calls::{EventSet, Handle, Nvml, by_index};
-use super::lost::{self, Place};
+use super::lost::{self, GpuAddress};
 use super::{Library, Lines};
 
 /// NVML's bits for kinds: XIDs and uncorrectable memory errors; in newer drivers also storms of corrected errors, pages
@@ -36,7 +36,7 @@ const EACH: Duration = Duration::from_millis(50);
 
 /// Starts to pass on the driver's events of these GPUs, by their indexes. If there are none (virtual GPUs, old libraries),
 /// XIDs are still in the kernel log.
-pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
+pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<GpuAddress>) {
     let (library, lines) = (library.clone(), lines.clone());
     let (registered, is_registered) = channel();
     // Without the thread there are no events, as above.
@@ -57,7 +57,7 @@ pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>)
 type Registered = (EventSet, Vec<(Handle, PciAddress)>);
 
 /// A GPU keeps the address that was read before. It is not read again, because the GPU may be lost by now.
-fn register(nvml: &Nvml, places: &[Place]) -> Option<Registered> {
+fn register(nvml: &Nvml, places: &[GpuAddress]) -> Option<Registered> {
     let set = EventSet::new(nvml).ok()?;
     let mut addresses = Vec::new();
     for (index, address) in places {

@@ -3,10 +3,10 @@
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 
-use super::calls::{Answer, Handle, Nvml, is_not_offered, or};
+use super::calls::{Handle, Nvml, NvmlResult, is_not_offered, or};
 
 /// The GPU itself; each link has a separate scope.
-pub(super) const WHOLE: u32 = 0;
+pub(super) const GPU_SCOPE: u32 = 0;
 
 /// Temperature of the memory.
 pub(super) const MEMORY_TEMPERATURE: u32 = 82;
@@ -35,13 +35,13 @@ pub(super) const PCIE_REPLAYS: u32 = 94;
 pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
 
 /// The result of a function or, if a library lacks it, the field with that number.
-pub(super) fn or_field(nvml: &Nvml, gpu: Handle, reported: Answer<u64>, field: u32) -> Answer<u64> {
+pub(super) fn or_field(nvml: &Nvml, gpu: Handle, reported: NvmlResult<u64>, field: u32) -> NvmlResult<u64> {
     or(reported, || whole(nvml, gpu, field))
 }
 
 /// A field of the GPU as a whole that is a counter.
-pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> Answer<u64> {
-    let reported = read(nvml, gpu, &[(field, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
+pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> NvmlResult<u64> {
+    let reported = read(nvml, gpu, &[(field, GPU_SCOPE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
     u64::try_from(reported).map_err(|_| NvmlError::NotSupported)
 }
 
@@ -52,7 +52,7 @@ pub(super) const LINK_ERRORS: [u32; 3] = [161, 162, 163];
 pub(super) const LINK_5: [u32; 6] = [213, 214, 220, 222, 208, 211];
 
 /// Reads fields of scopes, in this order; each is an integer or the reason why there is none.
-pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answer<i64>> {
+pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<NvmlResult<i64>> {
     let mut fields: Vec<nvmlFieldValue_t> = wanted
         .iter()
         .map(|&(field, scope)| nvmlFieldValue_t {
@@ -67,9 +67,9 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
         })
         .collect();
     // The most that every driver accepts in one call.
-    const AT_ONCE: usize = 64;
+    const MAX_FIELDS_PER_CALL: usize = 64;
     let mut read = Vec::new();
-    for some in fields.chunks_mut(AT_ONCE) {
+    for some in fields.chunks_mut(MAX_FIELDS_PER_CALL) {
         match gpu.fields(nvml, some) {
             Ok(()) => read.extend(some.iter().map(number)),
             // Some libraries refuse all fields because of an unknown one, with one error or another.
@@ -85,7 +85,7 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
     read
 }
 
-fn number(field: &nvmlFieldValue_t) -> Answer<i64> {
+fn number(field: &nvmlFieldValue_t) -> NvmlResult<i64> {
     nvml_try(field.nvmlReturn)?;
     let value = &field.value;
     // SAFETY: all members of the union are plain numbers, valid for every bit pattern; the type names the one that the

@@ -15,10 +15,10 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::address::address;
-use super::calls::{Answer, Handle, Nvml, by_index, counter, flag, or, short_counter, version};
+use super::calls::{Handle, Nvml, NvmlResult, by_index, counter, flag, or, short_counter, version};
 use super::fields::{
-    self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, PCIE_REPLAYS,
-    RECOVERY_ACTION, REMAPPED_ROWS, WHOLE,
+    self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, GPU_SCOPE, MEMORY_TEMPERATURE, PAGES_PENDING,
+    PCIE_REPLAYS, RECOVERY_ACTION, REMAPPED_ROWS,
 };
 use super::notes::{Notes, trouble};
 use super::{Library, details, links};
@@ -28,7 +28,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 
 /// What to read of a GPU.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct ReadRequest<'a> {
     /// Whether to read the details too.
     pub(super) details: bool,
     /// Indexes of the GPUs that may be asked which others they reach.
@@ -44,7 +44,7 @@ pub(super) fn read(
     library: &Library,
     index: u32,
     known: &BTreeMap<u32, GpuIdentity>,
-    wanted: Wanted<'_>,
+    wanted: ReadRequest<'_>,
 ) -> GpuReading {
     let nvml = library.nvml();
     let before = known.get(&index);
@@ -94,7 +94,7 @@ fn identity(
     gpu: Handle,
     known: Option<&GpuIdentity>,
     places: &BTreeMap<String, PciAddress>,
-) -> Answer<GpuIdentity> {
+) -> NvmlResult<GpuIdentity> {
     let lib = nvml.lib();
     let is_lost = |error: &NvmlError| matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired);
     let address = match address(nvml, gpu) {
@@ -145,7 +145,7 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
     }));
 }
 
-fn rows([corrected, uncorrected, pending, failed]: [u32; 4]) -> Answer<RemappedRows> {
+fn rows([corrected, uncorrected, pending, failed]: [u32; 4]) -> NvmlResult<RemappedRows> {
     Ok(RemappedRows {
         corrected: short_counter(Ok(corrected))?,
         uncorrected: short_counter(Ok(uncorrected))?,
@@ -155,7 +155,7 @@ fn rows([corrected, uncorrected, pending, failed]: [u32; 4]) -> Answer<RemappedR
 }
 
 /// Remapped rows from fields, if the library lacks the function. The most important value is whether one failed.
-fn rows_by_field(nvml: &Nvml, gpu: Handle) -> Answer<[u32; 4]> {
+fn rows_by_field(nvml: &Nvml, gpu: Handle) -> NvmlResult<[u32; 4]> {
     let [corrected, uncorrected, pending, failed] = REMAPPED_ROWS
         .map(|field| fields::whole(nvml, gpu, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
     Ok([corrected.unwrap_or(0), uncorrected.unwrap_or(0), pending?, failed?])
@@ -181,7 +181,7 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     reading.clocks = notes.take(clocks);
 
     let [thermal, brake] = fields::slowdown_times(library.driver());
-    let wanted = [RECOVERY_ACTION, MEMORY_TEMPERATURE, thermal, brake].map(|field| (field, WHOLE));
+    let wanted = [RECOVERY_ACTION, MEMORY_TEMPERATURE, thermal, brake].map(|field| (field, GPU_SCOPE));
     let mut values = fields::read(nvml, gpu, &wanted).into_iter();
     let mut next = || values.next().unwrap_or(Err(NvmlError::NotSupported));
     // Numbers without a meaning (all bits set) mean no value.
@@ -214,7 +214,7 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
 const HOTTEST: u32 = 250;
 
 /// From the old function, or from the newer one if that was removed.
-pub(super) fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
+pub(super) fn temperature(nvml: &Nvml, gpu: Handle) -> NvmlResult<u32> {
     let lib = nvml.lib();
     let degrees = or(gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0), || {
         let empty = nvmlTemperature_v1_t {
@@ -238,7 +238,7 @@ const MOST_LANES: u32 = 32;
 
 fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let lib = nvml.lib();
-    let link = |generation: Answer<u32>, width: Answer<u32>| match (generation?, width?) {
+    let link = |generation: NvmlResult<u32>, width: NvmlResult<u32>| match (generation?, width?) {
         (generation @ 0..=NEWEST_PCIE, width @ 0..=MOST_LANES) => Ok(PcieLink { generation, width }),
         _ => Err(NvmlError::NotSupported),
     };
@@ -260,7 +260,7 @@ fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) 
 }
 
 /// From the newest version of the struct that the library accepts; each has one more field.
-fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
+fn fabric(nvml: &Nvml, gpu: Handle) -> NvmlResult<FabricInfo> {
     let lib = nvml.lib();
     let mut info = nvmlGpuFabricInfo_v3_t {
         version: version::<nvmlGpuFabricInfo_v3_t>(3),
@@ -314,7 +314,7 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
 }
 
 /// A value that we may not read is forbidden, and no fault of the GPU.
-fn unless_forbidden<T>(reported: Answer<T>) -> Answer<T> {
+fn unless_forbidden<T>(reported: NvmlResult<T>) -> NvmlResult<T> {
     match reported {
         Err(NvmlError::NoPermission) => Err(NvmlError::NotSupported),
         reported => reported,

@@ -6,7 +6,7 @@ use nvml_wrapper::error::NvmlError;
 use mainstay_model::pci::PciAddress;
 
 use super::address::{address_of, no_address};
-use super::calls::{Answer, Handle, Nvml, or};
+use super::calls::{Handle, Nvml, NvmlResult, or};
 use super::fields::{self, LINK_5, LINK_ERRORS};
 use super::notes::Notes;
 
@@ -14,7 +14,7 @@ use super::notes::Notes;
 const LINKS: u32 = 18;
 
 /// NVML's numbers for kinds of errors, if there are no fields: retransmissions, recoveries, damaged packets (flits, data).
-const KINDS: [u32; 4] = [0, 1, 2, 3];
+const ERROR_KINDS: [u32; 4] = [0, 1, 2, 3];
 
 /// The links of the GPU. A link that cannot be read does not count as down.
 pub(super) fn states(nvml: &Nvml, gpu: Handle, notes: &mut Notes) -> Vec<LinkReading> {
@@ -77,7 +77,8 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
 
 /// Reads the counters of drivers that do not know the fields. Returns whether they exist.
 fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
-    let [replays, recoveries, flits, data] = KINDS.map(|kind| gpu.link_errors(nvml, errors.link, kind).ok());
+    let [replays, recoveries, flits, data] =
+        ERROR_KINDS.map(|kind| gpu.link_errors(nvml, errors.link, kind).ok());
     let crc = match (flits, data) {
         (None, None) => None,
         (flits, data) => Some(flits.unwrap_or(0).saturating_add(data.unwrap_or(0))),
@@ -89,7 +90,7 @@ fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
 }
 
 /// The far end, from the newest variant of the function that the library has.
-fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> Answer<PciAddress> {
+fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> NvmlResult<PciAddress> {
     let lib = nvml.lib();
     let newer = gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo_v2, link, no_address());
     let info = or(newer, || gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo, link, no_address()))?;

@@ -14,18 +14,18 @@ use super::calls::{Handle, Nvml, by_index};
 use super::{Library, Lines, gpu};
 
 /// A GPU's index in the driver's list, and its address.
-pub(super) type Place = (u32, PciAddress);
+pub(super) type GpuAddress = (u32, PciAddress);
 
 /// Time between two checks.
-const EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts to check these GPUs. A change is passed on as an event, which triggers a reading at once.
-pub(super) fn watch(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
+pub(super) fn watch(library: &Arc<Library>, lines: &Lines, places: Vec<GpuAddress>) {
     let (library, lines) = (library.clone(), lines.clone());
     let look = move || {
         let mut lost = vec![false; places.len()];
         loop {
-            std::thread::sleep(EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
             for ((index, address), was_lost) in places.iter().zip(&mut lost) {
                 let now = match by_index(library.nvml(), *index) {
                     Ok(gpu) => is_lost(library.nvml(), gpu),

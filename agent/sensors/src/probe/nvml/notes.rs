@@ -1,9 +1,9 @@
 //! Errors that concern a GPU as a whole.
 
-use mainstay_health::hardware::gpu::{GpuTrouble, Read};
+use mainstay_health::hardware::gpu::{GpuTrouble, Sampled};
 use nvml_wrapper::error::NvmlError;
 
-use super::calls::{Answer, is_not_offered};
+use super::calls::{NvmlResult, is_not_offered};
 
 /// Errors that concern a GPU as a whole during its reading. Some calls still answer for a lost GPU, so a single call that
 /// reports the loss counts for all.
@@ -29,13 +29,13 @@ impl Notes {
     }
 
     /// Takes in the result of a call.
-    pub(super) fn take<T>(&mut self, result: Answer<T>) -> Read<T> {
+    pub(super) fn take<T>(&mut self, result: NvmlResult<T>) -> Sampled<T> {
         match result {
             Ok(value) => {
                 self.reported = true;
-                Read::Value(value)
+                Sampled::Value(value)
             }
-            Err(error) if is_not_offered(&error) => Read::NotOffered,
+            Err(error) if is_not_offered(&error) => Sampled::NotOffered,
             Err(error) => {
                 if matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired) && self.fatal.is_none() {
                     self.fatal = Some(trouble(&error));
@@ -43,7 +43,7 @@ impl Notes {
                 if matches!(error, NvmlError::Unknown) {
                     self.unknown = Some(error.to_string());
                 }
-                Read::Failed(error.to_string())
+                Sampled::Failed(error.to_string())
             }
         }
     }

@@ -15,7 +15,7 @@ use mainstay_sys::http::{self, HttpError, Question};
 /// How often each key is asked for.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-const DEADLINE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a token is valid, in seconds: the maximum.
 const TOKEN_LIFE: &str = "21600";
@@ -67,7 +67,7 @@ async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Opt
         path: &path,
         header,
         body: b"",
-        deadline: DEADLINE,
+        deadline: ANSWER_TIMEOUT,
         secure: None,
     };
     let answer = http::ask(&question).await?;
@@ -91,7 +91,7 @@ async fn new_token(address: &str) -> Result<String, HttpError> {
         path,
         header,
         body: b"",
-        deadline: DEADLINE,
+        deadline: ANSWER_TIMEOUT,
         secure: None,
     })
     .await?;

@@ -15,9 +15,9 @@ use mainstay_sys::http::{self, HttpError, Question};
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The first request of a machine turns the service on, which takes up to two minutes.
-const DEADLINE: Duration = Duration::from_secs(150);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(150);
 
-const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
+const EVENTS_PATH: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 const NAME: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
 const KEY: &str = mainstay_health::host::cloud::azure::KEY;
 
@@ -42,7 +42,7 @@ async fn look(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, St
     if own.is_none() {
         *own = Some(ask(address, NAME).await.map_err(|error| format!("the machine's name: {error}"))?);
     }
-    let body = ask(address, EVENTS).await.map_err(|error| error.to_string())?;
+    let body = ask(address, EVENTS_PATH).await.map_err(|error| error.to_string())?;
     events(&body, own.as_deref().unwrap_or_default())
 }
 
@@ -54,7 +54,7 @@ async fn ask(address: &str, path: &str) -> Result<String, HttpError> {
         path,
         header,
         body: b"",
-        deadline: DEADLINE,
+        deadline: ANSWER_TIMEOUT,
         secure: None,
     })
     .await?;

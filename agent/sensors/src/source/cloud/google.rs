@@ -18,7 +18,7 @@ use mainstay_sys::http::{self, HttpError, Question};
 const HELD_BACK: u64 = 60;
 
 /// How much longer an answer may take than that.
-const DEADLINE: Duration = Duration::from_secs(10);
+const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 
 /// The pause after a failed request, at first and at most; it doubles in between.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -57,14 +57,14 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<CloudUpdate>) 
     let mut pause = FIRST_PAUSE;
     loop {
         let (reported, rest) = match ask(&key, &address, etag.as_deref()).await {
-            Ok(Asked::Reported { body, etag: new }) => {
+            Ok(MetadataReply::Reported { body, etag: new }) => {
                 etag = new;
                 pause = FIRST_PAUSE;
                 // Without an etag the server cannot wait for a change.
                 let rest = if etag.is_some() { LEAST_PAUSE } else { FIRST_PAUSE };
                 ((key.read)(&body), rest)
             }
-            Ok(Asked::Absent) => {
+            Ok(MetadataReply::Absent) => {
                 etag = None;
                 (Ok(Vec::new()), ABSENT_PAUSE)
             }
@@ -83,7 +83,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<CloudUpdate>) 
     }
 }
 
-enum Asked {
+enum MetadataReply {
     Reported {
         body: String,
         etag: Option<String>,
@@ -93,11 +93,12 @@ enum Asked {
 }
 
 /// Requests a key: at once, or when it differs from `etag`.
-async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, HttpError> {
+async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<MetadataReply, HttpError> {
     let wait = etag.map(|etag| format!("wait_for_change=true&timeout_sec={HELD_BACK}&last_etag={etag}"));
     let path =
         format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
-    let deadline = if wait.is_some() { DEADLINE + Duration::from_secs(HELD_BACK) } else { DEADLINE };
+    let deadline =
+        if wait.is_some() { ANSWER_MARGIN + Duration::from_secs(HELD_BACK) } else { ANSWER_MARGIN };
     let header = (FLAVOR, "Google");
     let answer = http::ask(&Question {
         address,
@@ -116,9 +117,9 @@ async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, Http
         StatusCode::OK => {
             let etag = answer.headers.get("ETag").and_then(|etag| etag.to_str().ok());
             let plain = |etag: &&str| etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-            Ok(Asked::Reported { body: answer.body, etag: etag.filter(plain).map(str::to_owned) })
+            Ok(MetadataReply::Reported { body: answer.body, etag: etag.filter(plain).map(str::to_owned) })
         }
-        StatusCode::NOT_FOUND => Ok(Asked::Absent),
+        StatusCode::NOT_FOUND => Ok(MetadataReply::Absent),
         status => Err(HttpError::Status(status)),
     }
 }

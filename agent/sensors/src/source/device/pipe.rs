@@ -12,11 +12,11 @@ use super::ProbePlan;
 use mainstay_sys::spawn::spawn_bound;
 
 /// Longer than any answer: that of a host with 16 GPUs has about 60 KiB.
-const LONGEST_LINE: usize = 4 << 20;
+const MAX_LINE_BYTES: usize = 4 << 20;
 
 /// Why a probe is no longer usable.
 #[derive(Debug)]
-pub(super) struct Broken(pub(super) String);
+pub(super) struct ProbeFailed(pub(super) String);
 
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -53,14 +53,14 @@ impl Probe {
         self.child
     }
 
-    pub(super) fn send(&mut self, request: &ProbeRequest) -> Result<(), Broken> {
+    pub(super) fn send(&mut self, request: &ProbeRequest) -> Result<(), ProbeFailed> {
         let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
         line.push(b'\n');
         Ok(self.requests.write_all(&line)?)
     }
 
     /// Waits until there is something to read. Returns false after `until`.
-    pub(super) fn wait(&self, until: Instant) -> Result<bool, Broken> {
+    pub(super) fn wait(&self, until: Instant) -> Result<bool, ProbeFailed> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match poll(&mut [PollFd::new(&self.answers, PollFlags::IN)], Some(&timespec(left))) {
@@ -73,21 +73,21 @@ impl Probe {
     }
 
     /// Reads once, and returns the complete lines.
-    pub(super) fn read(&mut self) -> Result<Vec<ProbeLine>, Broken> {
+    pub(super) fn read(&mut self) -> Result<Vec<ProbeLine>, ProbeFailed> {
         let mut buffer = [0; 16 * 1024];
         match self.answers.read(&mut buffer)? {
-            0 => return Err(Broken(self.how_it_ended())),
+            0 => return Err(ProbeFailed(self.how_it_ended())),
             length => self.unread.extend_from_slice(&buffer[..length]),
         }
         let mut lines = Vec::new();
         while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
             let line = serde_json::from_slice(&line)
-                .map_err(|error| Broken(format!("the probe's answer is not understood: {error}")))?;
+                .map_err(|error| ProbeFailed(format!("the probe's answer is not understood: {error}")))?;
             lines.push(line);
         }
-        if self.unread.len() > LONGEST_LINE {
-            return Err(Broken("the probe's answer has no end".to_owned()));
+        if self.unread.len() > MAX_LINE_BYTES {
+            return Err(ProbeFailed("the probe's answer has no end".to_owned()));
         }
         Ok(lines)
     }

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Instant, SystemTime};
 
 use mainstay_hang::flight::{DUMP_BYTES, FlightRecord, counted};
-use mainstay_hang::nccl_ras::{Asked, RasReport};
+use mainstay_hang::nccl_ras::{RasReply, RasReport};
 use mainstay_hang::{Waits, waits};
 use mainstay_model::id::{Pid, Rank};
 
@@ -55,7 +55,7 @@ struct Dump {
 pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
     let mut recorder = Recorder { asked: SystemTime::now(), dumps: BTreeMap::new() };
     for subject in subjects {
-        let environment = Environment::of(subject.pid);
+        let environment = Environment::of_process(subject.pid);
         let Some(stem) = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") else { continue };
         let pipe = format!("{stem}{}.pipe", subject.rank.0);
         // The rank's user named the pipe and the dump: root must not write to or read another file for that user.
@@ -139,7 +139,7 @@ fn read(dump: &Dump, since: SystemTime) -> Option<Result<FlightRecord, String>> 
 
 /// A request to NCCL's RAS service that is in progress.
 pub(super) struct Ras {
-    answer: Option<mpsc::Receiver<Asked>>,
+    answer: Option<mpsc::Receiver<RasReply>>,
     /// Why it was not asked.
     objection: Option<String>,
 }
@@ -151,7 +151,8 @@ pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
     if objection.is_some() {
         return Ras { answer: None, objection };
     }
-    let given = subjects.first().and_then(|subject| Environment::of(subject.pid).get("NCCL_RAS_ADDR"));
+    let given =
+        subjects.first().and_then(|subject| Environment::of_process(subject.pid).get("NCCL_RAS_ADDR"));
     let address = given.unwrap_or_else(|| RAS_ADDRESS.to_owned());
     let (sender, answer) = mpsc::channel();
     let ask = move || {
@@ -169,13 +170,13 @@ impl Ras {
             return CollectiveReport { findings: vec![objection], ..CollectiveReport::default() };
         }
         match self.answer.and_then(|answer| answer.recv_timeout(left(deadline)).ok()) {
-            Some(Asked::Reported(report)) => of_report(&report, subjects),
-            Some(Asked::Failed(why)) => {
+            Some(RasReply::Reported(report)) => of_report(&report, subjects),
+            Some(RasReply::Failed(why)) => {
                 let findings = vec![format!("NCCL's RAS service gives no answer: {why}")];
                 CollectiveReport { findings, ..CollectiveReport::default() }
             }
             // If nothing listens, no NCCL is in use.
-            Some(Asked::Refused | Asked::NoJob) | None => CollectiveReport::default(),
+            Some(RasReply::Refused | RasReply::NoJob) | None => CollectiveReport::default(),
         }
     }
 }
@@ -183,7 +184,7 @@ impl Ras {
 /// The counts of NCCL's RAS service as text, and which ranks the others wait for; none without an answer.
 pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(String, Waits)> {
     let answer = ask_ras(subjects, deadline).answer?.recv_timeout(left(deadline)).ok()?;
-    let Asked::Reported(report) = answer else { return None };
+    let RasReply::Reported(report) = answer else { return None };
     let waits = of_report(&report, subjects).waits.into_iter().next()?;
     Some((format!("{:?}", report.counts()), waits))
 }
@@ -205,7 +206,7 @@ fn of_report(report: &RasReport, subjects: &[Subject]) -> CollectiveReport {
 pub(super) struct Environment(Vec<u8>);
 
 impl Environment {
-    pub(super) fn of(pid: Pid) -> Environment {
+    pub(super) fn of_process(pid: Pid) -> Environment {
         Environment(fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default())
     }
 
@@ -241,7 +242,7 @@ mod tests {
         let child = sleep.spawn().unwrap();
         let pid = Pid(i32::try_from(child.id()).unwrap());
         // Its environment is readable only after the kernel has set up the new program.
-        while Environment::of(pid).get("TORCH_FR_DUMP_TEMP_FILE").is_none() {
+        while Environment::of_process(pid).get("TORCH_FR_DUMP_TEMP_FILE").is_none() {
             std::thread::yield_now();
         }
         let (sections, last_steps) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use mainstay_sys::{calls, processes};
 
 /// At most this many threads are reported: later ones are not the cause of a hang.
-const THREADS: usize = 128;
+const MAX_THREADS: usize = 128;
 
 /// A process.
 pub(super) struct Native {
@@ -36,11 +36,12 @@ pub(super) fn look(pid: Pid) -> Option<Native> {
     let command = fs::read(directory.join("cmdline")).ok()?;
     let command = String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned();
     let tasks = fs::read_dir(directory.join("task")).ok()?;
-    let mut threads: Vec<Thread> = tasks.flatten().take(THREADS).map(|task| thread(&task.path())).collect();
+    let mut threads: Vec<Thread> =
+        tasks.flatten().take(MAX_THREADS).map(|task| thread(&task.path())).collect();
     let own = pid.0.to_string();
     let main = threads.iter().position(|thread| thread.id == own)?;
     let main = threads.swap_remove(main);
-    let children = processes::descendants(pid).into_iter().take(THREADS);
+    let children = processes::descendants(pid).into_iter().take(MAX_THREADS);
     let children = children.map(|child| (child.0, processes::waits_in(child))).collect();
     Some(Native { command, main, threads, children })
 }

@@ -21,7 +21,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 /// How often to check whether stacks are written.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// No dump is longer than this.
-const LONGEST: u64 = 1 << 20;
+const MAX_DUMP_BYTES: u64 = 1 << 20;
 
 /// A rank's Python stacks.
 pub(super) struct Stack {
@@ -112,7 +112,7 @@ fn tail(path: &Path, from: u64, owner: Option<u32>) -> Option<String> {
     let mut file = foreign_files::open(path, Some(owner?)).ok()?;
     file.seek(SeekFrom::Start(from)).ok()?;
     let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    file.take(MAX_DUMP_BYTES).read_to_end(&mut bytes).ok()?;
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -181,7 +181,7 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
     let mut text = Vec::new();
     let mut stdout = child.stdout.take()?;
     let reader = std::thread::spawn(move || {
-        let read = stdout.by_ref().take(LONGEST).read_to_end(&mut text);
+        let read = stdout.by_ref().take(MAX_DUMP_BYTES).read_to_end(&mut text);
         read.map(|_| text)
     });
     while !reader.is_finished() && left(deadline) > Duration::ZERO {

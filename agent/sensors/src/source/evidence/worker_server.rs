@@ -68,7 +68,7 @@ fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf, u32)> {
     let named: Vec<(Rank, Pid, PathBuf)> = subjects
         .iter()
         .filter_map(|subject| {
-            let socket = Environment::of(subject.pid).get(SOCKET)?;
+            let socket = Environment::of_process(subject.pid).get(SOCKET)?;
             Some((subject.rank, subject.pid, PathBuf::from(socket)))
         })
         .collect();
@@ -140,7 +140,7 @@ mod tests {
         let child = Command::new("sleep").arg("1000").env(SOCKET, socket).spawn().unwrap();
         let pid = Pid(i32::try_from(child.id()).unwrap());
         // Its environment is readable only after the kernel has set up the new program.
-        while Environment::of(pid).get(SOCKET).is_none() {
+        while Environment::of_process(pid).get(SOCKET).is_none() {
             std::thread::yield_now();
         }
         let (sections, last_steps) = (Vec::new(), Vec::new());

@@ -10,7 +10,7 @@ use mainstay_health::host::os::Reading;
 use mainstay_health::parse::sysfs::{is_pci_function, port_rate, state_name};
 use nix::errno::Errno;
 
-use super::{interface, list, near, read, reported};
+use super::{describe_error, interface, list, near, read};
 
 /// The PCI vendor of ConnectX cards.
 const MELLANOX: &str = "0x15b3";
@@ -149,7 +149,7 @@ impl Port {
                     ));
                 }
             },
-            Err(error) => return Reading::Failed(reported(&path, &error)),
+            Err(error) => return Reading::Failed(describe_error(&path, &error)),
         };
         let physical = read(&self.path.join("phys_state")).ok();
         Reading::Value(LinkState {
@@ -166,7 +166,7 @@ impl Port {
                 || Reading::NotAvailable(format!("{} says {text:?}", path.display())),
                 Reading::Value,
             ),
-            Err(error) => Reading::NotAvailable(reported(&path, &error)),
+            Err(error) => Reading::NotAvailable(describe_error(&path, &error)),
         }
     }
 

@@ -8,7 +8,7 @@ use mainstay_health::host::os::Reading;
 use mainstay_health::parse::sysfs::{interface_rate, is_pci_function};
 use nix::errno::Errno;
 
-use super::{near, read, reported};
+use super::{describe_error, near, read};
 
 /// Reads an interface; none if it does not exist.
 pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
@@ -31,7 +31,7 @@ pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
             || Reading::NotAvailable(format!("{} says {text:?}", speed.display())),
             Reading::Value,
         ),
-        Err(error) => Reading::NotAvailable(reported(&speed, &error)),
+        Err(error) => Reading::NotAvailable(describe_error(&speed, &error)),
     };
     Some(LinkReading {
         name: name.to_owned(),
@@ -58,7 +58,7 @@ fn state(path: &Path) -> Reading<LinkState> {
         Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
             reported_as(false, "administratively down")
         }
-        Err(error) => Reading::Failed(reported(&carrier, error)),
+        Err(error) => Reading::Failed(describe_error(&carrier, error)),
     }
 }
 

@@ -18,7 +18,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use super::proc::read;
 
 /// After this time without an answer, a file system that has answered before counts as silent.
-const SLOW: Span = Span::seconds(10);
+const SILENT_AFTER: Span = Span::seconds(10);
 
 /// The stack of a thread that only calls statvfs.
 const STACK_BYTES: usize = 128 << 10;
@@ -64,7 +64,7 @@ pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
 /// The watched paths and their state.
 pub(super) struct DiskProbes {
     queue: Arc<ProbeQueue>,
-    watched: BTreeMap<PathBuf, Watched>,
+    watched: BTreeMap<PathBuf, WatchedDisk>,
 }
 
 impl std::fmt::Debug for DiskProbes {
@@ -74,7 +74,7 @@ impl std::fmt::Debug for DiskProbes {
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedDisk {
     /// When it was asked, while the answer is pending.
     asked: Option<Mono>,
     answer: Option<Result<Probed, String>>,
@@ -82,7 +82,7 @@ struct Watched {
     dropped: bool,
 }
 
-impl Watched {
+impl WatchedDisk {
     /// The path that identifies its mount: without symbolic links once they are resolved.
     fn place<'a>(&'a self, path: &'a Path) -> &'a Path {
         match &self.answer {
@@ -93,7 +93,7 @@ impl Watched {
 
     /// Since when it is silent, if that is too long.
     fn silent_since(&self, now: Mono) -> Option<Mono> {
-        let slow = |asked: &Mono| self.answer.is_none() || now.since(*asked) >= SLOW;
+        let slow = |asked: &Mono| self.answer.is_none() || now.since(*asked) >= SILENT_AFTER;
         self.asked.filter(slow)
     }
 }
@@ -154,7 +154,7 @@ impl DiskProbes {
 
     /// Asks one path of each mount without a pending request, among those not asked yet. Returns false if none is left.
     fn ask(&mut self, now: Mono, mounts: &[Mount], asked: &mut BTreeSet<PathBuf>) -> bool {
-        let point = |path: &Path, watched: &Watched| {
+        let point = |path: &Path, watched: &WatchedDisk| {
             let place = watched.place(path);
             mount_of(mounts, place).map_or_else(|| place.to_owned(), |mount| mount.point.clone())
         };
@@ -196,7 +196,7 @@ impl Drop for DiskProbes {
     }
 }
 
-impl Watched {
+impl WatchedDisk {
     fn report(
         &self,
         now: Mono,

@@ -36,7 +36,7 @@ pub(super) fn load(proc: &Path) -> Reading<f64> {
     match LoadAverage::from_file(proc.join("loadavg")) {
         Ok(load) if load.one.is_finite() => Reading::Value(f64::from(load.one)),
         Ok(load) => Reading::Failed(format!("{}/loadavg says {}", proc.display(), load.one)),
-        Err(error) => Reading::Failed(reported(error)),
+        Err(error) => Reading::Failed(describe_error(error)),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn cpu_times(proc: &Path) -> Reading<CpuTimes> {
 pub(super) fn memory(proc: &Path) -> Reading<Memory> {
     let meminfo = match Meminfo::from_file(proc.join("meminfo")) {
         Ok(meminfo) => meminfo,
-        Err(error) => return Reading::Failed(reported(error)),
+        Err(error) => return Reading::Failed(describe_error(error)),
     };
     match meminfo.mem_available {
         Some(available) => Reading::Value(Memory {
@@ -127,7 +127,7 @@ pub(super) fn oom_kills(proc: &Path) -> Reading<u64> {
 }
 
 /// The error in the format of the other readings: operation and path first.
-fn reported(error: ProcError) -> String {
+fn describe_error(error: ProcError) -> String {
     match error {
         ProcError::Io(error, Some(path)) => format!("reading {}: {error}", path.display()),
         ProcError::NotFound(Some(path)) => format!("reading {}: no such file", path.display()),

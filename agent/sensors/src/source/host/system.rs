@@ -50,7 +50,7 @@ pub struct SystemPlan {
 }
 
 /// How often slowly changing data is read.
-const SELDOM: Span = Span::seconds(60);
+const SLOW_READ_INTERVAL: Span = Span::seconds(60);
 
 /// The clocks are read again if this much time passed between them: another process had the CPU.
 const CLOSE: Span = Span::millis(20);
@@ -87,7 +87,7 @@ impl SystemSource {
     /// Reads everything once; expensive data only when it is due. Returns within about a second.
     pub fn sample(&mut self, now: Mono) -> SystemSample {
         let Roots { proc, sys, .. } = &self.plan.roots;
-        let seldom = self.read_seldom.is_none_or(|last| now.since(last) >= SELDOM);
+        let seldom = self.read_seldom.is_none_or(|last| now.since(last) >= SLOW_READ_INTERVAL);
         if seldom {
             self.read_seldom = Some(now);
             self.hardware.read(sys);

@@ -11,7 +11,7 @@ use mainstay_model::pci::PciAddress;
 const GOOGLE: u16 = 0x1ae0;
 
 /// The chip at one address: the generation, the first function, the device nodes.
-type Found = (&'static str, u8, Vec<Node>);
+type ChipNodes = (&'static str, u8, Vec<Node>);
 
 /// The chips in the order of their device nodes. Empty if there is no PCI bus.
 pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
@@ -22,7 +22,7 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
         Err(error) => return Err(format!("reading {}: {error}", directory.display())),
     };
     // If each core is a separate PCI function, the functions of one address are one chip.
-    let mut chips: BTreeMap<PciAddress, Found> = BTreeMap::new();
+    let mut chips: BTreeMap<PciAddress, ChipNodes> = BTreeMap::new();
     for device in devices.flatten().map(|entry| entry.path()) {
         let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let (Some(address), Some(kind)) = (PciAddress::parse(name), kind_of(&device)) {
@@ -40,7 +40,7 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
     chips.sort_by_key(|(address, (_, _, nodes))| {
         (nodes.is_empty(), nodes.first().map(|node| node.number), *address)
     });
-    let chip = |(number, (address, (kind, function, nodes))): (usize, (PciAddress, Found))| Chip {
+    let chip = |(number, (address, (kind, function, nodes))): (usize, (PciAddress, ChipNodes))| Chip {
         number: u32::try_from(number).unwrap_or(u32::MAX),
         address,
         function,

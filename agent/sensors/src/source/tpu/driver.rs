@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use mainstay_health::hardware::tpu::{DriverReport, read_driver_line};
 
 /// Bytes of one file that are read at one look; the next look reads the rest.
-const AT_ONCE: u64 = 256 * 1024;
+const MAX_BYTES_PER_POLL: u64 = 256 * 1024;
 
 /// Files that are followed: those of a few jobs.
-const FILES: usize = 64;
+const MAX_FILES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct DriverLogs {
@@ -41,7 +41,7 @@ impl DriverLogs {
         files.sort();
         self.places.retain(|name, _| files.contains(name));
         let mut reports = Vec::new();
-        for file in files.into_iter().rev().take(FILES) {
+        for file in files.into_iter().rev().take(MAX_FILES) {
             let path = self.directory.join(&file);
             let place = self.places.get(&file).copied();
             let read = if first { length(&path) } else { read_on(&path, place.unwrap_or(0), &mut reports) };
@@ -73,11 +73,11 @@ fn read_on(path: &Path, place: u64, reports: &mut Vec<DriverReport>) -> io::Resu
     }
     file.seek(SeekFrom::Start(place))?;
     let mut bytes = Vec::new();
-    file.take(AT_ONCE).read_to_end(&mut bytes)?;
+    file.take(MAX_BYTES_PER_POLL).read_to_end(&mut bytes)?;
     let whole = match memchr::memrchr(b'\n', &bytes) {
         Some(end) => end + 1,
         // A line longer than one read is not from glog.
-        None if bytes.len() as u64 == AT_ONCE => bytes.len(),
+        None if bytes.len() as u64 == MAX_BYTES_PER_POLL => bytes.len(),
         None => return Ok(place),
     };
     reports.extend(String::from_utf8_lossy(&bytes[..whole]).lines().filter_map(read_driver_line));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use mainstay_health::hardware::tpu::Answer;
+use mainstay_health::hardware::tpu::RuntimeReply;
 use mainstay_model::id::Pid;
 use mainstay_model::time::Span;
 
@@ -56,7 +56,7 @@ pub fn idle_at(mut ports: BTreeSet<u16>, within: Duration) -> Option<Span> {
         .collect();
     let mut least: Option<f64> = None;
     for answer in asked {
-        let Ok(Answer::Reported(reported)) = runtime.block_on(answer) else { return None };
+        let Ok(RuntimeReply::Reported(reported)) = runtime.block_on(answer) else { return None };
         let of_one = reported.idle_seconds.values().copied().reduce(f64::min)?;
         least = Some(least.map_or(of_one, |least| least.min(of_one)));
     }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-use mainstay_health::hardware::tpu::{Answer, CoreState, Runtime};
+use mainstay_health::hardware::tpu::{CoreState, Runtime, RuntimeReply};
 use mainstay_proto::libtpu::tpu::monitoring::runtime::attr_value::Attr;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::metric::Measure;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::runtime_metric_service_client::RuntimeMetricServiceClient;
@@ -41,19 +41,19 @@ pub(super) struct Question {
 }
 
 /// Asks a service; returns within the deadline.
-pub(super) async fn ask(question: Question) -> Answer {
+pub(super) async fn ask(question: Question) -> RuntimeReply {
     match tokio::time::timeout(question.deadline, talk(&question)).await {
-        Ok(Ok(runtime)) => Answer::Reported(runtime),
+        Ok(Ok(runtime)) => RuntimeReply::Reported(runtime),
         Ok(Err(answer)) => answer,
-        Err(_) => Answer::Silent,
+        Err(_) => RuntimeReply::Silent,
     }
 }
 
-async fn talk(question: &Question) -> Result<Runtime, Answer> {
+async fn talk(question: &Question) -> Result<Runtime, RuntimeReply> {
     let endpoint = Endpoint::from_shared(format!("http://{}", question.endpoint))
-        .map_err(|error| Answer::Improper(error.to_string()))?;
+        .map_err(|error| RuntimeReply::Improper(error.to_string()))?;
     let channel = endpoint.connect().await.map_err(|error| {
-        if was_refused(&error) { Answer::Refused } else { Answer::Improper(causes(&error)) }
+        if was_refused(&error) { RuntimeReply::Refused } else { RuntimeReply::Improper(causes(&error)) }
     })?;
     let mut client = RuntimeMetricServiceClient::new(channel);
     let cores = cores(&mut client, &question.before).await?;
@@ -76,7 +76,9 @@ async fn talk(question: &Question) -> Result<Runtime, Answer> {
         cores,
     };
     if runtime.cores.is_none() && !metrics.known {
-        return Err(Answer::Improper("it is a gRPC server that does not have libtpu's service".to_owned()));
+        return Err(RuntimeReply::Improper(
+            "it is a gRPC server that does not have libtpu's service".to_owned(),
+        ));
     }
     Ok(runtime)
 }
@@ -85,7 +87,7 @@ type Client = RuntimeMetricServiceClient<Channel>;
 
 /// The state of the cores; none if this libtpu does not report it. The texts of the program are expensive for the trainer
 /// that serves them: they are requested only while it does not move.
-async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<CoreState>>, Answer> {
+async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<CoreState>>, RuntimeReply> {
     let Some(cores) = status(client, false).await? else { return Ok(None) };
     let still =
         cores.len() == before.len() && cores.iter().zip(before).all(|(core, was)| core.stands_as(was));
@@ -96,7 +98,7 @@ async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<C
 }
 
 /// The supported metrics; none if this libtpu does not list them.
-async fn supported(client: &mut Client) -> Result<Option<BTreeSet<String>>, Answer> {
+async fn supported(client: &mut Client) -> Result<Option<BTreeSet<String>>, RuntimeReply> {
     match client.list_supported_metrics(ListSupportedMetricsRequest::default()).await {
         Ok(answer) => {
             let metrics = answer.into_inner().supported_metric.into_iter().take(MOST_CORES);
@@ -107,7 +109,7 @@ async fn supported(client: &mut Client) -> Result<Option<BTreeSet<String>>, Answ
     }
 }
 
-async fn status(client: &mut Client, include_hlo_info: bool) -> Result<Option<Vec<CoreState>>, Answer> {
+async fn status(client: &mut Client, include_hlo_info: bool) -> Result<Option<Vec<CoreState>>, RuntimeReply> {
     match client.get_tpu_runtime_status(GetTpuRuntimeStatusRequest { include_hlo_info }).await {
         Ok(answer) => Ok(Some(core_states(answer.into_inner().core_states))),
         Err(status) if status.code() == Code::Unimplemented => Ok(None),
@@ -126,7 +128,7 @@ struct Metrics {
 
 impl Metrics {
     /// A metric by core or chip; empty if this libtpu does not have it.
-    async fn get(&mut self, name: &str) -> Result<BTreeMap<i64, f64>, Answer> {
+    async fn get(&mut self, name: &str) -> Result<BTreeMap<i64, f64>, RuntimeReply> {
         if self.supported.as_ref().is_some_and(|supported| !supported.contains(name)) {
             return Ok(BTreeMap::new());
         }
@@ -218,9 +220,9 @@ fn was_refused(error: &tonic::transport::Error) -> bool {
     false
 }
 
-fn improper(status: &Status) -> Answer {
+fn improper(status: &Status) -> RuntimeReply {
     let cause = status.source().map(|error| format!(" ({})", causes(error))).unwrap_or_default();
-    Answer::Improper(cut(&format!("{:?}: {}{cause}", status.code(), status.message())))
+    RuntimeReply::Improper(cut(&format!("{:?}: {}{cause}", status.code(), status.message())))
 }
 
 /// An error with all its causes.

@@ -13,10 +13,10 @@ use prost::Message;
 use super::service::core_states;
 
 /// Larger than the summary of any host.
-const LARGEST: u64 = 64 << 20;
+const MAX_SUMMARY_BYTES: u64 = 64 << 20;
 
 /// Summaries reported at one look; a directory full of them is one incident.
-const AT_ONCE: usize = 8;
+const MAX_SUMMARIES_PER_POLL: usize = 8;
 
 /// Files that are older than this when first seen belong to an earlier incident.
 const OLDEST: Duration = Duration::from_secs(3600);
@@ -49,9 +49,9 @@ impl Stalls {
         let mut stalls = Vec::new();
         for file in files {
             let cores = match read(&self.directory.join(&file)) {
-                Ok(Found::Fresh) => continue,
-                Ok(Found::OfAnotherDay) => None,
-                Ok(Found::Summary(bytes)) => Some(
+                Ok(SummaryFile::Fresh) => continue,
+                Ok(SummaryFile::OfAnotherDay) => None,
+                Ok(SummaryFile::Summary(bytes)) => Some(
                     AllCoreStateSummaries::decode(bytes.as_slice())
                         .map(|all| core_states(all.core_states))
                         .map_err(|error| error.to_string()),
@@ -61,12 +61,12 @@ impl Stalls {
             self.seen.insert(file.clone());
             stalls.extend(cores.map(|cores| Stall { file, cores }));
         }
-        stalls.truncate(AT_ONCE);
+        stalls.truncate(MAX_SUMMARIES_PER_POLL);
         stalls
     }
 }
 
-enum Found {
+enum SummaryFile {
     /// It may still be written.
     Fresh,
     OfAnotherDay,
@@ -74,18 +74,18 @@ enum Found {
 }
 
 /// Reads a file. Any user may have created it: follows no pipes or links, and waits for nothing.
-fn read(path: &Path) -> io::Result<Found> {
+fn read(path: &Path) -> io::Result<SummaryFile> {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let about = file.metadata()?;
     let age = SystemTime::now().duration_since(about.modified()?).unwrap_or_default();
     if !about.is_file() || age > OLDEST {
-        return Ok(Found::OfAnotherDay);
+        return Ok(SummaryFile::OfAnotherDay);
     }
     if age < SETTLED {
-        return Ok(Found::Fresh);
+        return Ok(SummaryFile::Fresh);
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes)?;
-    Ok(Found::Summary(bytes))
+    file.take(MAX_SUMMARY_BYTES).read_to_end(&mut bytes)?;
+    Ok(SummaryFile::Summary(bytes))
 }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::choice::{Wanted, choose};
-use mainstay_checkpoint::decision::{Decision, Word};
+use mainstay_checkpoint::choice::{RestoreRequest, choose};
+use mainstay_checkpoint::decision::{Decision, DecisionReply};
 use mainstay_checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences};
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::prepared_memory::expected;
@@ -311,7 +311,7 @@ impl Shared {
             match asked {
                 Ok(decision) => {
                     let reported = self.decisions().report(&decision);
-                    if let Word::Refused(newer) = reported {
+                    if let DecisionReply::Refused(newer) = reported {
                         return Ok(newer);
                     }
                     return Ok(decision);
@@ -357,7 +357,7 @@ impl Shared {
     /// lose a step that is whole with what they reported last: on a busy host one request may time out. A lost host whose
     /// shards have copies elsewhere delays nothing.
     fn newest_after_second_request(&self, run: &str) -> Option<StepKey> {
-        let wanted = Wanted { run: Some(run), ..Wanted::default() };
+        let wanted = RestoreRequest { run: Some(run), ..RestoreRequest::default() };
         let newest = |copies: Vec<Copy>| choose(&restorable(copies), wanted).key();
         let answered = newest(self.copies());
         let silent = self.silent();
@@ -382,7 +382,7 @@ impl Shared {
             reported.into_iter().map(|word| word.join()).collect::<Vec<_>>()
         });
         let refused = words.into_iter().filter_map(|word| match word {
-            Ok(Ok(Word::Refused(newer))) => Some(newer),
+            Ok(Ok(DecisionReply::Refused(newer))) => Some(newer),
             _ => None,
         });
         refused.max_by_key(|newer| newer.fence)

@@ -1,6 +1,6 @@
 //! Failures of jobs: a host's valid reports reach its peers.
 
-use mainstay_diagnosis::repeats::{MAX_REPORTED, Place, RemoteFailure};
+use mainstay_diagnosis::repeats::{FailurePosition, MAX_REPORTED, RemoteFailure};
 use mainstay_model::time::Wall;
 
 use super::support::{hosts, until};
@@ -10,7 +10,7 @@ fn reported(fingerprint: &str, at: i64) -> RemoteFailure {
         program: "0123456789abcdef".into(),
         content: None,
         fingerprint: fingerprint.into(),
-        place: Place { step: Some(7), data: Some(64), heartbeats: true },
+        place: FailurePosition { step: Some(7), data: Some(64), heartbeats: true },
         at: Wall(at),
     }
 }

@@ -15,18 +15,18 @@ use mainstay_model::time::Mono;
 use mainstay_wire::wait_channel;
 
 /// Maximum number of stuck processes that are named; more are only counted.
-const NAMED: usize = 4;
+const MAX_NAMED_PROCESSES: usize = 4;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProcessWatch {
     /// By process id and start time.
-    blocked: BTreeMap<(i32, u64), Waiting>,
+    blocked: BTreeMap<(i32, u64), BlockedProcess>,
     zombies: Option<(Checked, ProcessScan)>,
     unreadable: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-struct Waiting {
+struct BlockedProcess {
     since: Mono,
     looks: u32,
     last: Blocked,
@@ -76,7 +76,7 @@ impl ProcessWatch {
             let key = (process.pid, process.start);
             let same = before.get(&key).filter(|waiting| waiting.last.ran == process.ran);
             let (since, looks) = same.map_or((at, 1), |waiting| (waiting.since, waiting.looks + 1));
-            self.blocked.insert(key, Waiting { since, looks, last: process.clone() });
+            self.blocked.insert(key, BlockedProcess { since, looks, last: process.clone() });
         }
     }
 
@@ -99,7 +99,7 @@ impl ProcessWatch {
     }
 
     fn report_stuck(&self, limits: &ProcessLimits, at: Mono, findings: &mut Findings) {
-        let stuck = |waiting: &&Waiting| {
+        let stuck = |waiting: &&BlockedProcess| {
             let long = at.since(waiting.since) >= limits.stuck_after.0 && waiting.looks >= STUCK_LOOKS;
             // Kernel threads may sleep like this forever; the kernel itself reports those that should not.
             long && waiting.last.ran.is_some()
@@ -114,7 +114,7 @@ impl ProcessWatch {
             };
             let what =
                 format!("{} (process {}) is stuck in the kernel for {lasted}", process.name, process.pid);
-            if reported < NAMED {
+            if reported < MAX_NAMED_PROCESSES {
                 findings.evidence("/proc/PID/wchan", format!("{what}: {place}"), None);
             }
             let (state, action, why) = if in_gpu_driver(process) {
@@ -124,7 +124,7 @@ impl ProcessWatch {
             } else {
                 (HealthState::Degraded, RecommendedAction::None, "")
             };
-            if reported < NAMED {
+            if reported < MAX_NAMED_PROCESSES {
                 findings.problem(state, format!("{what}{why} ({place})"), action);
             } else {
                 findings.problem(state, "and more".to_owned(), action);

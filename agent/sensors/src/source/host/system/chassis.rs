@@ -8,16 +8,16 @@ use mainstay_health::parse::ipmi::{self, Sensor};
 use mainstay_model::time::{Mono, Span};
 
 use super::SystemPlan;
-use super::child::Asked;
+use super::child::PendingRequest;
 
 /// How long a look waits for an answer; a later answer is read at the next look.
-const PATIENCE: Duration = Duration::from_millis(100);
+const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A controller takes seconds for all of its sensors. After this time it counts as hung.
-const DEADLINE: Span = Span::seconds(120);
+const HUNG_AFTER: Span = Span::seconds(120);
 
 /// How often it is asked: it is slow, and its readings change slowly.
-const EVERY: Span = Span::seconds(120);
+const REQUEST_INTERVAL: Span = Span::seconds(120);
 
 /// The kernel's devices for a controller.
 const DEVICES: [&str; 3] = ["dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0"];
@@ -27,7 +27,7 @@ pub(super) struct ChassisProbe {
     program: Option<PathBuf>,
     /// The operator did not configure it: if the program is missing, nothing is reported.
     unasked: bool,
-    asked: Option<Asked>,
+    asked: Option<PendingRequest>,
     last: Option<Mono>,
 }
 
@@ -42,9 +42,9 @@ impl ChassisProbe {
     /// The controller's sensors, if it was asked and has answered.
     pub(super) fn look(&mut self, now: Mono) -> Option<Reading<Vec<Sensor>>> {
         let program = self.program.as_ref()?;
-        if self.asked.is_none() && self.last.is_none_or(|last| now.since(last) >= EVERY) {
+        if self.asked.is_none() && self.last.is_none_or(|last| now.since(last) >= REQUEST_INTERVAL) {
             self.last = Some(now);
-            match Asked::start(program, &["sdr", "elist"], now) {
+            match PendingRequest::start(program, &["sdr", "elist"], now) {
                 Ok(asked) => self.asked = Some(asked),
                 Err(error) if self.unasked && error.kind() == std::io::ErrorKind::NotFound => {
                     self.program = None;
@@ -56,7 +56,7 @@ impl ChassisProbe {
             }
         }
         let asked = self.asked.as_mut()?;
-        match asked.answer(PATIENCE) {
+        match asked.answer(POLL_TIMEOUT) {
             Some(Ok(text)) => {
                 self.asked = None;
                 let sensors = ipmi::sensors(&text);
@@ -68,7 +68,7 @@ impl ChassisProbe {
                 self.asked = None;
                 (!self.unasked).then(|| Reading::Failed(format!("asking {}: {error}", program.display())))
             }
-            None if now.since(asked.at) >= DEADLINE => {
+            None if now.since(asked.at) >= HUNG_AFTER => {
                 asked.kill();
                 Some(Reading::Failed(format!("{} does not answer", program.display())))
             }

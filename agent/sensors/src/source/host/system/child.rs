@@ -9,11 +9,11 @@ use mainstay_model::time::Mono;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longer than any answer.
-const LONGEST: usize = 256 << 10;
+const MAX_ANSWER_BYTES: usize = 256 << 10;
 
 /// A request in progress.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingRequest {
     /// When it was sent.
     pub(super) at: Mono,
     child: Child,
@@ -22,15 +22,15 @@ pub(super) struct Asked {
     killed: bool,
 }
 
-impl Asked {
-    pub(super) fn start(program: &Path, arguments: &[&str], at: Mono) -> io::Result<Asked> {
+impl PendingRequest {
+    pub(super) fn start(program: &Path, arguments: &[&str], at: Mono) -> io::Result<PendingRequest> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // Other languages have other words for the same states.
         command.env("LC_ALL", "C");
         let mut child = command.spawn()?;
         let answer = child.stdout.take();
-        Ok(Asked { at, child, answer, text: Vec::new(), killed: false })
+        Ok(PendingRequest { at, child, answer, text: Vec::new(), killed: false })
     }
 
     /// The answer, if it is complete: the child's output until it closes its end. Waits at most `patience`.
@@ -54,7 +54,7 @@ impl Asked {
                 Ok(length) => self.text.extend_from_slice(&buffer[..length]),
                 Err(error) => return Some(Err(error)),
             }
-            if self.text.len() > LONGEST {
+            if self.text.len() > MAX_ANSWER_BYTES {
                 self.kill();
                 break;
             }
@@ -87,7 +87,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for PendingRequest {
     /// A child that hangs is abandoned: waiting for it would block us too.
     fn drop(&mut self) {
         self.kill();

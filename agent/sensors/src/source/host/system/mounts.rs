@@ -9,13 +9,13 @@ use mainstay_health::parse::mounts::{Mount, parse_mounts};
 use mainstay_model::time::{Mono, Span};
 
 use super::SystemPlan;
-use super::child::Asked;
+use super::child::PendingRequest;
 
 /// At most this many network file systems are asked: a host of many containers has hundreds.
-const MOST: usize = 32;
+const MAX_MOUNTS: usize = 32;
 
 /// How long a look waits for all requests together; later answers are read at the next look.
-const PATIENCE: Duration = Duration::from_millis(200);
+const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
 const NETWORK: [&str; 34] = [
     "nfs",
@@ -66,7 +66,7 @@ pub(super) struct MountProbes {
 
 #[derive(Debug, Default)]
 struct Probe {
-    asked: Option<Asked>,
+    asked: Option<PendingRequest>,
     last: Option<(Mono, Result<(), String>)>,
     /// The first of the requests in a row that were not answered.
     silent_since: Option<Mono>,
@@ -96,7 +96,7 @@ impl MountProbes {
             let probe = self.probes.entry(mount.point.clone()).or_default();
             probe.ask(&self.program, &mount.point, now, self.every);
         }
-        let mut patience = PATIENCE;
+        let mut patience = POLL_TIMEOUT;
         for probe in self.probes.values_mut() {
             let started = std::time::Instant::now();
             probe.receive(now, self.deadline, patience);
@@ -134,7 +134,7 @@ impl MountProbes {
         }
         let mut mounts: Vec<Mount> = by_device.into_values().collect();
         mounts.sort_by(|one, other| one.point.cmp(&other.point));
-        mounts.truncate(MOST);
+        mounts.truncate(MAX_MOUNTS);
         mounts
     }
 }
@@ -150,7 +150,7 @@ impl Probe {
             self.last = Some((now, Err("its name is not text".to_owned())));
             return;
         };
-        match Asked::start(program, &["probe", "mount", path], now) {
+        match PendingRequest::start(program, &["probe", "mount", path], now) {
             Ok(asked) => {
                 self.silent_since.get_or_insert(now);
                 self.asked = Some(asked);

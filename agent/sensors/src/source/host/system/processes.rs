@@ -12,14 +12,14 @@ use mainstay_model::id::Pid;
 use mainstay_model::time::{Mono, Span};
 
 /// A scan takes at most one part in this many of our time, for any number of processes.
-const SHARE: u32 = 300;
+const MIN_TIME_TO_SCAN: u32 = 300;
 
 /// A process that sleeps uninterruptibly for two minutes raises the load average above this. Below it there is none, and a
 /// scan only finds zombies.
 const LOAD_OF_ONE: f64 = 0.5;
 
 /// How much less often a scan runs for those alone.
-const SELDOM: u32 = 10;
+const IDLE_SCAN_FACTOR: u32 = 10;
 
 #[derive(Debug)]
 pub(super) struct Processes {
@@ -42,8 +42,8 @@ impl Processes {
         let scan = scan(proc);
         self.found_blocked = scan.as_ref().is_ok_and(|scan| !scan.blocked.is_empty());
         let idle = !self.found_blocked && load(proc).is_some_and(|load| load < LOAD_OF_ONE);
-        let pace = if idle { self.every.saturating_mul(SELDOM) } else { self.every };
-        let pause = pace.max(started.elapsed().saturating_mul(SHARE));
+        let pace = if idle { self.every.saturating_mul(IDLE_SCAN_FACTOR) } else { self.every };
+        let pause = pace.max(started.elapsed().saturating_mul(MIN_TIME_TO_SCAN));
         self.next = Some(now.after(Span(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX))));
         Some(scan.map_or_else(Reading::Failed, Reading::Value))
     }

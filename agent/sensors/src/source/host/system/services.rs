@@ -8,21 +8,21 @@ use mainstay_health::parse::systemd;
 use mainstay_model::time::{Mono, Span};
 
 use super::SystemPlan;
-use super::child::Asked;
+use super::child::PendingRequest;
 use super::hardware::nvidia_devices;
 use crate::source::fabric::has_switches_behind_a_card;
 
 /// How long a look waits for an answer; a later answer is read at the next look.
-const PATIENCE: Duration = Duration::from_millis(500);
+const POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// After this time without an answer systemd counts as hung.
-const DEADLINE: Span = Span::seconds(20);
+const HUNG_AFTER: Span = Span::seconds(20);
 
 #[derive(Debug)]
 pub(super) struct ServiceProbe {
     program: Option<PathBuf>,
     units: Vec<String>,
-    asked: Option<Asked>,
+    asked: Option<PendingRequest>,
     /// NVSwitches behind a network card: product data are slow to read and constant.
     behind_a_card: Option<bool>,
 }
@@ -44,7 +44,7 @@ impl ServiceProbe {
             let properties = "--property=Id,LoadState,ActiveState,SubState,Result,UnitFileState,NRestarts";
             let mut arguments = vec!["show", "--no-pager", properties, "--"];
             arguments.extend(self.units.iter().map(String::as_str));
-            match Asked::start(program, &arguments, now) {
+            match PendingRequest::start(program, &arguments, now) {
                 Ok(asked) => self.asked = Some(asked),
                 Err(error) => {
                     return Some(Reading::Failed(format!("starting {}: {error}", program.display())));
@@ -52,7 +52,7 @@ impl ServiceProbe {
             }
         }
         let asked = self.asked.as_mut()?;
-        match asked.answer(PATIENCE) {
+        match asked.answer(POLL_TIMEOUT) {
             Some(Ok(text)) => {
                 self.asked = None;
                 let (gpus, on_the_bus) = nvidia_devices(sys);
@@ -64,7 +64,7 @@ impl ServiceProbe {
                 self.asked = None;
                 Some(Reading::Failed(format!("asking {}: {error}", program.display())))
             }
-            None if now.since(asked.at) >= DEADLINE => {
+            None if now.since(asked.at) >= HUNG_AFTER => {
                 asked.kill();
                 Some(Reading::Failed(format!("{} does not answer", program.display())))
             }
