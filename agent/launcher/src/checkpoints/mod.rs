@@ -157,7 +157,7 @@ impl Checkpoints {
         while let Ok(line) = lines.try_recv() {
             terminal.print(line);
         }
-        Some(Start { port: done.and_then(|()| start.port), ..start })
+        Some(Start { port: done.and(start.port), ..start })
     }
 
     /// Cancels a start that still waits, because the job is about to end.
