@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import sentences
 
 from mainstay import _disk, _seal, checkpoint
 
@@ -136,7 +137,7 @@ def test_a_step_counts_once_every_rank_has_sealed_it(directory, as_rank, recwarn
     assert checkpoint.latest() == 10 and checkpoint.load() == "state of 0"
     assert not recwarn
     assert checkpoint.load(20) is None
-    assert "rank 1 has not sealed its shard" in told(recwarn)
+    assert sentences.NOT_SEALED in told(recwarn)
 
 
 def test_shards_of_different_attempts_or_worlds_make_no_whole(directory, as_rank, recwarn):
@@ -151,7 +152,7 @@ def test_shards_of_different_attempts_or_worlds_make_no_whole(directory, as_rank
     assert not recwarn
     as_rank(0, 4, attempt=2)
     assert checkpoint.latest() is None
-    assert "saved in a world of 2 ranks, and this job has 4" in told(recwarn)
+    assert sentences.OTHER_WORLD in told(recwarn)
 
 
 def test_only_the_newest_whole_steps_are_kept(directory, as_rank, monkeypatch):
@@ -252,7 +253,7 @@ def test_a_file_of_another_user_is_not_loaded(directory, recwarn):
     checkpoint.save(20, 20)
     os.chown(state_file(directory, 20), 12345, -1)
     assert checkpoint.load() == 10
-    assert "belongs to uid 12345" in told(recwarn)
+    assert sentences.FOREIGN in told(recwarn)
 
 
 def test_a_manifest_from_a_newer_version_is_left_alone(directory, recwarn):
@@ -263,11 +264,11 @@ def test_a_manifest_from_a_newer_version_is_left_alone(directory, recwarn):
     del body["seal"]
     path.write_bytes(_seal._encode(body))
     assert checkpoint.load() == 10
-    assert "format 3, and this version of mainstay reads 1 and 2" in told(recwarn)
+    assert sentences.OTHER_FORMAT in told(recwarn)
 
 
 WRONG = {
-    "no directory": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": ""}, "no directory is set"),
+    "no directory": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": ""}, sentences.NO_DIRECTORY),
     "step none": (None, {}, {}, "a step is a whole number, not NoneType"),
     "step negative": (-1, {}, {}, "a step is from 0"),
     "step huge": (10**30, {}, {}, "a step is from 0"),
@@ -294,7 +295,7 @@ def test_a_failed_save_is_reported_and_training_continues(directory, monkeypatch
 
 def test_a_failed_save_does_not_raise_where_warnings_are_errors(python):
     done = python("import mainstay; assert mainstay.checkpoint.save(1, 1) is False", "-W", "error")
-    assert "no directory is set" in done.stderr
+    assert sentences.NO_DIRECTORY in done.stderr
 
 
 def test_a_full_disk_leaves_older_steps_and_no_litter(tmp_path):
@@ -492,7 +493,7 @@ def test_a_rank_whose_chosen_shard_is_gone_fails_instead_of_choosing_another_ste
     as_rank(0, 1, attempt=1)
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "3 " + "ab" * 32)
     assert checkpoint.latest() == 3
-    with pytest.raises(RuntimeError, match="all hosts go on from step 3, and the shard of rank 0 is not on this host"):
+    with pytest.raises(RuntimeError, match=sentences.NOT_ON_THIS_HOST):
         checkpoint.load()
     assert checkpoint.save(4, "four")
     assert checkpoint.load() == "four", "what was chosen at the start is not the newest any more"

@@ -12,6 +12,7 @@ import textwrap
 import time
 
 import pytest
+import sentences
 
 numpy = pytest.importorskip("numpy")
 
@@ -303,7 +304,7 @@ def test_without_memory_a_rank_writes_to_the_disk_itself(launch):
         assert not checkpoint.reserve(state(1))
         assert checkpoint.save(1, state(1)) and same(checkpoint.load(), 1)
     """, "--checkpoint-memory=1M", ranks=1))  # fmt: skip
-    assert said.count("no memory for checkpoints") == 1, said
+    assert said.count(sentences.NO_MEMORY) == 1, said
     assert manifest(launch.steps, 1)["format"] == 1
 
 

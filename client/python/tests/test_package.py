@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sentences
 
 import mainstay
 from mainstay import _native
@@ -116,7 +117,7 @@ def test_the_stubs_name_what_is_there():
 def test_a_part_whose_package_is_missing_says_what_to_install(python, part, package):
     for use in (f"import mainstay; mainstay.{part}", f"import mainstay.{part}"):
         done = python(f"import sys; sys.modules[{package!r}] = None\n{use}", check=False)
-        assert "ModuleNotFoundError" in done.stderr and f"needs the package {package}," in done.stderr, done.stderr
+        assert "ModuleNotFoundError" in done.stderr and f"{sentences.NEEDS_PACKAGE} {package}," in done.stderr, done.stderr
 
 
 def test_the_calls_are_native_and_have_signatures():
