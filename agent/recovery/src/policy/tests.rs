@@ -89,7 +89,11 @@ fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted(
     assert_eq!(decided(&now, &[], &received).action, RESTART);
     let choice = decided(&now, &once, &received);
     assert_eq!(choice.action, elsewhere);
-    assert!(choice.why.contains("another host shows"), "{}", choice.why);
+    testing::snapshot!(
+        "reasons",
+        "policy: in doubt another host is tried once and a confirmed failure is not restarted",
+        choice.why
+    );
     // The job ends if the records are not shared, the verdict is sure, or it was tried before.
     let sure = Verdict { confidence: 0.95, ..now.clone() };
     let alone = SeenBefore::default();
@@ -181,7 +185,11 @@ fn three_restarts_in_a_row_may_bring_nothing_and_progress_resets_the_count() {
     let waits: Vec<Span> = [&[7][..], &[7, 7]].iter().map(|reached| of(reached).after).collect();
     assert!(waits[0] > Span::default() && waits[1] > waits[0], "{waits:?}");
     assert_eq!(of(&[7, 7, 7]).action, Action::Stop { exit: 1 });
-    assert_eq!(of(&[7, 7, 7]).why, "3 restart(s) in a row brought no new step, whatever their causes");
+    testing::snapshot!(
+        "reasons",
+        "policy: three restarts in a row may bring nothing and progress resets the count",
+        of(&[7, 7, 7]).why
+    );
     assert!(of(&[7, 7, 7, 3, 6]).action.attempt().is_some());
     // Failures without reported steps are not counted.
     let silent = Verdict { heartbeats: false, step: None, ..now.clone() };
@@ -306,7 +314,11 @@ fn a_resource_in_use_is_waited_for_with_a_deadline() {
         decide(&THREE.into(), Case { host, ..case(&kill, &[]) })
     };
     assert_eq!(of(Span::seconds(59)).action, Action::Wait);
-    assert!(of(Span::seconds(59)).why.contains("in use by process 7"));
+    testing::snapshot!(
+        "reasons",
+        "policy: a resource in use is waited for with a deadline",
+        of(Span::seconds(59)).why
+    );
     assert_eq!(of(Span::seconds(60)).action, Action::HandBack { exit: HAND_BACK_EXIT });
 }
 
@@ -329,7 +341,7 @@ fn a_dry_run_only_reports_what_would_be_done() {
     let kill = verdict(Cause::Signal { signal: 9 }, None);
     let choice = decide(&dry, case(&kill, &[]));
     assert_eq!(choice.action, Action::Stop { exit: 1 });
-    assert_eq!(choice.why, "dry run; it would be restarting all ranks: restart 1 of 3 in the job");
+    testing::snapshot!("reasons", "policy: a dry run only reports what would be done", choice.why);
 }
 
 #[test]

@@ -124,9 +124,10 @@ mod tests {
         let (choice, trouble) = of(advice(Rung::All), &none, &[]);
         assert_eq!(choice.action, Action::Stop { exit: 137 });
         let trouble = trouble.expect("it was overruled");
-        assert_eq!(
-            trouble.message(),
-            "mine.py: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
+        testing::snapshot!(
+            "reasons",
+            "user: forbidden advice is not carried out and the reason is given",
+            trouble.message()
         );
     }
 
@@ -134,6 +135,6 @@ mod tests {
     fn a_dry_run_reports_what_it_would_do() {
         let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
         let (choice, _) = of(advice(Rung::All), &dry, &[]);
-        assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.py)");
+        testing::snapshot!("reasons", "user: a dry run reports what it would do", choice.why);
     }
 }

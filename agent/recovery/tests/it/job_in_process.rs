@@ -200,9 +200,10 @@ fn an_in_process_restart_without_a_new_step_is_followed_by_new_processes() {
     assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Fault));
     run.ended_with(1, &[0, 1]);
     run.report(Event::AgentEvidence(None));
-    assert_eq!(
-        run.last_verdict().headline,
-        "after restarting in process, the ranks did not all complete a step within 300.00 s"
+    testing::snapshot!(
+        "reasons",
+        "job_in_process: an in process restart without a new step is followed by new processes",
+        run.last_verdict().headline
     );
     assert_eq!(run.last_order(), &Command::stop(Attempt(1), StopWhy::Dismissed));
     run.ended(1);

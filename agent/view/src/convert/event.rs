@@ -319,7 +319,7 @@ mod tests {
         assert_eq!((event.cursor, event.attempt, event.rank), (7, Some(2), Some(1)));
         assert_eq!(event.time.map(|time| (time.seconds, time.nanos)), Some((1, 500_000_000)));
         assert_eq!((event.kind(), event.severity()), (EventKind::Fact, Severity::Error));
-        assert_eq!(event.message, "rank 1 (pid 99) was killed by SIGKILL after step 41");
+        testing::snapshot!("view", "event: a killed rank is an error that names it", event.message);
         let attributes: Vec<(&str, &str)> =
             event.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(
@@ -350,7 +350,7 @@ mod tests {
             stdout_times: Vec::new(),
         }));
         assert_eq!(event.severity(), Severity::Info);
-        assert_eq!(event.message, "rank 0 (pid 98) ended as requested: SIGTERM");
+        testing::snapshot!("view", "event: a stop request to a rank is no error", event.message);
     }
 
     #[test]
@@ -372,13 +372,21 @@ mod tests {
         let entry = entry(Body::Fact(exited));
         let event = without_texts(&entry);
         assert!(event.texts_withheld);
-        assert_eq!(event.message, "rank 1 (pid 99) exited with code 3 after step 41");
+        testing::snapshot!(
+            "view",
+            "event: without texts an event has its numbers and nothing that a program wrote",
+            event.message
+        );
         let names: Vec<&str> = event.attributes.keys().map(String::as_str).collect();
         assert_eq!(names, ["after_stop", "pid", "status.code", "step"]);
 
         let spec = JobSpec { command: vec!["python".into(), "--token=x".into()], ..JobSpec::default() };
         let event = without_texts(&self::entry(Body::Fact(Fact::JobStarted(spec))));
-        assert_eq!(event.message, "job started with 0 ranks on this host");
+        testing::snapshot!(
+            "view",
+            "event: without texts an event has its numbers and nothing that a program wrote 2",
+            event.message
+        );
         assert!(!event.attributes.contains_key("command") && event.attributes.contains_key("world_size"));
     }
 

@@ -27,10 +27,18 @@ fn entries(bodies: Vec<Body>) -> Vec<Entry> {
 #[test]
 fn a_quoted_exception_is_not_reported_as_missing() {
     let mut report = reported(FaultDomain::Unknown, None);
-    assert!(sentences::fault(&report.verdict).contains("left no message"));
+    testing::snapshot!(
+        "view",
+        "incident_report: a quoted exception is not reported as missing",
+        sentences::fault(&report.verdict)
+    );
     let quoted = "last message on its standard error, 1.00 s before the failure: RuntimeError: bad sample";
     report.verdict.evidence.push(quoted.into());
-    assert!(sentences::fault(&report.verdict).contains("it is quoted below"));
+    testing::snapshot!(
+        "view",
+        "incident_report: a quoted exception is not reported as missing 2",
+        sentences::fault(&report.verdict)
+    );
 }
 
 fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
@@ -92,9 +100,21 @@ fn advice_after_a_restart_depends_on_the_state_of_the_job() {
         let report = reported(FaultDomain::Unknown, None);
         text(&IncidentReport { decision: Some(restart.clone()), job_ended, ..report })
     };
-    assert!(now(None).contains("the ranks are starting"), "{}", now(None));
-    assert!(now(Some(0)).contains("the job completed successfully afterwards"), "{}", now(Some(0)));
-    assert!(now(Some(3)).contains("ended with exit status 3 since then"), "{}", now(Some(3)));
+    testing::snapshot!(
+        "view",
+        "incident_report: advice after a restart depends on the state of the job",
+        now(None)
+    );
+    testing::snapshot!(
+        "view",
+        "incident_report: advice after a restart depends on the state of the job 2",
+        now(Some(0))
+    );
+    testing::snapshot!(
+        "view",
+        "incident_report: advice after a restart depends on the state of the job 3",
+        now(Some(3))
+    );
 
     let verdict = Body::Verdict(reported(FaultDomain::Unknown, None).verdict);
     let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
@@ -163,23 +183,25 @@ fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
 #[test]
 fn a_signal_from_outside_is_reported_without_a_cause() {
     let report = |signal| IncidentReport { verdict: killed(signal), ..reported(FaultDomain::Unknown, None) };
-    assert!(
-        text(&report(9)).contains(
-            "Unknown. Cause not seen: rank 1 was ended by SIGKILL. Neither Mainstay nor the kernel's OOM killer \
-             sent it; a scheduler, another process or a person did."
-        ),
-        "{}",
+    testing::snapshot!(
+        "view",
+        "incident_report: a signal from outside is reported without a cause",
         text(&report(9))
     );
-    assert!(text(&report(15)).contains("received SIGTERM, which Mainstay did not send"));
+    testing::snapshot!(
+        "view",
+        "incident_report: a signal from outside is reported without a cause 2",
+        text(&report(15))
+    );
     // Signals that native code causes itself have no sender.
     for signal in [6, 7, 8, 11] {
         let text = text(&report(signal));
         assert!(text.contains("native code") && !text.contains("sent it"), "{text}");
     }
-    assert_eq!(
-        brief(&killed(9)),
-        "rank 1 was ended by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
+    testing::snapshot!(
+        "view",
+        "incident_report: a signal from outside is reported without a cause 3",
+        brief(&killed(9))
     );
 }
 
@@ -193,10 +215,14 @@ fn a_full_disk_is_named_on_every_surface_and_no_program_is_blamed() {
         }
     }
     let full = reported(FaultDomain::User, Some("storage"));
-    assert!(brief(&full.verdict).contains("a full disk"), "{}", brief(&full.verdict));
-    assert!(
-        text(&full).contains("a full disk") && text(&full).contains("What to do:\n  Free space"),
-        "{}",
+    testing::snapshot!(
+        "view",
+        "incident_report: a full disk is named on every surface and no program is blamed",
+        brief(&full.verdict)
+    );
+    testing::snapshot!(
+        "view",
+        "incident_report: a full disk is named on every surface and no program is blamed 2",
         text(&full)
     );
 }
@@ -208,7 +234,11 @@ fn a_rank_that_a_signal_stopped_has_that_as_its_cause() {
         ..reported(FaultDomain::Unknown, None).verdict
     };
     assert_ne!(fault(&hung(HangKind::Stopped)), fault(&hung(HangKind::AllStill)));
-    assert!(fault(&hung(HangKind::Stopped)).contains("Rank 3 is stopped by a signal"));
+    testing::snapshot!(
+        "view",
+        "incident_report: a rank that a signal stopped has that as its cause",
+        fault(&hung(HangKind::Stopped))
+    );
 }
 
 #[test]
@@ -239,12 +269,20 @@ fn a_failure_that_was_detected_at_once_has_no_delay() {
 #[test]
 fn confidence_in_the_rank_and_in_the_fault_are_separate() {
     let known = text(&reported(FaultDomain::User, Some("data")));
-    assert!(known.contains("80 % sure.") && known.contains("It started on rank 3 (99 % sure)."), "{known}");
+    testing::snapshot!(
+        "view",
+        "incident_report: confidence in the rank and in the fault are separate",
+        known
+    );
     let unknown = text(&reported(FaultDomain::Unknown, None));
     assert!(unknown.contains("rank 3 (99 % sure).") && !unknown.contains("80 %"), "{unknown}");
     let mut earlier = reported(FaultDomain::Unknown, None);
     earlier.verdict.culprit_confidence = None;
-    assert!(text(&earlier).contains("It started on rank 3 (80 % sure)."), "{}", text(&earlier));
+    testing::snapshot!(
+        "view",
+        "incident_report: confidence in the rank and in the fault are separate 2",
+        text(&earlier)
+    );
 }
 
 #[test]
@@ -261,7 +299,7 @@ fn advice_depends_on_the_decision() {
         decision.why = "restart 2 of 3 in the job".to_owned();
     }
     let restarted = text(&report);
-    assert!(restarted.contains("All ranks were started again: restart 2 of 3 in the job."), "{restarted}");
+    testing::snapshot!("view", "incident_report: advice depends on the decision", restarted);
     assert!(restarted.contains("Nothing now") && !restarted.contains("Fix the program"), "{restarted}");
 }
 
@@ -271,8 +309,8 @@ fn only_a_ticket_has_a_title_and_lists() {
     let shown = |markdown| render(&reported, Options { logs: Some("/runs/x"), markdown, all: false });
     let (ticket, terminal) = (shown(true), shown(false));
     assert!(ticket.starts_with("## rank 3 raised ValueError: bad\n"), "{ticket}");
-    assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
-    assert!(ticket.contains("\n- The output of all ranks is in /runs/x\n"), "{ticket}");
+    testing::snapshot!("view", "incident_report: only a ticket has a title and lists", ticket);
+    testing::snapshot!("view", "incident_report: only a ticket has a title and lists 2", ticket);
     assert!(!terminal.contains("## ") && !terminal.contains("\n- "), "{terminal}");
 }
 
@@ -294,13 +332,25 @@ fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
     let waited =
         Decision { action: Action::Wait, why: "memory is held".into(), ..report.decision.clone().unwrap() };
     report.decision = Some(waited);
-    assert!(text(&report).contains("Wait for the decision"), "{}", text(&report));
+    testing::snapshot!(
+        "view",
+        "incident_report: a job that ended while it waited for its host has nothing to wait for",
+        text(&report)
+    );
     report.job_ended = Some(143);
     let ended = text(&report);
-    assert!(ended.contains("The job ended with exit status 143 while it waited: memory is held."), "{ended}");
+    testing::snapshot!(
+        "view",
+        "incident_report: a job that ended while it waited for its host has nothing to wait for 2",
+        ended
+    );
     assert!(ended.contains("Fix the program") && !ended.contains("Wait for"), "{ended}");
     report.decision = None;
-    assert!(text(&report).contains("exit status 143 before anything was decided"), "{}", text(&report));
+    testing::snapshot!(
+        "view",
+        "incident_report: a job that ended while it waited for its host has nothing to wait for 3",
+        text(&report)
+    );
 }
 
 #[test]
