@@ -24,6 +24,9 @@ pub struct Args {
     /// Only these parts (may be repeated).
     #[arg(long, value_enum)]
     only: Vec<Part>,
+    /// Write the snapshots of texts (tests/snapshots of each package) instead of comparing them.
+    #[arg(long)]
+    accept: bool,
     /// Leave out Python and the end-to-end scenarios.
     #[arg(long)]
     quick: bool,
@@ -76,7 +79,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let environments = if ranks { Environments::prepare(&mut checks) } else { Environments::default() };
         let beside_scenarios = args.wants(Part::Scenarios);
         let (own, programs, environments) = (&own, &programs, &environments);
-        tests(args, &mut checks, &Suite { own, programs, beside_scenarios, environments });
+        let suite = Suite { own, programs, beside_scenarios, environments, accept: args.accept };
+        tests(args, &mut checks, &suite);
     }
     checks.run("nothing is left behind", || own.check());
     Ok(command::exit_code(checks.conclude()))

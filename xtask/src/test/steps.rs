@@ -14,6 +14,9 @@ use crate::{command, dist, fuzz, paths};
 /// The number of simulated jobs of several hosts without a separate step.
 const FEW_SEEDS: &str = "2000";
 
+/// Makes tests write their snapshots (`tests/testing/src/snapshot.rs`).
+const ACCEPT: &str = "MAINSTAY_TEST_ACCEPT";
+
 /// The folder of the scenarios' package, and its test program that reads only sources.
 const SCENARIOS: &str = "tests";
 const SOURCES: &str = "sources";
@@ -31,6 +34,8 @@ pub struct Suite<'a> {
     /// Whether the scenarios run at the same time.
     pub beside_scenarios: bool,
     pub(super) environments: &'a Environments,
+    /// Whether snapshots are written and not compared.
+    pub(super) accept: bool,
 }
 
 impl Suite<'_> {
@@ -42,6 +47,7 @@ impl Suite<'_> {
             self.programs.run(self.own, is_unit, None, |test| {
                 // The checkpoint tier is tested with files of each library.
                 test.envs(self.environments.variables());
+                test.envs(self.accept.then_some((ACCEPT, "1")));
                 let each = if self.beside_scenarios { 2 } else { 4 };
                 at_once(test.env("MAINSTAY_SEEDS", FEW_SEEDS), each, 1);
             })
