@@ -45,8 +45,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(&Config::commented_default())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(user) = &args.user {
-        become_user(user)?;
+    if let Some(Err(error)) = args.user.as_deref().map(become_user) {
+        output::note(&format!("error: {error:#}"));
+        return Ok(ExitCode::from(exit::USAGE));
     }
     let environment = Environment::new(default_paths::variables(), geteuid().as_raw());
     if args.user.is_some() {

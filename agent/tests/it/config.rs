@@ -149,7 +149,7 @@ fn keys_of_earlier_versions_are_refused_with_what_replaces_them() {
     let variables =
         [("MAINSTAY_AGENT_GPU_LIMITS_REMAPPED_ROWS", "9"), ("MAINSTAY_AGENT_GPU_DETAILS_INTERVAL", "9s")];
     let error = load(file, &variables, &[("cloud.limits.leave", "1m")]).unwrap_err();
-    let places: Vec<&str> = error.lines().map(|line| place(line)).collect();
+    let places: Vec<&str> = error.lines().map(place).collect();
     assert_eq!(
         places,
         [

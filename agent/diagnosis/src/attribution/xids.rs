@@ -18,9 +18,13 @@ pub(super) enum XidWeight {
 /// The code with which the driver reports which reset a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
-/// Weighs a line as the driver wrote it. `None` for any other line.
+/// Weighs a line as the driver wrote it, or as a tool that repeats its message. `None` for any other line.
 pub(super) fn weight(codes: &Codes, line: &str) -> Option<XidWeight> {
-    let xid = nvidia::xid(line.get(line.find("NVRM: Xid")?..)?.trim_end())?;
+    let Some(start) = line.find("NVRM: Xid") else {
+        let change = &line[line.find("recovery action changed")?..];
+        return (nvidia::recovery_action(change) == Some(0)).then_some(XidWeight::Note);
+    };
+    let xid = nvidia::xid(line.get(start..)?.trim_end())?;
     if xid.code == RECOVERY_ACTION {
         return Some(if xid.recovery_action == Some(0) { XidWeight::Note } else { XidWeight::Usual });
     }
@@ -72,7 +76,11 @@ mod tests {
         ] {
             assert_eq!(of(fault), XidWeight::Usual, "{fault}");
         }
-        assert_eq!(weight(&Codes::built_in().expect("the catalog"), "NVRM: loading NVIDIA"), None);
+        let others = |line| weight(&Codes::built_in().expect("the catalog"), line);
+        assert_eq!(others("NVRM: loading NVIDIA"), None);
+        let repeated = "gpud: Xid 154: GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)";
+        assert_eq!(others(repeated), Some(XidWeight::Note));
+        assert_eq!(others(&repeated.replace("to 0x0 (None)", "to 0x2 (Node Reboot Required)")), None);
     }
 
     /// Every line of the agent's catalog.

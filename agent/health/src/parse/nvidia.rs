@@ -126,7 +126,7 @@ fn yes_or_no(text: &str, key: &str) -> Option<bool> {
 }
 
 /// `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`.
-fn recovery_action(text: &str) -> Option<u32> {
+pub fn recovery_action(text: &str) -> Option<u32> {
     const WORDS: [(&str, u32); 5] =
         [("None", 0), ("GPU Reset", 1), ("Node Reboot", 2), ("Drain P2P", 3), ("Drain and Reset", 4)];
     let (_, to) = text.split_once(" to ")?;
