@@ -183,6 +183,15 @@ mod tests {
         let system = System { program: &program, runs_here: &program, client: &client, arch, quick: true };
         let root = system.stage().expect("a tree");
         let tarball = system.tarball(&root, &folder).expect("a tarball");
+        if command::exists("rpmbuild", "--version") {
+            let rpm = system.rpm(&root, &folder).expect("a package");
+            let listed = command::output(&mut cmd!("rpm --query --list --package {rpm}")).expect("its files");
+            for file in ["/usr/bin/mainstay", "/usr/lib/mainstay/libmainstay_client.so", "/etc/mainstay"] {
+                assert!(listed.lines().any(|line| line == file), "{file}: {listed}");
+            }
+        } else {
+            eprintln!("test skipped: xtask::dist::system: there is no rpmbuild");
+        }
         let deb = system.deb(&root, &folder).expect("a package");
 
         let listed =
@@ -198,15 +207,6 @@ mod tests {
         {
             assert!(listed.contains(&format!("./{file}")), "{file}: {listed}");
             assert!(installed.join(file).exists(), "{file}");
-        }
-        if command::exists("rpmbuild", "--version") {
-            let rpm = system.rpm(&root, &folder).expect("a package");
-            let listed = command::output(&mut cmd!("rpm --query --list --package {rpm}")).expect("its files");
-            for file in ["/usr/bin/mainstay", "/usr/lib/mainstay/libmainstay_client.so", "/etc/mainstay"] {
-                assert!(listed.lines().any(|line| line == file), "{file}: {listed}");
-            }
-        } else {
-            eprintln!("test skipped: xtask::dist::system: there is no rpmbuild");
         }
         match paths::given_mainstay() {
             Some(_) => println!("{}", deb.display()),

@@ -78,7 +78,8 @@ mod tests {
         }
         let others = |line| weight(&Codes::built_in().expect("the catalog"), line);
         assert_eq!(others("NVRM: loading NVIDIA"), None);
-        let repeated = "gpud: Xid 154: GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)";
+        let repeated =
+            "gpud: Xid 154: GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)";
         assert_eq!(others(repeated), Some(XidWeight::Note));
         assert_eq!(others(&repeated.replace("to 0x0 (None)", "to 0x2 (Node Reboot Required)")), None);
     }
