@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::{exit, output};
-use mainstay_app::{self as app, logging};
+use mainstay_app::logging::{self, Format};
+use mainstay_app::{self as app};
 use mainstay_node::config::{Config, ConfigError, Environment};
 
 const EXAMPLES: &str = "\
@@ -39,25 +40,15 @@ pub(super) struct Args {
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
     /// Text, or one JSON object per line on standard error
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
-enum LogFormat {
-    #[default]
-    Text,
-    Json,
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"], default_value = "text")]
+    log_format: String,
 }
 
 /// Runs until asked to stop.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let started = match config(&args) {
         Ok(config) => {
-            let format = match args.log_format {
-                LogFormat::Text => logging::Format::Text,
-                LogFormat::Json => logging::Format::Json,
-            };
+            let format = if args.log_format == "json" { Format::Json } else { Format::Text };
             logging::start(tracing::Level::from(config.log).into(), format);
             app::run_agent(config).await
         }

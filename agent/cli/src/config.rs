@@ -45,13 +45,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(&Config::commented_default())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(Err(error)) = args.user.as_deref().map(become_user) {
-        output::note(&format!("error: {error:#}"));
-        return Ok(ExitCode::from(exit::USAGE));
-    }
     let environment = Environment::new(default_paths::variables(), geteuid().as_raw());
-    if args.user.is_some() {
-        return Ok(check_unit(args, &environment));
+    if let Some(user) = &args.user {
+        return Ok(check_unit(args, user, &environment));
     }
     match Config::load(args.config.as_deref(), &environment, &[]) {
         Ok(config) if args.check => output::print(&checked(args, &environment, &config))?,
@@ -102,12 +98,15 @@ fn become_user(name: &str) -> anyhow::Result<()> {
 
 /// Checks what the shipped unit's agent will find: its configuration, and directories of the file that the unit does
 /// not make.
-fn check_unit(args: &Args, environment: &Environment) -> ExitCode {
+fn check_unit(args: &Args, user: &str, environment: &Environment) -> ExitCode {
     let unit = environment.of_shipped_unit();
-    let config = match Config::load(args.config.as_deref(), &unit, &[]) {
-        Ok(config) => config,
+    // The unit reads files of other users (CAP_DAC_READ_SEARCH), so the file is read before the user changes.
+    let loaded = Config::load(args.config.as_deref(), &unit, &[]).map_err(anyhow::Error::from);
+    let loaded = loaded.map(|config| (checked(args, &unit, &config), config));
+    let (valid, config) = match loaded.and_then(|loaded| become_user(user).map(|()| loaded)) {
+        Ok(loaded) => loaded,
         Err(error) => {
-            output::note(&format!("error: {error}"));
+            output::note(&format!("error: {error:#}"));
             return ExitCode::from(exit::USAGE);
         }
     };
@@ -138,7 +137,7 @@ fn check_unit(args: &Args, environment: &Environment) -> ExitCode {
     if problems > 0 {
         return ExitCode::from(exit::USAGE);
     }
-    let _ = output::print(&checked(args, &unit, &config));
+    let _ = output::print(&valid);
     ExitCode::SUCCESS
 }
 

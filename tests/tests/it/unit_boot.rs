@@ -250,6 +250,30 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
     assert_eq!(machine.property("NRestarts"), "1", "{}", machine.journal());
     assert!(answered().is_some(), "{}", machine.journal());
 
+    // One group: the agent says what the unit needs for it, and then has it.
+    machine.run(&["sh", "-c", "groupadd --force trainers"]);
+    let group = machine.run(&["sh", "-c", "getent group trainers | cut -d: -f3"]);
+    let drop_in = |name: &str, text: &str| {
+        let file = format!("/run/systemd/system/mainstay.service.d/{name}.conf");
+        machine.run(&["sh", "-c", &format!("cat > {file} <<'END'\n{text}\nEND\nsystemctl daemon-reload")]);
+    };
+    drop_in("gid", &format!("[Service]\nEnvironment=MAINSTAY_AGENT_SOCKET_GID={}", group.trim()));
+    machine.enter(&["systemctl", "restart", "mainstay"]);
+    processes::wait_until("the agent says what it lacks", || {
+        machine.journal().contains("SystemCallFilter=@chown")
+    });
+    let from = PAGE.find("```ini").expect("the drop-in of the page") + "```ini".len();
+    let (of_page, _) = PAGE[from..].split_once("```").expect("its end");
+    drop_in("group", &of_page.replace("\n   ", "\n"));
+    machine.run(&["systemctl", "restart", "mainstay"]);
+    let socket = machine.run(&["stat", "--format", "%G %a", "/run/mainstay/agent.sock"]);
+    assert_eq!(socket.trim(), "trainers 660");
+    machine.run(&[
+        "sh",
+        "-c",
+        "rm /run/systemd/system/mainstay.service.d/g*.conf && systemctl daemon-reload",
+    ]);
+
     machine.run(&["systemctl", "stop", "mainstay"]);
     assert_eq!(machine.property("ActiveState"), "inactive", "{}", machine.journal());
     assert_eq!(machine.property("Result"), "success", "{}", machine.journal());

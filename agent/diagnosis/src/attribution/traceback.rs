@@ -1,5 +1,18 @@
 //! Parses Python exceptions: what was raised, and whether in the program or in a library.
 
+/// Frameworks that run from a source checkout, as in container images, and call the libraries installed beside them.
+pub const CALLING_CHECKOUTS: [&str; 9] = [
+    "/autotrain/",
+    "/axolotl/",
+    "/llamafactory/",
+    "/Megatron-Bridge/",
+    "/NeMo/",
+    "/OpenRLHF/",
+    "/levanter/",
+    "/maxtext/",
+    "/torchtitan/",
+];
+
 /// A frame of a traceback.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
@@ -90,7 +103,7 @@ impl Frame {
 
     /// Whether the file belongs to an installed library or to Python rather than to the training program.
     pub fn in_library(&self) -> bool {
-        const PLACES: [&str; 25] = [
+        const PLACES: [&str; 16] = [
             "site-packages",
             "dist-packages",
             "/lib/python",
@@ -108,17 +121,8 @@ impl Frame {
             "/vllm/",
             "/sglang/",
             "/verl/",
-            "/autotrain/",
-            "/axolotl/",
-            "/llamafactory/",
-            "/Megatron-Bridge/",
-            "/NeMo/",
-            "/OpenRLHF/",
-            "/levanter/",
-            "/maxtext/",
-            "/torchtitan/",
         ];
-        PLACES.iter().any(|place| self.path.contains(place))
+        PLACES.iter().chain(&CALLING_CHECKOUTS).any(|place| self.path.contains(place))
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod available;
 pub mod choose;
+mod memory;
 mod owner;
 mod recover;
 pub mod world;

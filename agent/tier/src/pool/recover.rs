@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::os::now_unix_s;
 use crate::pool::choose::{self, At, SealedSlot};
-use crate::pool::owner::{Memory, rank_directory};
-use crate::pool::owner::{lives, lock};
+use crate::pool::memory::{Memory, lives, lock, rank_directory};
 use crate::pool::{PoolError, Settings, reported};
 use crate::seal::{self, seal};
 

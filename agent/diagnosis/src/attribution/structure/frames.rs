@@ -7,7 +7,7 @@ use super::{spots_of, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Catalog;
 use crate::attribution::class::{Class, Restart};
-use crate::attribution::traceback::Frame;
+use crate::attribution::traceback::{CALLING_CHECKOUTS, Frame};
 use crate::attribution::vote::Vote;
 use mainstay_model::verdict::FaultDomain;
 
@@ -19,19 +19,6 @@ const OF_ANY_KERNEL: f64 = 1.4;
 
 /// Log-odds of a library that uses what another one lacks: incompatible versions.
 const BETWEEN_LIBRARIES: f64 = 2.4;
-
-/// Frameworks that run from a source checkout, as in container images, and call the libraries installed beside them.
-const CHECKOUTS: [&str; 9] = [
-    "/autotrain/",
-    "/axolotl/",
-    "/llamafactory/",
-    "/Megatron-Bridge/",
-    "/NeMo/",
-    "/OpenRLHF/",
-    "/levanter/",
-    "/maxtext/",
-    "/torchtitan/",
-];
 
 /// Log-odds of a library whose assertion shows only its own state.
 const OWN_STATE: f64 = 2.6;
@@ -214,7 +201,7 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
             let text = &exception.spot.text;
             let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
             let asks = asks || lacks_a_part(text);
-            let calls = CHECKOUTS.iter().any(|place| frame.path.contains(place))
+            let calls = CALLING_CHECKOUTS.iter().any(|place| frame.path.contains(place))
                 && text.contains("unexpected keyword argument");
             let names =
                 exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
