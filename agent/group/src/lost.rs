@@ -43,7 +43,7 @@ pub enum Judgement {
     Wait,
     /// Have others check it: see [`LivenessMonitor::asks`].
     Look,
-    /// It is lost: [`LivenessMonitor::reported`] returns the reason.
+    /// It is lost: [`LivenessMonitor::describe`] returns the reason.
     Lost,
 }
 

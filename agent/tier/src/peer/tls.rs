@@ -1,6 +1,6 @@
 //! TLS between agents, if configured: each side presents a certificate that an authority of the other side has signed, and
 //! the certificate must be for the host that was called. Between the launchers of a job, each side presents a key derived from their
-//! secret ([`of_secret`]).
+//! secret.
 //!
 //! Only TLS 1.3, because both ends are agents. Sessions are not resumed. Replaced files are read again.
 
