@@ -260,7 +260,7 @@ impl Catalog {
                     && word.starts_with(|c: char| c.is_ascii_alphabetic())
             })
             .collect();
-        let words = Automaton::of(words).map_err(|error| CatalogError::Tables(error.to_string()))?;
+        let words = Automaton::of(&words).map_err(|error| CatalogError::Tables(error.to_string()))?;
         let codes = OnceLock::new();
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, codes })
     }
