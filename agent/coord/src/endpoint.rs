@@ -163,7 +163,7 @@ mod tests {
         }
         let many: Vec<String> = (0..17).map(|n| format!("h{n}")).collect();
         assert!(shown(&many.join(",")).contains("at most 16"));
-        assert!("a".parse::<Endpoint>().unwrap_err().to_string().contains("the port is missing"));
+        testing::snapshot!("errors", "an endpoint without a port", "a".parse::<Endpoint>().unwrap_err());
     }
 
     #[test]

@@ -210,8 +210,8 @@ impl Supervisor {
             restarts: 0,
         };
         let (stop, stopped) = channel();
-        let (reported, first) = channel();
-        let run = move || supervisor.run(&stopped, &reported);
+        let (started, first) = channel();
+        let run = move || supervisor.run(&stopped, &started);
         let thread = std::thread::Builder::new().name("mainstay-etcd".to_owned()).spawn(run);
         let thread = thread.map_err(|error| CoordError::io("the thread of managed etcd", error))?;
         match first.recv() {
@@ -221,15 +221,15 @@ impl Supervisor {
         }
     }
 
-    fn run(mut self, stopped: &Receiver<()>, reported: &Sender<io::Result<()>>) {
+    fn run(mut self, stopped: &Receiver<()>, started: &Sender<io::Result<()>>) {
         let mut child = match self.spawn() {
             Ok(child) => child,
             Err(error) => {
-                let _ = reported.send(Err(error));
+                let _ = started.send(Err(error));
                 return;
             }
         };
-        let _ = reported.send(Ok(()));
+        let _ = started.send(Ok(()));
         let mut pause = RESTART_BACKOFF.0;
         loop {
             let started = Instant::now();

@@ -57,18 +57,18 @@ impl Client {
         let sent = Instant::now();
         let question = pb::LeaseGrantRequest { ttl: seconds, id: 0 };
         // A lease that was granted twice expires.
-        let asked = self.ask("lease grant", Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask("lease grant", Repeat::Freely, question, |channel, question| async move {
             LeaseClient::new(channel).lease_grant(question).await
         });
-        let (answer, endpoint) = asked.await?;
+        let (answer, endpoint) = call.await?;
         let operation = "lease grant";
         if answer.id == 0 || answer.ttl <= 0 {
             let why = format!("no lease was granted: {}", answer.error);
             return Err(CoordError::Store { operation, endpoint, code: "error", why });
         }
         let ttl = Duration::from_secs(answer.ttl.unsigned_abs());
-        let (reported, state) = watch::channel(LeaseState::Kept);
-        let keeper = Keeper { client: self.clone(), id: answer.id, ttl, ends: sent + ttl, reported };
+        let (state_sender, state) = watch::channel(LeaseState::Kept);
+        let keeper = Keeper { client: self.clone(), id: answer.id, ttl, ends: sent + ttl, state_sender };
         let task = tokio::spawn(keeper.run());
         Ok(Lease { client: self.clone(), id: LeaseId(answer.id), ttl, state, task })
     }
@@ -79,20 +79,19 @@ impl Client {
     /// No endpoint answered, or this client is refused.
     pub async fn lease_time_left(&self, lease: LeaseId) -> Result<Option<Duration>, CoordError> {
         let question = pb::LeaseTimeToLiveRequest { id: lease.0, keys: false };
-        let asked =
-            self.ask("lease time to live", Repeat::Freely, question, |channel, question| async move {
-                LeaseClient::new(channel).lease_time_to_live(question).await
-            });
-        let left = asked.await?.0.ttl;
+        let call = self.ask("lease time to live", Repeat::Freely, question, |channel, question| async move {
+            LeaseClient::new(channel).lease_time_to_live(question).await
+        });
+        let left = call.await?.0.ttl;
         Ok((left >= 0).then(|| Duration::from_secs(left.unsigned_abs())))
     }
 
     pub(crate) async fn revoke(&self, lease: LeaseId) -> Result<(), CoordError> {
         let question = pb::LeaseRevokeRequest { id: lease.0 };
-        let asked = self.ask("lease revoke", Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask("lease revoke", Repeat::Freely, question, |channel, question| async move {
             LeaseClient::new(channel).lease_revoke(question).await
         });
-        match asked.await {
+        match call.await {
             Ok(_) | Err(CoordError::Store { code: "not found", .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -147,7 +146,7 @@ struct Keeper {
     ttl: Duration,
     /// When the lease ends if no keep-alive is answered.
     ends: Instant,
-    reported: watch::Sender<LeaseState>,
+    state_sender: watch::Sender<LeaseState>,
 }
 
 /// An open stream of keep-alives with one endpoint.
@@ -185,7 +184,7 @@ impl Keeper {
     }
 
     fn report(&self, now: LeaseState) {
-        self.reported.send_if_modified(|state| {
+        self.state_sender.send_if_modified(|state| {
             let changed = *state != now;
             *state = now;
             changed
@@ -194,7 +193,7 @@ impl Keeper {
 
     /// Notes that the keep-alive sent at `since` has no answer yet.
     fn doubt(&self, since: Instant) {
-        self.reported.send_if_modified(|state| {
+        self.state_sender.send_if_modified(|state| {
             let first = *state == LeaseState::Kept;
             if first {
                 *state = LeaseState::Unanswered { since };
@@ -255,10 +254,10 @@ impl Keeper {
         let patience = self.client.settings().timeout;
         let channel =
             connections.channel(index, patience).await.map_err(|why| failure_text(unconnected(why)))?;
-        let (questions, asked) = mpsc::channel(1);
+        let (questions, question_stream) = mpsc::channel(1);
         let first = pb::LeaseKeepAliveRequest { id: self.id };
         questions.try_send(first).map_err(|_| "the stream ended".to_owned())?;
-        let mut request = match connections.signed(&channel, ReceiverStream::new(asked)).await {
+        let mut request = match connections.signed(&channel, ReceiverStream::new(question_stream)).await {
             Ok(request) => request,
             Err(status) => return Err(failure_text(self.client.classified(index, status).await)),
         };

@@ -237,10 +237,10 @@ impl Client {
         operation: &'static str,
         question: pb::RangeRequest,
     ) -> Result<pb::RangeResponse, CoordError> {
-        let asked = self.ask(operation, Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask(operation, Repeat::Freely, question, |channel, question| async move {
             kv(channel).range(question).await
         });
-        Ok(asked.await?.0)
+        Ok(call.await?.0)
     }
 
     /// Writes the key, and returns the revision.
@@ -249,10 +249,10 @@ impl Client {
     /// No endpoint answered, this client is refused, the lease has ended, or the value is too large.
     pub async fn put(&self, key: &str, value: &[u8], lease: Option<LeaseId>) -> Result<i64, CoordError> {
         let question = put(key, value, lease);
-        let asked = self.ask("put", Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask("put", Repeat::Freely, question, |channel, question| async move {
             kv(channel).put(question).await
         });
-        let (answer, _) = asked.await.map_err(|error| without_lease(error, lease))?;
+        let (answer, _) = call.await.map_err(|error| without_lease(error, lease))?;
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
@@ -274,10 +274,10 @@ impl Client {
 
     async fn remove(&self, key: &str, range_end: Vec<u8>) -> Result<u64, CoordError> {
         let question = pb::DeleteRangeRequest { key: key.as_bytes().to_vec(), range_end, prev_kv: false };
-        let asked = self.ask("delete", Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask("delete", Repeat::Freely, question, |channel, question| async move {
             kv(channel).delete_range(question).await
         });
-        Ok(u64::try_from(asked.await?.0.deleted).unwrap_or(0))
+        Ok(u64::try_from(call.await?.0.deleted).unwrap_or(0))
     }
 
     /// Runs the transaction. It is repeated only if it was certainly never received.
@@ -286,11 +286,11 @@ impl Client {
     /// As for the other requests; [`CoordError::Unsure`] if the answer was lost: it may have been applied.
     pub async fn txn(&self, txn: Txn) -> Result<TxnReply, CoordError> {
         let lease = txn.lease();
-        let asked =
+        let call =
             self.ask("transaction", Repeat::OnlyIfUnsent, txn.request, |channel, question| async move {
                 kv(channel).txn(question).await
             });
-        let (answer, _) = asked.await.map_err(|error| without_lease(error, lease))?;
+        let (answer, _) = call.await.map_err(|error| without_lease(error, lease))?;
         let reads = answer.responses.into_iter().filter_map(|response| match response.response {
             Some(pb::response_op::Response::ResponseRange(found)) => {
                 Some(found.kvs.into_iter().map(KeyValue::from).collect())
@@ -310,10 +310,10 @@ impl Client {
     /// No endpoint answered, this client is refused, or the revision is compacted already or does not exist.
     pub async fn compact(&self, revision: i64) -> Result<(), CoordError> {
         let question = pb::CompactionRequest { revision, physical: false };
-        let asked = self.ask("compact", Repeat::Freely, question, |channel, question| async move {
+        let call = self.ask("compact", Repeat::Freely, question, |channel, question| async move {
             kv(channel).compact(question).await
         });
-        asked.await.map(|_| ())
+        call.await.map(|_| ())
     }
 }
 

@@ -250,7 +250,7 @@ impl Watcher {
             other => StreamEnd::Broken(failure_text(other)),
         };
         let channel = connections.channel(index, patience).await.map_err(|why| judge(unconnected(why)))?;
-        let (requests, asked) = mpsc::channel(2);
+        let (requests, request_stream) = mpsc::channel(2);
         let create = pb::WatchCreateRequest {
             key: self.prefix.as_bytes().to_vec(),
             range_end: prefix_end(&self.prefix),
@@ -262,7 +262,7 @@ impl Watcher {
         let _ =
             requests.try_send(pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
         let opened = timeout(patience, async {
-            let mut request = connections.signed(&channel, ReceiverStream::new(asked)).await?;
+            let mut request = connections.signed(&channel, ReceiverStream::new(request_stream)).await?;
             // A member that lost its leader ends the stream instead of staying silent.
             request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
             pb::watch_client::WatchClient::new(channel)

@@ -163,8 +163,8 @@ async fn elect(
     group.at_least(epoch);
     let leader = Leader { mod_revision: reply.revision, ..leader };
     keep_others(group, &leader, retention.id()).await?;
-    let (reported, lost) = watch::channel(false);
-    let task = tokio::spawn(guard(group.clone(), Arc::clone(lease), leader.clone(), reported));
+    let (lost_sender, lost) = watch::channel(false);
+    let task = tokio::spawn(guard(group.clone(), Arc::clone(lease), leader.clone(), lost_sender));
     Ok(Some(Leadership {
         group: group.clone(),
         me: leader,
@@ -195,7 +195,7 @@ async fn keep_others(group: &Group, me: &Leader, retention: LeaseId) -> Result<(
 }
 
 /// Reports when the leader's key has changed or may have been lost.
-async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sender<bool>) {
+async fn guard(group: Group, lease: Arc<Lease>, me: Leader, lost_sender: watch::Sender<bool>) {
     let mut watch = group.client.watch(&group.key("leader"), Some(me.mod_revision + 1));
     loop {
         tokio::select! {
@@ -212,7 +212,7 @@ async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sen
             },
         }
     }
-    reported.send_replace(true);
+    lost_sender.send_replace(true);
 }
 
 impl Leadership {

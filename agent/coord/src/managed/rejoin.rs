@@ -23,7 +23,7 @@ const FORGOTTEN: &str = "Was the raft log corrupted, truncated, or lost?";
 /// Whether a member that ended needs to be replaced: it has no log, was removed, or its log lacks entries that the
 /// cluster knows it had.
 pub(super) fn is_needed(options: &ManagedOptions, stderr_tail: &str) -> bool {
-    let is_refused = [REMOVED, FORGOTTEN].iter().any(|words| stderr_tail.contains(words));
+    let is_refused = [REMOVED, FORGOTTEN].iter().any(|message| stderr_tail.contains(message));
     is_refused || !options.data().join("member/wal").exists()
 }
 

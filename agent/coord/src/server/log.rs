@@ -19,11 +19,11 @@ pub const MAGIC: &[u8; 8] = b"MSTCORD1";
 /// The name of the log in its directory.
 pub const FILE: &str = "coordination.log";
 const NEW: &str = "coordination.log.new";
-const HEADER: usize = 12;
+const HEADER_BYTES: usize = 12;
 /// The largest record, in bytes. The snapshot of a full store is below it.
 const MAX_RECORD_BYTES: usize = 1 << 30;
 /// A log is rewritten from a snapshot when it is larger than this (bytes) and than four times the last snapshot.
-const GROWN: u64 = 8 << 20;
+const MIN_REWRITE_BYTES: u64 = 8 << 20;
 /// The time limit for a lock that a process still holds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -51,7 +51,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
 }
 
 fn frame(bytes: &[u8]) -> Option<(Record, usize)> {
-    let (header, rest) = bytes.split_at_checked(HEADER)?;
+    let (header, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let length = u32::from_le_bytes(header[..4].try_into().ok()?) as usize;
     let checksum = u64::from_le_bytes(header[4..].try_into().ok()?);
     if length > MAX_RECORD_BYTES {
@@ -61,14 +61,14 @@ fn frame(bytes: &[u8]) -> Option<(Record, usize)> {
     if checksum_of(payload) != checksum {
         return None;
     }
-    Some((Record::decode(payload).ok()?, HEADER + length))
+    Some((Record::decode(payload).ok()?, HEADER_BYTES + length))
 }
 
 /// Encodes one record as a frame.
 #[must_use]
 pub fn encode(record: &Record) -> Vec<u8> {
     let payload = record.encode_to_vec();
-    let mut frame = Vec::with_capacity(HEADER + payload.len());
+    let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
     // The limits keep every record below it; a longer one would be read as torn.
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     frame.extend_from_slice(&length.to_le_bytes());
@@ -165,7 +165,7 @@ impl Log {
     /// Whether most of the log is history that a snapshot would omit.
     #[must_use]
     pub fn is_grown(&self) -> bool {
-        self.length > GROWN && self.length > self.snapshot.saturating_mul(4)
+        self.length > MIN_REWRITE_BYTES && self.length > self.snapshot.saturating_mul(4)
     }
 
     /// Replaces the log with a snapshot.

@@ -102,8 +102,8 @@ impl Server {
             None => (None, Store::new(cluster, limits)),
         };
         let (handle, thread) = store_thread::start(store, log, epoch)?;
-        let (farewell, reported) = oneshot::channel();
-        let serving = serve(listener, tls, &options, handle.clone(), reported)?;
+        let (farewell, closed) = oneshot::channel();
+        let serving = serve(listener, tls, &options, handle.clone(), closed)?;
         Ok(Server { address, store: handle, thread: Some(thread), farewell: Some(farewell), serving })
     }
 
@@ -143,7 +143,7 @@ fn serve(
     tls: Option<ServerTlsConfig>,
     options: &ServerOptions,
     store: Handle,
-    reported: oneshot::Receiver<()>,
+    closed: oneshot::Receiver<()>,
 ) -> Result<JoinHandle<()>, CoordError> {
     let services =
         Services { store, streams: Arc::new(AtomicUsize::new(0)), most_streams: options.limits.watches };
@@ -177,7 +177,7 @@ fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Ok(tokio::spawn(async move {
         let served = router.serve_with_incoming_shutdown(incoming, async {
-            let _ = reported.await;
+            let _ = closed.await;
         });
         if let Err(error) = served.await {
             tracing::error!(error = describe(&error), "the built-in coordination store stopped serving");

@@ -96,8 +96,8 @@ impl pb::lease_server::Lease for Services {
         request: Request<pb::LeaseTimeToLiveRequest>,
     ) -> Answered<pb::LeaseTimeToLiveResponse> {
         let question = request.into_inner();
-        let asked = self.store.ask(move |store, now| Ok(store.time_to_live(&question, now)));
-        asked.await.map(Response::new)
+        let call = self.store.ask(move |store, now| Ok(store.time_to_live(&question, now)));
+        call.await.map(Response::new)
     }
 }
 
@@ -152,7 +152,7 @@ impl pb::auth_server::Auth for Services {
 #[tonic::async_trait]
 impl pb::maintenance_server::Maintenance for Services {
     async fn status(&self, _: Request<pb::StatusRequest>) -> Answered<pb::StatusResponse> {
-        let asked = self.store.ask(|store, _| {
+        let call = self.store.ask(|store, _| {
             let header = store.header();
             Ok(pb::StatusResponse {
                 leader: header.member_id,
@@ -161,7 +161,7 @@ impl pb::maintenance_server::Maintenance for Services {
                 db_size: i64::try_from(store.bytes()).unwrap_or(i64::MAX),
             })
         });
-        asked.await.map(Response::new)
+        call.await.map(Response::new)
     }
 }
 

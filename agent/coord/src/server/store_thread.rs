@@ -17,7 +17,7 @@ use crate::etcd::etcdserverpb as pb;
 /// The maximum number of queued requests; more are refused as etcd refuses them.
 const MAX_QUEUED_REQUESTS: usize = 4096;
 /// The maximum number of requests that share one write to the log.
-const BATCH: usize = 256;
+const MAX_BATCH_REQUESTS: usize = 256;
 /// The maximum interval of checks of leases.
 const TICK: Duration = Duration::from_millis(200);
 /// The interval of checks of readers that have to wait.
@@ -139,7 +139,7 @@ impl StoreThread {
             };
             self.forgive(planned.elapsed());
             let mut replies = Vec::new();
-            let batch = first.into_iter().chain(jobs.try_iter().take(BATCH));
+            let batch = first.into_iter().chain(jobs.try_iter().take(MAX_BATCH_REQUESTS));
             for job in batch {
                 if matches!(job, Job::Stop) {
                     self.finish(replies);

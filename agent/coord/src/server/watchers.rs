@@ -11,7 +11,7 @@ use crate::etcd::etcdserverpb as pb;
 /// Queued answers per reader.
 pub(super) const MAX_QUEUED_RESPONSES: usize = 64;
 /// Events in one answer, unless one revision has more.
-const EVENTS: usize = 256;
+const MAX_EVENTS_PER_RESPONSE: usize = 256;
 
 pub(super) type Answers = Sender<Result<pb::WatchResponse, Status>>;
 
@@ -135,7 +135,7 @@ impl Watching {
                 *waiting = true;
                 return true;
             };
-            match store.events(&self.range, self.next, EVENTS) {
+            match store.events(&self.range, self.next, MAX_EVENTS_PER_RESPONSE) {
                 Ok((mut events, next)) => {
                     self.next = next;
                     if events.is_empty() {

@@ -290,12 +290,14 @@ async fn an_early_revision_can_be_read_until_it_is_compacted(store: Store) {
 async fn errors_name_the_cause(store: Store) {
     let client = store.client();
     let empty = client.put("", b"", None).await.unwrap_err().to_string();
-    assert!(empty.contains("key is not provided") && empty.contains(&store.port.to_string()), "{empty}");
+    let without_port = |error: &str| error.replace(&store.port.to_string(), "PORT");
+    assert!(empty.contains(&store.port.to_string()), "{empty}");
+    testing::snapshot!("errors", "an empty key", without_port(&empty));
     let large = client.put("/large", &vec![0; 1_800_000], None).await.unwrap_err().to_string();
-    assert!(large.contains("request is too large"), "{large}");
+    testing::snapshot!("errors", "a large value", without_port(&large));
     let many = (0..200).fold(Txn::new(), |txn, n| txn.then_put(&format!("/{n}"), b"", None));
     let many = client.txn(many).await.unwrap_err().to_string();
-    assert!(many.contains("too many operations"), "{many}");
+    testing::snapshot!("errors", "many operations", without_port(&many));
     assert!(client.status().await.unwrap().revision >= 1);
 }
 

@@ -151,7 +151,8 @@ async fn a_slow_leader_is_superseded(store: Store) {
     proxy.open();
     second.write_record(json!("second")).await.unwrap();
     let (epoch, by) = superseded(first.write_record(json!("late")).await);
-    assert_eq!((epoch, by.as_deref()), (1, Some("other on host-of-other (epoch 2)")));
+    assert_eq!(epoch, 1);
+    testing::snapshot!("errors", "a leader that is replaced", by.unwrap_or_default());
     superseded(first.publish_round(1, Value::Null, None).await);
     superseded(first.confirm().await);
     superseded(first.end("late", Value::Null).await);
@@ -208,7 +209,7 @@ async fn record_and_rounds_are_passed_to_the_next_leader(store: Store) {
     let published = published.await;
     assert_eq!((published.round, published.epoch, &published.body["ranks"][1]), (1, 1, &json!(1)));
     let again = first.publish_round(1, Value::Null, None).await.unwrap_err().to_string();
-    assert!(again.contains("the number must be greater"), "{again}");
+    testing::snapshot!("errors", "a round that exists", again);
     first.resign().await.unwrap();
     let (_, b) = join(&store, "b").await;
     let second = b.campaign().await.unwrap();
@@ -277,7 +278,8 @@ async fn an_ended_job_leaves_only_the_note_of_its_end(store: Store) {
     assert_eq!(keys, ["/mainstay/v1/jobs/job/ended"]);
     assert!(left.items[0].lease.is_some(), "it expires");
     let late = group.join(member("late")).await.unwrap_err();
-    assert!(late.to_string().contains("the job has ended (all steps done)"), "{late}");
+    assert!(matches!(late, CoordError::Ended { .. }), "{late}");
+    testing::snapshot!("errors", "a job that has ended", late);
     group.forget_end().await.unwrap();
     group.join(member("next")).await.unwrap();
 }
@@ -339,14 +341,15 @@ async fn values_of_newer_versions_are_reported_and_not_overwritten(store: Store)
     watch.next().await.unwrap();
     client.put("/mainstay/v1/jobs/job/members/new", br#"{"needs": 7, "odd": 1}"#, None).await.unwrap();
     let GroupEvent::Unreadable { key, why } = watch.next().await.unwrap() else { panic!() };
-    assert!(key.ends_with("/members/new") && why.contains("protocol 7 is needed"), "{why}");
+    assert!(key.ends_with("/members/new"), "{key}");
+    testing::snapshot!("errors", "a member of a newer version", why);
     // An unreadable member does not block the others.
     let first = a.campaign().await.unwrap();
     first.resign().await.unwrap();
     let newer = br#"{"needs": 7, "epoch": 1}"#;
     client.put("/mainstay/v1/jobs/job/record", newer, None).await.unwrap();
     let error = a.campaign().await.unwrap_err();
-    assert!(error.to_string().contains("run the same version of mainstay"), "{error}");
+    testing::snapshot!("errors", "a record of a newer version", error);
     assert_eq!(client.get("/mainstay/v1/jobs/job/record").await.unwrap().unwrap().value, newer);
 }
 

@@ -123,7 +123,11 @@ fn a_foreign_file_is_not_used_as_a_log() {
     let folder = testing::tempdir().unwrap();
     fs::write(folder.path().join(FILE), "something else entirely").unwrap();
     let error = Log::open(folder.path(), 7, Limits::default(), 0).unwrap_err().to_string();
-    assert!(error.contains("it is not a log of a coordination store") && error.contains(FILE), "{error}");
+    testing::snapshot!(
+        "errors",
+        "a foreign file",
+        error.replace(&folder.path().display().to_string(), "DATA")
+    );
     assert_eq!(fs::read(folder.path().join(FILE)).unwrap(), b"something else entirely");
 }
 

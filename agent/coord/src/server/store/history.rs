@@ -109,7 +109,7 @@ pub(super) fn revision_of(event: &Event) -> i64 {
 }
 
 fn size(event: &Event) -> usize {
-    let of = |item: &Option<KeyValue>| item.as_ref().map_or(0, |item| item.key.len() + item.value.len());
+    let bytes = |item: &Option<KeyValue>| item.as_ref().map_or(0, |item| item.key.len() + item.value.len());
     // 128 bytes for the structures.
-    of(&event.kv) + of(&event.prev_kv) + 128
+    bytes(&event.kv) + bytes(&event.prev_kv) + 128
 }
