@@ -61,9 +61,9 @@ impl Budgets {
     pub(super) fn attach(&self, uid: u32) -> Option<Share> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Budget { attached: 0, left: MAX_BURST_BYTES, at: Instant::now() };
-        let of = all.entry(uid).or_insert_with(new);
-        (of.attached < ATTACHED).then(|| {
-            of.attached += 1;
+        let budget = all.entry(uid).or_insert_with(new);
+        (budget.attached < ATTACHED).then(|| {
+            budget.attached += 1;
             Share { budgets: self.clone(), uid }
         })
     }
@@ -82,7 +82,7 @@ impl Share {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(MIN_MESSAGE_COST);
         let wait = {
             let mut all = self.budgets.0.lock().unwrap_or_else(PoisonError::into_inner);
-            all.get_mut(&self.uid).map_or(Duration::ZERO, |of| of.spend(bytes, Instant::now()))
+            all.get_mut(&self.uid).map_or(Duration::ZERO, |budget| budget.spend(bytes, Instant::now()))
         };
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn attaching_again_makes_no_new_budget_and_each_user_has_one() {
         let budgets = Budgets::default();
-        let left = |uid: u32| budgets.0.lock().unwrap().get(&uid).map(|of| of.left);
+        let left = |uid: u32| budgets.0.lock().unwrap().get(&uid).map(|budget| budget.left);
         let share = budgets.attach(7).unwrap();
         budgets.0.lock().unwrap().get_mut(&7).unwrap().spend(MAX_BURST_BYTES, Instant::now());
         drop(share);

@@ -164,7 +164,7 @@ impl CheckpointService for Checkpoints {
         let enabled = self.peers.is_some();
         let mut problem = String::new();
         if let Some(peers) = self.peers.clone() {
-            let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
+            let subject = format!("run {} in {}", owner::name(&place.run), place.directory.display());
             let watching = self.watching();
             problem = aside(move || {
                 let problem = problem_of(&peers, &place).unwrap_or_default();
@@ -173,7 +173,7 @@ impl CheckpointService for Checkpoints {
                 problem
             })
             .await?;
-            let reported = if problem.is_empty() { of } else { format!("{of}: {problem}") };
+            let reported = if problem.is_empty() { subject } else { format!("{subject}: {problem}") };
             self.roles.changes(caller, "WatchCheckpoints", &reported);
         }
         Ok(Response::new(WatchCheckpointsResponse { enabled, problem }))
@@ -230,8 +230,8 @@ impl CheckpointService for Checkpoints {
         let place = place(run, directory, pool, user)?;
         let home = Home::find(&place, &directory_id)?;
         let running = self.one_more_restore(user)?;
-        let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
-        self.roles.changes(caller, "RestoreCheckpoint", &of);
+        let subject = format!("run {} into {}", owner::name(&place.run), place.directory.display());
+        self.roles.changes(caller, "RestoreCheckpoint", &subject);
         let (sender, receiver) = mpsc::channel(64);
         let restore = Restore {
             peers,

@@ -168,7 +168,7 @@ pub(super) async fn of_failures(
                     | Body::Finding(_)
                     | Body::Fact(Fact::JobStarted(_) | Fact::JobEnded { .. })
             );
-            let is_of_job = entry.job.as_ref().is_some_and(|of| of.0 == job);
+            let is_of_job = entry.job.as_ref().is_some_and(|entry_job| entry_job.0 == job);
             let may_read = owners.may_read(reader, entry, &view);
             withheld |= is_of_job && !may_read;
             reports && is_of_job && may_read

@@ -74,7 +74,7 @@ impl Explain {
 fn named<'a>(view: &'a NodeView, name: &str) -> Option<&'a Component> {
     let is_it = |gpu: &&GpuView| {
         let identity = gpu.reading.as_ref().and_then(|reading| reading.identity.as_ref());
-        gpu.address.to_string() == name || identity.is_some_and(|of| of.uuid == name)
+        gpu.address.to_string() == name || identity.is_some_and(|identity| identity.uuid == name)
     };
     let gpu = || view.gpus.iter().find(is_it).map(|gpu| format!("gpu.{}", gpu.address));
     view.components.get(name).or_else(|| view.components.get(&gpu()?))
@@ -93,7 +93,8 @@ impl ReadSide {
         let _turn = self.bounds.whole_reads.take(source, 1).await;
         let entries = of_failures(&self.snapshots, job, reader).await?;
         incident_report::from_entries(entries.iter(), incident).ok_or_else(|| {
-            let which = incident.map_or("no failure".to_owned(), |of| format!("no failure {}", of.0));
+            let which =
+                incident.map_or("no failure".to_owned(), |incident| format!("no failure {}", incident.0));
             Status::not_found(format!("the journal has {which} of job {job:?}"))
         })
     }

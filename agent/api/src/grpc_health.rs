@@ -93,7 +93,9 @@ impl ReadSide {
             NODE => Some(self.serving(self.snapshots.view().state())),
             READY if self.is_ready() => Some(ServingStatus::Serving),
             READY => Some(ServingStatus::NotServing),
-            component => self.snapshots.view().components.get(component).map(|of| self.serving(of.state)),
+            component => {
+                self.snapshots.view().components.get(component).map(|component| self.serving(component.state))
+            }
         }
     }
 

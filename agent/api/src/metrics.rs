@@ -390,8 +390,8 @@ pub(super) fn render(read: &ReadSide, now: Stamp, scrape: Scrape) -> String {
         let view = read.snapshots.view();
         about(read);
         node(&view, now);
-        view.gpus.iter().for_each(|of| gpu(of, read));
-        view.jobs.values().for_each(|of| job(of, read, now, scrape.all_ranks));
+        view.gpus.iter().for_each(|shown| gpu(shown, read));
+        view.jobs.values().for_each(|shown| job(shown, read, now, scrape.all_ranks));
         checkpoints(read, now);
         gauge!(JOURNAL_NEWEST).set(read.snapshots.newest() as f64);
         gauge!(JOURNAL_OLDEST).set(read.snapshots.oldest() as f64);
@@ -539,7 +539,7 @@ impl JobSeries {
 
 fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
     let id = &job.id.0;
-    let of =
+    let series =
         JobSeries { labels: vec![Label::new("job", id.clone()), Label::new("training_job", id.clone())] };
     let (owner, uid) = (&job.spec.owner, job.spec.uid.to_string());
     let whose = [
@@ -549,47 +549,47 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
         ("uid", &*uid),
         ("user", &*owner.user),
     ];
-    of.gauge(JOB_INFO, &whose, 1.0);
-    of.gauge(JOB_LEADER, &[], flag(job.leads));
+    series.gauge(JOB_INFO, &whose, 1.0);
+    series.gauge(JOB_LEADER, &[], flag(job.leads));
     let current = phase_label(job.phase);
     for phase in PHASES {
-        of.gauge(JOB_PHASE, &[("phase", phase)], flag(phase == current));
+        series.gauge(JOB_PHASE, &[("phase", phase)], flag(phase == current));
     }
-    of.gauge(JOB_ATTEMPT, &[], f64::from(job.attempt.0));
+    series.gauge(JOB_ATTEMPT, &[], f64::from(job.attempt.0));
     if job.leads {
-        counters(job, &of);
+        counters(job, &series);
     }
-    of.gauge(JOB_STEP, &[], job.step.map(|step| step as f64));
+    series.gauge(JOB_STEP, &[], job.step.map(|step| step as f64));
     // The heartbeats of an ended job grow older forever and must not cause an alert.
     if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
         return;
     }
-    of.gauge(JOB_HANG, &[], flag(job.hang.is_some()));
+    series.gauge(JOB_HANG, &[], flag(job.hang.is_some()));
     let pace = read.pace.steps_per_second(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running);
-    of.gauge(JOB_PACE, &[], pace);
+    series.gauge(JOB_PACE, &[], pace);
     for (tier, every) in saving::by_tier(job, read.checkpoints.as_deref()) {
-        of.gauge(JOB_SAVE_INTERVAL, &[("tier", tier.as_str())], every);
+        series.gauge(JOB_SAVE_INTERVAL, &[("tier", tier.as_str())], every);
     }
     if let Some(saving) = &job.saving {
-        of.gauge(JOB_SAVE_COST, &[("interval", "advised")], saving.cost);
-        of.gauge(JOB_SAVE_COST, &[("interval", "present")], saving.cost_was);
+        series.gauge(JOB_SAVE_COST, &[("interval", "advised")], saving.cost);
+        series.gauge(JOB_SAVE_COST, &[("interval", "present")], saving.cost_was);
     }
     for finding in job.findings.values() {
         let number = finding.finding.to_string();
         let which = [("number", &*number), ("what", finding.what.as_str())];
-        of.gauge(JOB_FINDING, &which, 1.0);
-        of.gauge(JOB_FINDING_COST, &which, finding.cost_percent.map(|cost| cost / 100.0));
+        series.gauge(JOB_FINDING, &which, 1.0);
+        series.gauge(JOB_FINDING_COST, &which, finding.cost_percent.map(|cost| cost / 100.0));
     }
     if job.leads {
-        copies(job, read, now, &of);
+        copies(job, read, now, &series);
     }
-    ranks(job, now, &of, all_ranks || job.spec.world_size <= MAX_RANKS_WITH_SERIES);
+    ranks(job, now, &series, all_ranks || job.spec.world_size <= MAX_RANKS_WITH_SERIES);
 }
 
 /// The counters begin at 0 with the job: `increase()` does not see the first value of a series.
-fn counters(job: &JobView, of: &JobSeries) {
-    of.counter(JOB_RESTARTS, &[], job.restarts);
-    of.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
+fn counters(job: &JobView, series: &JobSeries) {
+    series.counter(JOB_RESTARTS, &[], job.restarts);
+    series.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
     let by_rung = [
         ("in_process", job.restarts_in_process),
@@ -597,22 +597,22 @@ fn counters(job: &JobView, of: &JobSeries) {
         ("in_job", of_all),
     ];
     for (rung, count) in by_rung {
-        of.counter(JOB_RESTARTS_BY_RUNG, &[("rung", rung)], count);
+        series.counter(JOB_RESTARTS_BY_RUNG, &[("rung", rung)], count);
     }
     for cause in CauseKind::ALL {
         for domain in FaultDomain::ALL.map(FaultDomain::name) {
             let count = job.failures.get(&(cause, domain)).copied().unwrap_or_default();
-            of.counter(JOB_FAILURES, &[("cause", cause.as_str()), ("domain", domain)], count);
+            series.counter(JOB_FAILURES, &[("cause", cause.as_str()), ("domain", domain)], count);
         }
     }
 }
 
 /// The copies that the launchers of a job keep for each other. An agent that knows the run has its own series.
-fn copies(job: &JobView, read: &ReadSide, now: Stamp, of: &JobSeries) {
+fn copies(job: &JobView, read: &ReadSide, now: Stamp, series: &JobSeries) {
     let Some((copied, at)) = job.copied else {
-        return of.gauge(JOB_COPIES_BEHIND, &[], job.copies_behind.is_some().then_some(1.0));
+        return series.gauge(JOB_COPIES_BEHIND, &[], job.copies_behind.is_some().then_some(1.0));
     };
-    of.gauge(JOB_COPIES_BEHIND, &[], flag(job.copies_behind.is_some()));
+    series.gauge(JOB_COPIES_BEHIND, &[], flag(job.copies_behind.is_some()));
     let run = if job.spec.run.is_empty() { &job.id.0 } else { &job.spec.run };
     let is_known = |known: &TierState| owner::name(&known.run) == run && known.tier == Tier::Peer;
     if read.checkpoints.iter().any(|checkpoints| checkpoints.tiers().iter().any(is_known)) {
@@ -626,7 +626,7 @@ fn copies(job: &JobView, read: &ReadSide, now: Stamp, of: &JobSeries) {
 }
 
 /// The ranks that this host sees: their quantiles, and in a job that is not large each of them.
-fn ranks(job: &JobView, now: Stamp, of: &JobSeries, each: bool) {
+fn ranks(job: &JobView, now: Stamp, series: &JobSeries, each: bool) {
     let mut values: [(&'static str, Vec<f64>); 4] =
         [JOB_RANK_STEP, JOB_RANK_SELF_TIME, JOB_RANK_WAIT, JOB_RANK_HEARTBEAT_AGE]
             .map(|name| (name, Vec::new()));
@@ -645,15 +645,15 @@ fn ranks(job: &JobView, now: Stamp, of: &JobSeries, each: bool) {
         if each {
             let number = rank.rank.0.to_string();
             let which = [("rank", &*number)];
-            of_rank.into_iter().for_each(|(name, value)| of.gauge(name, &which, value));
-            of.gauge(RANK_AGAINST_PEERS, &which, beat.pace.against_peers);
+            of_rank.into_iter().for_each(|(name, value)| series.gauge(name, &which, value));
+            series.gauge(RANK_AGAINST_PEERS, &which, beat.pace.against_peers);
         }
     }
     for (name, mut all) in values {
         all.sort_by(f64::total_cmp);
         for (quantile, word) in QUANTILES {
             let place = (quantile * all.len().saturating_sub(1) as f64).round() as usize;
-            of.gauge(name, &[("ranks_quantile", word)], all.get(place).copied());
+            series.gauge(name, &[("ranks_quantile", word)], all.get(place).copied());
         }
     }
 }
@@ -675,14 +675,14 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
             counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);
         }
     }
-    for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
-        let tier = of.tier.as_str();
+    for state in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
+        let tier = state.tier.as_str();
         // Empty for runs without a user: caches, and directories from the configuration.
-        let uid = owner::owner(&of.run).map_or_else(String::new, |uid| uid.to_string());
-        let run = owner::name(&of.run).to_owned();
+        let uid = owner::owner(&state.run).map_or_else(String::new, |uid| uid.to_string());
+        let run = owner::name(&state.run).to_owned();
         gauge!(CHECKPOINT_AGE, "run" => run.clone(), "uid" => uid.clone(), "tier" => tier)
-            .set(of.age_s(seconds) as f64);
-        gauge!(CHECKPOINT_STEP, "run" => run, "uid" => uid, "tier" => tier).set(of.step as f64);
+            .set(state.age_s(seconds) as f64);
+        gauge!(CHECKPOINT_STEP, "run" => run, "uid" => uid, "tier" => tier).set(state.step as f64);
     }
 }
 

@@ -72,12 +72,12 @@ impl PreflightPlan {
         }
         let mut deep = None;
         if request.deep {
-            let of = read.deep.as_ref().ok_or_else(|| {
+            let probes = read.deep.as_ref().ok_or_else(|| {
                 Status::permission_denied(
                     "active probes load the host: they are for callers on the agent's Unix socket",
                 )
             })?;
-            let mut guard = of.0.clone().try_lock_owned().map_err(|_| {
+            let mut guard = probes.0.clone().try_lock_owned().map_err(|_| {
                 Status::resource_exhausted("active probes are under way here: try again when they are done")
             })?;
             let each = request.deadline.as_ref().map_or(USUAL_PROBE, span);

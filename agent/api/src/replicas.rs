@@ -16,7 +16,10 @@ impl Replicas {
         let Some(service) = checkpoints else { return Replicas(Vec::new()) };
         let watched = service.watched();
         let of_run = |lag: Lag| {
-            let places = watched.iter().filter(|of| of.run == lag.of.run).map(|of| of.directory.clone());
+            let places = watched
+                .iter()
+                .filter(|watched| watched.run == lag.of.run)
+                .map(|watched| watched.directory.clone());
             places.map(|place| (place, lag.clone())).collect::<Vec<_>>()
         };
         Replicas(service.lags().into_iter().flat_map(of_run).collect())

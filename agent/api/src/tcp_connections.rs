@@ -40,7 +40,7 @@ impl TcpConnections {
         let number = self.0.turn.fetch_add(1, Ordering::Relaxed);
         let received = Arc::new(AtomicU64::new(number));
         let mut open = self.0.lock();
-        let of_source = open.values().filter(|of| of.source == source).count();
+        let of_source = open.values().filter(|connection| connection.source == source).count();
         let is_full = of_source >= MAX_CONNECTIONS_PER_SOURCE || open.len() >= ALL;
         if is_full {
             let among = |of: &Open| of_source < MAX_CONNECTIONS_PER_SOURCE || of.source == source;

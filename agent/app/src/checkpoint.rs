@@ -44,21 +44,21 @@ pub(super) struct Keeping {
 /// # Errors
 /// The token, address, store, storage URL or a thread is not available.
 pub(super) fn start(config: &Config, users: Arc<Users>) -> anyhow::Result<Keeping> {
-    let of = &config.checkpoint;
-    let bucket = match of.durable.as_str() {
+    let keys = &config.checkpoint;
+    let bucket = match keys.durable.as_str() {
         "" => None,
         url => Some(Bucket::open(url).context("key `checkpoint.durable`")?),
     };
-    if of.listen.is_none() && bucket.is_none() {
+    if keys.listen.is_none() && bucket.is_none() {
         return Ok(Keeping::default());
     }
     let (settings, pass) = settings(config, users)?;
     let service = Service::start(settings, pass).context("replicas of checkpoints")?;
     let service = Arc::new(service);
-    tracing::info!(address = %service.address(), peers = of.peers.len(), "replicas of checkpoints are kept");
+    tracing::info!(address = %service.address(), peers = keys.peers.len(), "replicas of checkpoints are kept");
     let durable = bucket.map(|bucket| {
         let tier = Tier::start(bucket, durable_settings(config), &service).context("durable storage")?;
-        tracing::info!(url = of.durable, "checkpoints are brought into durable storage");
+        tracing::info!(url = keys.durable, "checkpoints are brought into durable storage");
         anyhow::Ok(Arc::new(tier))
     });
     let files = Some(Arc::new(files(config, &service)?));
@@ -66,12 +66,12 @@ pub(super) fn start(config: &Config, users: Arc<Users>) -> anyhow::Result<Keepin
 }
 
 fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Credentials)> {
-    let of = &config.checkpoint;
-    let CheckpointConfig { listen, peers, name, domain, avoid, redundancy, keep, .. } = of;
-    let own = of.store.as_os_str().is_empty();
-    let store = if own { config.state_dir.join("replicas") } else { of.store.clone() };
+    let keys = &config.checkpoint;
+    let CheckpointConfig { listen, peers, name, domain, avoid, redundancy, keep, .. } = keys;
+    let own = keys.store.as_os_str().is_empty();
+    let store = if own { config.state_dir.join("replicas") } else { keys.store.clone() };
     let (listen, name, pass) = match listen {
-        Some(listen) => (*listen, name.clone(), pass(of)?),
+        Some(listen) => (*listen, name.clone(), pass(keys)?),
         // Durable storage only: no one knows this token, so no peer is answered.
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
@@ -86,16 +86,16 @@ fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Cre
         peers: peers.clone(),
         domain: domain.clone(),
         store,
-        quota: of.quota.0,
-        copies: if alone && of.listen.is_none() { 0 } else { *redundancy as usize },
+        quota: keys.quota.0,
+        copies: if alone && keys.listen.is_none() { 0 } else { *redundancy as usize },
         // Checked with the rest of the configuration; empty means none.
-        parity: of.parity.parse().ok(),
+        parity: keys.parity.parse().ok(),
         keep: *keep as usize,
         avoid: avoid.iter().cloned().collect(),
-        rate: of.rate_limit.0,
-        slowdown: f64::from(of.slowdown_percent) / 100.0,
+        rate: keys.rate_limit.0,
+        slowdown: f64::from(keys.slowdown_percent) / 100.0,
         streams: STREAMS_PER_SHARD,
-        interval: Duration::from_nanos(of.interval.0.0),
+        interval: Duration::from_nanos(keys.interval.0.0),
         patience: Timeouts::default(),
         software: env!("CARGO_PKG_VERSION").to_owned(),
         users,
@@ -104,15 +104,15 @@ fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Cre
 }
 
 /// The credentials that this agent presents: the token, a certificate, or both.
-fn pass(of: &CheckpointConfig) -> anyhow::Result<Credentials> {
+fn pass(keys: &CheckpointConfig) -> anyhow::Result<Credentials> {
     let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
-    let token = is_there(&of.token_file).then(|| Token::read(&of.token_file));
+    let token = is_there(&keys.token_file).then(|| Token::read(&keys.token_file));
     let token = token.transpose().context("key `checkpoint.token_file`")?;
-    if is_there(&of.tls_certificate) {
+    if is_there(&keys.tls_certificate) {
         let files = TlsFiles {
-            certificate: of.tls_certificate.clone(),
-            key: of.tls_key.clone(),
-            authorities: of.tls_authorities.clone(),
+            certificate: keys.tls_certificate.clone(),
+            key: keys.tls_key.clone(),
+            authorities: keys.tls_authorities.clone(),
         };
         let tls = Tls::read(files).map_err(|error| {
             let key = match error.part {
@@ -129,17 +129,20 @@ fn pass(of: &CheckpointConfig) -> anyhow::Result<Credentials> {
 
 /// The configured directories of others' files.
 fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
-    let of = &config.checkpoint;
-    let store =
-        if of.store.as_os_str().is_empty() { config.state_dir.join("replicas") } else { of.store.clone() };
+    let keys = &config.checkpoint;
+    let store = if keys.store.as_os_str().is_empty() {
+        config.state_dir.join("replicas")
+    } else {
+        keys.store.clone()
+    };
     let plan = Plan {
         home: config.state_dir.join("checkpoint-files"),
         spool: store.join("files"),
-        hosts: of.peers.clone(),
-        interval: Duration::from_nanos(of.interval.0.0),
+        hosts: keys.peers.clone(),
+        interval: Duration::from_nanos(keys.interval.0.0),
     };
     let files = Files::new(Arc::clone(service), plan);
-    for WatchConfig(table) in &of.watch {
+    for WatchConfig(table) in &keys.watch {
         let wanted = Wanted {
             directory: table.directory.clone(),
             run: table.run.clone(),
@@ -212,13 +215,13 @@ async fn follow(files: Arc<Files>, stop: CancellationToken) {
 }
 
 fn durable_settings(config: &Config) -> mainstay_durable::Settings {
-    let of = &config.checkpoint;
+    let keys = &config.checkpoint;
     mainstay_durable::Settings {
-        every: of.durable_every,
-        keep: of.durable_keep as usize,
-        bandwidth: (of.durable_bandwidth.0 > 0).then_some(of.durable_bandwidth.0),
+        every: keys.durable_every,
+        keep: keys.durable_keep as usize,
+        bandwidth: (keys.durable_bandwidth.0 > 0).then_some(keys.durable_bandwidth.0),
         part_bytes: None,
         notes: config.state_dir.join("durable-uploads"),
-        interval: Duration::from_nanos(of.interval.0.0),
+        interval: Duration::from_nanos(keys.interval.0.0),
     }
 }

@@ -146,5 +146,5 @@ impl Sensor {
 
 fn reading_of<'a>(order: &ResetOrder, report: &'a DeviceReport) -> Option<&'a GpuReading> {
     let DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) = report else { return None };
-    gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|of| of.uuid == order.uuid))
+    gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|identity| identity.uuid == order.uuid))
 }

@@ -65,7 +65,7 @@ pub fn holders(plan: &ResetPlan, address: PciAddress) -> Result<Vec<Holder>, Str
         if let Some(file) = open.into_iter().find(|path| is_it(path)) {
             let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             let name = name.trim_end().to_owned();
-            if !plan.may_stay.iter().any(|of| cut(of, NAME) == name) {
+            if !plan.may_stay.iter().any(|allowed| cut(allowed, NAME) == name) {
                 holders.push(Holder { pid, name, file });
             }
         }
@@ -191,7 +191,7 @@ mod tests {
         // The driver does not report the numbers: each file counts.
         let pids = |plan: &ResetPlan| -> Vec<i32> {
             let mut pids: Vec<i32> =
-                holders(plan, address).expect("readable").iter().map(|of| of.pid.0).collect();
+                holders(plan, address).expect("readable").iter().map(|holder| holder.pid.0).collect();
             pids.sort_unstable();
             pids
         };
@@ -229,13 +229,13 @@ mod tests {
         let reported =
             with(script("fails", "#!/bin/sh\necho \"$@: in use\nby another client\" >&2\nexit 3\n"), long);
         let reported = reported.expect_err("it fails").to_string();
-        assert!(reported.contains("--gpu-reset -i GPU-1: in use by another client"), "{reported}");
+        assert!(reported.ends_with("--gpu-reset -i GPU-1: in use by another client"), "{reported}");
         let reported = with("/nonexistent/nvidia-smi".into(), long).expect_err("there is none").to_string();
-        assert!(reported.contains("/nonexistent/nvidia-smi cannot be started"), "{reported}");
+        testing::snapshot!("app", "a reset without its program", reported);
         // It never ends by itself; what it starts is killed too.
         let reported =
             with(script("hangs", "#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), Duration::from_millis(100));
         let reported = reported.expect_err("it hangs").to_string();
-        assert!(reported.contains("took longer than 0.1 s and was killed"), "{reported}");
+        assert!(reported.contains("0.1 s"), "{reported}");
     }
 }

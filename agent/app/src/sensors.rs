@@ -91,17 +91,17 @@ pub fn start(
 
 /// The observation for a step in which ranks saved different bytes of the same content.
 fn observed(found: &ReplicaDivergence) -> Observation {
-    let of = &found.of;
+    let step = &found.of;
     let mut values: BTreeMap<String, String> = found
         .members
         .iter()
         .map(|member| (format!("rank {}", member.rank), format!("{} {}", member.holder, member.root)))
         .collect();
-    values.insert("run".to_owned(), mainstay_checkpoint::owner::name(of.run_id()).to_owned());
-    values.insert("step".to_owned(), of.step.to_string());
-    values.insert("attempt".to_owned(), of.attempt.to_string());
+    values.insert("run".to_owned(), mainstay_checkpoint::owner::name(step.run_id()).to_owned());
+    values.insert("step".to_owned(), step.step.to_string());
+    values.insert("attempt".to_owned(), step.attempt.to_string());
     values.insert("group".to_owned(), found.group.clone());
-    values.extend(uid_of(of.run_id()));
+    values.extend(uid_of(step.run_id()));
     Observation {
         component: REPLICAS.to_owned(),
         event: REPLICAS_DIFFER.to_owned(),
@@ -161,7 +161,7 @@ fn standing(snapshots: &StateReader, replicas: &Service) -> PlacementEligibility
     let watched = replicas.watched();
     placement_eligibility(&snapshots.view(), |job| {
         let of_job = |of: &&Watched| of.directory == Path::new(&job.spec.checkpoint_dir);
-        watched.iter().find(of_job).map(|of| of.run.clone())
+        watched.iter().find(of_job).map(|watched| watched.run.clone())
     })
 }
 

@@ -91,7 +91,9 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     }
     // "These logs report no failure" would be a statement about logs that were not read.
     anyhow::ensure!(
-        has_records || !evidence.exits.is_empty() || evidence.findings.iter().any(|of| of.bytes > 0),
+        has_records
+            || !evidence.exits.is_empty()
+            || evidence.findings.iter().any(|finding| finding.bytes > 0),
         "no text in {}: nothing was judged; name files with the output of ranks",
         args.logs
             .iter()

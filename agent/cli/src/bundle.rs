@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{explain, output};
 
 /// The format version of the bundles that this version writes.
-pub(super) const FORM: u64 = 1;
+pub(super) const FORMAT_VERSION: u64 = 1;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +34,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = explain::find_run(args.run.as_deref())?;
-    let mut lines = vec![json!({ "mainstay_bundle": FORM, "version": env!("CARGO_PKG_VERSION") })];
+    let mut lines = vec![json!({ "mainstay_bundle": FORMAT_VERSION, "version": env!("CARGO_PKG_VERSION") })];
     for entry in explain::read(&run_dir)? {
         let mut line = serde_json::to_value(&entry).context("an entry of the journal")?;
         mask_json(&mut line);

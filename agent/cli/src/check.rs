@@ -116,13 +116,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    let mut asked = ask::watched(&args, &groups).await;
+    let mut answers = ask::watched(&args, &groups).await;
     // After the monitored checks: the load of active probes would affect them.
-    asked.checks.extend(active::checks(&args, &config, &groups));
-    let checks = conclude(asked.checks, &groups, &[], &Group::ALL);
+    answers.checks.extend(active::checks(&args, &config, &groups));
+    let checks = conclude(answers.checks, &groups, &[], &Group::ALL);
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let status = status(checks.iter().map(|check| check.verdict), &args.fail_on, args.strict);
-    let report = Report { checks, took, status, by: asked.by };
+    let report = Report { checks, took, status, by: answers.by };
     let (text, status) = match args.format {
         Some(Format::Npd) => (report.for_npd(), npd_status(status)),
         None if args.ask.json => (format!("{}\n", report.as_json()), status),
@@ -212,18 +212,18 @@ mod tests {
     fn a_prolog_can_choose_what_counts() {
         use CheckVerdict::{Fail, Pass, Skipped, Unknown, Warn};
         let all = [FailOn::Fail, FailOn::Warn, FailOn::Unknown];
-        let of =
+        let status_of =
             |verdicts: &[CheckVerdict], on: &[FailOn], strict| status(verdicts.iter().copied(), on, strict);
-        assert_eq!(of(&[Pass, Skipped], &all, false), exit::OK);
-        assert_eq!(of(&[Pass, Warn], &all, false), exit::DEGRADED);
-        assert_eq!(of(&[Unknown, Warn], &all, false), exit::DEGRADED);
-        assert_eq!(of(&[Fail, Warn, Unknown], &all, false), exit::UNHEALTHY);
-        assert_eq!(of(&[Unknown, Pass], &all, false), exit::UNKNOWN);
-        assert_eq!(of(&[], &all, false), exit::UNKNOWN);
-        assert_eq!(of(&[Warn, Unknown], &[FailOn::Fail], false), exit::OK);
-        assert_eq!(of(&[Warn, Unknown], &[FailOn::Fail, FailOn::Unknown], false), exit::UNKNOWN);
-        assert_eq!(of(&[Pass, Warn], &all, true), exit::UNHEALTHY);
-        assert_eq!(of(&[Skipped], &all, true), exit::OK);
+        assert_eq!(status_of(&[Pass, Skipped], &all, false), exit::OK);
+        assert_eq!(status_of(&[Pass, Warn], &all, false), exit::DEGRADED);
+        assert_eq!(status_of(&[Unknown, Warn], &all, false), exit::DEGRADED);
+        assert_eq!(status_of(&[Fail, Warn, Unknown], &all, false), exit::UNHEALTHY);
+        assert_eq!(status_of(&[Unknown, Pass], &all, false), exit::UNKNOWN);
+        assert_eq!(status_of(&[], &all, false), exit::UNKNOWN);
+        assert_eq!(status_of(&[Warn, Unknown], &[FailOn::Fail], false), exit::OK);
+        assert_eq!(status_of(&[Warn, Unknown], &[FailOn::Fail, FailOn::Unknown], false), exit::UNKNOWN);
+        assert_eq!(status_of(&[Pass, Warn], &all, true), exit::UNHEALTHY);
+        assert_eq!(status_of(&[Skipped], &all, true), exit::OK);
     }
 
     #[test]

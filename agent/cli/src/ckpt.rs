@@ -250,10 +250,10 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
             Message::Result(mut result) => {
                 let settled = files.settle(std::mem::take(&mut result.lent)).await;
                 settled.context("putting the restored shards in their places")?;
-                if let Some(asked) = result.put_back.take() {
-                    let token = asked.token.clone();
+                if let Some(request) = result.put_back.take() {
+                    let token = request.token.clone();
                     // The directory is watched, for a kind of trainer that the agent knows.
-                    let done = files.put_back("auto", result.step, asked).await;
+                    let done = files.put_back("auto", result.step, request).await;
                     let lines = done.context("putting the restored files in their places")?;
                     lines.iter().for_each(|line| output::note(&output::clean(line)));
                     let ranks = args.ranks.clone();
@@ -309,15 +309,15 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Several runs have the name.
-fn one_of<'a>(asked: &str, runs: impl Iterator<Item = &'a str>) -> anyhow::Result<String> {
+fn one_of<'a>(name: &str, runs: impl Iterator<Item = &'a str>) -> anyhow::Result<String> {
     let of_launch = |run: &'a str| run.split_once('@').map_or(run, |(run, _)| run);
-    let runs: BTreeSet<&str> = runs.map(of_launch).filter(|run| lineage::is_asked(run, asked)).collect();
+    let runs: BTreeSet<&str> = runs.map(of_launch).filter(|run| lineage::is_asked(run, name)).collect();
     match runs.len() {
-        0 => Ok(asked.to_owned()),
+        0 => Ok(name.to_owned()),
         1 => Ok(runs.into_iter().collect()),
         many => {
             let runs: Vec<&str> = runs.into_iter().collect();
-            anyhow::bail!("{many} runs are named {asked}: name one of {}", output::clean(&runs.join(", ")))
+            anyhow::bail!("{many} runs are named {name}: name one of {}", output::clean(&runs.join(", ")))
         }
     }
 }
@@ -345,8 +345,8 @@ mod tests {
         assert_eq!(one_of("else", runs.into_iter()).expect("one"), "else~3");
         assert_eq!(one_of("train~1", runs.into_iter()).expect("one"), "train~1");
         assert_eq!(one_of("new", runs.into_iter()).expect("none"), "new");
-        let reported = one_of("train", runs.into_iter()).expect_err("two").to_string();
-        assert!(reported.contains("train~1, train~2"), "{reported}");
+        let message = one_of("train", runs.into_iter()).expect_err("two").to_string();
+        assert!(message.contains("train~1, train~2"), "{message}");
     }
 
     #[test]

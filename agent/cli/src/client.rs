@@ -22,12 +22,12 @@ use mainstay_proto::v1::{
     ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
     PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest, RestoreCheckpointRequest,
     RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest,
-    StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchCheckpointsResponse,
-    WatchEventsRequest, WatchEventsResponse,
+    StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Error, Uri};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use super::output::in_full;
 use mainstay_launcher::agent_link::handover;
@@ -35,7 +35,7 @@ use mainstay_launcher::agent_link::handover;
 /// How long a server may take before the user is informed that it does not answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
-const LARGEST_MESSAGE: usize = 64 << 20;
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -105,14 +105,48 @@ impl Client {
         Ok(Client { socket: socket.to_owned(), channel })
     }
 
+    /// The answer to a request.
+    async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, AskError> {
+        call.await.map(Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// The same, within the deadline.
+    async fn in_time<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, AskError> {
+        within(&self.socket, self.answer(call)).await
+    }
+
+    fn health(&self) -> HealthServiceClient<Channel> {
+        HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    fn operator(&self) -> OperatorServiceClient<Channel> {
+        OperatorServiceClient::new(self.channel.clone())
+    }
+
+    fn orders(&self) -> JobOrderServiceClient<Channel> {
+        JobOrderServiceClient::new(self.channel.clone())
+    }
+
+    fn events(&self) -> EventServiceClient<Channel> {
+        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    fn checkpoints(&self) -> CheckpointServiceClient<Channel> {
+        CheckpointServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
     /// The node and its jobs, within the deadline.
     pub(super) async fn snapshot(&self) -> Result<Snapshot, AskError> {
-        let mut health =
-            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        let mut health = self.health();
         within(&self.socket, async {
-            let failed = |status| self.failed(&status);
-            let node = health.get_node(GetNodeRequest {}).await.map_err(failed)?.into_inner();
-            let jobs = health.list_jobs(ListJobsRequest {}).await.map_err(failed)?.into_inner();
+            let node = self.answer(health.get_node(GetNodeRequest {})).await?;
+            let jobs = self.answer(health.list_jobs(ListJobsRequest {})).await?;
             Ok(Snapshot {
                 server: node.server.unwrap_or_default(),
                 node: node.node.unwrap_or_default(),
@@ -128,11 +162,9 @@ impl Client {
         request: RunPreflightRequest,
         longest: Duration,
     ) -> Result<Vec<PreflightCheck>, AskError> {
-        let mut health =
-            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
         let asking = async {
             let failed = |status| self.failed(&status);
-            let mut stream = health.run_preflight(request).await.map_err(failed)?.into_inner();
+            let mut stream = self.answer(self.health().run_preflight(request)).await?;
             let mut checks = Vec::new();
             while let Some(RunPreflightResponse { item }) = stream.message().await.map_err(failed)? {
                 match item {
@@ -154,20 +186,13 @@ impl Client {
 
     /// The devices, within the deadline.
     pub(super) async fn devices(&self) -> Result<ListDevicesResponse, AskError> {
-        let mut health = HealthServiceClient::new(self.channel.clone());
-        within(&self.socket, async {
-            let answer = health.list_devices(ListDevicesRequest {}).await;
-            answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
-        })
-        .await
+        self.in_time(self.health().list_devices(ListDevicesRequest {})).await
     }
 
     /// Acknowledges the fault of a component, within the deadline.
     pub(super) async fn acknowledge(&self, component: &str, reason: &str) -> Result<(), AskError> {
         let request = AcknowledgeRequest { component: component.to_owned(), reason: reason.to_owned() };
-        let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let response = async { operator.acknowledge(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.operator().acknowledge(request)).await.map(drop)
     }
 
     /// Silences a component, within the deadline.
@@ -179,57 +204,42 @@ impl Client {
     ) -> Result<(), AskError> {
         let (component, reason) = (component.to_owned(), reason.to_owned());
         let request = SilenceComponentRequest { component, reason, duration: Some(duration) };
-        let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let response =
-            async { operator.silence_component(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.operator().silence_component(request)).await.map(drop)
     }
 
     /// Resets a GPU, and waits until that is done: the agent has a deadline for it.
     pub(super) async fn reset_gpu(&self, gpu: &str, reason: &str) -> Result<(), AskError> {
         let request = ResetGpuRequest { gpu: gpu.to_owned(), reason: reason.to_owned() };
-        let mut operator = OperatorServiceClient::new(self.channel.clone());
-        operator.reset_gpu(request).await.map(|_| ()).map_err(|status| self.failed(&status))
+        self.answer(self.operator().reset_gpu(request)).await.map(drop)
     }
 
     /// Ends the silence of a component, within the deadline.
     pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
         let request = UnsilenceComponentRequest { component: component.to_owned() };
-        let mut operator = OperatorServiceClient::new(self.channel.clone());
-        let response =
-            async { operator.unsilence_component(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.operator().unsilence_component(request)).await.map(drop)
     }
 
     /// Restarts all ranks of the job.
     pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
         let request = RestartJobRequest { reason: reason.to_owned() };
-        let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let response = async { orders.restart_job(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.orders().restart_job(request)).await.map(drop)
     }
 
     /// Ends the job.
     pub(super) async fn stop_job(&self, reason: &str) -> Result<(), AskError> {
         let request = StopJobRequest { reason: reason.to_owned() };
-        let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let response = async { orders.stop_job(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.orders().stop_job(request)).await.map(drop)
     }
 
     /// Restarts all ranks without the GPU of one.
     pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
         let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
-        let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let response = async { orders.exclude_rank(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.orders().exclude_rank(request)).await.map(drop)
     }
 
     /// Injects a fault into a rank, for a drill.
     pub(super) async fn inject_fault(&self, request: InjectFaultRequest) -> Result<(), AskError> {
-        let mut orders = JobOrderServiceClient::new(self.channel.clone());
-        let response = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
-        within(&self.socket, response).await.map(|_| ())
+        self.in_time(self.orders().inject_fault(request)).await.map(drop)
     }
 
     /// Some events after a cursor, within the deadline.
@@ -239,19 +249,14 @@ impl Client {
         filter: EventFilter,
     ) -> Result<ListEventsResponse, AskError> {
         let request = ListEventsRequest { after_cursor, limit: 1000, filter: Some(filter) };
-        let mut events =
-            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
-        within(&self.socket, async {
-            events.list_events(request).await.map(tonic::Response::into_inner).map_err(|s| self.failed(&s))
-        })
-        .await
+        self.in_time(self.events().list_events(request)).await
     }
 
     /// The report on something, within the deadline; none if the server does not know it.
     pub(super) async fn explain(&self, target: Target) -> Result<Option<Report>, AskError> {
         let request = ExplainRequest { target: Some(target) };
         let mut server =
-            ExplainServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+            ExplainServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         within(&self.socket, async {
             match server.explain(request).await {
                 Ok(answer) => Ok(answer.into_inner().report),
@@ -270,17 +275,8 @@ impl Client {
         filter: EventFilter,
     ) -> Result<Events, AskError> {
         let request = WatchEventsRequest { after_cursor: Some(after_cursor), filter: Some(filter) };
-        let mut events =
-            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
-        let stream = within(&self.socket, async {
-            events.watch_events(request).await.map_err(|status| self.failed(&status))
-        })
-        .await?;
-        Ok(Events { client: self.clone(), stream: stream.into_inner() })
-    }
-
-    fn checkpoints(&self) -> CheckpointServiceClient<Channel> {
-        CheckpointServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
+        let stream = self.in_time(self.events().watch_events(request)).await?;
+        Ok(Events { client: self.clone(), stream })
     }
 
     /// The steps that the agent and its peers have. Waits for slow peers.
@@ -289,9 +285,8 @@ impl Client {
         run: Option<String>,
         refresh: bool,
     ) -> Result<ListCheckpointsResponse, AskError> {
-        let answer =
-            self.checkpoints().list_checkpoints(ListCheckpointsRequest { run, refresh, owner: None }).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        let request = ListCheckpointsRequest { run, refresh, owner: None };
+        self.answer(self.checkpoints().list_checkpoints(request)).await
     }
 
     /// Starts replication of a directory's steps, within the deadline. Returns whether the agent has peers, and
@@ -305,13 +300,8 @@ impl Client {
         // An agent of an earlier version accepts none, and reports what it cannot do in another way.
         let _ = tokio::task::spawn_blocking(move || handover::hand_over(&socket, &directories)).await;
         let request = WatchCheckpointsRequest { run, directory: directory.display().to_string() };
-        let mut checkpoints = self.checkpoints();
-        within(&self.socket, async {
-            let answer = checkpoints.watch_checkpoints(request).await;
-            let reported = |answer: WatchCheckpointsResponse| (answer.enabled, answer.problem);
-            answer.map(|answer| reported(answer.into_inner())).map_err(|status| self.failed(&status))
-        })
-        .await
+        let answer = self.in_time(self.checkpoints().watch_checkpoints(request)).await?;
+        Ok((answer.enabled, answer.problem))
     }
 
     /// The server's socket.
@@ -336,21 +326,18 @@ impl Client {
             put_back_token,
             ..RestoreCheckpointRequest::default()
         };
-        let answer = self.checkpoints().restore_checkpoint(request).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        self.answer(self.checkpoints().restore_checkpoint(request)).await
     }
 
     /// Deletes all copies of a step; returns their number.
     pub(super) async fn remove_checkpoint(&self, run: String, step: u64) -> Result<u32, AskError> {
-        let answer =
-            self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step, owner: None }).await;
-        answer.map(|answer| answer.into_inner().copies).map_err(|status| self.failed(&status))
+        let request = RemoveCheckpointRequest { run, step, owner: None };
+        Ok(self.answer(self.checkpoints().remove_checkpoint(request)).await?.copies)
     }
 
     /// Deletes replicas that no rule keeps; returns their number.
     pub(super) async fn collect_checkpoints(&self) -> Result<u32, AskError> {
-        let answer = self.checkpoints().collect_checkpoints(CollectCheckpointsRequest {}).await;
-        answer.map(|answer| answer.into_inner().replicas).map_err(|status| self.failed(&status))
+        Ok(self.answer(self.checkpoints().collect_checkpoints(CollectCheckpointsRequest {})).await?.replicas)
     }
 
     fn failed(&self, status: &Status) -> AskError {

@@ -83,7 +83,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let detail = "none found; jobs run without one, with less knowledge of the host".to_owned();
         findings.push(Finding { what: "agent socket", usable: None, detail });
     }
-    let status = if findings.iter().any(|of| of.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
+    let status =
+        if findings.iter().any(|finding| finding.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
     output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
     Ok(ExitCode::from(status))
 }

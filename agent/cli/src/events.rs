@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mainstay_proto::json::{ApiEnum, point};
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
@@ -48,49 +48,36 @@ pub(super) struct Args {
     #[arg(long, value_name = "ID")]
     job: Option<String>,
     /// Only events of this kind; may be given several times
-    #[arg(long, value_enum, ignore_case = true)]
-    kind: Vec<Kind>,
+    #[arg(long, ignore_case = true, value_parser = kinds())]
+    kind: Vec<EventKind>,
     /// Only events of at least this severity
-    #[arg(long, value_enum, ignore_case = true)]
-    severity: Option<AtLeast>,
+    #[arg(long, ignore_case = true, value_parser = severities())]
+    severity: Option<Severity>,
     /// Read the journal of this run directory, or in this directory, without any server
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Kind {
-    Fact,
-    Health,
-    Verdict,
-    Decision,
-    Outcome,
-    Finding,
+/// The words for kinds of events. They are checked, so each has a value.
+fn kinds() -> impl TypedValueParser<Value = EventKind> {
+    let known = PossibleValuesParser::new(["fact", "health", "verdict", "decision", "outcome", "finding"]);
+    known.map(|word| {
+        let name = format!("EVENT_KIND_{}", word.to_uppercase());
+        EventKind::from_str_name(&name).unwrap_or_default()
+    })
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum AtLeast {
-    Info,
-    Warning,
-    Error,
+fn severities() -> impl TypedValueParser<Value = Severity> {
+    let known = PossibleValuesParser::new(["info", "warning", "error"]);
+    known
+        .map(|word| Severity::from_str_name(&format!("SEVERITY_{}", word.to_uppercase())).unwrap_or_default())
 }
 
 impl Args {
     fn filter(&self) -> EventFilter {
-        let kinds = self.kind.iter().map(|kind| match kind {
-            Kind::Fact => EventKind::Fact.into(),
-            Kind::Health => EventKind::Health.into(),
-            Kind::Verdict => EventKind::Verdict.into(),
-            Kind::Decision => EventKind::Decision.into(),
-            Kind::Outcome => EventKind::Outcome.into(),
-            Kind::Finding => EventKind::Finding.into(),
-        });
-        let severity = self.severity.map_or(Severity::Unspecified, |severity| match severity {
-            AtLeast::Info => Severity::Info,
-            AtLeast::Warning => Severity::Warning,
-            AtLeast::Error => Severity::Error,
-        });
-        EventFilter { job: self.job.clone(), kinds: kinds.collect(), min_severity: severity.into() }
+        let kinds = self.kind.iter().map(|kind| (*kind).into()).collect();
+        let min_severity = self.severity.unwrap_or_default().into();
+        EventFilter { job: self.job.clone(), kinds, min_severity }
     }
 }
 
@@ -296,7 +283,11 @@ async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
     }
     if let Some(job) = &args.job {
         for (client, place) in &answering {
-            if client.snapshot().await.is_ok_and(|snapshot| snapshot.jobs.iter().any(|of| of.id == *job)) {
+            if client
+                .snapshot()
+                .await
+                .is_ok_and(|snapshot| snapshot.jobs.iter().any(|candidate| candidate.id == *job))
+            {
                 return Ok(Some((client.clone(), place.clone())));
             }
         }

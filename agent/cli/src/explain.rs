@@ -79,7 +79,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         if let Some(run_dir) = run_dir_of(&args, what).await {
             // An empty path is unknown, not the working directory.
             if run_dir.is_absolute() && run_dir.join("journal").is_dir() {
-                return of_run(&args, Chosen { run_dir, notes: Vec::new() });
+                return explain_run(&args, Chosen { run_dir, notes: Vec::new() });
             }
             output::note(&format!("{what}: {} in this run", no_failure(args.incident)));
             return Ok(ExitCode::from(exit::UNKNOWN));
@@ -89,7 +89,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(named) => Chosen { run_dir: find_run(Some(named))?, notes: Vec::new() },
         None => runs::to_explain(&runs_dir())?,
     };
-    of_run(&args, chosen)
+    explain_run(&args, chosen)
 }
 
 /// The directory of a job that a server knows but of which it knows no failure; empty if the caller may not read
@@ -99,7 +99,7 @@ async fn run_dir_of(args: &Args, job: &str) -> Option<PathBuf> {
     for place in found.places {
         let Ok(client) = Client::connect(&place.socket).await else { continue };
         let Ok(snapshot) = client.snapshot().await else { continue };
-        if let Some(job) = snapshot.jobs.into_iter().find(|of| of.id == job) {
+        if let Some(job) = snapshot.jobs.into_iter().find(|candidate| candidate.id == job) {
             return Some(job.run_dir.into());
         }
     }
@@ -143,7 +143,7 @@ fn is_run(name: &str) -> bool {
         .any(|path| path.join("journal").is_dir())
 }
 
-fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
+fn explain_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     for note in &chosen.notes {
         output::note(note);
     }

@@ -67,7 +67,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     for place in &found.places {
         match ask(&place.socket).await {
             // A launcher does not monitor devices.
-            Ok(answer) if answer.server.as_ref().is_some_and(|of| of.mode() == ServerMode::Launcher) => {}
+            Ok(answer)
+                if answer.server.as_ref().is_some_and(|server| server.mode() == ServerMode::Launcher) => {}
             Ok(answer) => return show(&answer, args.ask.json),
             Err(error) => problem = Some(error),
         }
@@ -100,13 +101,13 @@ fn show(answer: &ListDevicesResponse, as_text: bool) -> anyhow::Result<ExitCode>
 }
 
 fn weigh(devices: &[Device]) -> u8 {
-    let of = |device: &Device| match device.state() {
+    let severity = |device: &Device| match device.state() {
         HealthState::Healthy => (0, exit::OK),
         HealthState::Unknown | HealthState::Unspecified => (1, exit::UNKNOWN),
         HealthState::Degraded => (2, exit::DEGRADED),
         HealthState::Unhealthy => (3, exit::UNHEALTHY),
     };
-    devices.iter().map(of).max().map_or(exit::UNKNOWN, |(_, status)| status)
+    devices.iter().map(severity).max().map_or(exit::UNKNOWN, |(_, status)| status)
 }
 
 const HEADER: [&str; 12] =

@@ -141,8 +141,8 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
         slow_percent: args.by,
     };
     let response = async { connect(&args.place).await?.inject_fault(request).await };
-    let words = if args.at_step.is_some() { "waits for its step" } else { "done" };
-    done(response.await, &format!("rank {}: {words}\n", args.rank))
+    let state = if args.at_step.is_some() { "waits for its step" } else { "done" };
+    done(response.await, &format!("rank {}: {state}\n", args.rank))
 }
 
 async fn connect(place: &JobTarget) -> Result<Client, AskError> {

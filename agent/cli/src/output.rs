@@ -20,7 +20,12 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 pub(super) fn open_input(path: &Path) -> io::Result<File> {
     let kind = std::fs::metadata(path)?.file_type();
     let what = match kind {
-        _ if ["/dev/fd", "/dev/stdin", "/dev/null", "/proc"].iter().any(|of| path.starts_with(of)) => "",
+        _ if ["/dev/fd", "/dev/stdin", "/dev/null", "/proc"]
+            .iter()
+            .any(|folder| path.starts_with(folder)) =>
+        {
+            ""
+        }
         _ if kind.is_fifo() => "a FIFO",
         _ if kind.is_char_device() || kind.is_block_device() => "a device",
         _ => "",
@@ -133,7 +138,8 @@ pub(super) fn aligned<const N: usize>(
         true => format!("{:<width$}", row[column]),
         false => format!("{:>width$}", row[column]),
     };
-    let line = |row: &[String; N]| columns.iter().map(|of| cell(row, *of)).collect::<Vec<_>>().join("  ");
+    let line =
+        |row: &[String; N]| columns.iter().map(|column| cell(row, *column)).collect::<Vec<_>>().join("  ");
     rows.iter().map(|row| line(row).trim_end().to_owned()).collect()
 }
 

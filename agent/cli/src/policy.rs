@@ -104,7 +104,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<Incident>> {
 fn policy(file: &Path) -> anyhow::Result<Option<Script>> {
     match Script::load(file)? {
         Ok(policy) => Ok(Some(policy)),
-        Err(words) => output::print(&format!("{words}\n")).map(|()| None),
+        Err(message) => output::print(&format!("{message}\n")).map(|()| None),
     }
 }
 
@@ -124,10 +124,10 @@ fn check(file: &Path) -> anyhow::Result<u8> {
     let mut text = String::new();
     let mut status = exit::OK;
     for incident in &usual {
-        let (_, trouble) = decided(&policy, incident, ask(&policy, incident, false));
-        let Some(trouble) = trouble else { continue };
-        text.push_str(&format!("{}\n  when deciding on: {}\n", trouble.message(), incident.name));
-        status = status.max(match trouble {
+        let (_, problem) = decided(&policy, incident, ask(&policy, incident, false));
+        let Some(problem) = problem else { continue };
+        text.push_str(&format!("{}\n  when deciding on: {}\n", problem.message(), incident.name));
+        status = status.max(match problem {
             PolicyProblem::Failed(_) => exit::UNHEALTHY,
             PolicyProblem::Overruled(_) => exit::DEGRADED,
         });
@@ -149,12 +149,12 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
     let mut text = String::new();
     let mut status = if incidents.is_empty() { exit::UNKNOWN } else { exit::OK };
     for incident in incidents {
-        let (choice, trouble) = decided(&policy, incident, ask(&policy, incident, false));
+        let (choice, problem) = decided(&policy, incident, ask(&policy, incident, false));
         let got = choice.action.as_str();
         let other = incident.expect.as_deref().filter(|expected| *expected != got);
         let after = choice.after.as_seconds();
         let later = incident.expect_after.filter(|expected| (expected - after).abs() > 1e-6);
-        let mark = if other.is_some() || later.is_some() || trouble.is_some() { "FAILED" } else { "ok" };
+        let mark = if other.is_some() || later.is_some() || problem.is_some() { "FAILED" } else { "ok" };
         text.push_str(&format!("{mark:6} {}: {}\n", incident.name, describe(&choice)));
         if let Some(expected) = other {
             text.push_str(&format!("       expected: {expected}\n"));
@@ -162,10 +162,10 @@ fn test(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
         if let Some(expected) = later {
             text.push_str(&format!("       expected a delay of {expected} s, got {after} s\n"));
         }
-        if let Some(trouble) = &trouble {
-            text.push_str(&format!("       {}\n", trouble.message()));
+        if let Some(problem) = &problem {
+            text.push_str(&format!("       {}\n", problem.message()));
         }
-        status = match trouble {
+        status = match problem {
             Some(PolicyProblem::Failed(_)) => exit::UNHEALTHY,
             _ if mark != "ok" => status.max(exit::DEGRADED),
             _ => status,
@@ -220,11 +220,11 @@ fn explain(file: &Path, incidents: &[Incident]) -> anyhow::Result<u8> {
         text.push_str(&format!("{}\n", incident.name));
         let reply = ask(&policy, incident, true);
         reply.lines.iter().for_each(|number| text.push_str(&format!("  {number:4}  {}\n", line(*number))));
-        let (choice, trouble) = decided(&policy, incident, reply);
-        if let Some(trouble) = &trouble {
-            text.push_str(&format!("  {}\n", trouble.message()));
+        let (choice, problem) = decided(&policy, incident, reply);
+        if let Some(problem) = &problem {
+            text.push_str(&format!("  {}\n", problem.message()));
         }
-        if matches!(trouble, Some(PolicyProblem::Failed(_))) {
+        if matches!(problem, Some(PolicyProblem::Failed(_))) {
             status = exit::UNHEALTHY;
         }
         text.push_str(&format!("  decision  {}\n", describe(&choice)));

@@ -100,8 +100,8 @@ fn deep(probe: &str, cuda: Option<&Path>) -> anyhow::Result<()> {
     let probe = serde_json::from_str(probe)?;
     let means = Means { cuda: cuda.map(|path| path.as_os_str().to_owned()) };
     let mut answers = stdout::apart()?;
-    let reported = serde_json::to_string(&deep::run(&probe, &means))?;
-    writeln!(answers, "{reported}")?;
+    let line = serde_json::to_string(&deep::run(&probe, &means))?;
+    writeln!(answers, "{line}")?;
     Ok(())
 }
 

@@ -84,10 +84,10 @@ const COLUMNS: [&str; 11] =
     ["RANK", "HOST", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
 
 /// The column that only jobs of several hosts have.
-const HOST: usize = 1;
+const HOST_COLUMN: usize = 1;
 
 /// Columns of words, which are left-aligned; numbers are right-aligned.
-const WORDS: [usize; 3] = [HOST, 3, 5];
+const TEXT_COLUMNS: [usize; 3] = [HOST_COLUMN, 3, 5];
 
 fn table(job: &Job, paint: Paint, all: bool) -> String {
     let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= MAX_UNGROUPED_RANKS {
@@ -99,7 +99,8 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
         std::iter::once(COLUMNS.map(str::to_owned)).chain(shown.iter().map(|rank| cells(rank))).collect();
     let has_hosts = job.ranks.iter().any(|rank| rank.host.is_some());
     let mut lines =
-        aligned(&rows, |column| WORDS.contains(&column), (!has_hosts).then_some(HOST)).into_iter();
+        aligned(&rows, |column| TEXT_COLUMNS.contains(&column), (!has_hosts).then_some(HOST_COLUMN))
+            .into_iter();
     let header = lines.next().unwrap_or_default();
     let run = match job.restarts {
         0 => "not restarted".to_owned(),
@@ -116,15 +117,15 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
         let _ = writeln!(text, "{}", paint.dim(&format!(" {header}")));
     }
     for (line, rank) in lines.zip(&shown) {
-        let reported = format!(" {line}");
-        let reported = match remark(job, rank) {
-            Some(remark) => format!("{reported}  {remark}"),
-            None => reported,
+        let row = format!(" {line}");
+        let row = match remark(job, rank) {
+            Some(remark) => format!("{row}  {remark}"),
+            None => row,
         };
         let _ = match (is_suspect(job, rank), is_slow(job, rank)) {
-            (true, _) => writeln!(text, "{}", paint.bad(&reported)),
-            (_, true) => writeln!(text, "{}", paint.warning(&reported)),
-            _ => writeln!(text, "{reported}"),
+            (true, _) => writeln!(text, "{}", paint.bad(&row)),
+            (_, true) => writeln!(text, "{}", paint.warning(&row)),
+            _ => writeln!(text, "{row}"),
         };
     }
     groups(&grouped).iter().for_each(|group| {
@@ -143,9 +144,9 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
         let behind = rank.step.zip(usual).is_some_and(|(step, usual)| step + 2 < usual);
         let absent = !matches!(rank.phase(), RankPhase::Connected);
         let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW_FACTOR).unwrap_or(0.0);
-        let reported =
+        let deviation =
             f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
-        reported + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
+        deviation + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
     };
     let mut out: Vec<(f64, usize)> =
         job.ranks.iter().map(weight).zip(0..).filter(|(weight, _)| *weight > 0.0).collect();
@@ -154,8 +155,8 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
     let mut places: Vec<usize> = out.into_iter().map(|(_, at)| at).collect();
     places.sort_unstable();
     let is_out = |at: &usize| places.binary_search(at).is_ok();
-    let of = |out: bool| job.ranks.iter().enumerate().filter(move |(at, _)| is_out(at) == out);
-    (of(true).map(|(_, rank)| rank).collect(), of(false).map(|(_, rank)| rank).collect())
+    let ranks = |out: bool| job.ranks.iter().enumerate().filter(move |(at, _)| is_out(at) == out);
+    (ranks(true).map(|(_, rank)| rank).collect(), ranks(false).map(|(_, rank)| rank).collect())
 }
 
 /// One line for each phase and section that ranks are in, largest group first.

@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn user_policy(file: &Path) -> anyhow::Result<Script> {
-    Script::load(file)?.map_err(|words| anyhow!(words))
+    Script::load(file)?.map_err(|message| anyhow!(message))
 }
 
 /// The longest line of a bundle. Entries have the last lines of a rank's output, not all of it.
@@ -84,9 +84,13 @@ pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
     }
     let head: Option<Value> = serde_json::from_slice(&line).ok();
     match head.as_ref().and_then(|head| head["mainstay_bundle"].as_u64()) {
-        Some(bundle::FORM) => {}
+        Some(bundle::FORMAT_VERSION) => {}
         Some(later) => {
-            bail!("{}: a bundle of form {later}; this version reads form {}", path.display(), bundle::FORM)
+            bail!(
+                "{}: a bundle of form {later}; this version reads form {}",
+                path.display(),
+                bundle::FORMAT_VERSION
+            )
         }
         None => bail!("{}: not a bundle, by its first line; `mainstay bundle` makes one", path.display()),
     }
@@ -113,8 +117,8 @@ fn render(replayed: &[Replayed]) -> String {
     let mut text = String::new();
     for one in replayed {
         text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
-        if let Some(trouble) = &one.trouble {
-            text.push_str(&format!("  policy: {}\n", output::clean(trouble)));
+        if let Some(problem) = &one.trouble {
+            text.push_str(&format!("  policy: {}\n", output::clean(problem)));
         }
         let differences = one.differences();
         if differences.is_empty() {

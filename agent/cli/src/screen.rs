@@ -14,7 +14,7 @@ use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Snapshot};
 use super::output::{Paint, aligned, clean, shortened, spoken};
 
-const COMMAND_WIDTH: usize = 90;
+const MAX_COMMAND_CHARS: usize = 90;
 
 /// All results, as text for a terminal.
 pub(super) fn render(answers: &[ServerReply], paint: Paint) -> String {
@@ -54,9 +54,9 @@ fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
         line(screen, &format!("  {}: {}", paint.warning("the journal cannot be written"), clean(error)));
     }
     components(node, server.time.as_ref(), paint, screen);
-    for of in jobs {
+    for shown in jobs {
         screen.push('\n');
-        job(of, server.time.as_ref(), paint, screen);
+        job(shown, server.time.as_ref(), paint, screen);
     }
     if jobs.is_empty() && server.mode() == ServerMode::Agent {
         line(screen, "\n  no jobs");
@@ -71,7 +71,7 @@ fn program(server: &Server) -> String {
 }
 
 fn components(node: &Node, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
-    let width = node.components.iter().map(|of| of.name.len()).max().unwrap_or(0);
+    let width = node.components.iter().map(|component| component.name.len()).max().unwrap_or(0);
     for component in &node.components {
         let state = component.state();
         let name = state.name();
@@ -117,9 +117,9 @@ fn attention(
 
 fn evidence(component: &Component, width: usize, paint: Paint, screen: &mut String) {
     let indent = " ".repeat(width + 4);
-    for of in &component.evidence {
-        let limit = of.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
-        let text = clean(&format!("{}: {}{limit}", of.source, of.reading));
+    for item in &component.evidence {
+        let limit = item.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+        let text = clean(&format!("{}: {}{limit}", item.source, item.reading));
         line(screen, &format!("{indent}{}", paint.dim(&text)));
     }
     if !matches!(component.recommended_action(), RecommendedAction::None | RecommendedAction::Unspecified) {
@@ -133,7 +133,7 @@ fn saving(advised: &Saving) -> String {
     let costs = |cost: &f64| format!("{:.2} % of all time", cost * 100.0);
     let mut text = format!("every {every_s:.0} s costs least ({})", costs(cost));
     text.push_str(&format!("; as it is, every {was_s:.0} s, {}", costs(cost_was)));
-    for tier in advised.tiers.iter().filter(|of| of.every_s > *every_s) {
+    for tier in advised.tiers.iter().filter(|tier| tier.every_s > *every_s) {
         text.push_str(&format!("; {} every {:.0} s", clean(&tier.tier), tier.every_s));
     }
     text
@@ -171,7 +171,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     );
     let command = match job.texts_withheld {
         true => format!("(user {} and operators can see its command and its messages)", job.uid),
-        false => shortened(&clean(&job.command.join(" ")), COMMAND_WIDTH),
+        false => shortened(&clean(&job.command.join(" ")), MAX_COMMAND_CHARS),
     };
     line(screen, &format!("  {}", paint.dim(&command)));
     if !job.run.is_empty() && !is_over(job) {
@@ -237,14 +237,15 @@ fn phase(job: &Job, paint: Paint) -> String {
 }
 
 /// The column of the ranks' hosts, which only jobs of several hosts have.
-const HOST: usize = 1;
+const HOST_COLUMN: usize = 1;
 
 fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
     let header = ["RANK", "HOST", "LOCAL", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "LOSS"];
     let header = header.map(str::to_owned);
     let rows: Vec<[String; 9]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
     let has_hosts = ranks.iter().any(|rank| rank.host.is_some());
-    let lines = aligned(&rows, |column| matches!(column, HOST | 4 | 6), (!has_hosts).then_some(HOST));
+    let lines =
+        aligned(&rows, |column| matches!(column, HOST_COLUMN | 4 | 6), (!has_hosts).then_some(HOST_COLUMN));
     for (place, text) in lines.iter().enumerate() {
         let text = &format!("  {text}");
         let rank = place.checked_sub(1).map(|place| &ranks[place]);
@@ -394,26 +395,7 @@ mod tests {
         let place = SocketAt { socket: "/x".into(), job: None };
         let dead = ServerReply { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
         let text = render(&[ServerReply { place, result: Ok(snapshot()) }, dead], Paint::plain());
-        let expected = "\
-node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
-  host.memory is DEGRADED: processes wait for memory
-  host.cpu     HEALTHY    2 processors, load 1.5
-  host.memory  DEGRADED   processes wait for memory (read 2.0 s ago)
-               /proc/pressure/memory: full avg10=12.5 % (limit 10 %)
-               recommended: RESTART_PROCESS
-
-job demo  RECOVERING  restart 1 of 3, step 412, for 3 min 5 s
-  python train.py
-  last failure: rank 1 was killed by SIGKILL (60 % sure; fault domain: UNKNOWN)
-  decision:     RESTART_IN_JOB: 1 of 3 restarts used
-  RANK  LOCAL   PID  PHASE             STEP  SECTION                HEARTBEAT    LOSS
-     0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457
-     1      1  4001  exited (SIGKILL)   412  train > back [31mward  0.1 s ago  2.3457
-
-dead socket: nothing listens on /run/old.sock: its process is gone
-
-";
-        assert_eq!(text, expected);
+        testing::snapshot!("status", "one screen", text);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use mainstay_sys::processes;
 const STACKS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of threads shown for a rank without a Python stack; `--json` has all.
-const THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Show the Python stacks of a job's ranks, and what they wait for in the kernel
 #[derive(Debug, clap::Args)]
@@ -49,7 +49,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = ask_all(find(&args.ask).places).await;
     reported_once(&mut answers);
     let snapshots = answers.into_iter().filter_map(|answer| answer.result.ok());
-    let jobs = snapshots.flat_map(|of| of.jobs.into_iter().map(move |job| (of.server.hostname.clone(), job)));
+    let jobs = snapshots.flat_map(|snapshot| {
+        snapshot.jobs.into_iter().map(move |job| (snapshot.server.hostname.clone(), job))
+    });
     let jobs: Vec<(String, Job)> = jobs.filter(|(_, job)| !is_over(job)).collect();
     let (host, job) = match chosen(jobs, args.job.as_deref()) {
         Ok(job) => job,
@@ -139,14 +141,16 @@ fn shown(taken: &evidence::CollectedEvidence, paint: Paint) -> String {
     for group in &taken.groups {
         text.push_str(&format!("{}\n", paint.bold(&clean(&PlaceGroup::to_string(group)))));
     }
-    let of = |rank: &Rank| {
-        taken.whole["ranks"].as_array().and_then(|ranks| ranks.iter().find(|of| of["rank"] == rank.0))
+    let state_of = |rank: &Rank| {
+        taken.whole["ranks"].as_array().and_then(|ranks| ranks.iter().find(|entry| entry["rank"] == rank.0))
     };
     for group in &taken.groups {
-        let Some((rank, of)) = group.ranks.first().and_then(|rank| Some((rank, of(rank)?))) else { continue };
+        let Some((rank, state)) = group.ranks.first().and_then(|rank| Some((rank, state_of(rank)?))) else {
+            continue;
+        };
         text.push_str(&format!("\n{}\n", paint.dim(&format!("{rank}:"))));
-        let stack = of["python_and_native"].as_str().or_else(|| of["python"].as_str());
-        let stack = stack.map_or_else(|| without_python(&of["native"]), ToOwned::to_owned);
+        let stack = state["python_and_native"].as_str().or_else(|| state["python"].as_str());
+        let stack = stack.map_or_else(|| without_python(&state["native"]), ToOwned::to_owned);
         for line in stack.lines() {
             text.push_str(&format!("  {}\n", clean(line)));
         }
@@ -164,16 +168,17 @@ fn without_python(native: &Value) -> String {
         "no Python stack: the process does not answer, and py-spy is not installed or not permitted\n"
             .to_owned();
     let threads = native["threads"].as_array().into_iter().flatten();
-    for thread in iter::once(&native["main"]).chain(threads).filter(|thread| thread.is_object()).take(THREADS)
+    for thread in
+        iter::once(&native["main"]).chain(threads).filter(|thread| thread.is_object()).take(MAX_THREADS)
     {
-        let of = |name: &str| thread[name].as_str().unwrap_or("?");
-        let (id, name, state) = (of("id"), of("name"), of("state"));
-        let channel = of("wait_channel");
-        let call = thread["system_call_name"].as_str().unwrap_or_else(|| of("system_call"));
+        let text = |name: &str| thread[name].as_str().unwrap_or("?");
+        let (id, name, state) = (text("id"), text("name"), text("state"));
+        let channel = text("wait_channel");
+        let call = thread["system_call_name"].as_str().unwrap_or_else(|| text("system_call"));
         text.push_str(&format!(
             "thread {id} ({name}): state {state}, wait channel {channel}, system call {call}\n"
         ));
-        for line in of("kernel_stack").lines().filter(|line| *line != "?") {
+        for line in text("kernel_stack").lines().filter(|line| *line != "?") {
             text.push_str(&format!("  {line}\n"));
         }
     }

@@ -224,10 +224,10 @@ mod tests {
 
     #[test]
     fn a_job_that_is_asked_for_decides_alone() {
-        let of = |phase| [answer(ServerMode::Agent, HealthState::Unhealthy, vec![job("a", phase)])];
-        assert_eq!(weigh(&of(JobPhase::Running), true), exit::OK);
-        assert_eq!(weigh(&of(JobPhase::Lost), true), exit::UNHEALTHY);
-        assert_eq!(weigh(&of(JobPhase::Ended), true), exit::UNHEALTHY);
+        let answers = |phase| [answer(ServerMode::Agent, HealthState::Unhealthy, vec![job("a", phase)])];
+        assert_eq!(weigh(&answers(JobPhase::Running), true), exit::OK);
+        assert_eq!(weigh(&answers(JobPhase::Lost), true), exit::UNHEALTHY);
+        assert_eq!(weigh(&answers(JobPhase::Ended), true), exit::UNHEALTHY);
         assert_eq!(weigh(&[answer(ServerMode::Agent, HealthState::Healthy, vec![])], true), exit::UNKNOWN);
     }
 

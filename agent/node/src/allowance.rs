@@ -36,18 +36,18 @@ impl Allowance {
                 return Err(0);
             }
         }
-        let of = self.users.entry(uid).or_insert(Used { began: now, used: 0, left_out: 0 });
-        if now.since(of.began) >= self.period {
-            (of.began, of.used) = (now, 0);
+        let user = self.users.entry(uid).or_insert(Used { began: now, used: 0, left_out: 0 });
+        if now.since(user.began) >= self.period {
+            (user.began, user.used) = (now, 0);
         }
         // Nothing smaller is kept after an entry that was left out: there is one gap in each period.
-        let is_over = of.used.saturating_add(cost) > self.most;
-        of.used = if is_over { self.most } else { of.used + cost };
+        let is_over = user.used.saturating_add(cost) > self.most;
+        user.used = if is_over { self.most } else { user.used + cost };
         if is_over {
-            of.left_out = of.left_out.saturating_add(1);
-            return Err(of.left_out);
+            user.left_out = user.left_out.saturating_add(1);
+            return Err(user.left_out);
         }
-        Ok(std::mem::take(&mut of.left_out))
+        Ok(std::mem::take(&mut user.left_out))
     }
 }
 

@@ -37,9 +37,9 @@ pub struct Called {
 }
 
 impl Node {
-    pub(super) fn called(&mut self, of: &Called) {
-        let Ok(left_out) = self.calls.take(of.uid, 1, clock::mono()) else { return };
-        let Called { uid, pid, call, what, refused } = of;
+    pub(super) fn called(&mut self, call_made: &Called) {
+        let Ok(left_out) = self.calls.take(call_made.uid, 1, clock::mono()) else { return };
+        let Called { uid, pid, call, what, refused } = call_made;
         let (event, word) = if *refused { ("refused", "was refused") } else { ("called", "called") };
         let mut values = BTreeMap::from([
             ("uid".to_owned(), uid.to_string()),

@@ -94,7 +94,10 @@ impl Node {
         let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
         AttemptScope {
             began: job.map(|job| job.attempt_started).unwrap_or_default(),
-            control_group: self.launchers.get(&session.job).and_then(|of| of.control_group.clone()),
+            control_group: self
+                .launchers
+                .get(&session.job)
+                .and_then(|launcher| launcher.control_group.clone()),
             other_processes: BTreeSet::new(),
             other_gpus: self.gpus.of_others(&session.job, &ranks),
             processes: ranks,

@@ -45,7 +45,7 @@ impl Node {
         let is_it =
             |of: &AnsweredFailure| of.session.job == session.job && of.verdict.incident == verdict.incident;
         if !self.answered.iter().any(is_it) {
-            self.answered.retain(|of| of.session.job != session.job);
+            self.answered.retain(|answered| answered.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             let of_then = self.of_then(&session, &verdict);
             self.answered.push(AnsweredFailure {
@@ -58,7 +58,7 @@ impl Node {
     }
 
     fn is_over(&self, job: &JobId) -> bool {
-        let phase = self.snapshots.view().jobs.get(job).map(|of| &of.phase);
+        let phase = self.snapshots.view().jobs.get(job).map(|job| &job.phase);
         matches!(phase, Some(JobPhase::Ended(_) | JobPhase::Lost))
     }
 
@@ -106,6 +106,8 @@ fn judge_again(
         cursor = last.seq.max(read.cursor);
         entries.extend(read.entries.into_iter().filter(|entry| entry.job.as_ref() == Some(job)));
     }
-    let replayed = replay(&entries).into_iter().find(|of| of.incident == incident);
-    Ok(replayed.filter(|of| of.now.verdict != of.then.verdict).map(|of| of.now.verdict))
+    let replayed = replay(&entries).into_iter().find(|replayed| replayed.incident == incident);
+    Ok(replayed
+        .filter(|replayed| replayed.now.verdict != replayed.then.verdict)
+        .map(|replayed| replayed.now.verdict))
 }

@@ -335,7 +335,9 @@ impl Node {
     /// Ends a launcher's connection with a reason. What it reported last counts as received: it is not sent again.
     fn refuse(&mut self, session: &Session, reason: String) {
         tracing::warn!(job = %session.job, "a launcher's report is refused: {reason}");
-        if let Some((_, orders)) = self.launchers.get(&session.job).and_then(|of| of.session.as_ref()) {
+        if let Some((_, orders)) =
+            self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref())
+        {
             let _ = orders.try_send(ToLauncher::Refused(reason));
         }
     }

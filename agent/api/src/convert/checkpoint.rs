@@ -30,8 +30,8 @@ pub(crate) struct RunFilter<'a> {
 }
 
 impl RunFilter<'_> {
-    pub fn has(&self, of: &StepKey) -> bool {
-        let run = of.run_id();
+    pub fn has(&self, step: &StepKey) -> bool {
+        let run = step.run_id();
         self.run.is_none_or(|wanted| lineage::is_asked(run, wanted))
             && self.owner.is_none_or(|uid| owner::owner(run) == Some(uid))
     }
@@ -59,7 +59,7 @@ pub(crate) fn listing(peers: &Service, seen: &RunFilter<'_>) -> ListCheckpointsR
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.divergences().iter().filter(|of| seen.has(&of.of)).map(divergence::out).collect(),
+        unlike: peers.divergences().iter().filter(|found| seen.has(&found.of)).map(divergence::out).collect(),
         excluded: peers.standing().excluded,
     }
 }
@@ -93,7 +93,11 @@ pub(crate) fn step_out(state: &StepState) -> CheckpointStep {
         own: copy.own,
         root: copy.shard.root.clone(),
         bytes: copy.shard.bytes,
-        piece: copy.shard.piece.as_ref().map_or_else(String::new, |of| format!("{} of {}", of.index, of.of)),
+        piece: copy
+            .shard
+            .piece
+            .as_ref()
+            .map_or_else(String::new, |piece| format!("{} of {}", piece.index, piece.of)),
     });
     CheckpointStep {
         run: owner::name(&state.key.run).to_owned(),

@@ -56,8 +56,8 @@ pub(super) fn compared(records: Vec<Record>, named: impl Iterator<Item = u32>) -
             output::note(&format!("{}: there is a newer flight record of {}", record.file, record.rank));
         }
     }
-    let files = newest.values().map(|of| (of.file.clone(), of.rank.0)).collect();
-    let records = newest.into_values().map(|of| (of.rank, of.record)).collect();
+    let files = newest.values().map(|dump| (dump.file.clone(), dump.rank.0)).collect();
+    let records = newest.into_values().map(|dump| (dump.rank, dump.record)).collect();
     Dumps { files, held_up: held_up(&named.map(Rank).collect(), &records) }
 }
 

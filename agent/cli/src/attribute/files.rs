@@ -11,7 +11,7 @@ use super::run_dir;
 use crate::output;
 
 /// Maximum depth to which directories are read.
-const DEPTH: u32 = 8;
+const MAX_DEPTH: u32 = 8;
 /// Maximum number of files of a directory that are read, in the order of their names.
 const MAX_FILES: usize = 10_000;
 
@@ -35,7 +35,7 @@ pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<(Vec<LogFile>, Vec<Exit
             continue;
         }
         let before = search.files.len();
-        search.directory(path, DEPTH)?;
+        search.directory(path, MAX_DEPTH)?;
         if search.files.len() == before {
             output::note(&format!("{}: no file in this directory", path.display()));
         }

@@ -9,12 +9,13 @@ use lzma_rust2::XzReader;
 use ruzstd::decoding::StreamingDecoder;
 
 /// The most text that one compressed file is read to.
-const MOST_TEXT: u64 = 64 << 30;
-/// The most times that a text may be larger than its file, from `FROM` bytes of text on: more was made to fill memory or time.
-const MOST_TIMES: u64 = 200;
-const FROM: u64 = 256 << 20;
+const MAX_TEXT_BYTES: u64 = 64 << 30;
+/// The most times that a text may be larger than its file, from `MIN_EXPANDED_BYTES` of text on: more was made to fill
+/// memory or time.
+const MAX_EXPANSION: u64 = 200;
+const MIN_EXPANDED_BYTES: u64 = 256 << 20;
 /// The most memory that a decoder of xz may ask for, in KiB.
-const XZ_KIB: u32 = 256 << 10;
+const MAX_XZ_KIB: u32 = 256 << 10;
 /// Bytes that are read from a file at a time.
 const READ_BYTES: usize = 64 << 10;
 
@@ -31,7 +32,7 @@ pub(super) fn text_of(source: Box<dyn Read>) -> io::Result<(Box<dyn Read>, bool)
         [0x1f, 0x8b, ..] => limited(Box::new(MultiGzDecoder::new(source))),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => limited(Box::new(Frames { source: Some(source), frame: None })),
         [0xfd, b'7', b'z', b'X', b'Z', ..] => {
-            limited(Box::new(XzReader::new_mem_limit(source, true, XZ_KIB)))
+            limited(Box::new(XzReader::new_mem_limit(source, true, MAX_XZ_KIB)))
         }
         [0xff, 0xfe, ..] => Box::new(Utf16::new(source, u16::from_le_bytes)),
         [0xfe, 0xff, ..] => Box::new(Utf16::new(source, u16::from_be_bytes)),
@@ -63,9 +64,11 @@ struct Limited {
 
 impl Read for Limited {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.written > MOST_TEXT || self.written > FROM && self.written / MOST_TIMES > self.read.get() {
+        if self.written > MAX_TEXT_BYTES
+            || self.written > MIN_EXPANDED_BYTES && self.written / MAX_EXPANSION > self.read.get()
+        {
             let why =
-                format!("its text is more than {MOST_TIMES} times as large as the file, or than 64 GiB");
+                format!("its text is more than {MAX_EXPANSION} times as large as the file, or than 64 GiB");
             return Err(io::Error::new(ErrorKind::InvalidData, why));
         }
         let count = self.text.read(into)?;
@@ -208,6 +211,6 @@ mod tests {
         let mut piece = vec![0; 1 << 20];
         let ended = std::iter::repeat_with(|| text.read(&mut piece)).find(Result::is_err);
         assert_eq!(ended.unwrap().unwrap_err().kind(), ErrorKind::InvalidData);
-        assert!(text.written <= FROM + (2 << 20));
+        assert!(text.written <= MIN_EXPANDED_BYTES + (2 << 20));
     }
 }

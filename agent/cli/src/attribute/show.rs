@@ -9,7 +9,7 @@ use mainstay_diagnosis::attribution::score::{Answer, Case, Share, Summary};
 use crate::output::{Paint, clean, shortened};
 
 /// Characters of a quoted line that are shown.
-const QUOTE: usize = 200;
+const MAX_QUOTE_CHARS: usize = 200;
 
 pub(super) fn report(report: &Report, paint: Paint) -> String {
     let mut out = format!("{}\n", paint.bold(&clean(&report.headline)));
@@ -27,7 +27,7 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
         let _ = writeln!(out, "victims: ranks {}", listed(&report.victims));
     }
     if let Some(line) = &report.unexplained {
-        let text = shortened(&clean(&line.text), QUOTE);
+        let text = shortened(&clean(&line.text), MAX_QUOTE_CHARS);
         let _ = writeln!(out, "\nLines that match no signature\n  {} {text}", paint.dim(&place(line)));
     }
     grounds(&mut out, "Evidence", &report.evidence, paint);
@@ -37,7 +37,7 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
         if place_in_list == 0 {
             let _ = writeln!(out, "\nSet aside: caught, or healthy steps followed");
         }
-        let text = shortened(&clean(&line.text), QUOTE);
+        let text = shortened(&clean(&line.text), MAX_QUOTE_CHARS);
         let _ = writeln!(out, "  {} {text}", paint.dim(&place(line)));
     }
     sentences(&mut out, "What to do next", &report.next);
@@ -54,8 +54,12 @@ fn grounds(out: &mut String, title: &str, grounds: &[EvidenceSummary], paint: Pa
         let often = if ground.count > 1 { format!(", {} times", ground.count) } else { String::new() };
         let _ = writeln!(out, "  {} ({}{often})", clean(&ground.meaning), ground.signature);
         for quote in &ground.quotes {
-            let _ =
-                writeln!(out, "    {} {}", paint.dim(&place(quote)), shortened(&clean(&quote.text), QUOTE));
+            let _ = writeln!(
+                out,
+                "    {} {}",
+                paint.dim(&place(quote)),
+                shortened(&clean(&quote.text), MAX_QUOTE_CHARS)
+            );
         }
     }
 }
@@ -102,7 +106,7 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             label.class.map_or("?", Class::name),
             label.restart.map_or("?", Restart::name),
             answer.confidence,
-            shortened(&clean(&answer.reasons.join("; ")), QUOTE)
+            shortened(&clean(&answer.reasons.join("; ")), MAX_QUOTE_CHARS)
         );
     }
     let _ = writeln!(
@@ -120,7 +124,7 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
     for (class, row) in &summary.confusion {
         let cells: Vec<String> = Class::ALL
             .into_iter()
-            .filter_map(|of| row.get(of.name()).map(|count| format!("{} {count}", of.name())))
+            .filter_map(|answer| row.get(answer.name()).map(|count| format!("{} {count}", answer.name())))
             .collect();
         let _ = writeln!(out, "  {class:<18}{}", cells.join(", "));
     }
@@ -140,7 +144,7 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
         );
     }
     let _ = writeln!(out, "named only at or above a confidence:");
-    for threshold in summary.calibration.thresholds.iter().filter(|of| of.named > 0) {
+    for threshold in summary.calibration.thresholds.iter().filter(|threshold| threshold.named > 0) {
         let share = 100.0 * f64::from(threshold.right) / f64::from(threshold.named);
         let _ = writeln!(
             out,
@@ -163,16 +167,16 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
     out
 }
 
-fn share(out: &mut String, name: &str, of: &Share) {
+fn share(out: &mut String, name: &str, share: &Share) {
     let _ = writeln!(
         out,
         "{name:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>10} {:>13}",
-        of.cases,
-        of.domain,
-        of.class,
-        of.restart,
-        of.committed,
-        format!("{}/{}", of.root_first, of.with_root),
-        format!("{}/{}", of.place, of.with_place)
+        share.cases,
+        share.domain,
+        share.class,
+        share.restart,
+        share.committed,
+        format!("{}/{}", share.root_first, share.with_root),
+        format!("{}/{}", share.place, share.with_place)
     );
 }

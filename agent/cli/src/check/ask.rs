@@ -53,9 +53,9 @@ pub(super) async fn watched(args: &Args, groups: &[Group]) -> CheckResults {
             }
         }
     }
-    let mut asked = look_alone(args, groups).await;
-    asked.checks.extend(silent);
-    asked
+    let mut answers = look_alone(args, groups).await;
+    answers.checks.extend(silent);
+    answers
 }
 
 async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>, AskError> {
@@ -138,7 +138,7 @@ impl SensorProcess {
         let (Some(response), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
             return Err("the checks could not be started: no pipe to them".to_owned());
         };
-        let (report, reported) = oneshot::channel();
+        let (report, receiver) = oneshot::channel();
         // A thread, since the pipe can stay silent for as long as the child hangs; it ends with the child.
         let listen = move || {
             let mut line = String::new();
@@ -150,7 +150,7 @@ impl SensorProcess {
         if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(listen) {
             return Err(format!("the checks could not be started: {error}"));
         }
-        match tokio::time::timeout(longest, reported).await {
+        match tokio::time::timeout(longest, receiver).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the checks ended before they started".to_owned()),
             Err(_) => Err(format!("did not start within {}", Span(longest.as_nanos() as u64))),

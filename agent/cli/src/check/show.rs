@@ -85,15 +85,15 @@ impl Report {
 
 fn check_as_json(check: &Check) -> Value {
     let evidence = |seen: &mainstay_model::health::Evidence| {
-        let mut reported = json!({ "source": seen.source, "reading": seen.reading });
+        let mut object = json!({ "source": seen.source, "reading": seen.reading });
         for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
             if let Some(value) = value {
-                reported[name] = value.as_str().into();
+                object[name] = value.as_str().into();
             }
         }
-        reported
+        object
     };
-    let mut reported = json!({
+    let mut object = json!({
         "name": check.name,
         "group": check.group,
         "verdict": verdict_name(check.verdict),
@@ -103,10 +103,10 @@ fn check_as_json(check: &Check) -> Value {
     });
     for (name, span) in [("seconds", check.took), ("deadline_seconds", check.deadline)] {
         if let Some(span) = span {
-            reported[name] = span.as_seconds().into();
+            object[name] = span.as_seconds().into();
         }
     }
-    reported
+    object
 }
 
 fn verdict_name(verdict: CheckVerdict) -> &'static str {

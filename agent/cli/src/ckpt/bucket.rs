@@ -35,11 +35,11 @@ fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
     }
     let all = storage.runs()?;
     let is_own = |of: &&String| owner::owner(of).is_none_or(|owner| owner == uid);
-    let own = all.iter().filter(is_own).map(|of| owner::name(of));
+    let own = all.iter().filter(is_own).map(|run| owner::name(run));
     let one = one_of(run, own)?;
-    let stored = all.into_iter().filter(|of| owner::name(of) == one);
+    let stored = all.into_iter().filter(|run| owner::name(run) == one);
     // The caller's run before one without an owner.
-    Ok(stored.max_by_key(|of| owner::owner(of) == Some(uid)).unwrap_or_else(|| run.to_owned()))
+    Ok(stored.max_by_key(|run| owner::owner(run) == Some(uid)).unwrap_or_else(|| run.to_owned()))
 }
 
 pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {

@@ -14,7 +14,7 @@ use crate::output::clean;
 use crate::{exit, output};
 
 /// Maximum number of shards with problems that are named.
-const PROBLEMS: usize = 5;
+const MAX_PROBLEMS: usize = 5;
 
 /// The steps of a directory according to their manifests; the data is not read.
 pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
@@ -41,8 +41,8 @@ pub(super) fn print_steps(
     } else {
         let lines: Vec<String> = states.iter().map(line).collect();
         output::print(&lines.concat())?;
-        problems.iter().take(PROBLEMS).for_each(|problem| output::note(&clean(problem)));
-        if let Some(more) = problems.len().checked_sub(PROBLEMS).filter(|more| *more > 0) {
+        problems.iter().take(MAX_PROBLEMS).for_each(|problem| output::note(&clean(problem)));
+        if let Some(more) = problems.len().checked_sub(MAX_PROBLEMS).filter(|more| *more > 0) {
             output::note(&format!("{more} more shard(s) with problems; --json lists them"));
         }
     }
@@ -84,21 +84,21 @@ fn copy(sealed: Sealed) -> Copy {
 
 fn line(state: &StepState) -> String {
     let whole = if state.is_whole() { "whole" } else { "not whole" };
-    let of = &state.key;
+    let key = &state.key;
     let (ranks, bytes, age) = (state.ranks.len(), size(state.bytes()), age(state.created));
     format!(
         "step {} of {}, attempt {}: {ranks} of {} rank(s), {bytes}, {age} old, {whole}\n",
-        of.step,
-        clean(&of.run),
-        of.attempt,
-        of.world
+        key.step,
+        clean(&key.run),
+        key.attempt,
+        key.world
     )
 }
 
 fn step_json(state: &StepState) -> Value {
-    let of = &state.key;
+    let key = &state.key;
     json!({
-        "step": of.step, "run": of.run, "job": of.job, "attempt": of.attempt, "world_size": of.world,
+        "step": key.step, "run": key.run, "job": key.job, "attempt": key.attempt, "world_size": key.world,
         "created_unix_s": state.created, "bytes": state.bytes(), "whole": state.is_whole(),
         "missing_ranks": state.missing(64),
     })

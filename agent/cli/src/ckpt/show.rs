@@ -78,8 +78,9 @@ pub(super) fn attempt(job: &str, attempt: u64) -> String {
 fn advice(advice: &[CheckpointAdvice]) -> String {
     let mut text = String::new();
     for of_job in advice.chunk_by(|a, b| a.job == b.job) {
-        let tiers = of_job.iter().map(|of| format!("{} every {:.0} s", clean(&of.tier), of.every_s));
-        let was = of_job.first().map_or(0.0, |of| of.was_s);
+        let tiers =
+            of_job.iter().map(|advice| format!("{} every {:.0} s", clean(&advice.tier), advice.every_s));
+        let was = of_job.first().map_or(0.0, |advice| advice.was_s);
         let tiers = tiers.collect::<Vec<_>>().join(", ");
         let _ = writeln!(
             text,
@@ -261,7 +262,7 @@ mod tests {
             missing_ranks: (0..10).collect(),
             ..Default::default()
         };
-        assert_eq!(state(&step, 1), "not whole: without rank 0, 1, 2, 3, 4, 5, 6, 7, …");
+        testing::snapshot!("ckpt", "a step without shards", state(&step, 1));
         (step.whole, step.least_copies) = (true, 1);
         assert_eq!(state(&step, 1), "whole");
         step.least_copies = 2;
@@ -334,19 +335,18 @@ mod tests {
 
     #[test]
     fn save_advice_is_one_line_for_each_job() {
-        let of = |job: &str, tier: &str, every_s| CheckpointAdvice {
+        let of_tier = |job: &str, tier: &str, every_s| CheckpointAdvice {
             job: job.to_owned(),
             tier: tier.to_owned(),
             every_s,
             was_s: 7200.0,
         };
-        let reported =
-            advice(&[of("a", "memory", 170.4), of("a", "durable", 340.0), of("b", "memory", 60.0)]);
-        assert_eq!(
-            reported,
-            "job a: saving costs least to memory every 170 s, durable every 340 s (it saves every 7200 s)\n\
-             job b: saving costs least to memory every 60 s (it saves every 7200 s)\n"
-        );
+        let reported = advice(&[
+            of_tier("a", "memory", 170.4),
+            of_tier("a", "durable", 340.0),
+            of_tier("b", "memory", 60.0),
+        ]);
+        testing::snapshot!("ckpt", "advice for each job", reported);
         assert_eq!(advice(&[]), "");
     }
 
@@ -362,7 +362,7 @@ mod tests {
             files_wanted: 0,
             files_token: String::new(),
         };
-        assert_eq!(progress(&at), "step 3 [#####...............] 1 of 4 shards, 50 B of 200 B from peers");
+        testing::snapshot!("ckpt", "progress of a restore", progress(&at));
         let none = RestoreProgress { bytes: 0, bytes_done: 0, ..at };
         assert!(progress(&none).contains("[####################]"));
     }

@@ -23,7 +23,7 @@ use crate::find::SocketAt;
 use crate::status;
 
 /// The host that vanishes: not the one that leads, which a job with one endpoint cannot lose.
-const LOST: usize = 1;
+const LOST_HOST: usize = 1;
 
 /// Trains undisturbed, trains disturbed, compares.
 pub(super) async fn run(args: &Args, program: &Program, folder: &Path) -> anyhow::Result<bool> {
@@ -44,13 +44,16 @@ pub(super) async fn run(args: &Args, program: &Program, folder: &Path) -> anyhow
     say!("The same again, with one more host that waits as a spare. On the way:");
     say!("  about step {first}: SIGKILL to rank {killed}");
     say!(
-        "  about step {second}: host {LOST} vanishes: all of its processes are killed at once. The spare takes its place"
+        "  about step {second}: host {LOST_HOST} vanishes: all of its processes are killed at once. The spare takes its place"
     );
     say!("  when all ranks step again: SIGKILL to the launcher of host {restarted}, which is started again");
     let mut hurt = Cluster::new(args, program, &folder.join("disturbed"))?;
     // The last one comes first.
-    let faults =
-        vec![(first, Fault::Launcher(restarted)), (second, Fault::Host(LOST)), (first, Fault::Rank(killed))];
+    let faults = vec![
+        (first, Fault::Launcher(restarted)),
+        (second, Fault::Host(LOST_HOST)),
+        (first, Fault::Rank(killed)),
+    ];
     let entries = hurt.follow(faults).await?;
     let disturbed = hurt.trained()?;
     // A spare has a journal of its own until it has ranks; then it records the job.
@@ -60,7 +63,7 @@ pub(super) async fn run(args: &Args, program: &Program, folder: &Path) -> anyhow
     let recoveries = Recovery::all(&entries);
     print_timelines(&recoveries);
     print_losses(&undisturbed, &disturbed);
-    let culprit = recoveries.first().and_then(|of| of.verdict.culprit).map(|rank| rank.0);
+    let culprit = recoveries.first().and_then(|recovery| recovery.verdict.culprit).map(|rank| rank.0);
     let is_of_a_lost_host = |number: usize| recoveries.get(number).is_some_and(Recovery::is_of_a_lost_host);
     let mut checks = vec![
         ("three failures, each with one restart on all hosts".to_owned(), recoveries.len() == 3),

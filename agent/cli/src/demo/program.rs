@@ -14,7 +14,7 @@ const ASK: &str = "\
 import importlib.util, sys
 found = lambda name: importlib.util.find_spec(name) is not None
 sys.exit(3) if not found('mainstay') else print(found('torch'))";
-const NO_PACKAGE: i32 = 3;
+const NO_PACKAGE_EXIT: i32 = 3;
 
 /// Variables of an outer job would make its ranks of the demo's.
 const OF_A_JOB: [&str; 5] = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
@@ -77,7 +77,7 @@ fn has_torch(python: &Path) -> anyhow::Result<bool> {
         .args(["-c", ASK])
         .output()
         .with_context(|| format!("starting {} (--python names another one)", python.display()))?;
-    if output.status.code() == Some(NO_PACKAGE) {
+    if output.status.code() == Some(NO_PACKAGE_EXIT) {
         bail!(
             "{} has no package mainstay: install it with `{} -m pip install mainstay-train`, or name another Python with \
              --python",

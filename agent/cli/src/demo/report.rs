@@ -94,9 +94,9 @@ fn checks(report: &Report, recoveries: &[Recovery]) -> Vec<(String, bool)> {
     let restarts = followed.entries.iter().filter(restarts).count();
     let starts = followed.entries.iter().filter(|entry| started(entry).is_some()).count();
     let first = recoveries.first();
-    let culprit = first.and_then(|of| of.verdict.culprit).map(|rank| rank.0);
+    let culprit = first.and_then(|recovery| recovery.verdict.culprit).map(|rank| rank.0);
     // The progress of the run when the signal arrived; the demo's last reading was already old then.
-    let reached = first.map_or(0, |of| of.outcome.reached_before);
+    let reached = first.map_or(0, |recovery| recovery.outcome.reached_before);
     let resumed = disturbed.resumed_from;
     let mut checks = vec![
         (

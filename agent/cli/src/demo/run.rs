@@ -140,9 +140,9 @@ impl Run {
     }
 
     fn shown(&self, attempt: Attempt) -> String {
-        const WIDTH: u64 = 30;
-        let full = (self.step * WIDTH / self.steps).min(WIDTH) as usize;
-        let (done, open) = ("#".repeat(full), ".".repeat(WIDTH as usize - full));
+        const BAR_CHARS: u64 = 30;
+        let full = (self.step * BAR_CHARS / self.steps).min(BAR_CHARS) as usize;
+        let (done, open) = ("#".repeat(full), ".".repeat(BAR_CHARS as usize - full));
         let loss = self.loss.map_or(String::new(), |loss| format!("  loss {loss:.4}"));
         let attempt = if attempt.0 == 0 { String::new() } else { format!("  attempt {}", attempt.0) };
         format!("  [{done}{open}] step {:>4}/{}{loss}{attempt}", self.step, self.steps)

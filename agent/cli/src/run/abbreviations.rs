@@ -89,13 +89,13 @@ fn option<'o>(name: &str, options: &'o [(String, bool)]) -> Result<Option<&'o (S
     if let Some(exact) = options.iter().find(|(known, _)| *known == hyphens) {
         return Ok(Some(exact));
     }
-    let of = |is_torchrun: bool| -> Vec<&'o (String, bool)> {
+    let options_of = |is_torchrun: bool| -> Vec<&'o (String, bool)> {
         let fits = |known: &str| known.starts_with(&hyphens) && TORCHRUN.contains(&known) == is_torchrun;
         options.iter().filter(|(known, _)| fits(known)).collect()
     };
-    let mut fitting = of(true);
+    let mut fitting = options_of(true);
     if fitting.is_empty() {
-        fitting = of(false);
+        fitting = options_of(false);
     }
     match fitting[..] {
         [] => Ok(None),
@@ -144,6 +144,6 @@ mod tests {
     #[test]
     fn an_ambiguous_prefix_names_the_candidates() {
         let error = full("--rdzv x a.py").expect_err("two fit");
-        assert_eq!(error, "ambiguous option: --rdzv could match --rdzv-conf, --rdzv-id");
+        testing::snapshot!("run", "an ambiguous option", error);
     }
 }

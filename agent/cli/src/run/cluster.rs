@@ -9,7 +9,7 @@ use crate::torchrun;
 #[derive(Debug, Default)]
 pub(super) struct FromEnvironment {
     /// For people: what was taken from where.
-    pub(super) reported: Option<String>,
+    pub(super) sources: Option<String>,
     /// Whether the endpoint is this host, if the environment shows it.
     pub(super) is_endpoint: Option<bool>,
     /// Whether the run id is from the environment, which gives it to one job only.
@@ -58,11 +58,11 @@ pub(super) fn add(
         ranks: args.nproc_per_node.parse().ok(),
     };
     let start = cluster_environment::start(variables, full_name, &given)?;
-    let reported = describe_sources(args, &start, variables);
+    let sources = describe_sources(args, &start, variables);
     let is_endpoint = start.is_endpoint;
     let runs_once = start.runs_once && args.rdzv_id.is_none();
     fill(args, start, given.is_numbered);
-    Ok(FromEnvironment { reported, is_endpoint, runs_once })
+    Ok(FromEnvironment { sources, is_endpoint, runs_once })
 }
 
 fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("gpu1"), Some(16_243)));
         assert_eq!(
-            from.reported.expect("a line"),
+            from.sources.expect("a line"),
             "from the environment: hosts 2 (SLURM_STEP_NUM_NODES), node rank 1 (SLURM_NODEID), \
              endpoint gpu1:16243 (SLURM_STEP_NODELIST), run id slurm-4711.0 (SLURM_JOB_ID)"
         );
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn explicit_options_take_precedence() {
         let (args, from) = added("--standalone", &STEP);
-        assert!(args.nnodes.is_none() && from.reported.is_none());
+        assert!(args.nnodes.is_none() && from.sources.is_none());
         let (args, _) = added("--master-addr a --master-port 7 --rdzv-id mine", &STEP);
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("a"), Some(7)));
@@ -203,7 +203,7 @@ mod tests {
             [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "a"), ("PET_MASTER_PORT", "7")];
         let (_, from) = added("--nnodes 2 --node-rank 1 --master-addr a --master-port 7", &pod);
         assert_eq!(
-            from.reported.as_deref(),
+            from.sources.as_deref(),
             Some(
                 "from the environment: hosts 2 (PET_NNODES), node rank 1 (PET_NODE_RANK), address a (PET_MASTER_ADDR), \
                  port 7 (PET_MASTER_PORT)"

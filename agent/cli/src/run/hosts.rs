@@ -15,20 +15,20 @@ use crate::torchrun;
 use mainstay_launcher::group::plan::{HostsPlan, StoreKind};
 
 /// Default of torchrun, in seconds.
-const JOIN_TIMEOUT: u64 = 600;
-const LAST_CALL: u64 = 30;
+const JOIN_TIMEOUT_SECONDS: u64 = 600;
+const LAST_CALL_SECONDS: u64 = 30;
 
 /// A host that reboots is back within this time.
-const SHRINK_AFTER: u64 = 60;
+const SHRINK_AFTER_SECONDS: u64 = 60;
 
 /// A planned round costs the unsaved work, and the start.
-const GROW_AFTER: u64 = 300;
+const GROW_AFTER_SECONDS: u64 = 300;
 
 /// A shorter lease could expire while a host is only busy.
-const LEAST_LEASE: u64 = 3;
+const MIN_LEASE_SECONDS: u64 = 3;
 
 /// After the loss of its own leader etcd answers after some seconds.
-const LEAST_MANAGED_LEASE: u64 = 6;
+const MIN_MANAGED_LEASE_SECONDS: u64 = 6;
 
 /// The password of etcd's user, if the command line does not have it.
 const PASSWORD: &str = "MAINSTAY_ETCD_PASSWORD";
@@ -92,7 +92,8 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
     };
     let store = store(args, &conf, &endpoints, etcd)?;
     let lease = seconds("lease", HostsPlan::LEASE.as_secs())?;
-    let least_lease = if matches!(store, StoreKind::Managed) { LEAST_MANAGED_LEASE } else { LEAST_LEASE };
+    let least_lease =
+        if matches!(store, StoreKind::Managed) { MIN_MANAGED_LEASE_SECONDS } else { MIN_LEASE_SECONDS };
     if lease < Span::seconds(least_lease) {
         bail!("--rdzv-conf lease={}: write at least {least_lease} seconds", lease.as_seconds());
     }
@@ -132,10 +133,10 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         encrypt,
         domain: conf.get("domain").cloned(),
         is_host,
-        join_timeout: seconds("join_timeout", JOIN_TIMEOUT)?,
-        last_call: seconds("last_call_timeout", LAST_CALL)?,
-        shrink_after: seconds("shrink_after", SHRINK_AFTER)?,
-        grow_after: seconds("grow_after", GROW_AFTER)?,
+        join_timeout: seconds("join_timeout", JOIN_TIMEOUT_SECONDS)?,
+        last_call: seconds("last_call_timeout", LAST_CALL_SECONDS)?,
+        shrink_after: seconds("shrink_after", SHRINK_AFTER_SECONDS)?,
+        grow_after: seconds("grow_after", GROW_AFTER_SECONDS)?,
         world_multiple,
         lease: Duration::from_nanos(lease.0),
     }))
@@ -239,23 +240,23 @@ mod tests {
         args: Args,
     }
 
-    fn of(line: &str) -> Result<Option<HostsPlan>, String> {
+    fn parsed(line: &str) -> Result<Option<HostsPlan>, String> {
         let line = std::iter::once("run").chain(line.split_whitespace()).chain(["/bin/sh"]);
         let line = Line::try_parse_from(line).map_err(|error| error.to_string())?;
         hosts(&line.args).map_err(|error| format!("{error:#}"))
     }
 
     fn plan(line: &str) -> HostsPlan {
-        of(line).expect("a plan").expect("several hosts")
+        parsed(line).expect("a plan").expect("several hosts")
     }
 
     #[test]
     fn one_host_needs_no_place_to_meet() {
         for line in ["", "--nnodes 1", "--nnodes 1:4", "--nnodes 2 --standalone", "--nnodes 1 --node-rank 0"]
         {
-            assert!(of(line).expect(line).is_none(), "{line}");
+            assert!(parsed(line).expect(line).is_none(), "{line}");
         }
-        let error = of("--nnodes 1 --node-rank 1").expect_err("no such node");
+        let error = parsed("--nnodes 1 --node-rank 1").expect_err("no such node");
         assert!(error.starts_with("--node-rank: 1 was given"), "{error}");
     }
 
@@ -302,7 +303,7 @@ mod tests {
 
     #[test]
     fn invalid_combinations_are_named() {
-        for (line, reported) in [
+        for (line, part) in [
             ("--nnodes 0", "--nnodes"),
             ("--nnodes 3:2", "--nnodes"),
             ("--nnodes 2 --rdzv-backend c10d", "--rdzv-endpoint"),
@@ -325,8 +326,8 @@ mod tests {
             ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1", "--rdzv-id"),
             ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint a:1", "etcd-v2"),
         ] {
-            let error = of(line).expect_err(line);
-            assert!(error.contains(reported), "{line}: {error}");
+            let error = parsed(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
         }
     }
 }

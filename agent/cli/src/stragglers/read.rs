@@ -13,7 +13,7 @@ use crate::output::open_input;
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// A JSON document is held in memory as a whole.
-const LARGEST_DOCUMENT: u64 = 1 << 30;
+const MAX_DOCUMENT_BYTES: u64 = 1 << 30;
 
 /// Possible field separators; the header's most frequent one is used.
 const SEPARATORS: [char; 4] = [',', '\t', ';', '|'];
@@ -47,7 +47,7 @@ pub(super) fn all_of(mut input: impl BufRead) -> anyhow::Result<Trace> {
     }
     let mut reader = Reader::default();
     if is_document(beginning) {
-        let document: Value = serde_json::from_reader(input.take(LARGEST_DOCUMENT))?;
+        let document: Value = serde_json::from_reader(input.take(MAX_DOCUMENT_BYTES))?;
         reader.document(&document)?;
         return Ok(reader.trace);
     }
@@ -139,7 +139,7 @@ impl Reader {
         let flat;
         let object = if object.contains_key("ph") {
             // In a Chrome trace, marks and counters are not sections.
-            let Some(event) = of_chrome(object) else { return Ok(()) };
+            let Some(event) = chrome_row(object) else { return Ok(()) };
             flat = event;
             &flat
         } else {
@@ -162,13 +162,13 @@ impl Reader {
 
 /// A complete section of a Chrome trace as a row: times are in microseconds, further data is in `args`, and the
 /// process is the rank.
-fn of_chrome(event: &Map<String, Value>) -> Option<Map<String, Value>> {
+fn chrome_row(event: &Map<String, Value>) -> Option<Map<String, Value>> {
     if event.get("ph").and_then(Value::as_str) != Some("X") {
         return None;
     }
     let mut row = event.get("args").and_then(Value::as_object).cloned().unwrap_or_default();
-    for (of, name) in [("name", "section"), ("pid", "rank"), ("ts", "start_us"), ("dur", "duration_us")] {
-        if let Some(value) = event.get(of) {
+    for (field, name) in [("name", "section"), ("pid", "rank"), ("ts", "start_us"), ("dur", "duration_us")] {
+        if let Some(value) = event.get(field) {
             row.entry(name).or_insert_with(|| value.clone());
         }
     }

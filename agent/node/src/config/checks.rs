@@ -205,13 +205,13 @@ impl Config {
 
     /// Replicas of checkpoints.
     fn check_checkpoints(&self, wrong: &mut Wrong) {
-        let of = &self.checkpoint;
-        wrong.must(is_absolute(&of.store), "checkpoint.store", "it must be an absolute path");
-        wrong.must(is_absolute(&of.token_file), "checkpoint.token_file", "it must be an absolute path");
+        let keys = &self.checkpoint;
+        wrong.must(is_absolute(&keys.store), "checkpoint.store", "it must be an absolute path");
+        wrong.must(is_absolute(&keys.token_file), "checkpoint.token_file", "it must be an absolute path");
         let for_tls = [
-            ("checkpoint.tls_certificate", &of.tls_certificate),
-            ("checkpoint.tls_key", &of.tls_key),
-            ("checkpoint.tls_authorities", &of.tls_authorities),
+            ("checkpoint.tls_certificate", &keys.tls_certificate),
+            ("checkpoint.tls_key", &keys.tls_key),
+            ("checkpoint.tls_authorities", &keys.tls_authorities),
         ];
         let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
         for (key, path) in for_tls {
@@ -223,41 +223,41 @@ impl Config {
             );
         }
         wrong.must(
-            of.listen.is_none() || is_tls || !of.token_file.as_os_str().is_empty(),
+            keys.listen.is_none() || is_tls || !keys.token_file.as_os_str().is_empty(),
             "checkpoint.token_file",
             "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: no other host may read and write checkpoints",
         );
         wrong.must(
-            of.peers.iter().chain(&of.avoid).all(|peer| port_of(peer).is_some()),
+            keys.peers.iter().chain(&keys.avoid).all(|peer| port_of(peer).is_some()),
             "checkpoint.peers",
             "each must be a host and a port, like \"node7:7140\"",
         );
-        let anywhere = of.listen.is_some_and(|address| address.ip().is_unspecified());
+        let anywhere = keys.listen.is_some_and(|address| address.ip().is_unspecified());
         wrong.must(
-            !anywhere || !of.name.is_empty(),
+            !anywhere || !keys.name.is_empty(),
             "checkpoint.name",
             "it must be set where checkpoint.listen is every address",
         );
-        wrong.must(of.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
-        parity(of, wrong);
-        wrong.must(of.keep >= 1, "checkpoint.keep", "it must be at least 1");
+        wrong.must(keys.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
+        parity(keys, wrong);
+        wrong.must(keys.keep >= 1, "checkpoint.keep", "it must be at least 1");
         wrong.must(
-            of.durable.is_empty() || of.durable.contains("://"),
+            keys.durable.is_empty() || keys.durable.contains("://"),
             "checkpoint.durable",
             "it must be a URL, like \"file:///shared/directory\" or \"s3://bucket/prefix\"",
         );
-        wrong.must(of.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
-        wrong.must(of.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
-        wrong.must(of.slowdown_percent <= 100, "checkpoint.slowdown_percent", "it must be from 0 to 100");
-        wrong.must(of.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
-        let files = of.watch.is_empty() && of.replicator.is_empty() && of.cache.is_empty();
+        wrong.must(keys.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
+        wrong.must(keys.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
+        wrong.must(keys.slowdown_percent <= 100, "checkpoint.slowdown_percent", "it must be from 0 to 100");
+        wrong.must(keys.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
+        let files = keys.watch.is_empty() && keys.replicator.is_empty() && keys.cache.is_empty();
         wrong.must(
-            files || of.listen.is_some() || !of.durable.is_empty(),
+            files || keys.listen.is_some() || !keys.durable.is_empty(),
             "checkpoint.listen",
             "it, or checkpoint.durable, must be set if checkpoint.watch, replicator or cache is: otherwise nothing is replicated",
         );
         wrong.must(
-            of.replicator.iter().all(|path| path.is_absolute()),
+            keys.replicator.iter().all(|path| path.is_absolute()),
             "checkpoint.replicator",
             "each must be absolute",
         );
@@ -265,21 +265,21 @@ impl Config {
 }
 
 /// Pieces need as many other hosts as there are pieces.
-fn parity(of: &CheckpointConfig, wrong: &mut Wrong) {
+fn parity(keys: &CheckpointConfig, wrong: &mut Wrong) {
     let key = "checkpoint.parity";
-    if of.parity.is_empty() {
+    if keys.parity.is_empty() {
         return;
     }
-    let parity: Parity = match of.parity.parse() {
+    let parity: Parity = match keys.parity.parse() {
         Ok(parity) => parity,
         Err(error) => return wrong.must(false, key, &NoParity::to_string(&error)),
     };
-    let me = if of.name.is_empty() {
-        of.listen.map_or_else(String::new, |at| at.to_string())
+    let me = if keys.name.is_empty() {
+        keys.listen.map_or_else(String::new, |at| at.to_string())
     } else {
-        of.name.clone()
+        keys.name.clone()
     };
-    let others = of.peers.iter().filter(|peer| **peer != me).collect::<BTreeSet<_>>().len();
+    let others = keys.peers.iter().filter(|peer| **peer != me).collect::<BTreeSet<_>>().len();
     wrong.must(
         others >= parity.pieces() as usize,
         key,

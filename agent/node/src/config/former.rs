@@ -89,12 +89,12 @@ const FIXED: [(&str, &str); 53] = [
 /// All keys that no longer exist, each with what replaces it.
 pub(super) fn former(keys: &[Key]) -> Vec<(String, Instead)> {
     let moved = MOVED.iter().flat_map(|(before, now)| {
-        let of = |key: &Key| {
+        let moved_key = |key: &Key| {
             let rest = key.name.strip_prefix(now)?;
             let part = before.ends_with('.') || rest.is_empty();
             part.then(|| (format!("{before}{rest}"), Instead::Key(key.name.clone())))
         };
-        keys.iter().filter_map(of).collect::<Vec<_>>()
+        keys.iter().filter_map(moved_key).collect::<Vec<_>>()
     });
     let fixed = FIXED.iter().map(|(name, value)| ((*name).to_owned(), Instead::Fixed(value)));
     fixed.chain(moved).collect()

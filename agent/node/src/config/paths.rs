@@ -56,7 +56,8 @@ impl Environment {
         let variable = self.variables.get(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let named = named.map(Path::to_owned).or(variable);
         let is_named = named.is_some();
-        let of_the_unit = || self.of_the_unit("CONFIGURATION_DIRECTORY").map(|of| of.join("agent.toml"));
+        let of_the_unit =
+            || self.of_the_unit("CONFIGURATION_DIRECTORY").map(|folder| folder.join("agent.toml"));
         let places = match named {
             Some(path) => vec![path],
             None => of_the_unit().into_iter().chain([self.default_file.clone()]).collect(),
