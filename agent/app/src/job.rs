@@ -35,7 +35,7 @@ use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, Limits};
 use mainstay_launcher::agent_link;
 use mainstay_launcher::agent_link::checkpoint::NotToStart;
-use mainstay_launcher::checkpoints::replicas::{Known, Listening, Replicas};
+use mainstay_launcher::checkpoints::replicas::{Listening, ReplicaPlan, Replicas};
 use mainstay_launcher::checkpoints::sealing::Sealing;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
@@ -199,7 +199,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     };
     let known = together.as_ref().and_then(JoinOutcome::known);
     let waits = together.as_ref().is_some_and(JoinOutcome::waits);
-    let kept_by_hosts = known.as_ref().map(Known::describe);
+    let kept_by_hosts = known.as_ref().map(ReplicaPlan::describe);
     let replicas = match (listening, known, &pool_owner) {
         (Some(listening), Some(known), Some(pool_owner)) => {
             Replicas::start(listening, known, pool_owner, &rank_spec, waits)
@@ -239,7 +239,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = rank_spec.checkpoint_pool.as_deref();
-    let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
+    let sealing = Sealing::new(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
     let kept = kept_by_hosts.as_deref();
     // While a spare waits, other hosts train: it resumes from a step when it has ranks.
     let restoring = async {

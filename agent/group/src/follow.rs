@@ -309,8 +309,8 @@ impl Follow {
                 }
             }
             Down::Refused { why, may_return } => self.cut_off(CutOff::Refused { why, may_return }),
-            Down::Waiting { reported, .. } => {
-                self.acts.push_back(Act::Print(reported));
+            Down::Waiting { status, .. } => {
+                self.acts.push_back(Act::Print(status));
                 self.wait_for_a_seat();
             }
             Down::Meet { hosts, spares } => self.acts.push_back(Act::Meet { hosts, spares }),

@@ -25,9 +25,7 @@
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are only recorded.
 
 mod checkpoints;
-mod events;
 mod host;
-mod starting;
 mod world;
 
 pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
@@ -35,11 +33,12 @@ pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
 use std::collections::{BTreeSet, VecDeque};
 
 use mainstay_checkpoint::inventory::{Copy, StepKey};
-use mainstay_model::entry::{ExitStatus, Fact, HostOfRanks, StartedRank};
+use mainstay_hang::{ACTIVITY, PlaceGroup, Waits, fold};
+use mainstay_model::entry::{ExitStatus, Fact, HostLoss, HostOfRanks, StartedRank};
 use mainstay_model::id::{Attempt, Rank};
-use mainstay_model::observation::{HOSTS, Observation, Weight};
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
-use mainstay_recovery::protocol::{Command, Event};
+use mainstay_recovery::protocol::{Command, Event, StopWhy};
 
 use host::Host;
 
@@ -132,6 +131,16 @@ pub struct Merge {
     other_world_done: bool,
 }
 
+/// The evidence that hosts have collected.
+#[derive(Clone, Debug, Default)]
+struct Evidence {
+    file: Option<String>,
+    groups: Vec<PlaceGroup>,
+    waits: Vec<Waits>,
+    summary: Vec<String>,
+    took: Span,
+}
+
 impl Merge {
     /// All hosts of a round are present; nothing runs. The port of the ranks' store is reserved on the first seat's
     /// host.
@@ -200,12 +209,12 @@ impl Merge {
     /// The hosts with their ranks, in the order of their node ranks; empty if there is only one.
     pub fn hosts_of_ranks(&self) -> Vec<HostOfRanks> {
         let several = self.hosts.iter().filter(|_| self.hosts.len() > 1);
-        let of = |host: &Host| {
+        let host_of_ranks = |host: &Host| {
             let Seated { member, seat } = &host.seated;
             let (node_rank, first_rank) = (seat.group_rank, Rank(seat.first_rank));
             HostOfRanks { host: member.host.clone(), node_rank, first_rank, ranks: member.ranks }
         };
-        several.map(of).collect()
+        several.map(host_of_ranks).collect()
     }
 
     /// Whether no host is currently ordered to stop or start ranks.
@@ -267,8 +276,152 @@ impl Merge {
         }
     }
 
+    /// Something happened on the host at this seat.
+    pub fn step(&mut self, at: Mono, seat: u32, event: Event, next: &mut VecDeque<Next>) {
+        match event {
+            Event::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
+                self.opened(at, seat, port, next);
+            }
+            Event::Holding { attempt, copies } if attempt == self.attempt => {
+                self.holds(at, seat, copies, next);
+            }
+            Event::Brought { attempt, step, error } if attempt == self.attempt => {
+                self.brought(at, seat, &step, error, next);
+            }
+            Event::Seated { attempt, seat: has } if attempt == self.attempt => {
+                self.has_seat(seat, &has, next);
+            }
+            Event::Opened { .. }
+            | Event::Seated { .. }
+            | Event::Holding { .. }
+            | Event::Brought { .. }
+            | Event::Looked { .. } => {}
+            Event::Fact(fact) => self.fact(at, seat, fact, next),
+            event => self.pass(at, seat, event, next),
+        }
+    }
+
+    fn fact(&mut self, at: Mono, seat: u32, fact: Fact, next: &mut VecDeque<Next>) {
+        let current = self.attempt;
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.started = Some(ranks);
+                self.started_if_all_have(at, next);
+            }
+            Fact::StartFailed { attempt, error, .. } if attempt == current => {
+                if matches!(self.phase, Phase::Starting { .. }) {
+                    let error = self.on_host(seat, error);
+                    match self.hosts.len() {
+                        // No other host has started ranks.
+                        1 => self.fail(at, error, next),
+                        _ => self.abandon(error, next),
+                    }
+                }
+            }
+            Fact::AttemptEnded { attempt, orphans_killed, waiting } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.ended = Some((orphans_killed, waiting));
+                self.end_if_over(at, next);
+            }
+            Fact::EvidenceTaken { attempt, file, groups, waits, summary, took } if attempt == current => {
+                let Some(host) = self.host(seat) else { return };
+                host.evidence = Some(Evidence { file, groups, waits, summary, took });
+                self.evidence_if_complete(at, next);
+            }
+            Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
+                // Each host judges ranks without heartbeats itself, by the activity of their processes: ranks that
+                // wait for another host do nothing.
+                if let Some(host) = self.host(seat) {
+                    host.idle = true;
+                }
+                if self.hosts.iter().all(|host| host.idle || !host.here) {
+                    self.pass(at, seat, Event::Fact(fact), next);
+                }
+            }
+            Fact::HangPassed { attempt, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.idle = false;
+                }
+                self.collecting = false;
+                self.pass(at, seat, Event::Fact(fact), next);
+            }
+            Fact::StopRequested { .. } => {
+                if matches!(self.phase, Phase::Waiting { .. }) {
+                    // The job waits for a start that may never happen.
+                    let missing = self.missing();
+                    self.fail(at, format!("asked to stop while {missing} was missing"), next);
+                }
+                if matches!(self.phase, Phase::Arranged | Phase::Seating { .. }) {
+                    self.fail(at, "asked to stop while hosts got other ranks".to_owned(), next);
+                }
+                if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
+                    self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
+                }
+                next.push_back(Next::Job(at, Event::Fact(fact)));
+            }
+            Fact::RankExited { attempt, rank, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.exited.insert(rank);
+                }
+                self.pass(at, seat, Event::Fact(fact), next);
+            }
+            fact => self.pass(at, seat, Event::Fact(fact), next),
+        }
+    }
+
+    /// Passes on events about ranks; during a start only after all hosts have started.
+    fn pass(&mut self, at: Mono, seat: u32, event: Event, next: &mut VecDeque<Next>) {
+        if !self.is_of_attempt(&event) || matches!(self.phase, Phase::Started | Phase::Idle) {
+            return next.push_back(Next::Job(at, event));
+        }
+        let Some(host) = self.host(seat) else { return };
+        if host.held.len() < HELD {
+            host.held.push_back((at, event));
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    fn is_of_attempt(&self, event: &Event) -> bool {
+        let attempt = match event {
+            Event::Steps { attempt, .. } | Event::Role { attempt, .. } => Some(*attempt),
+            Event::Fact(fact) => attempt_of(fact),
+            _ => None,
+        };
+        attempt == Some(self.attempt)
+    }
+
+    fn evidence_if_complete(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if !self.collecting || self.awaits(|host| host.here && host.evidence.is_none()) {
+            return;
+        }
+        self.collecting = false;
+        let mut all = Evidence::default();
+        let several = self.hosts.len() > 1;
+        for host in &mut self.hosts {
+            let named = host.named();
+            let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else {
+                continue;
+            };
+            all.file = all.file.or_else(|| file.clone());
+            all.summary.extend(file.filter(|_| several).map(|file| format!("{named}: {file}")));
+            all.groups.extend(groups);
+            all.waits.extend(waits);
+            all.summary.extend(summary);
+            all.took = all.took.max(took);
+        }
+        let Evidence { file, groups, waits, summary, took } = all;
+        let of_group =
+            |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
+        let groups = fold(groups.into_iter().flat_map(of_group));
+        let attempt = self.attempt;
+        let taken = Fact::EvidenceTaken { attempt, file, groups, waits, summary, took };
+        next.push_back(Next::Job(at, Event::Fact(taken)));
+    }
+
     /// The host at this seat is lost, with all that ran on it.
-    pub fn lost(&mut self, at: Mono, seat: u32, how: &str, next: &mut VecDeque<Next>) {
+    pub fn lost(&mut self, at: Mono, seat: u32, (loss, how): (HostLoss, &str), next: &mut VecDeque<Next>) {
         let attempt = self.attempt;
         if self.host(seat).is_none_or(|host| !host.here) {
             return;
@@ -286,6 +439,7 @@ impl Merge {
             node_rank: host.seated.seat.group_rank,
             ranks: if started { host.running().map(|(rank, _)| rank).collect() } else { Vec::new() },
             named,
+            loss,
             how: how.to_owned(),
         };
         next.push_back(Next::Job(at, Event::Fact(lost)));
@@ -323,8 +477,145 @@ impl Merge {
         host.seated = seated;
         (host.here, host.lost) = (true, String::new());
         let detail = format!("{} has joined", host.named());
-        next.push_back(Next::Job(at, Event::Fact(observed("host_joined", Weight::Info, detail))));
+        next.push_back(Next::Job(at, observed(HostsEvent::HostJoined, detail, &[])));
         self.open_if_all_here(at, next);
+    }
+
+    /// A start on all hosts, from its order until all ranks run or it has failed.
+    fn begin(&mut self, at: Mono, attempt: Attempt, in_process: bool, next: &mut VecDeque<Next>) {
+        (self.attempt, self.in_process) = (attempt, in_process);
+        (self.ending, self.collecting) = (false, false);
+        self.failed_steps.clear();
+        self.other_world_done = false;
+        for host in &mut self.hosts {
+            (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
+            host.exited.clear();
+            host.held.clear();
+        }
+        self.phase = Phase::Waiting { since: at };
+        if self.hosts.iter().any(|host| !host.here) {
+            let (detail, keeps_world) = self.awaited();
+            let values = [("keeps_world", keeps_world.to_string())];
+            next.push_back(Next::Job(at, observed(HostsEvent::HostAwaited, detail, &values)));
+        }
+        self.open_if_all_here(at, next);
+    }
+
+    fn open_if_all_here(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if !matches!(self.phase, Phase::Waiting { .. }) || self.awaits(|host| !host.here) {
+            return;
+        }
+        if self.grow(at, next) || self.seat_hosts(at, next) {
+            return;
+        }
+        self.open(next);
+    }
+
+    fn open(&mut self, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Opening;
+        next.push_back(Next::Command(0, Command::Open { attempt: self.attempt }));
+    }
+
+    fn opened(&mut self, at: Mono, seat: u32, port: Result<u16, String>, next: &mut VecDeque<Next>) {
+        match port {
+            Ok(port) if self.peers().is_empty() => self.start(port, None, next),
+            Ok(port) => self.gather(at, port, next),
+            Err(error) => {
+                let error = self.on_host(seat, error);
+                self.fail(at, error, next);
+            }
+        }
+    }
+
+    fn start(&mut self, port: u16, resume: Option<StepKey>, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Starting { port };
+        self.copies = Vec::new();
+        let first = self.host(0).map(|host| host.seated.member.address.clone());
+        let start = Command::Start {
+            attempt: self.attempt,
+            in_process: self.in_process,
+            master_addr: first.unwrap_or_default(),
+            master_port: port,
+            resume,
+            before: self.ran.filter(|before| *before != self.world()),
+        };
+        self.to_all(&start, next);
+    }
+
+    /// A host was lost while ranks start. That is not a failed start, which would fail again. It counts as the loss
+    /// of a host with running ranks, however far they have got.
+    fn count_as_started(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        for host in self.hosts.iter_mut().filter(|host| host.started.is_none()) {
+            host.started = Some(host.unseen());
+        }
+        self.started_if_all_have(at, next);
+    }
+
+    fn started_if_all_have(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        let Phase::Starting { port } = self.phase else { return };
+        if self.awaits(|host| host.started.is_none()) {
+            return;
+        }
+        let mut ranks: Vec<StartedRank> =
+            self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect();
+        ranks.sort_by_key(|started| started.rank);
+        self.phase = Phase::Started;
+        (self.started_at, self.ran) = (Some(at), Some(self.world()));
+        let attempt = self.attempt;
+        let hosts = self.hosts_of_ranks();
+        let started = Fact::AttemptStarted { attempt, master_port: port, ranks, hosts };
+        next.push_back(Next::Job(at, Event::Fact(started)));
+        for host in &mut self.hosts {
+            // Moves the buffer too: it is 2 KB for each host.
+            let held = std::mem::take(&mut host.held);
+            next.extend(held.into_iter().map(|(at, event)| Next::Job(at, event)));
+        }
+    }
+
+    /// Abandons the attempt: what was started is stopped again, then it is reported to the job.
+    fn abandon(&mut self, error: String, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Abandoning { error };
+        self.ending = true;
+        self.forget_ends();
+        self.to_all(&Command::stop(self.attempt, StopWhy::Dismissed), next);
+    }
+
+    /// The error with its host, if there are several.
+    fn on_host(&mut self, seat: u32, error: String) -> String {
+        let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
+        if self.hosts.len() > 1 { format!("{named}: {error}") } else { error }
+    }
+
+    fn fail(&mut self, at: Mono, error: String, next: &mut VecDeque<Next>) {
+        self.not_started(at, error, Vec::new(), next);
+    }
+
+    /// No host took the place of lost ones in time.
+    fn fail_without(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        let lost = || self.hosts.iter().filter(|host| !host.here);
+        let is_one = lost().count() == 1;
+        let how = lost().filter(|host| !host.lost.is_empty()).map(|host| match is_one {
+            true => format!("; it was lost: {}", host.lost),
+            false => format!("; {} was lost: {}", host.named(), host.lost),
+        });
+        let error = format!(
+            "{} did not come back within {}, and no other host took {} place{}",
+            self.missing(),
+            self.patience,
+            if is_one { "its" } else { "their" },
+            how.collect::<String>()
+        );
+        let missing = lost().map(|host| host.seated.member.host.clone()).collect();
+        self.not_started(at, error, missing, next);
+    }
+
+    fn not_started(&mut self, at: Mono, error: String, missing: Vec<String>, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Idle;
+        for host in &mut self.hosts {
+            host.held.clear();
+        }
+        let attempt = self.attempt;
+        next.push_back(Next::Job(at, Event::Fact(Fact::StartFailed { attempt, error, missing })));
     }
 
     /// A start that waits too long for a lost host fails. Checkpoints of a host that does not answer are not waited
@@ -427,12 +718,21 @@ impl Merge {
     }
 }
 
-fn observed(event: &str, weight: Weight, detail: String) -> Fact {
-    Fact::Observed(Observation {
-        component: HOSTS.to_owned(),
-        event: event.to_owned(),
-        weight,
-        detail,
-        ..Observation::default()
-    })
+/// The attempt of a fact about ranks that the job understands only when it knows them.
+fn attempt_of(fact: &Fact) -> Option<Attempt> {
+    match fact {
+        Fact::RankConnected { attempt, .. }
+        | Fact::RankRefused { attempt, .. }
+        | Fact::RankRaised { attempt, .. }
+        | Fact::RankEnding { attempt, .. }
+        | Fact::RankExited { attempt, .. }
+        | Fact::HostLost { attempt, .. }
+        | Fact::RanksHung { attempt, .. }
+        | Fact::HangPassed { attempt, .. } => Some(*attempt),
+        _ => None,
+    }
+}
+
+fn observed(event: HostsEvent, detail: String, values: &[(&str, String)]) -> Event {
+    Event::Fact(Fact::Observed(event.observed(detail, values)))
 }

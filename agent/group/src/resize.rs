@@ -152,8 +152,8 @@ mod tests {
     }
 
     /// Hosts by name, with the domain after a colon. A "-" marks lost hosts.
-    fn hosts(reported: &str) -> Vec<(Seated, bool)> {
-        let each = reported.split_whitespace().map(|host| {
+    fn hosts(text: &str) -> Vec<(Seated, bool)> {
+        let each = text.split_whitespace().map(|host| {
             let (name, domain) = host.split_once(':').unwrap_or((host, ""));
             (member(name.trim_start_matches('-'), domain), !name.starts_with('-'))
         });
@@ -227,13 +227,13 @@ mod tests {
             more in proptest::collection::vec((0u8..3, 1u32..5), 0..4),
             multiple in 1u32..5,
         ) {
-            let of = |name: String, domain: u8, ranks| Member { ranks, ..member(&name, &domain.to_string()) };
+            let sized = |name: String, domain: u8, ranks| Member { ranks, ..member(&name, &domain.to_string()) };
             let members: Vec<Member> =
-                here.iter().zip(0..).map(|((_, domain, ranks), at)| of(format!("h{at}"), *domain, *ranks)).collect();
+                here.iter().zip(0..).map(|((_, domain, ranks), at)| sized(format!("h{at}"), *domain, *ranks)).collect();
             let before: Vec<(Seated, bool)> =
                 seated(members).into_iter().zip(&here).zip(0..).map(|((at, (here, ..)), n)| (at, *here || n == 0)).collect();
             let waiting: Vec<Member> =
-                more.iter().zip(0..).map(|((domain, ranks), at)| of(format!("w{at}"), *domain, *ranks)).collect();
+                more.iter().zip(0..).map(|((domain, ranks), at)| sized(format!("w{at}"), *domain, *ranks)).collect();
             let limits = limits(1, 9, multiple);
             if let Some(Arranged { seats, benched }) = arrange(&before, &waiting, &limits, "h0") {
                 let ranks: Vec<u32> =

@@ -81,17 +81,11 @@ mod tests {
     #[test]
     fn the_text_states_what_is_ready_and_what_is_not() {
         let copy = SpareCopy { attempt: 0, step: 40, shards: 4, ranks: 4 };
-        let reported = |imports, copy| SpareReady { imports, copy }.describe();
-        assert_eq!(
-            reported(Some(true), Some(copy)),
-            "waiting as a spare: imports are done; has a copy of step 40"
-        );
-        assert_eq!(
-            reported(Some(false), None),
-            "waiting as a spare: imports are not done yet; has no copy of a checkpoint yet"
-        );
+        let text = |imports, copy| SpareReady { imports, copy }.describe();
+        testing::snapshot!("spares", "ready", text(Some(true), Some(copy)));
+        testing::snapshot!("spares", "not ready", text(Some(false), None));
         let some = SpareCopy { shards: 2, ..copy };
-        assert_eq!(reported(None, Some(some)), "waiting as a spare: has 2 of the 4 shards of step 40");
+        testing::snapshot!("spares", "half of its copies", text(None, Some(some)));
         let ready = SpareReady { imports: Some(true), copy: Some(copy) };
         let Fact::Observed(seen) = ready.fact() else { panic!("an observation") };
         assert_eq!(SpareReady::read(&seen), Some(&*ready.describe()));

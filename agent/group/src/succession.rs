@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn a_follower_follows_the_leader_with_a_higher_epoch() {
-        let reported = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
-        assert_eq!(reported("a", 3), OnLeader::Nothing);
-        assert_eq!(reported("a", 4), OnLeader::NewEpoch);
-        assert_eq!(reported("b", 4), OnLeader::Follow);
-        assert_eq!(reported("b", 3), OnLeader::Nothing, "it is older than what is known");
-        assert_eq!(reported("me", 4), OnLeader::Nothing, "its own election is told by itself");
+        let reaction = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
+        assert_eq!(reaction("a", 3), OnLeader::Nothing);
+        assert_eq!(reaction("a", 4), OnLeader::NewEpoch);
+        assert_eq!(reaction("b", 4), OnLeader::Follow);
+        assert_eq!(reaction("b", 3), OnLeader::Nothing, "it is older than what is known");
+        assert_eq!(reaction("me", 4), OnLeader::Nothing, "its own election is told by itself");
     }
 
     #[test]

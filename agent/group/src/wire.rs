@@ -235,7 +235,7 @@ pub enum Down {
     /// The job does not start yet.
     Waiting {
         /// The hosts it waits for, as text.
-        reported: String,
+        status: String,
         /// Set if the job runs and this launcher may replace one of its hosts.
         spare: Option<Box<Spare>>,
     },
@@ -383,7 +383,7 @@ mod tests {
             Down::Welcome { seat: Seat::default(), job, launch, have: 1, epoch: 2, newest: 3 },
             Down::Refused { why: "of another protocol".to_owned(), may_return: false },
             Down::Refused { why: "lost".to_owned(), may_return: true },
-            Down::Waiting { reported: "for b".to_owned(), spare: Some(Box::default()) },
+            Down::Waiting { status: "for b".to_owned(), spare: Some(Box::default()) },
             Down::Meet { hosts: Vec::new(), spares: vec!["a:2".to_owned()] },
             Down::Entry { seq: 1, at: Stamp::default(), body },
             Down::Received { number: 1 },

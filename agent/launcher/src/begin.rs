@@ -77,7 +77,7 @@ impl Launcher {
             Some(JoinOutcome::Following(followed, remote)) => Group::follows(*followed, *remote, spec),
             together => {
                 let mut job = Job::begin(began, spec, job_policy, &mut out);
-                policy = Policy::of_job(&settings, &rank_spec);
+                policy = Policy::for_job(&settings, &rank_spec);
                 policy.iter().for_each(|policy| job.advised_by(policy.name()));
                 job.recall(&learned);
                 match together {

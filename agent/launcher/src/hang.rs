@@ -243,6 +243,6 @@ mod tests {
             panic!("it is evidence")
         };
         assert_eq!((attempt, file, groups), (Attempt(3), None, Vec::new()));
-        assert!(summary[0].starts_with("the state of the ranks could not be read within"), "{summary:?}");
+        assert_eq!(summary.len(), 1, "{summary:?}");
     }
 }

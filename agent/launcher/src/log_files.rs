@@ -55,7 +55,7 @@ pub fn are_stuck() -> bool {
 /// The length of a file; none if unknown.
 pub fn length(path: &Path) -> Option<u64> {
     let file = path.to_owned();
-    ask_at(path, move || fs::metadata(file).ok().map(|of| of.len())).flatten()
+    ask_at(path, move || fs::metadata(file).ok().map(|metadata| metadata.len())).flatten()
 }
 
 /// Opens a file to append to, and creates its directory.

@@ -8,7 +8,7 @@ use mainstay_group::lead::Here;
 use mainstay_journal::state::StateWriter;
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::{Action, DecidedBy, Decision, Verdict};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, Rule, Verdict};
 use mainstay_recovery::protocol::{Command, Event, StopWhy};
 use mainstay_sys::clock;
 
@@ -206,7 +206,7 @@ impl Launcher {
         };
         let policy = self.settings.policy_of_job(&self.ranks.spec.job);
         let (mut job, merge) = adopted.resume(now.mono, spec, policy, patience);
-        self.policy = Policy::of_job(&self.settings, &self.ranks.spec);
+        self.policy = Policy::for_job(&self.settings, &self.ranks.spec);
         self.policy.iter().for_each(|policy| job.advised_by(policy.name()));
         self.journal.recall(&mut job);
         self.journal.snapshots.show_due();
@@ -227,6 +227,7 @@ impl Launcher {
             incident,
             action: Action::HandBack { exit },
             after: Span::default(),
+            rule: Rule::LeaderLost,
             why: "no other host can lead the job; start it again on all hosts".to_owned(),
             by: DecidedBy::Launcher,
             agent_evidence: false,

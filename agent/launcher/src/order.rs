@@ -73,7 +73,7 @@ fn carry_out_order(
 ) -> Result<(), Refused> {
     let user = users::name(uid).unwrap_or_else(|| uid.to_string());
     let who = format!("user {user}{}", group.on_host());
-    let of = |wanted: Rank| ranks.living().find(|rank| rank.rank == wanted);
+    let living = |wanted: Rank| ranks.living().find(|rank| rank.rank == wanted);
     match order {
         JobOrder::Restart | JobOrder::Exclude(_) if !ranks.are_at_work() => {
             return Err(Refused::NotNow("no ranks run, or they are being stopped already"));
@@ -82,12 +82,12 @@ fn carry_out_order(
             return Err(Refused::NotNow("the job is being stopped already"));
         }
         JobOrder::Inject(..) if !drill.is_permitted => return Err(Refused::NotAllowed),
-        JobOrder::Inject(_, rank) | JobOrder::Exclude(rank) if of(rank).is_none() => {
+        JobOrder::Inject(_, rank) | JobOrder::Exclude(rank) if living(rank).is_none() => {
             return Err(Refused::NoSuchRank(rank));
         }
         JobOrder::Inject(fault, rank) => drill.check(fault, rank, ranks)?,
         JobOrder::Exclude(rank) => {
-            let local_rank = of(rank).map_or(0, |process: &RankProcess| process.local_rank);
+            let local_rank = living(rank).map_or(0, |process: &RankProcess| process.local_rank);
             let left = ranks.spec.devices_without(local_rank).map_err(Refused::NotHere)?;
             ranks.spec.devices = Some(left);
         }

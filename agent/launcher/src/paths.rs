@@ -31,7 +31,7 @@ pub struct RuntimeDir {
 }
 
 /// At most this many launchers of one job of the same user have heartbeats on one machine.
-const LAUNCHERS_OF_A_JOB: u32 = 64;
+const MAX_LAUNCHERS_PER_JOB: u32 = 64;
 
 /// Why a run's directories cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -100,25 +100,25 @@ fn is_file_name(run_id: &str) -> bool {
 }
 
 fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
-    let reported = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
-    private_directory(root).map_err(|error| reported(root, error))?;
+    let with_path = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    private_directory(root).map_err(|error| with_path(root, error))?;
     // Between its creation and its lock a directory looks like a stale one, so only one launcher acts at a time.
     let turn = turn(root);
     if turn.is_some() {
         remove_stale(root);
     }
     // Two launchers of one job on one machine, as in tests of several hosts, have a directory each.
-    let names = (1..=LAUNCHERS_OF_A_JOB).map(|number| match number {
+    let names = (1..=MAX_LAUNCHERS_PER_JOB).map(|number| match number {
         1 => job.to_owned(),
         _ => format!("{job}.{number}"),
     });
     let mut taken = None;
     for path in names.map(|name| root.join(name)) {
-        private_directory(&path).map_err(|error| reported(&path, error))?;
+        private_directory(&path).map_err(|error| with_path(&path, error))?;
         match lock(&path).and_then(mark_as_a_jobs) {
             Ok(lock) => return Ok(RuntimeDir { path, _lock: lock }),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(reported(&path, error)),
-            Err(error) => return Err(reported(&path, error)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(with_path(&path, error)),
+            Err(error) => return Err(with_path(&path, error)),
         }
     }
     Err(taken.unwrap_or_default())
@@ -153,9 +153,9 @@ fn has_a_lock_below(directory: &Path) -> bool {
 /// Waits for this launcher's turn to create and remove directories in `root`. None if another launcher, perhaps a stopped
 /// one, does not end its turn: then nothing is removed, and the job goes on.
 fn turn(root: &Path) -> Option<Flock<File>> {
-    const TRIES: u32 = 200;
+    const MAX_TRIES: u32 = 200;
     let mut file = File::options().create(true).append(true).open(root.join("lock")).ok()?;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_TRIES {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(turn) => return Some(turn),
             Err((again, _)) => file = again,
@@ -205,11 +205,11 @@ mod tests {
         let below_ended = path(&ended).join("shm");
         drop(ended);
         let living =
-            [make(&logs, &inner, "one"), make(&logs, &below_ended, "two")].map(|of| of.expect("places"));
+            [make(&logs, &inner, "one"), make(&logs, &below_ended, "two")].map(|made| made.expect("places"));
         fs::create_dir(inner.join("pools")).expect("made");
         make(&logs, &outer, "other").expect("places");
-        for of in &living {
-            assert!(path(of).join("lock").exists(), "{of:?}");
+        for paths in &living {
+            assert!(path(paths).join("lock").exists(), "{paths:?}");
         }
         drop(living);
         make(&logs, &outer, "another").expect("places");
@@ -239,8 +239,8 @@ mod tests {
     fn launchers_of_one_job_with_log_directories_of_their_own_have_pages_of_their_own() {
         let root = testing::tempdir().expect("a directory");
         let tmpfs = root.path().join("shm");
-        let of = |logs: &str| make(&root.path().join(logs), &tmpfs, "run").expect("places");
-        let (first, second) = (of("a"), of("b"));
+        let paths_in = |logs: &str| make(&root.path().join(logs), &tmpfs, "run").expect("places");
+        let (first, second) = (paths_in("a"), paths_in("b"));
         assert_eq!((first.job.as_str(), second.job.as_str()), ("run", "run"));
         let path = |paths: &LaunchPaths| paths.runtime_dir.as_ref().expect("a directory").path.clone();
         assert_eq!((path(&first), path(&second)), (tmpfs.join("run"), tmpfs.join("run.2")));

@@ -138,7 +138,7 @@ impl Launcher {
                     let (ranks, mut to) = self.split();
                     save::requested_by(ranks, signal, &mut to);
                 }
-                (pid, word) = of_some(self.ranks.round_server.as_mut().map(RoundServer::next)) => {
+                (pid, word) = next_of(self.ranks.round_server.as_mut().map(RoundServer::next)) => {
                     let (ranks, mut to) = self.split();
                     ranks.received(pid, word, &mut to);
                 }
@@ -148,12 +148,12 @@ impl Launcher {
                     self.wake_at = None;
                     self.group.step(clock::mono(), Event::Wake);
                 }
-                stage = of_some(self.checkpoints.starting.as_mut().map(Starting::next)) => self.stage(stage),
-                news = of_some(self.checkpoints.replicas.as_mut().map(Replicas::next)) => {
+                stage = next_of(self.checkpoints.starting.as_mut().map(Starting::next)) => self.stage(stage),
+                news = next_of(self.checkpoints.replicas.as_mut().map(Replicas::next)) => {
                     let world = self.ranks.spec.seat.world_size;
                     self.checkpoints.news(news, world, &mut self.group, &self.output.terminal);
                 }
-                moved = of_some(self.checkpoints.moving.as_mut().map(Moving::done)) => self.moved(moved),
+                moved = next_of(self.checkpoints.moving.as_mut().map(Moving::done)) => self.moved(moved),
                 () = until(report_at) => self.ranks.ask_to_end(),
                 () = until(spared_at) => self.ranks.look_at_spared(&self.output),
                 () = until(force_at) => {
@@ -161,7 +161,7 @@ impl Launcher {
                     ranks.force(&mut to);
                 }
                 event = self.group.next() => self.others_sent(event),
-                taken = of_some(self.hang.evidence.as_mut().map(Evidence::taken)) => self.evidence_taken(taken),
+                taken = next_of(self.hang.evidence.as_mut().map(Evidence::taken)) => self.evidence_taken(taken),
                 Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => {
                     order::carry_out(ordered, &mut self.ranks, &mut self.drill, &mut self.group);
@@ -171,14 +171,14 @@ impl Launcher {
                     fact.into_iter().for_each(|fact| self.group.fact(fact));
                 }
                 _ = looks.tick() => self.regular_look(),
-                news = of_some(self.policy.as_mut().map(Policy::next)) => self.policy_news(news),
+                news = next_of(self.policy.as_mut().map(Policy::next)) => self.policy_news(news),
                 () = std::future::ready(()), if self.journal.snapshots.is_due() => self.journal.snapshots.show_due(),
                 // Parts of the journal are sent one after the other; all other work runs between two parts.
                 () = tokio::time::sleep(Duration::from_millis(1)), if self.agent.is_behind() => {
                     self.agent.catch_up(&mut self.journal.snapshots, self.ranks.spec.own_ranks());
                 }
                 // Last: ranks may ring without a pause.
-                Ok(_) = of_some(self.ranks.pages.watcher.as_ref().map(Watcher::next)) => self.look(),
+                Ok(_) = next_of(self.ranks.pages.watcher.as_ref().map(Watcher::next)) => self.look(),
             }
         }
     }
@@ -227,9 +227,9 @@ impl Launcher {
         let now = clock::mono();
         let hang = self.hang.judge(&self.ranks, now);
         hang.into_iter().for_each(|fact| self.group.fact(fact));
-        if self.group.reports_sights() {
+        if self.group.reports_ranks() {
             // The leader on another host judges hangs.
-            self.group.seen(self.ranks.attempt, self.hang.due_to_report(now));
+            self.group.ranks_seen(self.ranks.attempt, self.hang.due_to_report(now));
         }
         self.save_if_due();
         let (ranks, mut to) = self.split();
@@ -395,7 +395,9 @@ impl Launcher {
             ));
         }
         self.ranks.stopping.asked_by = Some((signal, now));
-        if let Some(following) = self.group.follower_mut().filter(|of| of.follow.waits_for_a_seat()) {
+        if let Some(following) =
+            self.group.follower_mut().filter(|following| following.follow.waits_for_a_seat())
+        {
             // A spare has no ranks to stop.
             following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
             self.exit = Some(128 + signal);
@@ -532,7 +534,9 @@ impl Launcher {
         }
         let imports = self.ranks.warm.are_imports_done();
         let now = SpareReady { imports, copy: self.checkpoints.kept_for_others() };
-        let Some(is_news) = self.group.follower_mut().and_then(|of| of.take_ready(&now)) else { return };
+        let Some(is_news) = self.group.follower_mut().and_then(|following| following.take_ready(&now)) else {
+            return;
+        };
         if is_news {
             self.output.terminal.print(now.describe());
         }
@@ -622,11 +626,11 @@ fn is_in_a_hurry(signal: i32, since_first: Span) -> bool {
 }
 
 async fn until(deadline: Option<Instant>) {
-    of_some(deadline.map(tokio::time::sleep_until)).await;
+    next_of(deadline.map(tokio::time::sleep_until)).await;
 }
 
 /// What comes next of something; waits forever if there is none.
-pub(crate) async fn of_some<T>(next: Option<impl Future<Output = T>>) -> T {
+pub(crate) async fn next_of<T>(next: Option<impl Future<Output = T>>) -> T {
     match next {
         Some(next) => next.await,
         None => std::future::pending().await,

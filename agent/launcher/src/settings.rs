@@ -111,7 +111,7 @@ pub struct Shown {
 
 impl Shown {
     /// Whether a rank's standard output and standard error are shown.
-    pub fn of(&self, local_rank: u32) -> (bool, bool) {
+    pub fn streams_of(&self, local_rank: u32) -> (bool, bool) {
         let listed = self.ranks.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
         let (stdout, stderr) = self.streams.get(local_rank as usize).copied().unwrap_or((true, true));
         (listed && stdout, listed && stderr)

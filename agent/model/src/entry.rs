@@ -6,11 +6,13 @@
 
 mod bits;
 mod exit_status;
+mod host_loss;
 mod host_of_ranks;
 
 use serde::{Deserialize, Serialize};
 
 pub use exit_status::{ExitStatus, signal_name};
+pub use host_loss::HostLoss;
 pub use host_of_ranks::HostOfRanks;
 
 use crate::finding::Finding;
@@ -253,6 +255,9 @@ pub enum Fact {
         ranks: Vec<Rank>,
         /// A description: "host b (node rank 1, ranks 2 to 3)".
         named: String,
+        /// The kind of loss.
+        #[serde(default, skip_serializing_if = "HostLoss::is_unknown")]
+        loss: HostLoss,
         /// How the loss was detected.
         how: String,
     },

@@ -7,12 +7,69 @@ use serde::{Deserialize, Serialize};
 
 /// The component of reports about the hosts of a job.
 pub const HOSTS: &str = "hosts";
-/// The event for stopping running ranks so that more hosts take part. The job acts on its entry in the journal.
-pub const WORLD_GROWS: &str = "world_grows";
-/// The event for a lost leader that another host replaces.
-pub const LEADER_REPLACED: &str = "leader_replaced";
-/// Its value that says whether the host of this journal is the new leader.
+/// The value of [`HostsEvent::LeaderReplaced`] that says whether the host of this journal is the new leader.
 pub const LEADS_HERE: &str = "leads_here";
+
+/// An event on the hosts of a job: the [`event`](Observation::event) of observations on [`HOSTS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostsEvent {
+    /// A start waits for lost hosts.
+    HostAwaited,
+    /// A launcher took the seat of a lost host.
+    HostJoined,
+    /// Running ranks are stopped so that more hosts take part. The job acts on its entry in the journal.
+    WorldGrows,
+    /// Hosts that could take part do not.
+    WorldStays,
+    /// Another host replaces a lost leader.
+    LeaderReplaced,
+    /// The step from which all ranks go on; with `step` and `attempt`.
+    CheckpointChosen,
+    /// A host cannot get its shards of a step; with `step`.
+    CheckpointNotRestored,
+    /// A step of another number of ranks is newer; with `step`.
+    CheckpointOfOtherRanks,
+}
+
+impl HostsEvent {
+    /// Its identifier in the journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HostsEvent::HostAwaited => "host_awaited",
+            HostsEvent::HostJoined => "host_joined",
+            HostsEvent::WorldGrows => "world_grows",
+            HostsEvent::WorldStays => "world_stays",
+            HostsEvent::LeaderReplaced => "leader_replaced",
+            HostsEvent::CheckpointChosen => "checkpoint_chosen",
+            HostsEvent::CheckpointNotRestored => "checkpoint_not_restored",
+            HostsEvent::CheckpointOfOtherRanks => "checkpoint_of_other_ranks",
+        }
+    }
+
+    /// Whether an observation is of this event.
+    pub fn is(self, seen: &Observation) -> bool {
+        seen.component == HOSTS && seen.event == self.as_str()
+    }
+
+    /// An observation of this event.
+    pub fn observed(self, detail: String, values: &[(&str, String)]) -> Observation {
+        let weight = match self {
+            HostsEvent::HostJoined | HostsEvent::WorldGrows | HostsEvent::CheckpointChosen => Weight::Info,
+            HostsEvent::HostAwaited
+            | HostsEvent::WorldStays
+            | HostsEvent::LeaderReplaced
+            | HostsEvent::CheckpointNotRestored
+            | HostsEvent::CheckpointOfOtherRanks => Weight::Warning,
+        };
+        Observation {
+            component: HOSTS.to_owned(),
+            event: self.as_str().to_owned(),
+            weight,
+            detail,
+            values: values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        }
+    }
+}
 
 /// An event on a component. The component itself holds the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

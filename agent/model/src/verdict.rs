@@ -318,6 +318,53 @@ impl Action {
     }
 }
 
+/// The rule of the policy that led to a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Another start would fail in the same way.
+    CannotStart,
+    /// No host took the place of a lost one.
+    HostMissing,
+    /// The program cannot run.
+    CannotRun,
+    /// The program fails by itself before its first step.
+    FailsByItself,
+    /// The same failure occurred at the same place on another host.
+    FailedElsewhere,
+    /// The same failure recurred at the same place: another host shows whether this host is at fault.
+    AnotherHost,
+    /// The same failure recurred at the same place.
+    Recurred,
+    /// Restarts brought no progress.
+    NoProgress,
+    /// A budget of restarts is used up.
+    Budget,
+    /// The host is not fit for a restart, or was not ready in time.
+    HostUnfit,
+    /// The host is not ready for a restart yet.
+    HostNotReady,
+    /// Nothing can be restarted on this host.
+    NothingToRestart,
+    /// The rung that is expected to restore the job soonest.
+    Restart,
+    /// The user's own policy.
+    UserPolicy,
+    /// The leader is lost, and no other host can lead the job.
+    LeaderLost,
+    /// Unknown: the entry is of another version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl Rule {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+    fn is_unknown(&self) -> bool {
+        *self == Rule::Unknown
+    }
+}
+
 /// Who decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -338,6 +385,9 @@ pub struct Decision {
     /// The delay: each of several restarts without progress waits longer than the one before.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub after: Span,
+    /// The rule that applied.
+    #[serde(default, skip_serializing_if = "Rule::is_unknown")]
+    pub rule: Rule,
     /// The reason.
     pub why: String,
     /// Who decided.

@@ -20,7 +20,6 @@
 //!
 //! Total: an input that does not fit the state is only recorded.
 
-mod asking;
 mod awaited;
 mod deciding;
 mod evidence;
@@ -226,8 +225,8 @@ impl Job {
             let ranks = host.first_rank.0..host.first_rank.0.saturating_add(host.ranks);
             ranks.map(move |rank| (Rank(rank), number))
         };
-        let of = hosts.iter().zip(0..).flat_map(number).collect();
-        self.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), of);
+        let host_of_rank = hosts.iter().zip(0..).flat_map(number).collect();
+        self.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), host_of_rank);
         self.hosts = hosts;
     }
 
@@ -261,7 +260,7 @@ impl Job {
     }
 
     fn hosts_of(&self, ranks: &[Rank]) -> Vec<String> {
-        let host = |rank: &Rank| HostOfRanks::find(&self.hosts, *rank).map(|of| of.host.clone());
+        let host = |rank: &Rank| HostOfRanks::find(&self.hosts, *rank).map(|host| host.host.clone());
         let mut hosts: Vec<String> = ranks.iter().filter_map(host).collect();
         hosts.dedup();
         hosts

@@ -36,7 +36,7 @@ use mainstay_diagnosis::repeats::SeenBefore;
 use mainstay_hang::HangKind;
 use mainstay_model::id::Attempt;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::{Action, Cause, FaultDomain, Verdict};
+use mainstay_model::verdict::{Action, Cause, FaultDomain, Rule, Verdict};
 
 /// The complete input of the policy, as plain data.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +83,8 @@ pub struct Choice {
     pub action: Action,
     /// How long the action is delayed.
     pub after: Span,
+    /// The rule that applied.
+    pub rule: Rule,
     /// The reason, as a sentence.
     pub why: String,
 }
@@ -103,36 +105,46 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
         return choice;
     }
     let would = choice.action.rung().map_or("waiting", Rung::describe);
-    at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
+    let why = format!("dry run; it would be {would}: {}", choice.why);
+    at_once(Action::Stop { exit: case.job.exit }, choice.rule, why)
 }
 
 /// Failures that only a person can fix.
 fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
-    let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
+    let stop = |rule, why: String| Some(at_once(Action::Stop { exit: case.job.exit }, rule, why));
     if case.verdict.cause == Cause::StartFailed && !is_exhaustion(case.verdict) {
         return stop(
+            Rule::CannotStart,
             "another start would fail in the same way; fix the error and start the job again".to_owned(),
         );
     }
     if let Some(host) = case.verdict.missing_host() {
         let why = format!("no host took the place of {host}: the job can start again with another host");
-        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
+        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, Rule::HostMissing, why));
     }
     if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
-        return stop(format!(
-            "the program cannot run ({class}): a restart would only fail again; fix it and start the job again"
-        ));
+        return stop(
+            Rule::CannotRun,
+            format!(
+                "the program cannot run ({class}): a restart would only fail again; fix it and start the job again"
+            ),
+        );
     }
     if is_plainly_the_programs_own(case.verdict) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
-        return stop(if case.verdict.resource_ran_out() {
-            format!("a resource ran out before the first step ({class}): free some and start the job again")
-        } else {
-            format!(
-                "the program fails by itself before its first step ({class}): fix it and start the job again"
-            )
-        });
+        return stop(
+            Rule::FailsByItself,
+            if case.verdict.resource_ran_out() {
+                format!(
+                    "a resource ran out before the first step ({class}): free some and start the job again"
+                )
+            } else {
+                format!(
+                    "the program fails by itself before its first step ({class}): fix it and start the job again"
+                )
+            },
+        );
     }
     let mut again = repeats_at_same_place(case).peekable();
     let here = again.peek().is_some();
@@ -151,17 +163,18 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     };
     let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
     if !hosts.is_empty() {
-        return stop(format!(
-            "the same {what} occurred{at} on {hosts} before: a restart would only fail again"
-        ));
+        return stop(
+            Rule::FailedElsewhere,
+            format!("the same {what} occurred{at} on {hosts} before: a restart would only fail again"),
+        );
     }
     if another_host_decides(case) {
         let why = format!(
             "the same {what} recurred{at}: another host shows whether this host or the program is at fault"
         );
-        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
+        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, Rule::AnotherHost, why));
     }
-    stop(format!("the same {what} recurred{at}: a restart would only fail again"))
+    stop(Rule::Recurred, format!("the same {what} recurred{at}: a restart would only fail again"))
 }
 
 /// The confidence in the user's fault from which a job that failed twice in the same way stops without a try on
@@ -223,31 +236,31 @@ fn came_again(past: &PastFailure, verdict: &Verdict) -> bool {
 /// Failures that are not restarted any more, although they might pass.
 fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
-    let end = |why: String| Some(at_once(action, format!("{why}{words}")));
+    let end = |rule, why: String| Some(at_once(action, rule, format!("{why}{words}")));
     let idle = idle(case);
     // A signal is not a failure of the program, regardless of its sender, and neither is a limit of the host: only the
     // budgets end the job.
     let from_outside = case.verdict.cause.is_from_outside() || is_exhaustion(case.verdict);
     if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
-        return end(format!("the same failure recurred and a restart {brought}: {why}"));
+        return end(Rule::NoProgress, format!("the same failure recurred and a restart {brought}: {why}"));
     }
     if idle >= MAX_RESTARTS_WITHOUT_PROGRESS && !from_outside {
         let brought = brought_nothing(case);
-        return end(format!("{idle} restart(s) in a row {brought}, whatever their causes"));
+        return end(Rule::NoProgress, format!("{idle} restart(s) in a row {brought}, whatever their causes"));
     }
     let used = in_window(settings.budget, case, |_| true);
     let within =
         |budget: Budget| budget.window.map_or_else(String::new, |window| format!(" within {window}"));
     if used >= settings.budget.max_restarts {
         let (max, within) = (settings.budget.max_restarts, within(settings.budget));
-        return end(format!("the budget of {max} restart(s){within} is used up"));
+        return end(Rule::Budget, format!("the budget of {max} restart(s){within} is used up"));
     }
     let kind = CauseKind::from_cause(&case.verdict.cause);
     let budget = *settings.by_cause.get(&kind)?;
     if in_window(budget, case, |past| CauseKind::from_cause(&past.cause) == kind) >= budget.max_restarts {
         let (max, within, word) = (budget.max_restarts, within(budget), kind.as_str());
-        return end(format!("the budget of {max} restart(s) for {word}{within} is used up"));
+        return end(Rule::Budget, format!("the budget of {max} restart(s) for {word}{within} is used up"));
     }
     None
 }
@@ -272,7 +285,8 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::from_cause(&case.verdict.cause);
     let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past, case.earlier) else {
         let next = case.verdict.attempt.next();
-        return leave(settings, case.spares, next, "nothing can be restarted on this host");
+        let why = "nothing can be restarted on this host".to_owned();
+        return leave(settings, case.spares, next, Rule::NothingToRestart, why);
     };
     if let Some(instead) = hindrance(settings, case.host, case.spares, case.verdict.attempt.next()) {
         return instead;
@@ -284,6 +298,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
         action: Action::from_rung(rung, attempt, case.job.exit),
         // The time spent waiting for the host counts.
         after: backoff::wait(idle.max(not_started(case)), settings.seed).minus(case.host.waited),
+        rule: Rule::Restart,
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
     }
 }
@@ -292,7 +307,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
 /// if the host is ready, and if readiness checks are off.
 pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt) -> Option<Choice> {
     let limit = settings.ready_within?;
-    let leave = |why: String| Some(leave(settings, spares, next, &why));
+    let leave = |why: String| Some(leave(settings, spares, next, Rule::HostUnfit, why));
     match readiness(host) {
         Readiness::Ready => None,
         Readiness::Unfit(why) => leave(format!("this host is not fit for training: {why}")),
@@ -301,19 +316,20 @@ pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt
         }
         Readiness::NotYet(why) => Some(at_once(
             Action::Wait,
+            Rule::HostNotReady,
             format!("this host is not ready for a restart: {why}; waiting up to {limit}"),
         )),
     }
 }
 
 /// Continues without this host: with a spare, with fewer hosts, or handed back to the scheduler.
-fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choice {
+fn leave(settings: &Settings, spares: u32, attempt: Attempt, rule: Rule, why: String) -> Choice {
     let rung = match settings.rungs {
         rungs if rungs.has(Rung::Replace) && spares > 0 => Rung::Replace,
         rungs if rungs.has(Rung::Shrink) => Rung::Shrink,
         _ => Rung::HandBack,
     };
-    at_once(Action::from_rung(rung, attempt, settings.hand_back_exit), why.to_owned())
+    at_once(Action::from_rung(rung, attempt, settings.hand_back_exit), rule, why)
 }
 
 /// How many restarts in a row brought no new step.
@@ -333,8 +349,8 @@ fn not_started(case: Case<'_>) -> u32 {
     u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1)
 }
 
-fn at_once(action: Action, why: String) -> Choice {
-    Choice { action, after: Span::default(), why }
+fn at_once(action: Action, rule: Rule, why: String) -> Choice {
+    Choice { action, after: Span::default(), rule, why }
 }
 
 /// The confidence in the user's fault from which only one restart is allowed.
@@ -402,12 +418,12 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     past.step.is_none() && longer.as_seconds() <= shorter.as_seconds() * 2.0 + 5.0
 }
 
-fn in_window(budget: Budget, case: Case<'_>, of: impl Fn(&PastFailure) -> bool) -> u32 {
+fn in_window(budget: Budget, case: Case<'_>, counts: impl Fn(&PastFailure) -> bool) -> u32 {
     let recent = |past: &&PastFailure| match budget.window {
         Some(window) => case.now.since(past.decided_at) < window,
         None => true,
     };
-    u32::try_from(case.past.iter().filter(recent).filter(|past| of(past)).count()).unwrap_or(u32::MAX)
+    u32::try_from(case.past.iter().filter(recent).filter(|past| counts(past)).count()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ fn token(secret: &str, encrypts: bool) -> Token {
         let (client, server) = Tls::of_secret(secret.as_bytes()).expect("TLS").ends();
         Ends { client, server }
     });
-    Token::of("a-run", Some(secret)).over(ends)
+    Token::new("a-run", Some(secret)).over(ends)
 }
 
 async fn leader(token: Token) -> (Listener, u16) {

@@ -101,7 +101,7 @@ async fn a_launcher_of_another_protocol_is_refused_by_name_and_one_of_the_same_t
     let group = leading.group();
     let leader = leader(&group).await;
     let secret = format!("\0{}", group.secret().await.unwrap());
-    let token = Token::of(RUN, Some(&secret));
+    let token = Token::new(RUN, Some(&secret));
 
     let mut refused = Vec::new();
     for (version, protocol) in [("9.0.0", PROTOCOL + 1), ("0.0.1", PROTOCOL - 1)] {

@@ -12,7 +12,7 @@ use mainstay_model::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace,
 use mainstay_model::observation::Observation;
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span, Stamp};
-use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome, Rule};
 
 const DOCUMENT: &str = include_str!("../../../docs/reference/journal.md");
 const SOURCE: &str = include_str!("../../model/src/entry.rs");
@@ -101,6 +101,7 @@ fn entries() -> Vec<Body> {
             incident: Incident(1),
             action: Action::Stop { exit: 1 },
             after: Span(1),
+            rule: Rule::Restart,
             why: String::new(),
             by: DecidedBy::Launcher,
             agent_evidence: true,

@@ -9,7 +9,9 @@ use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_model::time::{Mono, Span, Stamp, Wall};
-use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
+use mainstay_model::verdict::{
+    Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Rule, Verdict,
+};
 use mainstay_recovery::policy::{Budget, CauseKind, Experience, Rung, Settings};
 use proptest::collection::vec;
 use proptest::option;
@@ -338,11 +340,13 @@ fn decision() -> impl Strategy<Value = Decision> {
         .prop_map(|(rung, attempt, exit)| Action::from_rung(rung, attempt, exit));
     let action = prop_oneof![taken, Just(Action::Wait)];
     let by = prop_oneof![Just(DecidedBy::Launcher), Just(DecidedBy::Agent)];
-    let decided = (incident(), action, any::<u64>(), text(), by, any::<bool>());
-    decided.prop_map(|(incident, action, after, why, by, agent_evidence)| Decision {
+    let rule = prop::sample::select(vec![Rule::Unknown, Rule::Recurred, Rule::Budget, Rule::UserPolicy]);
+    let decided = (incident(), action, any::<u64>(), rule, text(), by, any::<bool>());
+    decided.prop_map(|(incident, action, after, rule, why, by, agent_evidence)| Decision {
         incident,
         action,
         after: Span(after),
+        rule,
         why,
         by,
         agent_evidence,

@@ -175,7 +175,7 @@ mod tests {
     use mainstay_model::entry::{ExitStatus, JobSpec};
     use mainstay_model::id::{Attempt, BootId, Incident, Pid, Rank};
     use mainstay_model::time::{Span, Stamp, Wall};
-    use mainstay_model::verdict::{Action, DecidedBy};
+    use mainstay_model::verdict::{Action, DecidedBy, Rule};
 
     fn recounted(entries: Vec<(u64, Body)>) -> Summary {
         let mut recounted = Recounted::default();
@@ -222,6 +222,7 @@ mod tests {
             incident: Incident(1),
             action: Action::RestartInJob { attempt: Attempt(1) },
             after: Span::default(),
+            rule: Rule::Restart,
             why: "again".to_owned(),
             by: DecidedBy::Launcher,
             agent_evidence: false,

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use mainstay_model::entry::{Entry, Fact};
 use mainstay_model::id::Rank;
-use mainstay_model::verdict::{Action, Cause, Decision};
+use mainstay_model::verdict::{Action, Cause, Decision, Rule};
 use mainstay_tests::{End, Job, Stage, has_client, has_torch, journal, processes};
-
-use crate::words::evidence;
 
 /// On a machine that is busy with other tests a healthy rank may take long to leave.
 const PATIENT: &str = "--fault-timeout 100s";
@@ -143,7 +141,8 @@ def fault(step, round):
     let end = job.end();
     end.assert_status(1);
     assert_eq!(actions(&end), ["restart_in_process", "stop"], "{end}");
-    end.assert_printed(evidence::RECURRED);
+    let last = journal::decisions(&end.journal).pop().expect("a decision");
+    assert_eq!(last.rule, Rule::Recurred, "{end}");
     processes::wait_until_none_of(&id);
 }
 

@@ -2,9 +2,8 @@
 
 use std::net::TcpListener;
 
+use mainstay_model::entry::Fact;
 use mainstay_tests::{Stage, has_client, journal};
-
-use crate::words::terminal;
 
 #[test]
 fn a_port_in_use_is_named_with_the_option() {
@@ -13,7 +12,9 @@ fn a_port_in_use_is_named_with_the_option() {
     let port = listener.local_addr().expect("it is bound").port();
     let end = stage.sh("exit 0").ranks(2).options(&format!("--master-port {port}")).start().end();
     end.assert_status(70);
-    end.assert_printed(&terminal::port_is_taken(port));
+    let is_taken =
+        |fact: &Fact| matches!(fact, Fact::StartFailed { error, .. } if error.contains(&port.to_string()));
+    assert!(journal::facts(&end.journal).any(is_taken), "{end}");
     end.assert_printed("--master-port");
     assert_eq!(end.summary().attempts, 1, "it is not tried again\n{end}");
 }

@@ -121,7 +121,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         print_summary: args.json,
         timestamps: args.host.timestamps(),
         signals: args.host.signals_to_handle,
-        from_environment: found.reported,
+        from_environment: found.sources,
     })
 }
 
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_missing_script_is_named() {
         let error = plan_of(&["./no-such-script.py"]).expect_err("no script");
-        assert_eq!(error, "./no-such-script.py: no such script or program");
+        testing::snapshot!("run", "a missing script", error);
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
             .expect("a plan")
             .settings
             .shown;
-        assert_eq!((shown.of(0), shown.of(1)), ((true, false), (false, false)));
+        assert_eq!((shown.streams_of(0), shown.streams_of(1)), ((true, false), (false, false)));
     }
 
     #[test]

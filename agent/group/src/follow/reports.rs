@@ -58,12 +58,12 @@ impl Follow {
     }
 
     /// Whether sights of ranks can be sent to the leader now. Before the first round trip no time can be converted.
-    pub fn reports_sights(&self) -> bool {
+    pub fn reports_ranks(&self) -> bool {
         self.gone.is_none() && self.clock.uncertainty().is_some()
     }
 
     /// Sends sights of ranks to the leader, which judges whether they hang.
-    pub fn seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
+    pub fn ranks_seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
         if !ranks.is_empty() {
             let clock = &self.clock;
             let ranks = ranks.into_iter().map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();

@@ -25,17 +25,13 @@ impl Expected {
                 env!("CARGO_PKG_VERSION")
             ));
         }
-        let reported = |(least, most): (u32, u32)| match least == most {
+        let range = |(least, most): (u32, u32)| match least == most {
             true => least.to_string(),
             false => format!("{least}:{most}"),
         };
         let hosts = self.leader.hosts;
         (join.hosts != hosts).then(|| {
-            format!(
-                "it was started with --nnodes {}, the leader with {}",
-                reported(join.hosts),
-                reported(hosts)
-            )
+            format!("it was started with --nnodes {}, the leader with {}", range(join.hosts), range(hosts))
         })
     }
 
@@ -58,21 +54,22 @@ impl Expected {
     pub fn differences(&self, join: &Join) -> Vec<String> {
         let Join { host, ranks, command, script, .. } = &self.leader;
         let differ = |theirs: &str, ours: &str| !theirs.is_empty() && !ours.is_empty() && theirs != ours;
-        let mut reported = Vec::new();
+        let mut differences = Vec::new();
         if join.ranks != *ranks {
-            reported.push(format!("it has {} ranks (--nproc-per-node), host {host} has {ranks}", join.ranks));
+            differences
+                .push(format!("it has {} ranks (--nproc-per-node), host {host} has {ranks}", join.ranks));
         }
         if differ(&join.command, command) {
-            reported.push(format!("its command differs from that of host {host}"));
+            differences.push(format!("its command differs from that of host {host}"));
         }
         if differ(&join.script, script) {
-            reported.push(format!(
+            differences.push(format!(
                 "its script differs from that of host {host} (content hash {}, there {})",
                 short(&join.script),
                 short(script)
             ));
         }
-        reported
+        differences
     }
 }
 

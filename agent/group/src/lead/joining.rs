@@ -7,6 +7,7 @@ use crate::predecessor::Predecessor;
 use crate::recent::Recent;
 use crate::round::{self, Member, Seated};
 use crate::wire::{Down, Join};
+use mainstay_model::entry::HostLoss;
 use mainstay_model::time::Mono;
 
 impl Lead {
@@ -130,7 +131,7 @@ impl Lead {
     }
 
     /// The host at this seat is lost.
-    pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
+    pub(super) fn lose(&mut self, at: Mono, seat: usize, how: (HostLoss, &str)) {
         let Some(link) = self.links.get_mut(seat) else { return };
         link.lost = true;
         self.lost.insert(link.seated.member.launcher.clone());

@@ -4,7 +4,7 @@ use super::{Act, Here, Lead, LeaderSettings, SteppedDown};
 use crate::merge::Next;
 use crate::record::Record;
 use crate::succession::{Adopted, LeadershipRole, OnElection, OnLeader};
-use mainstay_model::entry::Fact;
+use mainstay_model::entry::{Fact, HostLoss};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_recovery::protocol::{Command, Event};
 
@@ -212,7 +212,8 @@ impl Lead {
         self.write_record();
         let lost = adopted.lost.as_ref().map(|seated| seated.seat.group_rank);
         if let Some(seat) = lost.filter(|seat| *seat != self.leader_settings.seat) {
-            self.lose(now, seat as usize, "its launcher, which led the job, is lost");
+            let how = (HostLoss::ReplacedLeader, "its launcher, which led the job, is lost");
+            self.lose(now, seat as usize, how);
         }
         self.merge.give_up_start(now, &mut self.next);
     }

@@ -3,6 +3,7 @@
 
 use super::Lead;
 use crate::lost::{Judgement, PROBERS};
+use mainstay_model::entry::HostLoss;
 use mainstay_model::time::{Mono, Span};
 use mainstay_recovery::protocol::{Command, ProbeResult};
 
@@ -48,14 +49,15 @@ impl Lead {
         let (patience, me) = (self.leader_settings.lease, self.leader_settings.seat as usize);
         let Some(link) = self.links.get_mut(seat).filter(|link| seat != me && !link.lost) else { return };
         if let Some(why) = link.given_up.take() {
-            return self.lose(now, seat, &why);
+            return self.lose(now, seat, (HostLoss::Left, &why));
         }
         match link.vital.judge(now, patience) {
             Judgement::Wait => {}
             Judgement::Look => self.have_looked_at(now, seat),
             Judgement::Lost => {
+                let loss = link.vital.loss();
                 let how = self.links.get(seat).map(|link| link.vital.describe(now, |seat| self.host(seat)));
-                self.lose(now, seat, &how.unwrap_or_default());
+                self.lose(now, seat, (loss, &how.unwrap_or_default()));
             }
         }
     }
@@ -69,7 +71,7 @@ impl Lead {
     fn have_looked_at(&mut self, now: Mono, seat: usize) {
         let Some(member) = self.links.get(seat).map(|link| &link.seated.member) else { return };
         let (launcher, address) = (member.launcher.clone(), member.listens.clone());
-        let mut asked = Vec::new();
+        let mut probers = Vec::new();
         if !address.is_empty() {
             let count = self.links.len();
             let others = (1..count).map(|after| (seat + after) % count);
@@ -78,14 +80,14 @@ impl Lead {
                     && self.links.get(*other).is_some_and(|link| !link.lost && link.can_look(now))
             };
             let others = others.filter(able).take(PROBERS).map(|other| other as u32);
-            asked = std::iter::once(self.leader_settings.seat).chain(others).collect();
+            probers = std::iter::once(self.leader_settings.seat).chain(others).collect();
         }
-        for looker in &asked {
+        for looker in &probers {
             let (launcher, address) = (launcher.clone(), address.clone());
             self.command(*looker, Command::Look { launcher, address });
         }
         if let Some(link) = self.links.get_mut(seat) {
-            link.vital.asks(now, asked);
+            link.vital.asks(now, probers);
         }
     }
 

@@ -17,12 +17,12 @@ impl Lead {
     /// The message for a waiting launcher.
     pub(super) fn waits_as_spare(&self, member: &Member) -> Down {
         let Join { host, run_id, .. } = &self.leader_settings.expected.leader;
-        let reported = format!(
+        let status = format!(
             "all hosts are there; waiting as a spare of job {run_id}, which host {host} leads. For another job give \
              another --rdzv-id"
         );
         let spare = member.prepares.then(|| Box::new(self.spare(member)));
-        Down::Waiting { reported, spare }
+        Down::Waiting { status, spare }
     }
 
     fn spare(&self, member: &Member) -> Spare {

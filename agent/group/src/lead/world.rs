@@ -32,8 +32,8 @@ impl Lead {
         self.seats = connected.filter_map(|(seat, link)| Some((link.connection?, seat))).collect();
         for member in benched {
             if let Some(connection) = before.get(&member.launcher).and_then(|link| link.connection) {
-                let reported = "the job goes on without this host; waiting for a seat".to_owned();
-                self.acts.push_back(Act::Send(connection, Down::Waiting { reported, spare: None }));
+                let status = "the job goes on without this host; waiting for a seat".to_owned();
+                self.acts.push_back(Act::Send(connection, Down::Waiting { status, spare: None }));
                 self.spares.push((member, connection));
             }
         }

@@ -8,8 +8,7 @@ use super::{Merge, Next, Phase, observed};
 use crate::round::Seated;
 use mainstay_checkpoint::choice::{RestoreRequest, choose};
 use mainstay_checkpoint::inventory::{Copy, StepKey};
-use mainstay_model::entry::Fact;
-use mainstay_model::observation::Weight;
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
 use mainstay_recovery::protocol::{Command, Event};
 
@@ -91,8 +90,8 @@ impl Merge {
         if !std::mem::replace(&mut self.other_world_done, true)
             && let Some(other) = other
         {
-            let reported = of_other_ranks(&other, chosen.as_ref().map(|key| key.step), world);
-            next.push_back(Next::Job(at, Event::Fact(reported)));
+            let event = saved_by_other_ranks(&other, chosen.as_ref().map(|key| key.step), world);
+            next.push_back(Next::Job(at, event));
             return self.bring(at, port, &other, next);
         }
         let Some(key) = chosen else {
@@ -101,7 +100,8 @@ impl Merge {
         let StepKey { step, attempt, .. } = &key;
         let detail =
             format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
-        next.push_back(Next::Job(at, Event::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
+        let values = [("step", step.to_string()), ("attempt", attempt.to_string())];
+        next.push_back(Next::Job(at, observed(HostsEvent::CheckpointChosen, detail, &values)));
         self.bring(at, port, &key, next);
     }
 
@@ -117,13 +117,13 @@ impl Merge {
         &mut self,
         at: Mono,
         seat: u32,
-        of: &StepKey,
+        brought: &StepKey,
         error: Option<String>,
         next: &mut VecDeque<Next>,
     ) {
         let Phase::Bringing { port, step, .. } = &self.phase else { return };
         let (port, step) = (*port, step.clone());
-        if step != *of {
+        if step != *brought {
             return;
         }
         let Some(host) = self.host(seat) else { return };
@@ -134,8 +134,8 @@ impl Merge {
                 host.named(),
                 step.step
             );
-            let reported = observed("checkpoint_not_restored", Weight::Warning, detail);
-            next.push_back(Next::Job(at, Event::Fact(reported)));
+            let values = [("step", step.step.to_string())];
+            next.push_back(Next::Job(at, observed(HostsEvent::CheckpointNotRestored, detail, &values)));
             self.failed_steps.insert(step);
             self.bring_newest(at, port, next);
         } else if !self.awaits(|host| !host.brought) {
@@ -163,7 +163,7 @@ fn around(peers: &[String], place: usize) -> Vec<String> {
 }
 
 /// A step of another number of ranks is whole only for that number. The observation reports which step is loaded.
-fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
+fn saved_by_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Event {
     let instead = match chosen {
         Some(step) => format!("step {step}, the newest that {world} ranks have saved"),
         None => format!("nothing, for no step of {world} ranks is whole"),
@@ -173,7 +173,7 @@ fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
          load it; mainstay.checkpoint.load() divides no shards and loads {instead}",
         other.step, other.world
     );
-    observed("checkpoint_of_other_ranks", Weight::Warning, detail)
+    observed(HostsEvent::CheckpointOfOtherRanks, detail, &[("step", other.step.to_string())])
 }
 
 #[cfg(test)]

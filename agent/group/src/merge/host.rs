@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::events::Evidence;
+use super::Evidence;
 use crate::round::Seated;
 use mainstay_checkpoint::inventory::Copy;
 use mainstay_model::entry::StartedRank;

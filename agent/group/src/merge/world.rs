@@ -14,7 +14,7 @@ use super::{Host, Merge, Next, Phase, observed};
 use crate::resize::{Arranged, Limits, arrange};
 use crate::round::{Member, Seated};
 use mainstay_model::entry::Fact;
-use mainstay_model::observation::{WORLD_GROWS, Weight};
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
 use mainstay_recovery::protocol::{Command, Event, Seat};
 
@@ -54,15 +54,17 @@ impl Merge {
     }
 
     /// The hosts that a start waits for and what happens then, as text.
-    pub(super) fn awaited(&self) -> String {
+    pub(super) fn awaited(&self) -> (String, bool) {
         let missing = self.missing();
-        match self.smaller() {
+        let smaller = self.smaller();
+        let keeps_world = smaller.is_none() && self.keeps_world && self.limits.vary();
+        let detail = match smaller {
             Some(Arranged { seats, .. }) if self.limits.shrink_after < self.patience => format!(
                 "waiting up to {} for {missing} to come back; after that the job goes on with {}",
                 self.limits.shrink_after,
                 size_of(&seats)
             ),
-            None if self.keeps_world && self.limits.vary() => {
+            None if keeps_world => {
                 format!(
                     "waiting up to {} for {missing} to come back: {}",
                     self.patience,
@@ -70,7 +72,8 @@ impl Merge {
                 )
             }
             _ => format!("waiting up to {} for {missing} to come back", self.patience),
-        }
+        };
+        (detail, keeps_world)
     }
 
     fn why_world_stays(&self) -> String {
@@ -104,8 +107,8 @@ impl Merge {
     /// Asks the job to stop its ranks for waiting hosts, if the ranks have run long enough.
     fn ask_to_grow(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let ran = self.started_at.is_some_and(|since| at.since(since) >= self.limits.grow_after);
-        let asked = self.grow_asked.is_some_and(|asked| at.since(asked) < ASK_AGAIN_AFTER);
-        if !ran || asked || self.hosts.iter().any(|host| !host.here) {
+        let has_asked = self.grow_asked.is_some_and(|has_asked| at.since(has_asked) < ASK_AGAIN_AFTER);
+        if !ran || has_asked || self.hosts.iter().any(|host| !host.here) {
             return;
         }
         if self.keeps_world {
@@ -118,7 +121,7 @@ impl Merge {
             joining(&self.hosts, &seats),
             size_of(&seats)
         );
-        next.push_back(Next::Job(at, Event::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
+        next.push_back(Next::Job(at, observed(HostsEvent::WorldGrows, detail, &[])));
     }
 
     /// Reports once why hosts that could take part do not.
@@ -129,7 +132,7 @@ impl Merge {
         }
         let detail = format!("host {} waits: {}", waiting.join(" and host "), self.why_world_stays());
         self.reported_waiting = waiting.len();
-        next.push_back(Next::Job(at, Event::Fact(observed("world_stays", Weight::Warning, detail))));
+        next.push_back(Next::Job(at, observed(HostsEvent::WorldStays, detail, &[])));
     }
 
     /// Adds waiting hosts before a start that is due anyway. Returns whether there are any.

@@ -74,18 +74,18 @@ impl Packed {
         let (domains, flags) = (column("domains", &self.domains)?, column("flags", &self.flags)?);
         let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text}: {error}"));
         let member = |at: usize| {
-            let of = |column: &[String]| column.get(at).cloned().unwrap_or_default();
-            let (host, address, node_rank) = (of(&hosts), of(&addresses), of(&node_ranks));
+            let cell = |column: &[String]| column.get(at).cloned().unwrap_or_default();
+            let (host, address, node_rank) = (cell(&hosts), cell(&addresses), cell(&node_ranks));
             Ok(Member {
-                launcher: absolute(&of(&launchers), &host),
+                launcher: absolute(&cell(&launchers), &host),
                 node_rank: if node_rank.is_empty() { None } else { Some(number(&node_rank)?) },
-                ranks: number(&of(&ranks))?,
-                replicas: absolute(&of(&replicas), &address),
-                listens: absolute(&of(&listens), &address),
-                leads: of(&flags).contains('l'),
-                moves: of(&flags).contains('m'),
-                prepares: of(&flags).contains('p'),
-                domain: of(&domains),
+                ranks: number(&cell(&ranks))?,
+                replicas: absolute(&cell(&replicas), &address),
+                listens: absolute(&cell(&listens), &address),
+                leads: cell(&flags).contains('l'),
+                moves: cell(&flags).contains('m'),
+                prepares: cell(&flags).contains('p'),
+                domain: cell(&domains),
                 host,
                 address,
             })

@@ -8,9 +8,9 @@ use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_group::merge::{Merge, Next};
 use mainstay_group::resize::{Arranged, Limits};
 use mainstay_group::round::{Member, Seated, first, vacant};
-use mainstay_model::entry::{Body, ExitStatus, Fact, JobSpec};
+use mainstay_model::entry::{Body, ExitStatus, Fact, HostLoss, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
-use mainstay_model::observation::{HOSTS, WORLD_GROWS};
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
 use mainstay_recovery::job::{Job, Output};
 use mainstay_recovery::policy::{Budget, Settings};
@@ -165,9 +165,7 @@ impl World {
         for output in out {
             match output {
                 Output::Record(Body::Decision(decision)) => self.counted.extend(restart_of(&decision.action)),
-                Output::Record(Body::Fact(Fact::Observed(seen)))
-                    if seen.component == HOSTS && seen.event == WORLD_GROWS =>
-                {
+                Output::Record(Body::Fact(Fact::Observed(seen))) if HostsEvent::WorldGrows.is(&seen) => {
                     self.grown += 1;
                 }
                 Output::Record(Body::Fact(Fact::JobEnded { exit, .. })) => {
@@ -365,7 +363,7 @@ impl World {
         self.spares.retain(|spare| spare.launcher != name);
         self.merge.set_waiting(self.spares.clone());
         if let Some(seat) = self.seats.iter().position(|at| at.member.launcher == name) {
-            self.merge.lost(self.now, seat as u32, "it crashed", &mut self.next);
+            self.merge.lost(self.now, seat as u32, (HostLoss::Unreachable, "it crashed"), &mut self.next);
         }
     }
 

@@ -79,7 +79,7 @@ fn a_follower_without_ranks_takes_the_seat_that_the_leader_assigns() {
 
 #[test]
 fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
-    for down in [welcome(seat(1, 2)), Down::Waiting { reported: "wait".to_owned(), spare: None }] {
+    for down in [welcome(seat(1, 2)), Down::Waiting { status: "wait".to_owned(), spare: None }] {
         let mut follow = follower();
         starts(&mut follow);
         follow.receive(Mono(3), down.clone());
@@ -96,7 +96,7 @@ fn a_follower_whose_ranks_run_is_cut_off_if_its_seat_changes() {
 #[test]
 fn a_follower_without_a_seat_does_not_campaign_until_it_has_one_again() {
     let mut follow = follower();
-    follow.receive(Mono(2), Down::Waiting { reported: "wait".to_owned(), spare: None });
+    follow.receive(Mono(2), Down::Waiting { status: "wait".to_owned(), spare: None });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
     follow.disconnected(Mono(3), "the cable", false);
     let reported = acts(&mut follow);

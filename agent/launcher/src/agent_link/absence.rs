@@ -20,17 +20,17 @@ pub(crate) enum Absence {
 
 impl Absence {
     /// From the error of an attempt to attach.
-    pub(crate) fn of(socket: &Path, error: &anyhow::Error) -> Absence {
+    pub(crate) fn from_error(socket: &Path, error: &anyhow::Error) -> Absence {
         let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
         match cause {
             // An error of ours has no number: it says which user serves the socket.
-            Some(cause) if cause.raw_os_error().is_some() => Absence::of_io(socket, cause),
+            Some(cause) if cause.raw_os_error().is_some() => Absence::from_io(socket, cause),
             Some(cause) => Absence::Other(cause.to_string()),
             None => Absence::Other(refusal(error)),
         }
     }
 
-    fn of_io(socket: &Path, error: &io::Error) -> Absence {
+    fn from_io(socket: &Path, error: &io::Error) -> Absence {
         match error.kind() {
             ErrorKind::NotFound => Absence::NoSocket,
             ErrorKind::PermissionDenied => Absence::NotPermitted { group: group_of(socket) },
@@ -40,8 +40,8 @@ impl Absence {
     }
 
     /// Whether a file of this name is missing; `None` if one is there.
-    pub(crate) fn of_missing(socket: &Path) -> Option<Absence> {
-        std::fs::symlink_metadata(socket).err().map(|error| Absence::of_io(socket, &error))
+    pub(crate) fn if_missing(socket: &Path) -> Option<Absence> {
+        std::fs::symlink_metadata(socket).err().map(|error| Absence::from_io(socket, &error))
     }
 }
 
@@ -98,10 +98,10 @@ mod tests {
         let home = testing::tempdir().unwrap();
         let (missing, dead) = (home.path().join("missing"), home.path().join("dead"));
         drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
-        assert_eq!(Absence::of_missing(&missing), Some(Absence::NoSocket));
-        assert_eq!(Absence::of_missing(&dead), None);
+        assert_eq!(Absence::if_missing(&missing), Some(Absence::NoSocket));
+        assert_eq!(Absence::if_missing(&dead), None);
         let refused = std::os::unix::net::UnixStream::connect(&dead).unwrap_err();
-        let refused = Absence::of(&dead, &anyhow::Error::new(refused).context("connecting"));
+        let refused = Absence::from_error(&dead, &anyhow::Error::new(refused).context("connecting"));
         assert_eq!(refused, Absence::NobodyListens);
         let all = [(missing, Absence::NoSocket), (dead.clone(), refused)];
         assert!(describe(&all).starts_with(&dead.display().to_string()), "{}", describe(&all));
@@ -118,14 +118,14 @@ mod tests {
             || anyhow::Error::new(io::Error::from_raw_os_error(nix::libc::EACCES)).context("connecting");
         for (mode, group) in [(0o660, ours), (0o600, None)] {
             std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-            assert_eq!(Absence::of(&socket, &denied()), Absence::NotPermitted { group }, "{mode:o}");
+            assert_eq!(Absence::from_error(&socket, &denied()), Absence::NotPermitted { group }, "{mode:o}");
         }
     }
 
     #[test]
     fn an_agent_that_is_not_trusted_is_no_error_of_the_system() {
         let error = anyhow::Error::new(io::Error::new(ErrorKind::PermissionDenied, "user 7 serves it"));
-        let absence = Absence::of(Path::new("/run/agent.sock"), &error.context("connecting"));
+        let absence = Absence::from_error(Path::new("/run/agent.sock"), &error.context("connecting"));
         assert_eq!(absence, Absence::Other("user 7 serves it".to_owned()));
     }
 }

@@ -129,7 +129,7 @@ pub enum NotToStart {
 
 impl NotToStart {
     /// The message.
-    pub(crate) fn words(self) -> String {
+    pub(crate) fn describe(self) -> String {
         match self {
             NotToStart::Lost(words) | NotToStart::Refused(words) => words,
         }
@@ -205,7 +205,7 @@ async fn ask(
 ) -> Result<Option<RestoreResult>, Status> {
     let files = match &*place.kind {
         "" => LentFiles::new(&place.directory),
-        _ => LentFiles::of_trainer(&place.directory),
+        _ => LentFiles::for_trainer(&place.directory),
     };
     let asking = Asking { socket, place, pool, again, files: &files, print };
     let Some(mut result) = asking.ask(String::new()).await? else { return Ok(None) };

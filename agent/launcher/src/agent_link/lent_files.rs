@@ -37,15 +37,15 @@ struct Files {
 impl LentFiles {
     /// For restores into `directory`.
     pub fn new(directory: &Path) -> LentFiles {
-        LentFiles::of(directory, RESTORING)
+        LentFiles::named(directory, RESTORING)
     }
 
     /// For restores into a directory into which a trainer writes in its own format.
-    pub fn of_trainer(directory: &Path) -> LentFiles {
-        LentFiles::of(directory, RESTORING_TRAINER)
+    pub fn for_trainer(directory: &Path) -> LentFiles {
+        LentFiles::named(directory, RESTORING_TRAINER)
     }
 
-    fn of(directory: &Path, what: &'static str) -> LentFiles {
+    fn named(directory: &Path, what: &'static str) -> LentFiles {
         LentFiles(Arc::new(Files { directory: directory.to_owned(), what, aside: Mutex::default() }))
     }
 
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_a_killed_process_of_this_host_lent_is_removed_and_nothing_else() {
         let home = testing::tempdir().unwrap();
-        let of_trainer = LentFiles::of_trainer(home.path());
+        let of_trainer = LentFiles::for_trainer(home.path());
         let of_this = aside::name(RESTORING_TRAINER);
         // No process has this number: it is larger than the kernel's maximum.
         let (own, none) = (format!(".{}-", std::process::id()), format!(".{}-", i32::MAX));

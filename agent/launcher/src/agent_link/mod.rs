@@ -28,10 +28,10 @@ use stream::LinkOrder;
 pub(crate) const EVIDENCE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// At most this many entries are read for the agent and sent at once.
-const SENT_AT_ONCE: usize = 500;
+const MAX_ENTRIES_PER_SEND: usize = 500;
 
 /// At most this many steps between two samples are reported to the agent: the newest.
-const MOST_STEP_TIMES: usize = 128;
+const MAX_STEP_TIMES: usize = 128;
 
 /// The agent of this host.
 #[derive(Debug, Default)]
@@ -96,25 +96,25 @@ impl AgentLink {
     /// between them. Entries recorded meanwhile are sent as part of it.
     pub(crate) fn catch_up(&mut self, snapshots: &mut StateWriter, own: Range<u32>) {
         let (Some(cursor), Some(agent)) = (self.has, &self.orders) else { return self.has = None };
-        if agent.capacity() < 2 * SENT_AT_ONCE {
+        if agent.capacity() < 2 * MAX_ENTRIES_PER_SEND {
             return;
         }
         snapshots.show_due();
         let reader = snapshots.reader();
-        let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
+        let read = log_files::ask(move || reader.entries_after(cursor, MAX_ENTRIES_PER_SEND));
         let Some(Ok(read)) = read else {
             // The rest is read when the agent is connected again.
             (self.orders, self.has) = (None, None);
             return;
         };
-        self.has = (read.entries.len() >= SENT_AT_ONCE).then_some(read.cursor);
+        self.has = (read.entries.len() >= MAX_ENTRIES_PER_SEND).then_some(read.cursor);
         read.entries.into_iter().for_each(|entry| self.send_entry_now(entry, own.clone()));
     }
 
     /// A rank of this host completed steps.
     pub(crate) fn stepped(&mut self, times: Vec<StepTime>) {
         self.step_times.extend(times);
-        let surplus = self.step_times.len().saturating_sub(MOST_STEP_TIMES);
+        let surplus = self.step_times.len().saturating_sub(MAX_STEP_TIMES);
         self.step_times.drain(..surplus);
     }
 

@@ -104,7 +104,7 @@ pub async fn keep(
     while !events.is_closed() {
         let mut tried = Vec::new();
         for socket in &sockets {
-            if let Some(absence) = Absence::of_missing(socket) {
+            if let Some(absence) = Absence::if_missing(socket) {
                 tried.push((socket.clone(), absence));
                 continue;
             }
@@ -119,7 +119,7 @@ pub async fn keep(
                 Ok(()) => is_reported = true,
                 Err(Broken::BeforeWelcome(error)) => {
                     tracing::debug!(socket = %socket.display(), "no agent: {error:#}");
-                    tried.push((socket.clone(), Absence::of(socket, &error)));
+                    tried.push((socket.clone(), Absence::from_error(socket, &error)));
                 }
                 Err(Broken::After(error)) => {
                     is_reported = true;

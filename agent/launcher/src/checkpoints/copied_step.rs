@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn copies_are_behind_a_minute_after_a_save_and_not_a_minute_after_the_last_copy() {
-        let reported = RefCell::new(Vec::new());
-        let report = |update| reported.borrow_mut().push(update);
+        let updates = RefCell::new(Vec::new());
+        let report = |update| updates.borrow_mut().push(update);
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut copies = Copies::new(begin);
@@ -166,7 +166,7 @@ mod tests {
         assert!(!copies.is_to_be_checked(at(4000)), "it is reported once");
         copies.advanced((0, 8), at(4001), &report);
         assert!(!copies.are_behind(at(4001)) && copies.is_to_be_checked(at(4003)));
-        assert!(matches!(&reported.borrow()[..], [CopyNews::First(7), CopyNews::Behind(_)]));
+        assert!(matches!(&updates.borrow()[..], [CopyNews::First(7), CopyNews::Behind(_)]));
     }
 
     #[test]

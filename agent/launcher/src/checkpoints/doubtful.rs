@@ -25,13 +25,13 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
     }
     fs::create_dir_all(directory)?;
     let path = directory.join(FILE);
-    let mut reported: Vec<Value> = match fs::read(&path) {
+    let mut findings: Vec<Value> = match fs::read(&path) {
         // A file that cannot be parsed is replaced.
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
     };
-    reported.push(json!({
+    findings.push(json!({
         "job": job.0,
         "run": launch,
         "attempt": finding.attempt.0,
@@ -39,9 +39,9 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
         "sure": finding.what == FindingKind::SilentCorruption,
         "why": finding.headline,
     }));
-    reported.drain(..reported.len().saturating_sub(MAX_FINDINGS));
+    findings.drain(..findings.len().saturating_sub(MAX_FINDINGS));
     let beside = directory.join(mainstay_tier::aside::name(FILE));
-    fs::write(&beside, serde_json::to_vec_pretty(&reported)?)?;
+    fs::write(&beside, serde_json::to_vec_pretty(&findings)?)?;
     fs::rename(&beside, &path)
 }
 
@@ -83,9 +83,9 @@ mod tests {
         assert!(!home.exists());
         mark(&home, &job, "demo@7", &finding(FindingKind::SilentCorruption, false)).unwrap();
         mark(&home, &job, "demo@7", &finding(FindingKind::ReplicasDiffer, false)).unwrap();
-        let reported: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
+        let findings: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
         assert_eq!(
-            (&reported[0]["run"], &reported[0]["after"], &reported[0]["sure"], &reported[1]["sure"]),
+            (&findings[0]["run"], &findings[0]["after"], &findings[0]["sure"], &findings[1]["sure"]),
             (&json!("demo@7"), &json!(120), &json!(true), &json!(false))
         );
         assert_eq!(fs::read_dir(&home).unwrap().count(), 1, "nothing is left beside it");

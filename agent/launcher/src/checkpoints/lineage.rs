@@ -26,7 +26,7 @@ const OF_RUN: &str = "checkpoint-runs.json";
 const MAX_NOTE_BYTES: u64 = 16 << 10;
 
 /// Letters of an id.
-const ID: usize = 12;
+const ID_CHARS: usize = 12;
 
 /// A directory into which a job writes checkpoints.
 #[derive(Clone, Debug)]
@@ -71,16 +71,16 @@ pub fn outputs(settings: &Settings, log_dir: &Path, checkpoint_dir: &Path) -> Ve
     let named = settings.checkpoint_dir.is_some();
     // A directory in the run directory differs in each launch. Such jobs are the same if they are started in the same place.
     let place = match named {
-        true => of_path(checkpoint_dir),
+        true => path_id(checkpoint_dir),
         false => {
             let here = std::env::current_dir().unwrap_or_default();
-            id_of(&[b"default", bytes(&here), bytes(&std::path::absolute(log_dir).unwrap_or_default())])
+            hash_id(&[b"default", bytes(&here), bytes(&std::path::absolute(log_dir).unwrap_or_default())])
         }
     };
     let own = output(log_dir, checkpoint_dir, "", settings.ranks.run_id.clone(), &place);
     let watched = settings.checkpoints.watch.iter().map(|(kind, directory)| {
         let folder = directory.file_name().unwrap_or_default().to_string_lossy();
-        output(log_dir, directory, kind, format!("{}:{folder}", settings.ranks.run_id), &of_path(directory))
+        output(log_dir, directory, kind, format!("{}:{folder}", settings.ranks.run_id), &path_id(directory))
     });
     std::iter::once(own).chain(watched).collect()
 }
@@ -105,17 +105,17 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_encoded_bytes()
 }
 
-fn of_path(directory: &Path) -> String {
-    id_of(&[b"directory", bytes(&std::path::absolute(directory).unwrap_or_default())])
+fn path_id(directory: &Path) -> String {
+    hash_id(&[b"directory", bytes(&std::path::absolute(directory).unwrap_or_default())])
 }
 
 /// The same on all hosts that have the same path, so that hosts without a common launcher choose the same run.
-fn id_of(parts: &[&[u8]]) -> String {
+fn hash_id(parts: &[&[u8]]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
-    hasher.finalize().to_hex()[..ID].to_owned()
+    hasher.finalize().to_hex()[..ID_CHARS].to_owned()
 }
 
 /// The identity of the directory.
@@ -149,10 +149,10 @@ fn noted(log_dir: &Path, id: &DirectoryId) -> Option<String> {
 pub fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
     let notes: Vec<Note> = outputs
         .iter()
-        .map(|of| Note {
-            directory: of.id.as_ref().map(DirectoryId::to_string).unwrap_or_default(),
-            run: of.run.clone(),
-            path: std::path::absolute(&of.directory).unwrap_or_default(),
+        .map(|output| Note {
+            directory: output.id.as_ref().map(DirectoryId::to_string).unwrap_or_default(),
+            run: output.run.clone(),
+            path: std::path::absolute(&output.directory).unwrap_or_default(),
         })
         .collect();
     let write = || -> std::io::Result<()> {
@@ -177,13 +177,13 @@ pub fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
 
 /// A run that the user names.
 #[derive(Debug, PartialEq, Eq)]
-enum Named {
+enum NamedRun {
     Exactly(String),
     ByName(String),
 }
 
 /// The part of `--resume-from` for an output; none if it is for another one.
-fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<Named>> {
+fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<NamedRun>> {
     let folder = output.name.split_once(':').map(|(_, folder)| folder);
     if value.contains('/') {
         let directory = Path::new(value);
@@ -195,7 +195,7 @@ fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<
                 log_dir.display()
             )
         })?;
-        return Ok(is_kind(&run, &output.kind).then_some(Named::Exactly(run)));
+        return Ok(is_kind(&run, &output.kind).then_some(NamedRun::Exactly(run)));
     }
     let (name, id) = value.split_once('~').map_or((value, None), |(name, id)| (name, Some(id)));
     let (name, of_folder) = name.split_once(':').map_or((name, None), |(name, folder)| (name, Some(folder)));
@@ -204,12 +204,12 @@ fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<
     }
     let whole = match (folder, of_folder) {
         (None, None) => name.to_owned(),
-        (Some(folder), of) if of.is_none_or(|of| of == folder) => format!("{name}:{folder}"),
+        (Some(folder), given) if given.is_none_or(|given| given == folder) => format!("{name}:{folder}"),
         _ => return Ok(None),
     };
     Ok(Some(match id {
-        Some(id) => Named::Exactly(identified(&whole, id)),
-        None => Named::ByName(whole),
+        Some(id) => NamedRun::Exactly(identified(&whole, id)),
+        None => NamedRun::ByName(whole),
     }))
 }
 
@@ -219,24 +219,26 @@ fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<
 /// The run cannot be resumed here. The error names the remedy.
 pub fn choose(
     output: &mut Output,
-    asked: &[String],
+    resume_from: &[String],
     log_dir: &Path,
     known: Result<&[KnownStep], &str>,
 ) -> anyhow::Result<Option<String>> {
     let mut wanted = Vec::new();
-    for value in asked {
+    for value in resume_from {
         wanted.extend(named(value, output, log_dir)?.map(|named| (value, named)));
     }
     let Some((value, wanted)) = wanted.pop() else { return Ok(None) };
     let place = output.directory.display().to_string();
     let run = match (wanted, known) {
-        (Named::Exactly(run), _) if run == output.run => run,
-        (Named::ByName(name), Err(_)) if plain(&output.run) == name && !is_empty(output) => return Ok(None),
+        (NamedRun::Exactly(run), _) if run == output.run => run,
+        (NamedRun::ByName(name), Err(_)) if plain(&output.run) == name && !is_empty(output) => {
+            return Ok(None);
+        }
         (_, Err(why)) => bail!("--resume-from {value}: {why}, and {place} has no checkpoint of that run"),
-        (Named::Exactly(run), Ok(_)) => run,
-        (Named::ByName(name), Ok(known)) => {
+        (NamedRun::Exactly(run), Ok(_)) => run,
+        (NamedRun::ByName(name), Ok(known)) => {
             let mut runs: Vec<&str> =
-                known.iter().filter(|of| is_asked(&of.run, &name)).map(|of| &*of.run).collect();
+                known.iter().filter(|step| is_asked(&step.run, &name)).map(|step| &*step.run).collect();
             runs.sort_unstable();
             runs.dedup();
             match runs[..] {
@@ -280,8 +282,8 @@ fn is_empty(output: &Output) -> bool {
 /// The message about runs that have an output's name and another id: they are not resumed from.
 #[must_use]
 pub fn others(output: &Output, known: &[KnownStep]) -> Option<String> {
-    let newest = known.iter().filter(|of| of.run != output.run && plain(&of.run) == output.name);
-    let newest = newest.max_by_key(|of| of.step)?;
+    let newest = known.iter().filter(|step| step.run != output.run && plain(&step.run) == output.name);
+    let newest = newest.max_by_key(|step| step.step)?;
     Some(format!(
         "{}: not resumed from run {} (newest whole step {}): it has the same name and wrote into another directory. \
          To resume from it, start with --resume-from {} and an empty directory",
@@ -308,7 +310,7 @@ mod tests {
     use super::*;
 
     fn at(log_dir: &Path, directory: &Path, kind: &str, name: &str) -> Output {
-        output(log_dir, directory, kind, name.to_owned(), &of_path(directory))
+        output(log_dir, directory, kind, name.to_owned(), &path_id(directory))
     }
 
     fn known(runs: &[&str]) -> Vec<KnownStep> {
@@ -345,8 +347,8 @@ mod tests {
             let name = if kind.is_empty() { "train" } else { "train:out" };
             let (a, b) = (at(root.path(), &a, kind, name), at(root.path(), &b, kind, name));
             assert_ne!(a.run, b.run);
-            let reported = others(&b, &known(&[&a.run])).expect("words");
-            assert!(reported.contains(&format!("--resume-from {}", a.run)), "{reported}");
+            let message = others(&b, &known(&[&a.run])).expect("words");
+            assert!(message.contains(&format!("--resume-from {}", a.run)), "{message}");
             assert_eq!(others(&a, &known(&[&a.run, "else~1"])), None);
         }
     }
@@ -355,9 +357,9 @@ mod tests {
     fn a_run_is_resumed_on_purpose_by_its_name_if_it_is_one_and_by_its_id() {
         let root = testing::tempdir().expect("a directory");
         let (logs, out) = (root.path().join("logs"), root.path().join("out"));
-        let chosen = |asked: &str, runs: Result<&[KnownStep], &str>| {
+        let chosen = |resume_from: &str, runs: Result<&[KnownStep], &str>| {
             let mut output = at(&logs, &out, "auto", "train:out");
-            let messages = choose(&mut output, &[asked.to_owned()], &logs, runs)?;
+            let messages = choose(&mut output, &[resume_from.to_owned()], &logs, runs)?;
             anyhow::Ok((output.run.clone(), output.on_purpose, messages.is_some()))
         };
         let own = at(&logs, &out, "auto", "train:out").run;
@@ -372,15 +374,20 @@ mod tests {
         assert_eq!(chosen("train", Ok(&[])).expect("a run"), (own.clone(), false, true));
         assert_eq!(chosen("train~9", Ok(&[])).expect("a run"), resumed("train:out~9"));
         assert_eq!(chosen("train:else", Ok(&one)).expect("another's"), (own, false, false));
-        let refused = |asked: &str, runs| chosen(asked, runs).expect_err(asked).to_string();
+        let refused = |resume_from: &str, runs| chosen(resume_from, runs).expect_err(resume_from).to_string();
         assert!(refused("train", Ok(&two)).contains("train:out~1, train:out~2"));
-        assert!(refused("train", Err("no agent answers")).contains("no agent answers"));
+        let reason = "no agent answers";
+        assert!(refused("train", Err(reason)).contains(reason));
         assert!(refused("~", Ok(&one)).contains("NAME~ID"));
-        assert!(refused("/nowhere/at/all", Ok(&one)).contains("not a directory"));
+        testing::snapshot!(
+            "launcher",
+            "resume from a missing directory",
+            refused("/nowhere/at/all", Ok(&one))
+        );
         std::fs::write(out.join("model"), "of its own").expect("a file");
         assert_eq!(chosen("train~2", Ok(&two)).expect("a run"), resumed("train:out~2"));
         std::fs::create_dir_all(logs.join("train")).expect("a directory");
         note(&logs, &logs.join("train"), &[at(&logs, &out, "auto", "train:out")]);
-        assert!(refused("train~2", Ok(&two)).contains("name an empty directory"));
+        assert!(refused("train~2", Ok(&two)).ends_with(" for run train:out~2"));
     }
 }

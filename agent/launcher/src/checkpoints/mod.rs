@@ -28,7 +28,7 @@ use crate::output::Terminal;
 use crate::ranks::{RankSpec, Ranks, Start};
 use copied_step::CopyNews;
 use replicas::{FromReplicas, Replicas};
-use sealing::{Sealing, Stage, Starting};
+use sealing::{Sealing, StartProgress, Starting};
 
 /// Checkpoints of the ranks of this host.
 #[derive(Debug)]
@@ -145,13 +145,13 @@ impl Checkpoints {
     }
 
     /// Takes in the progress of a start that waits. Returns it when the step is known.
-    pub(crate) fn stage(&mut self, stage: Stage, terminal: &Terminal) -> Option<Start> {
+    pub(crate) fn stage(&mut self, stage: StartProgress, terminal: &Terminal) -> Option<Start> {
         let done = match stage {
-            Stage::Line(line) => {
+            StartProgress::Line(line) => {
                 terminal.print(line);
                 return None;
             }
-            Stage::Done(done) => done,
+            StartProgress::Done(done) => done,
         };
         let Starting { start, mut lines, .. } = self.starting.take()?;
         while let Ok(line) = lines.try_recv() {
@@ -245,7 +245,7 @@ impl Checkpoints {
     /// Reports that the file system of the checkpoints does not answer, in each attempt, and that it answers again.
     pub(crate) fn report_a_silent_directory(&mut self, ranks: &Ranks, group: &mut Group) {
         let silent = self.pool_owner.as_ref().is_some_and(PoolOwner::is_directory_silent);
-        let (event, words) = match (silent, self.silence_reported) {
+        let (event, what) = match (silent, self.silence_reported) {
             (true, reported) if ranks.are_at_work() && reported != Some(ranks.attempt) => {
                 (FILE_SYSTEM_SILENT, "does not answer: steps stay in memory, and training goes on")
             }
@@ -259,7 +259,7 @@ impl Checkpoints {
         let named = mount_of(&mounts, directory).map_or_else(String::new, |mount| {
             format!("{} file system at {} ({}), with ", mount.kind, mount.point.display(), mount.from)
         });
-        let detail = format!("the {named}the checkpoint directory {}, {words}", directory.display());
+        let detail = format!("the {named}the checkpoint directory {}, {what}", directory.display());
         group.fact(Fact::Observed(Observation {
             component: "job".to_owned(),
             event: event.to_owned(),

@@ -20,13 +20,13 @@ use tokio::sync::mpsc;
 use crate::checkpoints::copied_step::{self, CopyNews};
 use crate::group::plan::HostsPlan;
 use crate::ranks::RankSpec;
-use crate::run::of_some;
+use crate::run::next_of;
 
 /// The share of training time that copying may cost, as for agents.
-const SLOWDOWN: f64 = 0.01;
+const MAX_SLOWDOWN: f64 = 0.01;
 
 /// Connections for one shard, as for agents.
-const STREAMS: usize = 2;
+const STREAMS_PER_SHARD: usize = 2;
 
 /// How often each other host is asked what it has. In a job of many hosts it is asked less often, by this much for each host.
 const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
@@ -57,7 +57,7 @@ impl Listening {
 
 /// The identity of a launcher among those that keep copies for each other.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ReplicaPlan {
     /// `HOST:PORT` at which the others reach it.
     pub name: String,
     /// The proof that they show each other.
@@ -70,11 +70,11 @@ pub struct Known {
     pub copies: usize,
 }
 
-impl Known {
+impl ReplicaPlan {
     /// The identity of a launcher that takes part.
-    pub(crate) fn of(plan: &HostsPlan, name: String, pass: &Credentials) -> Option<Known> {
+    pub(crate) fn new(plan: &HostsPlan, name: String, pass: &Credentials) -> Option<ReplicaPlan> {
         let (domain, hosts, copies) = (plan.fails_together(), plan.hosts.1, plan.copies());
-        (!name.is_empty()).then(|| Known { name, pass: pass.clone(), domain, hosts, copies })
+        (!name.is_empty()).then(|| ReplicaPlan { name, pass: pass.clone(), domain, hosts, copies })
     }
 
     /// The largest number of hosts with which it keeps copies.
@@ -129,7 +129,7 @@ impl Replicas {
     /// There is no memory or no thread for it; as a message.
     pub fn start(
         at: Listening,
-        known: Known,
+        known: ReplicaPlan,
         pool_owner: &PoolOwner,
         rank_spec: &RankSpec,
         waits: bool,
@@ -143,8 +143,8 @@ impl Replicas {
             domain: known.domain,
             quota: pool::available(pool_owner.directory()) / 4,
             copies: known.copies,
-            slowdown: SLOWDOWN,
-            streams: STREAMS,
+            slowdown: MAX_SLOWDOWN,
+            streams: STREAMS_PER_SHARD,
             interval: base.max(each * others),
             ..Settings::alone(store(pool_owner.directory()), String::new())
         };
@@ -179,7 +179,7 @@ impl Replicas {
     /// The next result of work outside the loop.
     pub(crate) async fn next(&mut self) -> FromReplicas {
         // It has a sender itself.
-        of_some(self.update.recv().await.map(std::future::ready)).await
+        next_of(self.update.recv().await.map(std::future::ready)).await
     }
 
     /// Drops the memory of this host's ranks. What is kept for others stays.
@@ -215,8 +215,8 @@ impl Replicas {
         self.service.watch(self.place.clone());
         self.view = Some(pool_owner.view());
         if let Err(error) = self.keep_what_is_copied() {
-            let reported = format!("checkpoint: steps do not wait in memory for their copies: {error}");
-            let _ = self.sender.send(FromReplicas::Line(reported));
+            let line = format!("checkpoint: steps do not wait in memory for their copies: {error}");
+            let _ = self.sender.send(FromReplicas::Line(line));
         }
     }
 
@@ -261,8 +261,8 @@ impl Replicas {
         let (service, place) = (Arc::clone(&self.service), self.place.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
-            let print = |reported: String| {
-                let _ = sender.send(FromReplicas::Line(format!("checkpoint: {reported}")));
+            let print = |line: String| {
+                let _ = sender.send(FromReplicas::Line(format!("checkpoint: {line}")));
             };
             let brought = service.bring(&step, &place, &ranks, &|at| {
                 if !at.reported.is_empty() {
@@ -291,11 +291,13 @@ mod tests {
     #[test]
     fn the_first_line_says_whether_copies_are_encrypted() {
         let token = mainstay_tier::peer::token::Token::of_no_process().expect("random bytes");
-        let known =
-            Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2, copies: 1 };
-        assert_eq!(
-            known.describe(),
-            "a copy in the memory of another host of the job, not encrypted on their way"
-        );
+        let known = ReplicaPlan {
+            name: "a:1".to_owned(),
+            pass: token.into(),
+            domain: String::new(),
+            hosts: 2,
+            copies: 1,
+        };
+        testing::snapshot!("launcher", "copies are not encrypted", known.describe());
     }
 }

@@ -34,7 +34,7 @@ pub struct Sealing {
 impl Sealing {
     /// For the outputs of a job that its trainer writes itself. The job's logs are in `log_dir`, this launch's in
     /// `run_dir`. None if nothing is watched.
-    pub fn of(
+    pub fn new(
         outputs: &[Output],
         sockets: &[PathBuf],
         (log_dir, run_dir): (&Path, &Path),
@@ -83,11 +83,11 @@ impl Sealing {
 
     /// Begins to restore it for a start of a job that has run before.
     pub(crate) fn begin(&self, start: Start) -> Starting {
-        let (reported, lines) = mpsc::unbounded_channel();
+        let (sender, lines) = mpsc::unbounded_channel();
         let sealing = self.clone();
         let task = tokio::spawn(async move {
-            let print = move |line: String| drop(reported.send(line));
-            sealing.go_back(true, &print).await.map(drop).map_err(NotToStart::words)
+            let print = move |line: String| drop(sender.send(line));
+            sealing.go_back(true, &print).await.map(drop).map_err(NotToStart::describe)
         });
         Starting { start, task: Aborting(task), lines }
     }
@@ -98,14 +98,14 @@ impl Sealing {
         again: bool,
         print: &(dyn Fn(String) + Sync),
     ) -> Result<(), String> {
-        let (reported, mut reports) = mpsc::unbounded_channel();
+        let (sender, mut reports) = mpsc::unbounded_channel();
         let (sealing, of) = (self.clone(), output.clone());
         let place = output.directory.display().to_string();
         let work = tokio::task::spawn_blocking(move || {
             let watch = sealing.watch(&of)?;
             let report = |at: Progress| {
                 if !at.reported.is_empty() {
-                    let _ = reported.send(format!("checkpoint: {}", at.reported));
+                    let _ = sender.send(format!("checkpoint: {}", at.reported));
                 }
             };
             let restored = watch.restore(again, &report)?;
@@ -126,7 +126,7 @@ impl Sealing {
                 }
                 Ok(())
             }
-            Ok(Err(FilesError::Lost(words))) => Err(words),
+            Ok(Err(FilesError::Lost(message))) => Err(message),
             Ok(Err(error)) => {
                 print(format!(
                     "{place}: not sealed: {error}; the trainer resumes from the files as they are"
@@ -231,18 +231,18 @@ pub(crate) struct Starting {
 }
 
 /// Progress of such a start.
-pub(crate) enum Stage {
+pub(crate) enum StartProgress {
     Line(String),
     Done(Result<(), String>),
 }
 
 impl Starting {
     /// The next progress.
-    pub(crate) async fn next(&mut self) -> Stage {
+    pub(crate) async fn next(&mut self) -> StartProgress {
         tokio::select! {
             biased;
-            Some(line) = self.lines.recv() => Stage::Line(line),
-            done = &mut self.task.0 => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+            Some(line) = self.lines.recv() => StartProgress::Line(line),
+            done = &mut self.task.0 => StartProgress::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
         }
     }
 }
@@ -263,11 +263,12 @@ fn unknown_checkpoints(output: &Output) -> Vec<String> {
 
 /// Reports each directory in which nothing is sealed: a user who sees such files there would assume that they are protected.
 async fn print_unsealed(output: &Output, print: &(dyn Fn(String) + Sync)) {
-    let of = output.clone();
+    let searched = output.clone();
     // The file system may be slow or not answer.
-    let unknown = tokio::task::spawn_blocking(move || unknown_checkpoints(&of)).await.unwrap_or_default();
-    if let Some(words) = not_sealed(&unknown) {
-        print(format!("{}: {words}", output.directory.display()));
+    let unknown =
+        tokio::task::spawn_blocking(move || unknown_checkpoints(&searched)).await.unwrap_or_default();
+    if let Some(message) = not_sealed(&unknown) {
+        print(format!("{}: {message}", output.directory.display()));
     }
 }
 
@@ -290,29 +291,21 @@ mod tests {
     #[test]
     fn one_line_says_what_is_protected_and_how_and_what_is_not() {
         let place = Path::new("/runs/7/checkpoints");
-        assert_eq!(
-            protection((place, true), None, &[]),
-            "protected: mainstay.checkpoint (memory, then /runs/7/checkpoints; no agent keeps a copy elsewhere); not protected: \
-             checkpoints that the trainer writes itself (--checkpoint-watch)"
-        );
-        let watched = ["/out (sealed in place; 1 replica on a peer)".to_owned()];
-        assert_eq!(
-            protection((place, false), Some("1 replica on a peer"), &watched),
-            "protected: mainstay.checkpoint (/runs/7/checkpoints; 1 replica on a peer), /out (sealed in place; 1 replica on a \
-             peer); not protected: what it writes elsewhere (--checkpoint-watch)"
-        );
+        testing::snapshot!("launcher", "protection without an agent", protection((place, true), None, &[]));
+        let watched = ["/out (sealed in place)".to_owned()];
+        let by_agent = protection((place, false), Some("copies"), &watched);
+        testing::snapshot!("launcher", "protection by an agent", by_agent);
     }
 
     #[test]
     fn what_is_not_sealed_is_named_with_what_would_be() {
         assert_eq!(not_sealed(&[]), None);
-        let words = |names: &[String]| not_sealed(names).unwrap_or_default();
         let names = ["model.pt", "optim.pt", "rng.pt"].map(str::to_owned);
-        assert!(words(&names[..1]).contains(r#""model.pt" is not sealed, because its name"#));
-        let all = words(&names);
-        assert!(
-            all.contains(r#""model.pt" and 2 more are not sealed"#) && all.contains("model_100.pt"),
-            "{all}"
+        testing::snapshot!("launcher", "one file is not sealed", not_sealed(&names[..1]).unwrap_or_default());
+        testing::snapshot!(
+            "launcher",
+            "several files are not sealed",
+            not_sealed(&names).unwrap_or_default()
         );
     }
 }

@@ -44,7 +44,7 @@ impl Drill {
         if injected.fault == Fault::Ecc {
             self.played_gpus().map_err(Refused::NotHere)?;
         }
-        if injected.at_step.is_some() && ranks.pages.of(rank).and_then(PageReader::beat).is_none() {
+        if injected.at_step.is_some() && ranks.pages.get(rank).and_then(PageReader::beat).is_none() {
             return Err(Refused::NotHere(format!("{rank} reports no steps")));
         }
         Ok(())

@@ -191,14 +191,14 @@ impl Group {
     }
 
     /// Whether sights of ranks can be sent to the leader, which judges hangs.
-    pub(crate) fn reports_sights(&self) -> bool {
-        self.follower().is_some_and(|following| following.follow.reports_sights())
+    pub(crate) fn reports_ranks(&self) -> bool {
+        self.follower().is_some_and(|following| following.follow.reports_ranks())
     }
 
     /// Reports to the leader what the ranks here are doing.
-    pub(crate) fn seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
+    pub(crate) fn ranks_seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
         if let Role::Follows(following) = &mut self.role {
-            following.follow.seen(attempt, ranks);
+            following.follow.ranks_seen(attempt, ranks);
         }
     }
 
@@ -242,7 +242,7 @@ impl Group {
                 self.print(format!("the job has ended: {}", ended.why));
                 self.acts.push_back(Act::End(exit_of(&ended)));
             }
-            FromStore::Trouble(why) => self.print(why),
+            FromStore::Problem(why) => self.print(why),
             FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
             }
         }

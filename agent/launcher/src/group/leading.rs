@@ -14,7 +14,7 @@ use mainstay_group::wire::{Down, Join};
 use mainstay_journal::state::StateReader;
 use mainstay_model::entry::{Fact, JobSpec};
 use mainstay_model::id::Attempt;
-use mainstay_model::observation::{HOSTS, LEADER_REPLACED, LEADS_HERE, Observation, Weight};
+use mainstay_model::observation::{HostsEvent, LEADS_HERE};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_recovery::job::Job;
 use mainstay_sys::clock;
@@ -32,7 +32,7 @@ use crate::run::POLL_INTERVAL;
 pub(crate) struct Leading {
     pub(crate) lead: Lead,
     /// The channels to followers and spares.
-    ways: BTreeMap<Connection, mpsc::Sender<Down>>,
+    senders: BTreeMap<Connection, mpsc::Sender<Down>>,
     /// Where it writes; none until the store records that this launcher leads.
     pub(crate) record_writer: Option<RecordWriter>,
 }
@@ -47,7 +47,7 @@ impl Leading {
         };
         let merge = Merge::new(vec![Seated { member, seat: rank_spec.seat.clone() }], Span(u64::MAX));
         let lead = Lead::new(clock::mono(), job, merge, LeaderSettings::default());
-        Leading { lead, ways: BTreeMap::new(), record_writer: None }
+        Leading { lead, senders: BTreeMap::new(), record_writer: None }
     }
 
     pub(super) fn gathered(
@@ -58,15 +58,15 @@ impl Leading {
     ) -> Leading {
         let Gathered { round, me, connections, join, spares, record_writer } = gathered;
         let merge = Merge::new(round, remote.plan.join_timeout);
-        let mut leading = Leading::of(job, merge, me, join, names, remote, record_writer);
+        let mut leading = Leading::new(job, merge, me, join, names, remote, record_writer);
         let mut followers = Vec::new();
         for (launcher, connection, to) in connections {
-            leading.ways.insert(connection, to);
+            leading.senders.insert(connection, to);
             followers.push((launcher, connection));
         }
         let mut waiting = Vec::new();
         for (member, connection, to) in spares {
-            leading.ways.insert(connection, to);
+            leading.senders.insert(connection, to);
             waiting.push((member, connection));
         }
         leading.lead.gathered(&followers, waiting);
@@ -74,7 +74,7 @@ impl Leading {
     }
 
     /// A leader without connected followers.
-    fn of(
+    fn new(
         job: Job,
         merge: Merge,
         seat: u32,
@@ -96,7 +96,7 @@ impl Leading {
             has_store: true,
         };
         let lead = Lead::new(clock::mono(), job, merge.within(plan.limits(), &by.launcher), by);
-        Leading { lead, ways: BTreeMap::new(), record_writer: Some(record_writer) }
+        Leading { lead, senders: BTreeMap::new(), record_writer: Some(record_writer) }
     }
 }
 
@@ -107,12 +107,12 @@ impl Group {
         match act {
             lead::Act::Send(connection, down) => {
                 // A full channel is dropped; the follower connects again.
-                if leading.ways.get(&connection).is_some_and(|to| to.try_send(down).is_err()) {
-                    leading.ways.remove(&connection);
+                if leading.senders.get(&connection).is_some_and(|to| to.try_send(down).is_err()) {
+                    leading.senders.remove(&connection);
                     leading.lead.gone(now, connection, "it does not read its messages".to_owned());
                 }
             }
-            lead::Act::Close(connection) => drop(leading.ways.remove(&connection)),
+            lead::Act::Close(connection) => drop(leading.senders.remove(&connection)),
             lead::Act::Store(number, mut record) => {
                 record.at = clock::now();
                 if let Some(record_writer) = &leading.record_writer {
@@ -136,15 +136,15 @@ impl Group {
     }
 
     /// Processes a message of a follower.
-    pub(crate) fn host_reported(&mut self, now: Mono, event: FromHost) {
+    pub(crate) fn follower_sent(&mut self, now: Mono, event: FromHost) {
         let Role::Leads(leading) = &mut self.role else { return };
         match event {
             FromHost::Joined { connection, join, to, .. } => {
-                leading.ways.insert(connection, to);
+                leading.senders.insert(connection, to);
                 leading.lead.joined(now, connection, &join);
             }
             FromHost::Gone { connection, why } => {
-                leading.ways.remove(&connection);
+                leading.senders.remove(&connection);
                 leading.lead.gone(now, connection, why);
             }
             FromHost::Received { connection, at, up } => leading.lead.receive(at, connection, up),
@@ -176,7 +176,7 @@ impl Group {
             FromStore::Leader(_) => look_who_leads(leading),
             // Its key is removed next, and then the store reports it.
             FromStore::LeaderMissed => {}
-            FromStore::Trouble(why) => self.print(why),
+            FromStore::Problem(why) => self.print(why),
             FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
         }
     }
@@ -232,7 +232,7 @@ impl Group {
         let (epoch, me, join, follow) =
             (record_writer.epoch, adopted.me, following.join.borrow().clone(), following.follow);
         let names = (record.job.clone(), record.launch.clone());
-        let mut leading = Leading::of(job, merge, me, join, names, remote, record_writer);
+        let mut leading = Leading::new(job, merge, me, join, names, remote, record_writer);
         let entries = reader.entries_after(follow.since(), usize::MAX);
         let entries = entries.map(|read| read.entries).unwrap_or_default();
         let predecessor = Predecessor::new(follow.leader().launcher.clone(), &entries, reader.newest());
@@ -248,11 +248,6 @@ impl Group {
 
 fn leader_replaced(host: &str, seat: u32, epoch: u64) -> Fact {
     let detail = format!("host {host} is lost; node rank {seat} leads the job now (epoch {epoch})");
-    Fact::Observed(Observation {
-        component: HOSTS.to_owned(),
-        event: LEADER_REPLACED.to_owned(),
-        weight: Weight::Warning,
-        detail,
-        values: [(LEADS_HERE.to_owned(), true.to_string())].into(),
-    })
+    let values = [(LEADS_HERE, true.to_string()), ("epoch", epoch.to_string())];
+    Fact::Observed(HostsEvent::LeaderReplaced.observed(detail, &values))
 }

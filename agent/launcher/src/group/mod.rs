@@ -120,22 +120,22 @@ impl FromOthers {
 impl Group {
     /// The leader of a job of one host.
     pub(crate) fn alone(job: Job, rank_spec: &RankSpec) -> Group {
-        Group::of(Role::Leads(Box::new(Leading::alone(job, rank_spec))), None)
+        Group::new(Role::Leads(Box::new(Leading::alone(job, rank_spec))), None)
     }
 
     /// The leader of a complete round.
     pub(crate) fn leads(job: Job, gathered: Gathered, remote: Remote, names: (String, String)) -> Group {
         let leading = Leading::gathered(job, gathered, &remote, names);
-        Group::of(Role::Leads(Box::new(leading)), Some(remote))
+        Group::new(Role::Leads(Box::new(leading)), Some(remote))
     }
 
     /// A follower, or a spare.
     pub(crate) fn follows(followed: Followed, remote: Remote, spec: JobSpec) -> Group {
         let following = Following::new(followed, &remote, JobSpec { follows: true, ..spec });
-        Group::of(Role::Follows(Box::new(following)), Some(remote))
+        Group::new(Role::Follows(Box::new(following)), Some(remote))
     }
 
-    fn of(role: Role, remote: Option<Remote>) -> Group {
+    fn new(role: Role, remote: Option<Remote>) -> Group {
         Group { role, remote, acts: VecDeque::new(), compares: None, probes: mpsc::unbounded_channel() }
     }
 
@@ -253,7 +253,7 @@ impl Group {
     /// election of a follower that can take over.
     pub(crate) fn receive(&mut self, now: Mono, newest: u64, event: FromOthers) -> Option<Elected> {
         match event {
-            FromOthers::Host(event) => self.host_reported(now, *event),
+            FromOthers::Host(event) => self.follower_sent(now, *event),
             FromOthers::Leader(event) => self.leader_sent(now, *event),
             FromOthers::Probed((launcher, sight)) => self.step(now, Event::Looked { launcher, sight }),
             FromOthers::Store(update) => match &self.role {

@@ -33,7 +33,7 @@ static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
 const MARK_WITHIN: Duration = Duration::from_millis(200);
 
 /// The most entries of the journal that are in memory when they are counted.
-const ENTRIES_AT_ONCE: usize = 512;
+const MAX_ENTRIES_PER_READ: usize = 512;
 
 /// The journal, and what people have seen of it.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl Journal {
         let (at, reader) = (clock::mono(), self.snapshots.reader());
         let recounted = log_files::ask(move || {
             let (mut recounted, mut cursor) = (Recounted::default(), 0);
-            while let Ok(read) = reader.entries_after(cursor, ENTRIES_AT_ONCE)
+            while let Ok(read) = reader.entries_after(cursor, MAX_ENTRIES_PER_READ)
                 && read.cursor > cursor
             {
                 cursor = read.cursor;

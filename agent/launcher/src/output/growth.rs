@@ -34,7 +34,7 @@ pub struct Growth {
 
 impl Growth {
     /// Records the length that a look between `before` and `after` found.
-    pub fn found(&mut self, before: Mono, after: Mono, length: u64) {
+    pub fn grown(&mut self, before: Mono, after: Mono, length: u64) {
         self.timeline.push(Moment { not_before: self.looked, at: after, value: length });
         self.looked = self.looked.max(before);
     }
@@ -64,7 +64,7 @@ impl Growths {
         lock(&self.files).clear();
     }
 
-    pub fn of(&self, path: &Path) -> Growth {
+    pub fn get(&self, path: &Path) -> Growth {
         lock(&self.files).get(path).cloned().unwrap_or_default()
     }
 }
@@ -76,9 +76,9 @@ fn look(files: &Files, ended: &Receiver<()>) {
             // What a look finds was there when it ended. What it does not find was written after it started.
             let before = clock::mono();
             // Without the lock: a file system may be slow.
-            let Ok(length) = std::fs::metadata(&path).map(|of| of.len()) else { continue };
+            let Ok(length) = std::fs::metadata(&path).map(|metadata| metadata.len()) else { continue };
             if let Some(growth) = lock(files).get_mut(&path) {
-                growth.found(before, clock::mono(), length);
+                growth.grown(before, clock::mono(), length);
             }
         }
     }
@@ -97,7 +97,7 @@ mod tests {
     fn a_line_was_written_between_the_look_that_missed_it_and_the_look_that_found_it() {
         let mut growth = Growth::default();
         for (before, after, length) in [(10, 11, 5), (20, 21, 5), (30, 31, 9)] {
-            growth.found(Mono(before), Mono(after), length);
+            growth.grown(Mono(before), Mono(after), length);
         }
         let moment = growth.timeline.reached(9).expect("reached");
         assert_eq!((moment.not_before, moment.at), (Mono(20), Mono(31)));
@@ -113,7 +113,7 @@ mod tests {
         let started = clock::mono();
         std::fs::write(&path, "four").expect("written");
         let seen = loop {
-            match growths.of(&path).timeline.reached(4) {
+            match growths.get(&path).timeline.reached(4) {
                 Some(seen) => break seen,
                 None => std::thread::yield_now(),
             }

@@ -39,7 +39,7 @@ impl Output {
     pub(crate) fn watch(&self, rank: &RankProcess) {
         let (files, shown) = (&rank.files, &self.shown);
         self.spoken.watch(files);
-        let (stdout, stderr) = shown.of(rank.local_rank);
+        let (stdout, stderr) = shown.streams_of(rank.local_rank);
         let prefix = shown.prefix_of(&self.role, rank.rank.0, rank.local_rank);
         let streams = [
             (stdout, &files.stdout, Stream::Stdout, &shown.duplicate_stdout, "filtered_stdout.log"),
@@ -63,9 +63,9 @@ impl Output {
         attempt: Attempt,
         note: Option<&Note>,
         status: Option<ExitStatus>,
-        words: &StreamTails,
+        tails: &StreamTails,
     ) {
-        if attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
+        if attempt == Attempt(0) && unrunnable::may_not_run(note, status, &tails.stderr_tail) {
             self.spoken.may_not_run = true;
         }
     }

@@ -43,7 +43,7 @@ fn name_of(after: &str) -> Option<(&str, usize)> {
 mod tests {
     use super::*;
 
-    fn of(template: &str) -> String {
+    fn expanded(template: &str) -> String {
         expand(template, |name| match name {
             "rank" => Some("3".to_owned()),
             "role_name" => Some("trainer".to_owned()),
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn macros_are_those_of_torchrun() {
-        assert_eq!(of("[${role_name}${rank}]:"), "[trainer3]:");
-        assert_eq!(of("[rank$rank]: "), "[rank3]: ");
-        assert_eq!(of("$$rank ${unknown} ${rank"), "$rank ${unknown} ${rank");
-        assert_eq!(of("é$"), "é$");
+        assert_eq!(expanded("[${role_name}${rank}]:"), "[trainer3]:");
+        assert_eq!(expanded("[rank$rank]: "), "[rank3]: ");
+        assert_eq!(expanded("$$rank ${unknown} ${rank"), "$rank ${unknown} ${rank");
+        assert_eq!(expanded("é$"), "é$");
     }
 }

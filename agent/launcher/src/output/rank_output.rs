@@ -102,7 +102,7 @@ impl RankOutput {
     }
 
     /// The last output of a rank that ended at `at`. `all` are the files of all ranks.
-    pub(crate) fn words(
+    pub(crate) fn tails(
         &mut self,
         rank: Rank,
         files: &RankFiles,
@@ -111,9 +111,9 @@ impl RankOutput {
     ) -> StreamTails {
         let steps = self.steps_of(rank).cloned();
         if steps.is_none() {
-            for of in all {
-                self.read_reports(&of.stdout);
-                self.read_reports(&of.stderr);
+            for other in all {
+                self.read_reports(&other.stdout);
+                self.read_reports(&other.stderr);
             }
         }
         let timed = |path: &PathBuf| {
@@ -148,10 +148,10 @@ impl RankOutput {
     /// The end of a file, and how it grew until it was read.
     fn read(&self, path: &Path) -> (Tail, Growth) {
         let before = clock::mono();
-        let mut growth = self.growths.of(path);
+        let mut growth = self.growths.get(path);
         let tail = tail(path, LOOKED_THROUGH);
         // What was written since the thread last looked is there as well.
-        growth.found(before, clock::mono(), tail.length());
+        growth.grown(before, clock::mono(), tail.length());
         (tail, growth)
     }
 

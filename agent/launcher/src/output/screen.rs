@@ -124,11 +124,11 @@ impl Screen {
             Order::GiveUp(answer) => {
                 let mut left = UndisplayedOutput::default();
                 for (shown, follower) in self.files.drain(..).filter(|(shown, _)| shown.on_terminal) {
-                    *left.of(shown.stream) += follower.left_of(&self.disk, &shown.path);
+                    *left.bytes_mut(shown.stream) += follower.left_of(&self.disk, &shown.path);
                 }
                 let both = self.sinks.len() == 1;
                 for (sink, stream) in self.sinks.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
-                    *left.of(if both { Stream::Stdout } else { stream }) += sink.give_up();
+                    *left.bytes_mut(if both { Stream::Stdout } else { stream }) += sink.give_up();
                 }
                 self.flushes.clear();
                 let _ = answer.send(left);
@@ -214,7 +214,7 @@ impl Screen {
 }
 
 impl UndisplayedOutput {
-    fn of(&mut self, stream: Stream) -> &mut u64 {
+    fn bytes_mut(&mut self, stream: Stream) -> &mut u64 {
         match stream {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,

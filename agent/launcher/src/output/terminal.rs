@@ -67,11 +67,12 @@ pub struct UndisplayedOutput {
 impl UndisplayedOutput {
     /// The notice for the terminal; none if all was shown.
     pub fn notice(self, run_dir: &Path) -> Option<String> {
-        let of = |bytes: u64, stream| (bytes > 0).then(|| format!("{bytes} bytes on {stream}"));
-        let parts: Vec<String> = [of(self.stdout, "standard output"), of(self.stderr, "standard error")]
-            .into_iter()
-            .flatten()
-            .collect();
+        let unread = |bytes: u64, stream| (bytes > 0).then(|| format!("{bytes} bytes on {stream}"));
+        let parts: Vec<String> =
+            [unread(self.stdout, "standard output"), unread(self.stderr, "standard error")]
+                .into_iter()
+                .flatten()
+                .collect();
         (!parts.is_empty()).then(|| {
             format!(
                 "the ranks' output was not shown in full because it was not read ({}); all of it is in {}",

@@ -35,14 +35,14 @@ pub fn make(directory: &Path, spec: &PageSpec<'_>) -> io::Result<(PathBuf, File)
 pub fn remove(directory: &Path, attempt: u32) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
-        if of_attempt(&entry.file_name().to_string_lossy()).is_some_and(|of| of <= attempt) {
+        if attempt_in(&entry.file_name().to_string_lossy()).is_some_and(|number| number <= attempt) {
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
 /// The attempt of a page, from its name.
-fn of_attempt(name: &str) -> Option<u32> {
+fn attempt_in(name: &str) -> Option<u32> {
     let (_, attempt) = name.strip_suffix(".page")?.rsplit_once(".attempt-")?;
     attempt.parse().ok()
 }

@@ -43,13 +43,13 @@ impl Pages {
         Pages { readers: BTreeMap::new(), watcher, monitors: BTreeMap::new(), step_times: Vec::new() }
     }
 
-    pub(crate) fn of(&self, rank: Rank) -> Option<&PageReader> {
+    pub(crate) fn get(&self, rank: Rank) -> Option<&PageReader> {
         self.readers.get(&rank)
     }
 
     /// The last step that a rank has completed.
     pub(crate) fn step(&self, rank: Rank) -> Option<u64> {
-        self.of(rank)?.beat()?.step
+        self.get(rank)?.beat()?.step
     }
 
     /// Forgets all ranks.

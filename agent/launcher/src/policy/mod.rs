@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::Settings;
 use crate::ranks::RankSpec;
 use crate::ranks::warm::interpreter_of;
-use crate::run::of_some;
+use crate::run::next_of;
 use process::{Process, Turn};
 
 /// The classes that the script imports.
@@ -50,7 +50,7 @@ pub struct Policy {
     /// The process must be started again.
     renew: bool,
     /// The failure that it was asked about, and its deadline.
-    asked: Option<(Incident, Instant)>,
+    pending: Option<(Incident, Instant)>,
     /// The number of the last question.
     number: u64,
     news: VecDeque<News>,
@@ -80,7 +80,7 @@ pub struct Reply {
 
 impl Policy {
     /// Starts the policy that the job has, if it has one.
-    pub(crate) fn of_job(settings: &Settings, spec: &RankSpec) -> Option<Policy> {
+    pub(crate) fn for_job(settings: &Settings, spec: &RankSpec) -> Option<Policy> {
         let interpreter = interpreter_of(&settings.ranks.command, std::env::var_os("PATH").as_deref());
         let file = settings.policy_file.as_deref()?;
         Some(Policy::start(file, interpreter, Some(spec.mark()), DECISION_TIMEOUT))
@@ -97,13 +97,13 @@ impl Policy {
             within,
             process: None,
             renew: false,
-            asked: None,
+            pending: None,
             number: 0,
             news: VecDeque::new(),
         };
         match &policy.source {
             Ok(_) => policy.renew = true,
-            Err(words) => policy.news.push_back(News::Broken(words.clone())),
+            Err(message) => policy.news.push_back(News::Broken(message.clone())),
         }
         policy
     }
@@ -129,13 +129,13 @@ impl Policy {
                 self.number += 1;
                 process.send(&json!({ "ask": self.number, "case": case, "trace": trace }));
                 process.may_print();
-                self.asked = Some((incident, Instant::now() + self.within));
+                self.pending = Some((incident, Instant::now() + self.within));
             }
-            (Err(words), _) => self.news.push_back(failed(incident, words.clone())),
+            (Err(message), _) => self.news.push_back(failed(incident, message.clone())),
             // `run` has reported why.
             (Ok(_), None) => {
-                let words = format!("{}: its process cannot be started", self.name);
-                self.news.push_back(failed(incident, words));
+                let message = format!("{}: its process cannot be started", self.name);
+                self.news.push_back(failed(incident, message));
             }
         }
     }
@@ -152,10 +152,10 @@ impl Policy {
                 continue;
             }
             let Some(process) = &mut self.process else { return std::future::pending().await };
-            let deadline = self.asked.map(|(_, deadline)| deadline);
+            let deadline = self.pending.map(|(_, deadline)| deadline);
             let turn = tokio::select! {
                 biased;
-                () = of_some(deadline.map(sleep_until)) => Turn::Late,
+                () = next_of(deadline.map(sleep_until)) => Turn::Late,
                 turn = process.turn() => turn,
             };
             match turn {
@@ -164,8 +164,8 @@ impl Policy {
                 Turn::Ended => self.ended(),
                 Turn::Late => {
                     let loaded = self.process.as_ref().is_some_and(|process| process.ready);
-                    let words = if loaded { "it took longer than" } else { "it was not loaded within" };
-                    self.give_up(&format!("{words} {} ms", self.within.as_millis()));
+                    let message = if loaded { "it took longer than" } else { "it was not loaded within" };
+                    self.give_up(&format!("{message} {} ms", self.within.as_millis()));
                 }
                 Turn::Moved => {}
             }
@@ -199,8 +199,8 @@ impl Policy {
                 self.process = Some(process);
             }
             Err(error) => {
-                let words = format!("{}: starting {}: {error}", self.name, self.interpreter);
-                self.news.push_back(News::Broken(words));
+                let message = format!("{}: starting {}: {error}", self.name, self.interpreter);
+                self.news.push_back(News::Broken(message));
             }
         }
     }
@@ -209,18 +209,18 @@ impl Policy {
         let Ok(said) = serde_json::from_slice::<Said>(line) else {
             return self.give_up("its answer is not understood");
         };
-        if let Some(words) = said.broken {
-            self.source = Err(words.clone());
+        if let Some(message) = said.broken {
+            self.source = Err(message.clone());
             self.kill();
-            self.news.push_back(News::Broken(words.clone()));
-            self.news.extend(self.asked.take().map(|(incident, _)| failed(incident, words)));
+            self.news.push_back(News::Broken(message.clone()));
+            self.news.extend(self.pending.take().map(|(incident, _)| failed(incident, message)));
         } else if said.ready {
             self.news.push_back(News::Ready);
             self.process.iter_mut().for_each(|process| process.ready = true);
         } else if said.answer == Some(self.number)
-            && let Some((incident, _)) = self.asked.take()
+            && let Some((incident, _)) = self.pending.take()
         {
-            let named = |words| format!("{}: {words}", self.name);
+            let named = |message| format!("{}: {message}", self.name);
             let advice = said.failed.map_or_else(|| Advice::read(&said.decision).map_err(named), Err);
             self.news.push_back(News::Answered(incident, Reply { advice, lines: said.lines }));
         }
@@ -234,7 +234,7 @@ impl Policy {
             Ok(Some(status)) => format!("its process ended ({status})"),
             _ => "its process ended".to_owned(),
         };
-        if self.asked.is_some() {
+        if self.pending.is_some() {
             return self.give_up(&how);
         }
         self.kill();
@@ -245,8 +245,8 @@ impl Policy {
 
     /// Answers a question in its place, and has it started anew.
     fn give_up(&mut self, why: &str) {
-        let words = format!("{}: {why}", self.name);
-        self.news.extend(self.asked.take().map(|(incident, _)| failed(incident, words)));
+        let message = format!("{}: {why}", self.name);
+        self.news.extend(self.pending.take().map(|(incident, _)| failed(incident, message)));
         self.kill();
         self.renew = true;
     }
@@ -285,8 +285,8 @@ pub fn is_starlark(file: &Path) -> bool {
 pub const STARLARK: &str = "policies are Python scripts now, not Starlark; \
     docs/reference/policy-file.md has how to convert it";
 
-fn failed(incident: Incident, words: String) -> News {
-    News::Answered(incident, Reply { advice: Err(words), lines: Vec::new() })
+fn failed(incident: Incident, message: String) -> News {
+    News::Answered(incident, Reply { advice: Err(message), lines: Vec::new() })
 }
 
 #[derive(Debug, Default, Deserialize)]

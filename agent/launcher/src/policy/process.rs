@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-use crate::run::of_some;
+use crate::run::next_of;
 
 const PROGRAM: &str = include_str!("child.py");
 
@@ -113,7 +113,7 @@ impl Process {
                 }
                 Turn::Ended
             }
-            _ = of_some(self.output.as_ref().map(pipe::Receiver::readable)), if self.room > 0 => {
+            _ = next_of(self.output.as_ref().map(pipe::Receiver::readable)), if self.room > 0 => {
                 self.read_printed();
                 Turn::Printed(self.lines_printed())
             }

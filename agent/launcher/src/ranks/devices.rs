@@ -64,7 +64,8 @@ mod tests {
     fn a_gpu_is_left_out_only_where_another_can_take_its_place() {
         let visible = ["3", "5", "7"].map(str::to_owned);
         assert_eq!(without(&visible, 1, 2), Ok(vec!["3".to_owned(), "7".to_owned()]));
-        assert!(without(&visible, 1, 3).expect_err("all are in use").contains("fewer ranks"));
-        assert!(without(&[], 0, 1).expect_err("none").contains("none to exclude"));
+        let all_in_use = without(&visible, 1, 3).expect_err("all are in use");
+        testing::snapshot!("launcher", "no GPU is free to replace one", all_in_use);
+        testing::snapshot!("launcher", "no GPU to exclude", without(&[], 0, 1).expect_err("none"));
     }
 }

@@ -79,8 +79,8 @@ impl Ranks {
             return false;
         }
         self.stopping.stop = Some(Stop::gather(clock::mono(), self.stopping.grace));
-        let reported = self.round.gather();
-        self.call(&reported, &Call::Leave { epoch: self.attempt.0 });
+        let gathered = self.round.gather();
+        self.call(&gathered, &Call::Leave { epoch: self.attempt.0 });
         true
     }
 
@@ -177,9 +177,9 @@ impl Ranks {
             });
         let failed = !status.is_success() && !after_stop;
         // The output of a rank that raised is read even if the rank was asked to end on its way out.
-        let words = if failed || rank.raised {
+        let tails = if failed || rank.raised {
             let all: Vec<_> = self.processes.iter().map(|rank| &rank.files).collect();
-            to.output.spoken.words(which, files, &all, end.at)
+            to.output.spoken.tails(which, files, &all, end.at)
         } else {
             StreamTails::default()
         };
@@ -188,29 +188,29 @@ impl Ranks {
         let note =
             if failed && !rank.raised { log_files::ask_at(&files.error, read).flatten() } else { None };
         if failed {
-            to.output.note_end(attempt, note.as_ref(), Some(status), &words);
+            to.output.note_end(attempt, note.as_ref(), Some(status), &tails);
         }
         if let Some(note) = note {
             to.output.spoken.note(which, &note);
             if let Some(file) = note.file.as_ref().filter(|_| !to.output.spoken.has_printed(which, files)) {
                 to.output.terminal.print(format!("{which} printed no traceback; it is in {file}"));
             }
-            let data = self.pages.of(which).and_then(PageReader::data);
+            let data = self.pages.get(which).and_then(PageReader::data);
             to.group.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
-        to.group.step(end.at, Event::Fact(self.exited(which, pid, status, after_stop, words)));
+        to.group.step(end.at, Event::Fact(self.exited(which, pid, status, after_stop, tails)));
         self.rank_gone(which, pid);
     }
 
-    fn exited(&self, rank: Rank, pid: Pid, status: ExitStatus, after_stop: bool, words: StreamTails) -> Fact {
-        let StreamTails { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
+    fn exited(&self, rank: Rank, pid: Pid, status: ExitStatus, after_stop: bool, tails: StreamTails) -> Fact {
+        let StreamTails { stderr_tail, stdout_tail, stderr_times, stdout_times } = tails;
         Fact::RankExited {
             attempt: self.attempt,
             rank,
             pid,
             status,
             step: self.pages.step(rank),
-            data: self.pages.of(rank).and_then(PageReader::data),
+            data: self.pages.get(rank).and_then(PageReader::data),
             after_stop,
             stderr_tail,
             stdout_tail,
@@ -251,7 +251,7 @@ impl Ranks {
         let mut orphans_killed = 0;
         if waiting.len() < self.processes.len() {
             let spared = || {
-                let spared = with_descendants(&self.not_of_a_lost_rank(to));
+                let spared = with_descendants(&self.live_and_helper_pids(to));
                 spared.into_iter().chain(self.warm.processes()).collect()
             };
             // Not by the cgroup: it also contains the ranks that wait.
@@ -367,7 +367,7 @@ impl Ranks {
         // The steps in its page come before what ended them.
         self.look(to);
         let fit = is_fit(&note);
-        let data = self.pages.of(rank).and_then(PageReader::data);
+        let data = self.pages.get(rank).and_then(PageReader::data);
         self.count_oom_kills(to.group);
         to.group.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note, data });
         for process in self.processes.iter_mut().filter(|process| process.rank == rank) {

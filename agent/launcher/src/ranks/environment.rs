@@ -13,11 +13,11 @@ use super::spec::{RankFiles, RankSpec};
 /// The step that a rank of a job on several hosts loads.
 const RESUME: &str = "MAINSTAY_CHECKPOINT_RESUME";
 
-type Variables = Vec<(&'static str, String)>;
+pub(super) type Variables = Vec<(&'static str, String)>;
 
 impl RankSpec {
     /// The variables of a rank that each round changes.
-    fn of_a_round(&self, attempt: Attempt, local_rank: u32, master_port: u16) -> Variables {
+    fn round_variables(&self, attempt: Attempt, local_rank: u32, master_port: u16) -> Variables {
         let (seat, settings) = (&self.seat, &self.settings);
         let rank = self.rank(local_rank).0.to_string();
         let own = if settings.virtual_local_rank { 0 } else { local_rank };
@@ -53,7 +53,7 @@ impl RankSpec {
         // With several hosts. Empty if ranks find the step themselves: the previous round may have had one.
         let resume = self.resume.get(&self.rank(local_rank).0).cloned().unwrap_or_default();
         let resume = self.launcher.as_ref().map(|_| (RESUME, resume));
-        let variables = self.of_a_round(attempt, local_rank, master_port).into_iter().chain(resume);
+        let variables = self.round_variables(attempt, local_rank, master_port).into_iter().chain(resume);
         variables.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
@@ -84,7 +84,7 @@ impl RankSpec {
             ("FT_RANK_MONITOR_IPC_SOCKET", socket(&socket_name(local_rank))),
             ("MAINSTAY_MODULES", modules_file),
         ];
-        let mut variables = self.of_a_round(attempt, local_rank, master_port);
+        let mut variables = self.round_variables(attempt, local_rank, master_port);
         variables.extend(self.common_environment());
         variables.extend([
             ("ROLE_NAME", self.settings.role.clone()),
@@ -213,11 +213,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_goes_on_gets_the_variables_that_a_round_changes() {
-        let reported = spec().round_environment(Attempt(2), 1, 1234);
-        assert_eq!(reported.len(), 13, "{reported:?}");
-        assert_eq!(reported["TORCHELASTIC_RESTART_COUNT"], "2");
-        assert_eq!(reported["MAINSTAY_PREVIOUS_WORLD_SIZE"], "2");
-        assert!(!reported.contains_key("TORCHELASTIC_ERROR_FILE"));
+        let variables = spec().round_environment(Attempt(2), 1, 1234);
+        assert_eq!(variables.len(), 13, "{variables:?}");
+        assert_eq!(variables["TORCHELASTIC_RESTART_COUNT"], "2");
+        assert_eq!(variables["MAINSTAY_PREVIOUS_WORLD_SIZE"], "2");
+        assert!(!variables.contains_key("TORCHELASTIC_ERROR_FILE"));
     }
 
     #[test]

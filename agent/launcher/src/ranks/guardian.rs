@@ -20,8 +20,8 @@ use nix::sys::signal::Signal;
 pub const SUBCOMMAND: &str = "guardian";
 
 /// How often the removal of a control group is tried, and the pause between two tries: five seconds in all.
-const REMOVALS: u32 = 250;
-const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
+const MAX_REMOVAL_TRIES: u32 = 250;
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The launcher's handle of its guardian.
 #[derive(Debug)]
@@ -121,9 +121,9 @@ fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
 /// Removes the control group. The kernel refuses while a process in it is still exiting, which ends after its environment
 /// is gone, so the removal is retried for a while.
 fn remove(cgroup: &Path) {
-    for _ in 0..REMOVALS {
+    for _ in 0..MAX_REMOVAL_TRIES {
         match fs::remove_dir(cgroup) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(REMOVAL_INTERVAL),
             _ => return,
         }
     }

@@ -48,7 +48,7 @@ use stop::Stop;
 use warm::{Warm, with_descendants};
 
 /// How many of a rank's last steps go into the evidence.
-const LAST_STEPS: usize = 16;
+const MAX_LAST_STEPS: usize = 16;
 
 /// The ranks of this host, and what is theirs.
 #[derive(Debug)]
@@ -247,7 +247,7 @@ impl Ranks {
     /// What is recorded of the living ranks if they hang.
     pub(crate) fn subjects(&self) -> Vec<Subject> {
         let subject = |process: &RankProcess| {
-            let page = self.pages.of(process.rank);
+            let page = self.pages.get(process.rank);
             let beat = page.and_then(PageReader::beat).unwrap_or_default();
             Subject {
                 rank: process.rank,
@@ -255,7 +255,7 @@ impl Ranks {
                 stacks: Some(process.files.stacks.clone()),
                 step: beat.step,
                 sections: beat.sections,
-                last_steps: page.map_or_else(Vec::new, |page| page.last_steps(LAST_STEPS)),
+                last_steps: page.map_or_else(Vec::new, |page| page.last_steps(MAX_LAST_STEPS)),
             }
         };
         self.living().map(subject).collect()

@@ -15,7 +15,7 @@ use mainstay_sys::{limits, spawn};
 
 use crate::log_files;
 use crate::pages::files;
-use crate::ranks::environment::expand;
+use crate::ranks::environment::{Variables, expand};
 use crate::ranks::spec::{RankFiles, RankSpec};
 use crate::ranks::warm::{RankOrders, Template};
 
@@ -73,7 +73,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    pub fn of_kernel(&self) -> Option<&io::Error> {
+    pub fn kernel_error(&self) -> Option<&io::Error> {
         match self {
             StartError::Output { source, .. }
             | StartError::Program { source, .. }
@@ -84,7 +84,7 @@ impl StartError {
 }
 
 /// Why pages could not be created; reported, not fatal.
-pub type PageTrouble = Option<String>;
+pub type PageProblem = Option<String>;
 
 impl RankSpec {
     /// Starts these ranks of an attempt, by their indexes on the host. If one cannot be started, the previous ones are killed.
@@ -96,12 +96,12 @@ impl RankSpec {
         attempt: Attempt,
         master_port: u16,
         which: &[u32],
-    ) -> Result<(Vec<RankProcess>, PageTrouble), StartError> {
+    ) -> Result<(Vec<RankProcess>, PageProblem), StartError> {
         self.check_that_the_program_answers()?;
         let mut started = Vec::new();
-        let mut trouble = None;
+        let mut problem = None;
         for &local_rank in which {
-            match self.start_rank(attempt, local_rank, master_port, &mut trouble) {
+            match self.start_rank(attempt, local_rank, master_port, &mut problem) {
                 Ok(rank) => started.push(rank),
                 Err(error) => {
                     started.iter().for_each(abandon);
@@ -109,7 +109,7 @@ impl RankSpec {
                 }
             }
         }
-        Ok((started, trouble))
+        Ok((started, problem))
     }
 
     /// Turns a template's standbys into these ranks of an attempt.
@@ -122,44 +122,36 @@ impl RankSpec {
         attempt: Attempt,
         master_port: u16,
         which: &[u32],
-    ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
-        let mut trouble = None;
+    ) -> Result<(Vec<RankProcess>, PageProblem), String> {
+        let mut problem = None;
         let mut orders = Vec::new();
-        let mut places = Vec::new();
+        let mut prepared = Vec::new();
         for &local_rank in which {
-            let files = self.files(attempt, local_rank);
+            let rank = self.prepare(attempt, local_rank, master_port, &mut problem);
             // If a directory cannot be created, the plain start reports it.
-            let made = [&files.stdout, &files.stderr].map(|path| output_file(path));
+            let made = [&rank.files.stdout, &rank.files.stderr].map(|path| output_file(path));
             made.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-            let page = self.make_page(attempt, local_rank, &mut trouble);
-            let environment = self.environment(
-                attempt,
-                local_rank,
-                master_port,
-                &files,
-                page.as_ref().map(|(path, _)| &**path),
-            );
-            let words = template.arguments().iter().map(|argument| expand(argument, local_rank));
+            let arguments = template.arguments().iter().map(|argument| expand(argument, local_rank));
             orders.push(RankOrders {
                 name: self.rank(local_rank).to_string(),
                 launcher: i32::try_from(std::process::id()).unwrap_or(0),
                 cgroup: self.cgroup_procs.clone(),
-                stdout: files.stdout.clone(),
-                stderr: files.stderr.clone(),
-                unset: if page.is_none() { vec!["MAINSTAY_PAGE"] } else { Vec::new() },
-                environment: environment.into_iter().collect(),
-                arguments: words.collect(),
+                stdout: rank.files.stdout.clone(),
+                stderr: rank.files.stderr.clone(),
+                unset: if rank.page.is_none() { vec!["MAINSTAY_PAGE"] } else { Vec::new() },
+                environment: rank.environment.iter().cloned().collect(),
+                arguments: arguments.collect(),
                 cpus: self.cpus(local_rank),
             });
-            places.push((local_rank, files, page));
+            prepared.push(rank);
         }
         let pids = template.start_ranks(&orders)?;
-        let ranks = places.into_iter().zip(pids).map(|((local_rank, files, page), pid)| {
+        let ranks = prepared.into_iter().zip(pids).map(|(rank, pid)| {
             let pidfd =
                 PidFd::open(pid).map_err(|error| format!("watching the process {}: {error}", pid.0))?;
-            Ok(RankProcess::new(self.rank(local_rank), local_rank, pid, pidfd, files, page))
+            Ok(rank.started(pid, pidfd))
         });
-        Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
+        Ok((ranks.collect::<Result<Vec<_>, String>>()?, problem))
     }
 
     /// A new process that cannot read its program or its directory would block its parent.
@@ -191,18 +183,10 @@ impl RankSpec {
         attempt: Attempt,
         local_rank: u32,
         master_port: u16,
-        trouble: &mut PageTrouble,
+        problem: &mut PageProblem,
     ) -> Result<RankProcess, StartError> {
-        let files = self.files(attempt, local_rank);
-        let page = self.make_page(attempt, local_rank, trouble);
+        let mut rank = self.prepare(attempt, local_rank, master_port, problem);
         let (program, arguments) = self.settings.command.split_first().ok_or(StartError::NoCommand)?;
-        let environment = self.environment(
-            attempt,
-            local_rank,
-            master_port,
-            &files,
-            page.as_ref().map(|(path, _)| &**path),
-        );
         let mut command = Command::new(expand(program, local_rank));
         command
             .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
@@ -210,10 +194,10 @@ impl RankSpec {
             .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .env_remove("MAINSTAY_CHECKPOINT_POOL")
             .env_remove("MAINSTAY_CHECKPOINT_RESUME")
-            .envs(environment)
+            .envs(std::mem::take(&mut rank.environment))
             .stdin(Stdio::null())
-            .stdout(output_file(&files.stdout)?)
-            .stderr(output_file(&files.stderr)?);
+            .stdout(output_file(&rank.files.stdout)?)
+            .stderr(output_file(&rank.files.stderr)?);
         if let Some(cpus) = self.cpus(local_rank) {
             spawn::confine(&mut command, CpuSet::from_cpus(&cpus));
         }
@@ -222,19 +206,34 @@ impl RankSpec {
             .map_err(|source| StartError::Program { program: program.clone(), source })?;
         let pid = Pid(i32::try_from(child.id()).unwrap_or(0));
         let pidfd = PidFd::open(pid).map_err(|source| StartError::Watch { pid: pid.0, source })?;
-        Ok(RankProcess::new(self.rank(local_rank), local_rank, pid, pidfd, files, page))
+        Ok(rank.started(pid, pidfd))
+    }
+
+    /// The files, the page and the environment of a rank.
+    fn prepare(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        problem: &mut PageProblem,
+    ) -> PreparedRank {
+        let files = self.files(attempt, local_rank);
+        let page = self.make_page(attempt, local_rank, problem);
+        let page_path = page.as_ref().map(|(path, _)| &**path);
+        let environment = self.environment(attempt, local_rank, master_port, &files, page_path);
+        PreparedRank { rank: self.rank(local_rank), local_rank, files, page, environment }
     }
 
     fn make_page(
         &self,
         attempt: Attempt,
         local_rank: u32,
-        trouble: &mut PageTrouble,
+        problem: &mut PageProblem,
     ) -> Option<(PathBuf, File)> {
         let directory = self.page_dir.as_ref()?;
         let made = files::make(directory, &self.page_spec(attempt, local_rank));
         made.map_err(|error| {
-            trouble.get_or_insert(format!(
+            problem.get_or_insert(format!(
                 "making a heartbeat page in {}: {error}; training goes on without heartbeats",
                 directory.display()
             ));
@@ -252,15 +251,20 @@ impl RankProcess {
             tracing::error!(rank = self.rank.0, signal, %error, "could not signal a rank");
         }
     }
+}
 
-    fn new(
-        rank: Rank,
-        local_rank: u32,
-        pid: Pid,
-        pidfd: PidFd,
-        files: RankFiles,
-        page: Option<(PathBuf, File)>,
-    ) -> RankProcess {
+/// A rank without its process.
+struct PreparedRank {
+    rank: Rank,
+    local_rank: u32,
+    files: RankFiles,
+    page: Option<(PathBuf, File)>,
+    environment: Variables,
+}
+
+impl PreparedRank {
+    fn started(self, pid: Pid, pidfd: PidFd) -> RankProcess {
+        let PreparedRank { rank, local_rank, files, page, .. } = self;
         RankProcess {
             rank,
             local_rank,

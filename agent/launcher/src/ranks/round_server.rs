@@ -23,17 +23,17 @@ pub const SOCKET: &str = "rounds.sock";
 pub const DRILL_SOCKET: &str = "drill.sock";
 
 /// Connections at a time: far more than a host has ranks.
-const CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 
-type Mouths = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
+type Writers = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
 
 /// The socket with its connections; dropping it closes all of them.
 #[derive(Debug)]
 pub struct RoundServer {
     path: PathBuf,
-    words: mpsc::UnboundedReceiver<(Pid, RankMessage)>,
+    messages: mpsc::UnboundedReceiver<(Pid, RankMessage)>,
     /// By process: the sender of its newest connection.
-    mouths: Mouths,
+    writers: Writers,
     task: JoinHandle<()>,
 }
 
@@ -47,30 +47,30 @@ impl RoundServer {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        let (sender, mut words) = mpsc::unbounded_channel();
+        let (sender, mut messages) = mpsc::unbounded_channel();
         if for_drills {
-            words.close();
+            messages.close();
         }
-        let mouths = Mouths::default();
-        let task = spawn_local(accept(listener, sender, mouths.clone()));
-        Ok(RoundServer { path, words, mouths, task })
+        let writers = Writers::default();
+        let task = spawn_local(accept(listener, sender, writers.clone()));
+        Ok(RoundServer { path, messages, writers, task })
     }
 
     /// The next message, and the process that sent it.
     pub async fn next(&mut self) -> (Pid, RankMessage) {
-        match self.words.recv().await {
+        match self.messages.recv().await {
             Some(response) => response,
             None => std::future::pending().await,
         }
     }
 
     pub fn is_connected(&self, pid: Pid) -> bool {
-        self.mouths.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
+        self.writers.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
     }
 
     /// Sends a call to a process, if it is connected.
     pub fn send(&self, pid: Pid, call: &Call) {
-        if let Some(mouth) = self.mouths.borrow().get(&pid) {
+        if let Some(mouth) = self.writers.borrow().get(&pid) {
             // The process sees that a connection has ended.
             let _ = mouth.send(call.line());
         }
@@ -78,7 +78,7 @@ impl RoundServer {
 
     /// Forgets a process that is gone: another one may get its number.
     pub fn forget(&self, pid: Pid) {
-        self.mouths.borrow_mut().remove(&pid);
+        self.writers.borrow_mut().remove(&pid);
     }
 }
 
@@ -89,14 +89,18 @@ impl Drop for RoundServer {
     }
 }
 
-async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, RankMessage)>, mouths: Mouths) {
+async fn accept(
+    listener: UnixListener,
+    messages: mpsc::UnboundedSender<(Pid, RankMessage)>,
+    writers: Writers,
+) {
     // Dropped, and so ended, with this task.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn_local(serve(stream, words.clone(), mouths.clone()));
+                    connections.spawn_local(serve(stream, messages.clone(), writers.clone()));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a rank's connection for rounds failed");
@@ -108,10 +112,10 @@ async fn accept(listener: UnixListener, words: mpsc::UnboundedSender<(Pid, RankM
     }
 }
 
-async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, RankMessage)>, mouths: Mouths) {
+async fn serve(stream: UnixStream, messages: mpsc::UnboundedSender<(Pid, RankMessage)>, writers: Writers) {
     let Some(pid) = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(Pid) else { return };
     let (mouth, mut calls) = mpsc::unbounded_channel::<String>();
-    mouths.borrow_mut().insert(pid, mouth);
+    writers.borrow_mut().insert(pid, mouth);
     let (mut ear, mut out) = stream.into_split();
     let mut received = Vec::new();
     let mut chunk = [0; 4096];
@@ -124,7 +128,7 @@ async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, RankMessag
             read = ear.read(&mut chunk) => match read {
                 Ok(length @ 1..) => {
                     received.extend_from_slice(&chunk[..length]);
-                    if !pass_on(pid, &mut received, &words) {
+                    if !pass_on(pid, &mut received, &messages) {
                         return;
                     }
                 }
@@ -135,12 +139,12 @@ async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, RankMessag
 }
 
 /// Passes on all complete lines. Returns whether to keep the connection.
-fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid, RankMessage)>) -> bool {
+fn pass_on(pid: Pid, received: &mut Vec<u8>, messages: &mpsc::UnboundedSender<(Pid, RankMessage)>) -> bool {
     while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = received.drain(..=end).collect();
         match RankMessage::read(&line) {
-            Ok(word) => {
-                let _ = words.send((pid, word));
+            Ok(message) => {
+                let _ = messages.send((pid, message));
             }
             Err(error) => {
                 tracing::warn!(pid = pid.0, %error, "what a rank says of its round is not understood");

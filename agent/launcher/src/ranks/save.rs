@@ -95,7 +95,7 @@ pub(super) fn request(ranks: &mut Ranks) -> Option<u64> {
 
 /// Whether any living rank checks for requests.
 pub(super) fn is_listened_for(ranks: &Ranks) -> bool {
-    ranks.living().any(|rank| ranks.pages.of(rank.rank).is_some_and(PageReader::listens_for_saves))
+    ranks.living().any(|rank| ranks.pages.get(rank.rank).is_some_and(PageReader::listens_for_saves))
 }
 
 /// Reports to all living ranks that a save is due, after the same step. Ranks that check for it save; nothing waits for them.
@@ -111,7 +111,7 @@ pub(crate) fn is_due(ranks: &Ranks, step: u64) {
 
 /// The first step that no living rank completes before it checks; none if no rank has completed any.
 pub(crate) fn after_step(ranks: &Ranks) -> Option<u64> {
-    let beats = ranks.living().filter_map(|rank| ranks.pages.of(rank.rank)?.beat());
+    let beats = ranks.living().filter_map(|rank| ranks.pages.get(rank.rank)?.beat());
     beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max()
 }
 

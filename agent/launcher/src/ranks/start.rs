@@ -7,7 +7,7 @@ use mainstay_sys::{clock, limits, processes};
 use tokio::sync::mpsc;
 
 use super::port::HeldPort;
-use super::process::{PageTrouble, RankProcess};
+use super::process::{PageProblem, RankProcess};
 use super::{Ended, Ranks, Reports, exhausted};
 use crate::group::Group;
 use crate::pages::files;
@@ -78,9 +78,9 @@ impl Ranks {
                 aside.display()
             ));
         }
-        let (ranks, page_trouble) = self.make(port, &self.spec.all_ranks(), to)?;
+        let (ranks, page_problem) = self.make(port, &self.spec.all_ranks(), to)?;
         self.processes = ranks;
-        self.report_start(port, page_trouble, to);
+        self.report_start(port, page_problem, to);
         Ok(())
     }
 
@@ -90,10 +90,10 @@ impl Ranks {
         let waiting = self.round.waiting();
         let lost = self.processes.iter().filter(|rank| rank.exit.is_some());
         let lost: Vec<u32> = lost.map(|rank| rank.local_rank).collect();
-        let mut page_trouble = None;
+        let mut page_problem = None;
         if !lost.is_empty() {
-            let (made, trouble) = self.make(port, &lost, to)?;
-            page_trouble = trouble;
+            let (made, problem) = self.make(port, &lost, to)?;
+            page_problem = problem;
             for process in made {
                 let Some(place) = self.processes.iter_mut().find(|old| old.rank == process.rank) else {
                     continue;
@@ -109,7 +109,7 @@ impl Ranks {
                 page.begin_round();
             }
         }
-        self.report_start(port, page_trouble, to);
+        self.report_start(port, page_problem, to);
         for process in self.processes.iter().filter(|process| waiting.contains(&process.rank)) {
             let environment = self.spec.round_environment(attempt, process.local_rank, port);
             if let Some(round_server) = &self.round_server {
@@ -125,10 +125,10 @@ impl Ranks {
         port: u16,
         which: &[u32],
         to: &mut Reports<'_>,
-    ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
+    ) -> Result<(Vec<RankProcess>, PageProblem), String> {
         let attempt = self.attempt;
         self.pages.listen_to_nvrx(&self.spec, attempt, which);
-        let spared = self.not_of_a_lost_rank(to);
+        let spared = self.live_and_helper_pids(to);
         let warm = match self.warm.start(&self.spec, attempt, port, which, &spared) {
             Some(Ok(started)) => Some(started),
             Some(Err(fact)) => {
@@ -138,8 +138,8 @@ impl Ranks {
             None => None,
         };
         let made = warm.map_or_else(|| self.spec.start(attempt, port, which), Ok);
-        let (ranks, trouble) = made.map_err(|error| {
-            if error.of_kernel().is_some_and(limits::is_exhaustion) {
+        let (ranks, problem) = made.map_err(|error| {
+            if error.kernel_error().is_some_and(limits::is_exhaustion) {
                 to.group.fact(exhausted(error.to_string()));
             }
             error.to_string()
@@ -152,17 +152,17 @@ impl Ranks {
             }
             to.output.watch(rank);
         }
-        Ok((ranks, trouble))
+        Ok((ranks, problem))
     }
 
     /// The helpers, and ranks that live.
-    pub(super) fn not_of_a_lost_rank(&self, to: &Reports<'_>) -> Vec<Pid> {
+    pub(super) fn live_and_helper_pids(&self, to: &Reports<'_>) -> Vec<Pid> {
         let living = self.living().map(|rank| rank.pid);
         living.chain(self.helpers(to.group, to.policy)).collect()
     }
 
     /// Reports that all ranks of an attempt are started.
-    fn report_start(&mut self, port: u16, page_trouble: PageTrouble, to: &mut Reports<'_>) {
+    fn report_start(&mut self, port: u16, page_problem: PageProblem, to: &mut Reports<'_>) {
         let attempt = self.attempt;
         self.round = Round::begin(attempt, self.processes.iter().map(|rank| rank.rank));
         to.hang.begin_attempt(attempt, clock::mono());
@@ -170,7 +170,7 @@ impl Ranks {
         let ranks = self.processes.iter().map(started_rank).collect();
         // The leader adds the hosts of a job of several.
         to.group.fact(Fact::AttemptStarted { attempt, master_port: port, ranks, hosts: Vec::new() });
-        if let Some(reason) = page_trouble {
+        if let Some(reason) = page_problem {
             to.group.fact(Fact::PagesUnavailable { reason });
         }
     }

@@ -27,10 +27,10 @@ pub struct Grace {
 const TO_END: Span = Span::seconds(5);
 
 /// A rank that does not end delays its job's next start: at most this long, even if the machine goes later.
-const MOST_TO_LEAVE: Span = Span::seconds(600);
+const MAX_TIME_TO_LEAVE: Span = Span::seconds(600);
 
 impl Grace {
-    fn of(self, why: StopWhy) -> Span {
+    fn at_stop(self, why: StopWhy) -> Span {
         match why {
             StopWhy::Requested | StopWhy::Ordered => self.requested,
             StopWhy::Fault | StopWhy::Dismissed => self.fault,
@@ -41,7 +41,7 @@ impl Grace {
     /// How long a stop may take on a machine that goes when `left` is over: until shortly before that, which may be more or
     /// less than usual. If it is unknown when the machine goes, the usual time.
     pub fn before_the_machine_goes(usual: Span, left: Option<Span>) -> Span {
-        left.map_or(usual, |left| Grace::to_save(left).min(MOST_TO_LEAVE))
+        left.map_or(usual, |left| Grace::to_save(left).min(MAX_TIME_TO_LEAVE))
     }
 
     /// How long ranks may take to save and end by themselves, out of their total time.
@@ -101,7 +101,7 @@ impl Stop {
         spared: Spared,
         ranks: &[RankProcess],
     ) -> Stop {
-        let grace = grace.of(why);
+        let grace = grace.at_stop(why);
         let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
         let report_at = saving.then(|| now.after(Grace::to_save(grace)));
         let mut stop = Stop { report_at, signal, spared, ..Stop::new(why, now.after(grace)) };
@@ -146,13 +146,13 @@ impl Stop {
         self.spared.ranks.retain(|pid| !over && still.contains(pid));
         self.spared.wake_at = wake_at;
         let spared = self.spared.ranks.clone();
-        let reported = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
-        self.announce_stop(ranks.iter().filter(reported));
+        let is_announced = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
+        self.announce_stop(ranks.iter().filter(is_announced));
     }
 
     /// Gives ranks that can leave the attempt in their processes the time to do so; sends nothing.
     pub fn gather(now: Mono, grace: Grace) -> Stop {
-        Stop::new(StopWhy::Fault, now.after(grace.of(StopWhy::Fault)))
+        Stop::new(StopWhy::Fault, now.after(grace.at_stop(StopWhy::Fault)))
     }
 
     fn new(why: StopWhy, force_at: Mono) -> Stop {
@@ -267,11 +267,11 @@ mod tests {
     #[test]
     fn ranks_have_the_time_that_the_machine_has_but_for_what_it_takes_to_end_them() {
         let usual = Span::seconds(30);
-        let of = |left| Grace::before_the_machine_goes(usual, left);
-        assert_eq!(of(None), usual);
-        assert_eq!(of(Some(Span::seconds(120))), Span::seconds(115));
-        assert_eq!(of(Some(Span::seconds(10))), Span::seconds(8));
-        assert_eq!(of(Some(Span::default())), Span::default());
-        assert_eq!(of(Some(Span::seconds(86_400))), MOST_TO_LEAVE);
+        let grace = |left| Grace::before_the_machine_goes(usual, left);
+        assert_eq!(grace(None), usual);
+        assert_eq!(grace(Some(Span::seconds(120))), Span::seconds(115));
+        assert_eq!(grace(Some(Span::seconds(10))), Span::seconds(8));
+        assert_eq!(grace(Some(Span::default())), Span::default());
+        assert_eq!(grace(Some(Span::seconds(86_400))), MAX_TIME_TO_LEAVE);
     }
 }

@@ -18,9 +18,18 @@ use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Action, DecidedBy, Decision, Verdict};
 use mainstay_progress::goodput::TimeCategory;
 
-use super::asking::ask_again_after;
 use super::late::Decided;
 use super::{AgentEvidence, Command, IncidentTimes, Job, Ordered, Output, Phase, StopWhy};
+
+/// A host that is not ready is asked again after a quarter of the time waited so far, within these limits.
+const MIN_ASK_INTERVAL: Span = Span::millis(20);
+const MAX_ASK_INTERVAL: Span = Span::seconds(2);
+
+/// The time until a host that has been waited for this long is asked again. A GPU's memory is usually free within a
+/// second, and a long wait needs few queries.
+pub(super) fn ask_again_after(waited: Span) -> Span {
+    Span((waited.0 / 4).clamp(MIN_ASK_INTERVAL.0, MAX_ASK_INTERVAL.0))
+}
 
 /// What to do once the ranks that waited in their processes have ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +53,7 @@ pub(super) struct Pending {
     /// When to ask again. `None` while an answer is awaited.
     wake_at: Option<Mono>,
     /// The last problem of the user's own policy. A policy that failed is not asked again about the same failure.
-    trouble: Option<PolicyProblem>,
+    problem: Option<PolicyProblem>,
     /// The evidence with which the user's own policy was asked, until it answers.
     asked: Option<Evidence>,
 }
@@ -163,7 +172,7 @@ impl Job {
             host_evidence: HostEvidence::default(),
             waits: None,
             wake_at: None,
-            trouble: None,
+            problem: None,
             asked: None,
         };
         out.push(pending.consult());
@@ -210,13 +219,13 @@ impl Job {
     ) -> Decision {
         let incident = pending.verdict.incident;
         let case = self.case(at, exit, pending, &evidence.host);
-        let (Choice { action, after, why }, trouble) = decide_with(answer, &self.settings, case);
-        if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
-            out.push(Output::Record(Body::Fact(policy_problem_fact(&trouble))));
-            pending.trouble = Some(trouble);
+        let (Choice { action, after, rule, why }, problem) = decide_with(answer, &self.settings, case);
+        if let Some(problem) = problem.filter(|problem| pending.problem.as_ref() != Some(problem)) {
+            out.push(Output::Record(Body::Fact(policy_problem_fact(&problem))));
+            pending.problem = Some(problem);
         }
         let agent_evidence = evidence.by_agent;
-        Decision { incident, action, after, why, by: DecidedBy::Launcher, agent_evidence }
+        Decision { incident, action, after, rule, why, by: DecidedBy::Launcher, agent_evidence }
     }
 
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<AgentEvidence>, out: &mut Vec<Output>) {
@@ -247,7 +256,7 @@ impl Job {
         }
         Self::receive(&mut pending, &host_evidence, out);
         let evidence = Evidence { by_agent: agent_evidence, host: host_evidence };
-        let failed = matches!(pending.trouble, Some(PolicyProblem::Failed(_)));
+        let failed = matches!(pending.problem, Some(PolicyProblem::Failed(_)));
         if self.user_policy.is_some() && !failed && instead.is_none() {
             return self.ask_policy(at, exit, pending, evidence, out);
         }
@@ -463,8 +472,8 @@ fn keeps_processes(rung: Option<Rung>) -> bool {
 pub const POLICY: &str = "policy";
 
 /// A problem of the user's own policy as a fact for the journal.
-pub fn policy_problem_fact(trouble: &PolicyProblem) -> Fact {
-    let (event, weight, detail) = match trouble {
+pub fn policy_problem_fact(problem: &PolicyProblem) -> Fact {
+    let (event, weight, detail) = match problem {
         PolicyProblem::Failed(words) => {
             ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))
         }

@@ -41,15 +41,15 @@ impl HandoverState {
     pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> HandoverState {
         let past = self.past.into_iter();
         let past = past.map(|past| PastFailure { decided_at: at(past.decided_at), ..past }).collect();
-        let incidents = self.incidents.into_iter().map(|of| IncidentTimes {
-            fault_at: at(of.fault_at),
-            detected_at: at(of.detected_at),
-            stopped_at: of.stopped_at.map(at),
-            decided_at: of.decided_at.map(at),
-            started_at: of.started_at.map(at),
-            connected_at: of.connected_at.map(at),
-            first_step_at: of.first_step_at.map(at),
-            ..of
+        let incidents = self.incidents.into_iter().map(|incident| IncidentTimes {
+            fault_at: at(incident.fault_at),
+            detected_at: at(incident.detected_at),
+            stopped_at: incident.stopped_at.map(at),
+            decided_at: incident.decided_at.map(at),
+            started_at: incident.started_at.map(at),
+            connected_at: incident.connected_at.map(at),
+            first_step_at: incident.first_step_at.map(at),
+            ..incident
         });
         HandoverState {
             attempt_began: at(self.attempt_began),

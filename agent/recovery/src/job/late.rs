@@ -25,7 +25,8 @@ pub(super) struct Decided {
 impl Job {
     pub(super) fn receive_late(&mut self, incident: Incident, reported: HostEvidence, out: &mut Vec<Output>) {
         let last = Incident(self.incidents.len() as u64);
-        let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
+        let Some(decided) = self.decided.as_mut().filter(|decided| decided.verdict.incident == incident)
+        else {
             return;
         };
         // Resources in use, earlier failures and findings stay as they were at the decision.

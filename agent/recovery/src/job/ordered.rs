@@ -9,7 +9,7 @@ use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Verdict};
 use mainstay_progress::goodput::TimeCategory;
 
-use super::asking::ask_again_after;
+use super::deciding::ask_again_after;
 use super::{AgentEvidence, Command, Job, Output, Phase, StopWhy};
 
 /// The component of orders in the journal.
@@ -94,7 +94,7 @@ impl Job {
                 self.phase = Phase::Ordered(Ordered { wake_at: Some(wake_at), ..ordered });
                 out.push(Output::Command(Command::Wake { at: wake_at }));
             }
-            Some(Choice { action, after, why }) if action.exit().is_some() => {
+            Some(Choice { action, after, rule, why }) if action.exit().is_some() => {
                 let reason = format!("a restart was ordered; {why}");
                 let incident = Incident::ORDERED;
                 let by = DecidedBy::Launcher;
@@ -102,6 +102,7 @@ impl Job {
                     incident,
                     action,
                     after,
+                    rule,
                     why,
                     by,
                     agent_evidence,

@@ -6,7 +6,7 @@ use crate::policy::{self, Rung};
 use mainstay_diagnosis::root_rank::hung;
 use mainstay_hang::{Hang, HangKind};
 use mainstay_model::entry::{Body, Fact};
-use mainstay_model::observation::{HOSTS, WORLD_GROWS};
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Verdict;
@@ -51,7 +51,7 @@ impl Job {
     pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
         let ordered =
             seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
-        if ordered || (seen.component == HOSTS && seen.event == WORLD_GROWS) {
+        if ordered || HostsEvent::WorldGrows.is(seen) {
             return self.restart_ordered(at, out);
         }
         if seen.component == ORDERS

@@ -18,11 +18,12 @@ pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: b
     let mut known = Vec::new();
     for cause in CauseKind::ALL {
         for rung in Rung::ALL {
-            let of = |past: &&PastFailure| past.rung == rung && CauseKind::from_cause(&past.cause) == cause;
+            let is_of_kind =
+                |past: &&PastFailure| past.rung == rung && CauseKind::from_cause(&past.cause) == cause;
             let before = learned::of_rung(earlier, cause, rung);
             let (mut tried, mut helped) = before.map_or((0.0, 0.0), |before| (before.tried, before.helped));
-            tried += past.iter().filter(of).count() as f64;
-            helped += past.iter().filter(of).filter(|past| past.back_after.is_some()).count() as f64;
+            tried += past.iter().filter(is_of_kind).count() as f64;
+            helped += past.iter().filter(is_of_kind).filter(|past| past.back_after.is_some()).count() as f64;
             if tried == 0.0 {
                 continue;
             }

@@ -139,36 +139,40 @@ mod tests {
 
     #[test]
     fn an_error_in_a_loop_ends_under_any_policy() {
-        let of = |past: &[PastFailure]| forbids(past, Host::default(), &take(Some(Rung::All), 0));
-        assert_eq!(of(&[failed(5), failed(5)]), None);
-        let again = of(&[failed(5), failed(5), failed(5)]);
-        assert_eq!(again.as_deref(), Some("the same error came 3 times at the same step or the same data"));
+        let forbids_after = |past: &[PastFailure]| forbids(past, Host::default(), &take(Some(Rung::All), 0));
+        assert_eq!(forbids_after(&[failed(5), failed(5)]), None);
+        let again = forbids_after(&[failed(5), failed(5), failed(5)]);
+        testing::snapshot!("reasons", "guard: the same error three times", again.unwrap_or_default());
         let elsewhere: Vec<PastFailure> =
             (0..10).map(|_| PastFailure { reached: Some(5), ..failed(4) }).collect();
-        assert_eq!(of(&elsewhere).as_deref(), Some("10 restarts in a row brought no new step"));
-        assert_eq!(of(&elsewhere[..9]), None);
+        testing::snapshot!(
+            "reasons",
+            "guard: ten restarts without a step",
+            forbids_after(&elsewhere).unwrap_or_default()
+        );
+        assert_eq!(forbids_after(&elsewhere[..9]), None);
         // Ending the job is always allowed.
         assert_eq!(forbids(&elsewhere, Host::default(), &take(Some(Rung::Stop), 0)), None);
     }
 
     #[test]
     fn impossible_actions_and_too_long_delays_are_forbidden() {
-        let of = |host, advice: &Advice| forbids(&[], host, advice).unwrap_or_default();
+        let refusal = |host, advice: &Advice| forbids(&[], host, advice).unwrap_or_default();
         testing::snapshot!(
             "reasons",
             "guard: impossible actions and too long delays are forbidden",
-            of(Host::default(), &take(Some(Rung::InProcess), 0))
+            refusal(Host::default(), &take(Some(Rung::InProcess), 0))
         );
         testing::snapshot!(
             "reasons",
             "guard: impossible actions and too long delays are forbidden 2",
-            of(Host::default(), &take(Some(Rung::All), 3601))
+            refusal(Host::default(), &take(Some(Rung::All), 3601))
         );
-        let held = ["a port is taken".to_owned()];
+        let held = ["port 29500".to_owned()];
         let host = Host { held: &held, ..Host::default() };
-        assert!(of(host, &take(Some(Rung::All), 0)).contains("a port is taken"));
-        assert_eq!(of(host, &take(None, 0)), "");
+        assert!(refusal(host, &take(Some(Rung::All), 0)).contains(&held[0]));
+        assert_eq!(refusal(host, &take(None, 0)), "");
         let waited = Host { waited: Span::seconds(60), ..host };
-        assert!(of(waited, &take(None, 0)).contains("waited for"));
+        assert!(refusal(waited, &take(None, 0)).contains("waited for"));
     }
 }

@@ -71,7 +71,7 @@ mod tests {
         Verdict { cause, culprit, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
     }
 
-    fn of(verdict: &Verdict, waiting: u32, ranks: u32, past: &[PastFailure]) -> Vec<Rung> {
+    fn open_for(verdict: &Verdict, waiting: u32, ranks: u32, past: &[PastFailure]) -> Vec<Rung> {
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
         let job =
             JobState { exit: 1, lived: Span::seconds(60), reached: None, committed: None, ranks, waiting };
@@ -109,32 +109,32 @@ mod tests {
     fn the_rungs_are_those_that_the_waiting_ranks_allow() {
         let raised = Cause::Exception { exception: "E".into(), fingerprint: "f".into() };
         let raised = verdict(raised, Some(Rank(1)));
-        assert_eq!(of(&raised, 4, 4, &[]), [Rung::InProcess, Rung::Ranks, Rung::All]);
-        assert_eq!(of(&raised, 3, 4, &[]), [Rung::Ranks, Rung::All]);
-        assert_eq!(of(&raised, 1, 1, &[]), [Rung::InProcess, Rung::All]);
-        assert_eq!(of(&raised, 0, 4, &[]), [Rung::All]);
+        assert_eq!(open_for(&raised, 4, 4, &[]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&raised, 3, 4, &[]), [Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&raised, 1, 1, &[]), [Rung::InProcess, Rung::All]);
+        assert_eq!(open_for(&raised, 0, 4, &[]), [Rung::All]);
         let no_one = Verdict { culprit: None, ..raised };
-        assert_eq!(of(&no_one, 4, 4, &[]), [Rung::InProcess, Rung::All], "nobody to be replaced");
+        assert_eq!(open_for(&no_one, 4, 4, &[]), [Rung::InProcess, Rung::All], "nobody to be replaced");
     }
 
     #[test]
     fn rungs_that_cannot_help_against_the_cause_are_closed() {
         let killed = verdict(Cause::Signal { signal: 9 }, Some(Rank(1)));
-        assert_eq!(of(&killed, 4, 4, &[]), [Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&killed, 4, 4, &[]), [Rung::Ranks, Rung::All]);
         let not_started = verdict(Cause::StartFailed, None);
-        assert_eq!(of(&not_started, 4, 4, &[]), [Rung::All]);
+        assert_eq!(open_for(&not_started, 4, 4, &[]), [Rung::All]);
     }
 
     #[test]
     fn a_rung_that_failed_in_this_recovery_is_not_tried_again_in_it() {
         let raised = Cause::Exception { exception: "E".into(), fingerprint: "f".into() };
         let raised = verdict(raised, Some(Rank(1)));
-        assert_eq!(of(&raised, 4, 4, &[failed(Rung::InProcess)]), [Rung::Ranks, Rung::All]);
-        assert_eq!(of(&raised, 4, 4, &[failed(Rung::Ranks)]), [Rung::All]);
+        assert_eq!(open_for(&raised, 4, 4, &[failed(Rung::InProcess)]), [Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&raised, 4, 4, &[failed(Rung::Ranks)]), [Rung::All]);
         // After the heaviest rung all are open again; the budgets end the job.
-        assert_eq!(of(&raised, 4, 4, &[failed(Rung::All)]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&raised, 4, 4, &[failed(Rung::All)]), [Rung::InProcess, Rung::Ranks, Rung::All]);
         let helped = PastFailure { back_after: Some(Span::seconds(1)), ..failed(Rung::Ranks) };
-        assert_eq!(of(&raised, 4, 4, &[helped]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+        assert_eq!(open_for(&raised, 4, 4, &[helped]), [Rung::InProcess, Rung::Ranks, Rung::All]);
     }
 
     #[test]

@@ -14,12 +14,12 @@ use mainstay_model::time::Span;
 /// seconds.
 struct Prior {
     helped: f64,
-    of: f64,
+    tried: f64,
     seconds: f64,
 }
 
 fn prior(rung: Rung) -> Prior {
-    let (helped, of, seconds) = match rung {
+    let (helped, tried, seconds) = match rung {
         Rung::InProcess => (3.0, 4.0, 0.3),
         Rung::Ranks => (3.5, 4.0, 1.0),
         Rung::Host => (3.6, 4.0, 3.0),
@@ -28,7 +28,7 @@ fn prior(rung: Rung) -> Prior {
         Rung::Shrink => (3.9, 4.0, 120.0),
         Rung::HandBack | Rung::Stop => (4.0, 4.0, 600.0),
     };
-    Prior { helped, of, seconds }
+    Prior { helped, tried, seconds }
 }
 
 /// A rung that failed this often in a row for causes of a kind is not taken again for them until it helped.
@@ -59,11 +59,11 @@ pub fn cheapest(
 
 /// The expected cost of taking the rung, in seconds, if the next one costs `next`.
 fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience], next: f64) -> f64 {
-    let Prior { helped, of, .. } = prior(rung);
+    let Prior { helped, tried: assumed, .. } = prior(rung);
     let known = of_rung(earlier, kind, rung).map_or((0.0, 0.0), |known| (known.helped, known.tried));
     let tried = past.iter().filter(|past| past.rung == rung && CauseKind::from_cause(&past.cause) == kind);
     let successes = backs(kind, rung, past).count() as f64;
-    let helps = (helped + known.0 + successes) / (of + known.1 + tried.count() as f64);
+    let helps = (helped + known.0 + successes) / (assumed + known.1 + tried.count() as f64);
     cost(kind, rung, past, earlier) + (1.0 - helps) * next
 }
 
@@ -147,15 +147,15 @@ mod tests {
             let (cause, rung) = (CauseKind::Exception, Rung::InProcess);
             [Experience { cause, rung, tried: 8.0, helped, seconds }]
         };
-        let of = |past: &[PastFailure], earlier: [Experience; 1]| {
+        let chosen = |past: &[PastFailure], earlier: [Experience; 1]| {
             cheapest(CauseKind::Exception, &ALL, past, &earlier)
         };
-        assert_eq!(of(&[], known(8.0, 0.1)), Some(Rung::InProcess));
-        assert_eq!(of(&[], known(8.0, 60.0)), Some(Rung::Ranks), "it took longer than the next");
+        assert_eq!(chosen(&[], known(8.0, 0.1)), Some(Rung::InProcess));
+        assert_eq!(chosen(&[], known(8.0, 60.0)), Some(Rung::Ranks), "it took longer than the next");
         // This shows nothing about other kinds of causes.
         assert_eq!(cheapest(CauseKind::Hang, &ALL, &[], &known(8.0, 60.0)), Some(Rung::InProcess));
         let helps: Vec<PastFailure> =
             (0..20).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
-        assert_eq!(of(&helps, known(8.0, 60.0)), Some(Rung::InProcess));
+        assert_eq!(chosen(&helps, known(8.0, 60.0)), Some(Rung::InProcess));
     }
 }

@@ -107,7 +107,7 @@ fn experience(known: &Experience) -> Value {
 
 fn host(host: Host<'_>, now: Mono) -> Value {
     json!({
-        "unhealthy": host.unhealthy.iter().map(|of| component(of, host.last_step)).collect::<Vec<_>>(),
+        "unhealthy": host.unhealthy.iter().map(|unhealthy| component(unhealthy, host.last_step)).collect::<Vec<_>>(),
         "held": host.held,
         "waited": host.waited.as_seconds(),
         "last_step_ago": host.last_step.map(|step| now.since(step).as_seconds()),

@@ -78,7 +78,7 @@ mod tests {
         }
     }
 
-    fn of(unhealthy: &[Component], held: &[String]) -> Readiness {
+    fn judged(unhealthy: &[Component], held: &[String]) -> Readiness {
         let last_step = Some(Mono(100 * 1_000_000_000));
         readiness(Host { unhealthy, held, waited: Span::default(), last_step })
     }
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn a_lost_gpu_is_not_waited_for_and_a_mount_is() {
         let lost = unhealthy("gpu.0000:3b:00", RecommendedAction::RebootNode, 99);
-        assert_eq!(of(&[lost], &[]), Readiness::Unfit("gpu.0000:3b:00: lost".into()));
+        assert_eq!(judged(&[lost], &[]), Readiness::Unfit("gpu.0000:3b:00: lost".into()));
         let mount = unhealthy("host.mounts", RecommendedAction::None, 101);
-        assert_eq!(of(&[mount], &[]), Readiness::NotYet("host.mounts: lost".into()));
-        assert_eq!(of(&[], &["memory is held".into()]), Readiness::NotYet("memory is held".into()));
+        assert_eq!(judged(&[mount], &[]), Readiness::NotYet("host.mounts: lost".into()));
+        assert_eq!(judged(&[], &["memory is held".into()]), Readiness::NotYet("memory is held".into()));
     }
 
     #[test]
@@ -104,6 +104,6 @@ mod tests {
             state: HealthState::Unknown,
             ..unhealthy("gpu.driver", RecommendedAction::RebootNode, 101)
         };
-        assert_eq!(of(&[old, own, slow, unknown], &[]), Readiness::Ready);
+        assert_eq!(judged(&[old, own, slow, unknown], &[]), Readiness::Ready);
     }
 }

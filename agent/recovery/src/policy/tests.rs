@@ -106,7 +106,7 @@ fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted(
     let confirmed = SeenBefore { elsewhere: on_b(true), ..received.clone() };
     let choice = decided(&now, &[], &confirmed);
     assert_eq!(choice.action, Action::Stop { exit: 1 });
-    assert!(choice.why.contains("occurred after step 6 on b before"), "{}", choice.why);
+    testing::snapshot!("reasons", "policy: the same failure on another host", choice.why);
     assert_eq!(decided(&now, &[], &other_place).action, RESTART);
     for domain in [FaultDomain::Hardware, FaultDomain::Infrastructure, FaultDomain::Unknown] {
         assert_eq!(decided(&Verdict { domain, ..now.clone() }, &[], &confirmed).action, RESTART);
@@ -180,17 +180,17 @@ fn three_restarts_in_a_row_may_bring_nothing_and_progress_resets_the_count() {
     let past = |reached: &[u64]| -> Vec<PastFailure> {
         reached.iter().map(|step| beating(kill.clone(), *step)).collect()
     };
-    let of = |reached: &[u64]| decide(&many, case(&now, &past(reached)));
-    assert_eq!(of(&[5, 6]).after, Span::default());
-    let waits: Vec<Span> = [&[7][..], &[7, 7]].iter().map(|reached| of(reached).after).collect();
+    let decided_after = |reached: &[u64]| decide(&many, case(&now, &past(reached)));
+    assert_eq!(decided_after(&[5, 6]).after, Span::default());
+    let waits: Vec<Span> = [&[7][..], &[7, 7]].iter().map(|reached| decided_after(reached).after).collect();
     assert!(waits[0] > Span::default() && waits[1] > waits[0], "{waits:?}");
-    assert_eq!(of(&[7, 7, 7]).action, Action::Stop { exit: 1 });
+    assert_eq!(decided_after(&[7, 7, 7]).action, Action::Stop { exit: 1 });
     testing::snapshot!(
         "reasons",
         "policy: three restarts in a row may bring nothing and progress resets the count",
-        of(&[7, 7, 7]).why
+        decided_after(&[7, 7, 7]).why
     );
-    assert!(of(&[7, 7, 7, 3, 6]).action.attempt().is_some());
+    assert!(decided_after(&[7, 7, 7, 3, 6]).action.attempt().is_some());
     // Failures without reported steps are not counted.
     let silent = Verdict { heartbeats: false, step: None, ..now.clone() };
     assert_eq!(decide(&many, case(&silent, &past(&[7, 7, 7]))).after, Span::default());
@@ -201,7 +201,7 @@ fn steps_in_no_checkpoint_are_no_progress_if_the_restart_point_is_known() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
     let kill = Cause::Signal { signal: 11 };
     let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(13)) };
-    let of = |committed: [Option<u64>; 4]| {
+    let decided_with = |committed: [Option<u64>; 4]| {
         // Each attempt got one step further than the one before.
         let past: Vec<PastFailure> = (10..13)
             .zip(committed)
@@ -210,13 +210,16 @@ fn steps_in_no_checkpoint_are_no_progress_if_the_restart_point_is_known() {
         let case = case(&now, &past);
         decide(&many, Case { job: JobState { committed: committed[3], ..case.job }, ..case })
     };
-    let why = "3 restart(s) in a row brought no newer checkpoint, whatever their causes";
-    assert_eq!(of([Some(8); 4]).why, why);
-    assert!(of([Some(5), Some(8), Some(8), Some(8)]).action.attempt().is_some());
-    assert_eq!(of([Some(5), Some(6), Some(7), Some(8)]).after, Span::default());
+    testing::snapshot!(
+        "reasons",
+        "policy: three restarts without a checkpoint",
+        decided_with([Some(8); 4]).why
+    );
+    assert!(decided_with([Some(5), Some(8), Some(8), Some(8)]).action.attempt().is_some());
+    assert_eq!(decided_with([Some(5), Some(6), Some(7), Some(8)]).after, Span::default());
     // If nothing is saved through Mainstay, or restarts return to something else, each step counts.
-    assert_eq!(of([None; 4]).after, Span::default());
-    assert_eq!(of([Some(8), Some(8), Some(8), None]).after, Span::default());
+    assert_eq!(decided_with([None; 4]).after, Span::default());
+    assert_eq!(decided_with([Some(8), Some(8), Some(8), None]).after, Span::default());
 }
 
 #[test]
@@ -292,15 +295,15 @@ fn an_unfit_host_is_left_by_the_best_available_way() {
     }];
     let kill = verdict(Cause::Signal { signal: 9 }, None);
     let host = Host { unhealthy: &unhealthy, ..Host::default() };
-    let of = |rungs, spares| {
+    let left_by = |rungs, spares| {
         let settings = Settings { rungs, ..Settings::from(THREE) };
         decide(&settings, Case { host, spares, ..case(&kill, &[]) }).action
     };
     let attempt = Attempt(1);
-    assert_eq!(of(Rungs::ONE_HOST, 1), Action::HandBack { exit: HAND_BACK_EXIT });
+    assert_eq!(left_by(Rungs::ONE_HOST, 1), Action::HandBack { exit: HAND_BACK_EXIT });
     let more = Rungs::ONE_HOST.with(Rung::Replace).with(Rung::Shrink);
-    assert_eq!(of(more, 1), Action::ReplaceHost { attempt });
-    assert_eq!(of(more, 0), Action::Shrink { attempt });
+    assert_eq!(left_by(more, 1), Action::ReplaceHost { attempt });
+    assert_eq!(left_by(more, 0), Action::Shrink { attempt });
     let unwatched = Settings { ready_within: None, ..Settings::from(THREE) };
     assert_eq!(decide(&unwatched, Case { host, ..case(&kill, &[]) }).action, RESTART);
 }
@@ -308,31 +311,31 @@ fn an_unfit_host_is_left_by_the_best_available_way() {
 #[test]
 fn a_resource_in_use_is_waited_for_with_a_deadline() {
     let kill = verdict(Cause::Signal { signal: 9 }, None);
-    let held = ["gpu.0000:3b:00: in use by process 7".to_owned()];
-    let of = |waited| {
+    let held = ["gpu.0000:3b:00: held".to_owned()];
+    let waited_for = |waited| {
         let host = Host { held: &held, waited, ..Host::default() };
         decide(&THREE.into(), Case { host, ..case(&kill, &[]) })
     };
-    assert_eq!(of(Span::seconds(59)).action, Action::Wait);
+    assert_eq!(waited_for(Span::seconds(59)).action, Action::Wait);
     testing::snapshot!(
         "reasons",
         "policy: a resource in use is waited for with a deadline",
-        of(Span::seconds(59)).why
+        waited_for(Span::seconds(59)).why
     );
-    assert_eq!(of(Span::seconds(60)).action, Action::HandBack { exit: HAND_BACK_EXIT });
+    assert_eq!(waited_for(Span::seconds(60)).action, Action::HandBack { exit: HAND_BACK_EXIT });
 }
 
 #[test]
 fn a_host_that_is_surely_at_fault_is_handed_back_when_the_budget_is_used_up() {
     let past = [failed(Cause::Signal { signal: 9 }, None, Span::seconds(9))];
     let one = Settings::from(Budget { max_restarts: 1, window: None });
-    let of = |domain, confidence| {
+    let ended = |domain, confidence| {
         let now = Verdict { domain, confidence, ..verdict(Cause::Signal { signal: 9 }, None) };
         decide(&one, case(&now, &past)).action
     };
-    assert_eq!(of(FaultDomain::Hardware, 0.95), Action::HandBack { exit: HAND_BACK_EXIT });
-    assert_eq!(of(FaultDomain::Hardware, 0.5), Action::Stop { exit: 1 });
-    assert_eq!(of(FaultDomain::Unknown, 0.95), Action::Stop { exit: 1 });
+    assert_eq!(ended(FaultDomain::Hardware, 0.95), Action::HandBack { exit: HAND_BACK_EXIT });
+    assert_eq!(ended(FaultDomain::Hardware, 0.5), Action::Stop { exit: 1 });
+    assert_eq!(ended(FaultDomain::Unknown, 0.95), Action::Stop { exit: 1 });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! fails or makes no decision, the built-in policy decides.
 
 use crate::policy::{Advice, Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
-use mainstay_model::verdict::Action;
+use mainstay_model::verdict::{Action, Rule};
 
 /// The answer of the user's own policy to a case.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,7 @@ pub fn decide_with(
     settings: &Settings,
     case: Case<'_>,
 ) -> (Choice, Option<PolicyProblem>) {
-    let (choice, trouble) = match answer {
+    let (choice, problem) = match answer {
         None | Some(PolicyAnswer { advice: Ok(None), .. }) => (usual(settings, case), None),
         Some(PolicyAnswer { policy, advice: Ok(Some(advice)) }) => match forbidden(settings, case, &advice) {
             None => (choice_of(policy, settings, case, advice), None),
@@ -51,14 +51,15 @@ pub fn decide_with(
             (usual(settings, case), Some(PolicyProblem::Failed(words)))
         }
     };
-    (unless_dry(settings, case, choice), trouble)
+    (unless_dry(settings, case, choice), problem)
 }
 
 fn choice_of(policy: &str, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
     let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
     let action =
         advice.rung.map_or(Action::Wait, |rung| Action::from_rung(rung, case.verdict.attempt.next(), exit));
-    Choice { action, after: advice.after, why: format!("{} ({policy})", advice.why) }
+    let why = format!("{} ({policy})", advice.why);
+    Choice { action, after: advice.after, rule: Rule::UserPolicy, why }
 }
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
         Verdict { cause: Cause::Signal { signal: 9 }, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
     }
 
-    fn of(
+    fn decided(
         response: Result<Option<Advice>, String>,
         settings: &Settings,
         past: &[PastFailure],
@@ -108,33 +109,33 @@ mod tests {
     #[test]
     fn its_advice_is_carried_out_and_the_built_in_policy_decides_the_rest() {
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
-        let (choice, trouble) = of(advice(Rung::HandBack), &settings, &[]);
+        let (choice, problem) = decided(advice(Rung::HandBack), &settings, &[]);
         assert_eq!((choice.action, choice.after), (Action::HandBack { exit: 75 }, Span::seconds(2)));
-        assert_eq!((choice.why.as_str(), trouble), ("so (mine.py)", None));
-        let (choice, trouble) = of(Ok(None), &settings, &[]);
-        assert_eq!((choice.action.rung(), trouble), (Some(Rung::All), None));
-        let (choice, trouble) = of(Err("mine.py:3: no".into()), &settings, &[]);
+        assert_eq!((choice.why.as_str(), problem), ("so (mine.py)", None));
+        let (choice, problem) = decided(Ok(None), &settings, &[]);
+        assert_eq!((choice.action.rung(), problem), (Some(Rung::All), None));
+        let (choice, problem) = decided(Err("mine.py:3: no".into()), &settings, &[]);
         assert_eq!(choice.action.rung(), Some(Rung::All));
-        assert_eq!(trouble, Some(PolicyProblem::Failed("mine.py:3: no".into())));
+        assert_eq!(problem, Some(PolicyProblem::Failed("mine.py:3: no".into())));
     }
 
     #[test]
     fn forbidden_advice_is_not_carried_out_and_the_reason_is_given() {
         let none = Settings::from(Budget { max_restarts: 0, window: None });
-        let (choice, trouble) = of(advice(Rung::All), &none, &[]);
+        let (choice, problem) = decided(advice(Rung::All), &none, &[]);
         assert_eq!(choice.action, Action::Stop { exit: 137 });
-        let trouble = trouble.expect("it was overruled");
+        let problem = problem.expect("it was overruled");
         testing::snapshot!(
             "reasons",
             "user: forbidden advice is not carried out and the reason is given",
-            trouble.message()
+            problem.message()
         );
     }
 
     #[test]
     fn a_dry_run_reports_what_it_would_do() {
         let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
-        let (choice, _) = of(advice(Rung::All), &dry, &[]);
+        let (choice, _) = decided(advice(Rung::All), &dry, &[]);
         testing::snapshot!("reasons", "user: a dry run reports what it would do", choice.why);
     }
 }

@@ -23,9 +23,9 @@ pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, 
         let Shard { of, rank, root, bytes, created, piece } = shard;
         // As everywhere on the wire, the name of a piece replaces the run.
         let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run).into());
-        let of = StepKey { run, ..of.clone() };
-        let step = steps.iter().rposition(|known| *known == of).unwrap_or_else(|| {
-            steps.push(of);
+        let step_key = StepKey { run, ..of.clone() };
+        let step = steps.iter().rposition(|known| *known == step_key).unwrap_or_else(|| {
+            steps.push(step_key);
             steps.len() - 1
         });
         (step, *rank, root.clone(), *bytes, *created, *medium, *own, *verified, holder.clone())
@@ -37,10 +37,10 @@ pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Copy>, D::Error> {
     let Listed { steps, copies } = Listed::deserialize(from)?;
     let copy = |(step, rank, root, bytes, created, medium, own, verified, holder): Entry| {
-        let of = steps.get(step).ok_or_else(|| {
+        let step_key = steps.get(step).ok_or_else(|| {
             D::Error::custom(format!("copy of step {step} of the list, which has {}", steps.len()))
         })?;
-        let shard = Shard { of: of.clone(), rank, root, bytes, created, piece: None }.understood();
+        let shard = Shard { of: step_key.clone(), rank, root, bytes, created, piece: None }.understood();
         Ok(Copy { holder, medium, own, verified, shard })
     };
     copies.into_iter().map(copy).collect()
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     fn copy(step: u64, rank: u32, piece: Option<Piece>) -> Copy {
-        let of = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
-        let shard = Shard { of, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
+        let step_key = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
+        let shard = Shard { of: step_key, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
         Copy { holder: "a:1".into(), medium: Medium::Memory, own: true, verified: false, shard }
     }
 

@@ -223,8 +223,7 @@ fn a_restart_waits_for_resources_in_use_and_reports_it_once() {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
-    let held =
-        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
+    let held = HostEvidence { held: vec!["gpu.0000:3b:00: held".into()], ..HostEvidence::default() };
     run.report_evidence(1, held.clone());
     for _ in 0..5 {
         assert!(matches!(run.last_order(), Command::Wake { .. }), "{:?}", run.last_order());

@@ -53,11 +53,7 @@ impl Run {
 
 #[test]
 fn flight_recorders_name_the_culprit_of_a_hang_with_low_confidence() {
-    let waits = Waits {
-        kind: Some(HangKind::UserCode),
-        culprits: vec![Rank(0)],
-        reported: "all wait for rank 0".into(),
-    };
+    let waits = Waits { kind: Some(HangKind::UserCode), culprits: vec![Rank(0)], reported: "waits".into() };
     for (confidence, culprit) in [(0.3, Rank(0)), (0.97, Rank(1))] {
         let mut run = Run::begin(9);
         run.start(0);
@@ -66,7 +62,7 @@ fn flight_recorders_name_the_culprit_of_a_hang_with_low_confidence() {
         let verdict = run.last_verdict();
         assert_eq!(verdict.culprit, Some(culprit));
         assert_eq!(verdict.victims, [Rank(1 - culprit.0)]);
-        assert!(verdict.evidence.contains(&"all wait for rank 0".to_owned()), "{:?}", verdict.evidence);
+        assert!(verdict.evidence.contains(&waits.reported), "{:?}", verdict.evidence);
     }
 }
 
@@ -103,7 +99,8 @@ fn a_hang_is_restarted_and_a_repeated_hang_in_user_code_is_not() {
         });
         let verdict = verdict.expect("a verdict");
         assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(5)));
-        assert!(verdict.evidence.contains(&"rank 1 in read".to_owned()), "{:?}", verdict.evidence);
+        let place = |line: &String| line.contains("rank 1") && line.ends_with(" read");
+        assert!(verdict.evidence.iter().any(place), "{:?}", verdict.evidence);
     }
 }
 

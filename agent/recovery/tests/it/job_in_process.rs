@@ -106,8 +106,7 @@ fn an_in_process_restart_waits_for_resources_of_a_lost_rank() {
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
-    let held =
-        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
+    let held = HostEvidence { held: vec!["gpu.0000:3b:00: held".into()], ..HostEvidence::default() };
     run.report_evidence(1, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(1));
@@ -127,8 +126,7 @@ fn a_waiting_rank_that_is_replaced_frees_its_gpu_before_the_others_continue() {
     run.exit(1, 1, ExitStatus::Signal(9), true);
     run.ended_with(1, &[0]);
     assert!(matches!(run.last_order(), Command::Consult(_)), "{:?}", run.last_order());
-    let held =
-        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
+    let held = HostEvidence { held: vec!["gpu.0000:3b:00: held".into()], ..HostEvidence::default() };
     run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
@@ -154,8 +152,7 @@ fn dismissed_ranks_free_their_gpus_before_all_ranks_are_restarted() {
     let decided = run.decisions().len();
     run.ended(1);
     assert!(matches!(run.last_order(), Command::Consult(_)), "{:?}", run.last_order());
-    let held =
-        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
+    let held = HostEvidence { held: vec!["gpu.0000:3b:00: held".into()], ..HostEvidence::default() };
     run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));

@@ -42,11 +42,7 @@ fn a_kernel_line_after_the_decision_changes_only_the_verdict() {
     receive_late(&mut run, 1, lost());
     let verdict = run.last_verdict();
     assert_eq!((verdict.incident, verdict.domain), (Incident(1), FaultDomain::Hardware));
-    assert!(
-        verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
-        "{:?}",
-        verdict.evidence
-    );
+    assert!(verdict.evidence.iter().any(|line| line.contains("0000:3b:00")), "{:?}", verdict.evidence);
     assert_eq!((run.decisions(), run.orders().len()), (decisions, orders));
     let evidence_reported = |body: &&&Body| matches!(body, Body::Fact(Fact::HostEvidenceReported { .. }));
     assert_eq!(run.bodies().iter().filter(evidence_reported).count(), 1);
@@ -68,7 +64,7 @@ fn findings_are_evidence_of_the_failure_and_in_its_replay() {
     });
     let [finding] = &host_evidence.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
     assert_eq!((finding.what, finding.since_step), (FindingKind::NotANumber, 21));
-    let printed = |line: &String| line.starts_with("since step 21 of this attempt: ");
+    let printed = |line: &String| line.starts_with("since step 21 ");
     let verdict = run.last_verdict();
     assert!(verdict.evidence.iter().any(printed), "{:?}", verdict.evidence);
     assert_eq!(verdict.domain, FaultDomain::User);
@@ -141,7 +137,7 @@ fn a_replay_of_a_wait_for_the_host_yields_the_final_decision() {
     run.kill(0);
     run.report_evidence(
         1,
-        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() },
+        HostEvidence { held: vec!["gpu.0000:3b:00: held".into()], ..HostEvidence::default() },
     );
     run.wait(Span::millis(20));
     run.report_evidence(1, HostEvidence::default());

@@ -383,7 +383,7 @@ impl World {
     fn rule(&mut self, incident: Incident) {
         let mut host_evidence = HostEvidence::default();
         if self.now < self.held_until {
-            host_evidence.held.push("gpu.0000:3b:00: in use by process 7".into());
+            host_evidence.held.push("gpu.0000:3b:00: held".into());
         }
         if self.lost_gpu {
             host_evidence.unhealthy.push(Component {

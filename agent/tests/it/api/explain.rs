@@ -8,7 +8,7 @@ use mainstay_model::health::HealthChange;
 use mainstay_model::id::{Attempt, Incident};
 use mainstay_model::kernel::Xid;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::{Action, DecidedBy, Decision, Outcome};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, Outcome, Rule};
 use mainstay_proto::v1::explain_request::Target;
 use mainstay_proto::v1::explain_response::Report;
 use mainstay_proto::v1::explain_service_client::ExplainServiceClient;
@@ -172,7 +172,8 @@ async fn a_failure_arrives_as_the_journal_has_it() {
     let (incident, attempt) = (Incident(1), Attempt(1));
     let (by, after) = (DecidedBy::Launcher, Span::seconds(5));
     let action = Action::RestartInJob { attempt };
-    let decision = Decision { incident, action, after, why: "1 of 3".into(), by, agent_evidence: true };
+    let (rule, why) = (Rule::Unknown, "1 of 3".into());
+    let decision = Decision { incident, action, after, rule, why, by, agent_evidence: true };
     server.record(21, Some("demo"), Body::Decision(decision));
     server.record(
         30,

@@ -12,10 +12,10 @@ use mainstay_model::entry::{Body, Fact, JobOwner, JobSpec};
 use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::health::{Component, Gauge, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, Incident, JobId, Rank};
-use mainstay_model::observation::{HOSTS, LEADER_REPLACED, LEADS_HERE, Observation};
+use mainstay_model::observation::{HostsEvent, LEADS_HERE};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Rule};
 use mainstay_view::node::BeatView;
 
 use super::checkpoints;
@@ -180,6 +180,7 @@ pub fn stop() -> Body {
         incident: Incident(1),
         action: Action::Stop { exit: 1 },
         after: Span(0),
+        rule: Rule::Recurred,
         why: "it would fail again".into(),
         by: DecidedBy::Launcher,
         agent_evidence: false,
@@ -345,12 +346,8 @@ async fn counters_begin_at_zero_with_the_job_on_the_host_that_leads() {
     assert_eq!(page.value("mainstay_job_info", &whose), Some(1.0));
     // Of the hosts that see the leader replaced, only the new leader has it here.
     for (here, leads) in [(false, 0.0), (true, 1.0), (false, 0.0), (true, 1.0)] {
-        let replaced = Observation {
-            component: HOSTS.into(),
-            event: LEADER_REPLACED.into(),
-            values: [(LEADS_HERE.to_owned(), here.to_string())].into(),
-            ..Observation::default()
-        };
+        let values = [(LEADS_HERE, here.to_string())];
+        let replaced = HostsEvent::LeaderReplaced.observed(String::new(), &values);
         server.fact(11, JOB, Fact::Observed(replaced));
         assert_eq!(counters(&server).await.0, Some(leads));
     }

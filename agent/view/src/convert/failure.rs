@@ -3,7 +3,9 @@
 use mainstay_model::finding::Finding;
 use mainstay_model::id::{Attempt, Incident, Rank};
 use mainstay_model::time::{Mono, Span, Stamp};
-use mainstay_model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
+use mainstay_model::verdict::{
+    Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Rule, Verdict,
+};
 use mainstay_proto::v1::{self, cause::Kind};
 use serde::de::DeserializeOwned;
 
@@ -224,6 +226,7 @@ fn decision_in(decision: v1::Decision) -> Result<Decision, Unreadable> {
         incident: Incident(decision.incident),
         action,
         after: decision.after.as_ref().map_or(Span(0), span),
+        rule: Rule::Unknown,
         why: decision.why,
         by: DecidedBy::Launcher,
         agent_evidence: decision.agent_evidence,

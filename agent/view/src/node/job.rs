@@ -9,7 +9,7 @@ use mainstay_checkpoint::copied_step::{self, CopiedStep};
 use mainstay_group::spare_ready::SpareReady;
 use mainstay_model::entry::{Body, Fact, HostOfRanks, JobSpec, StartedRank};
 use mainstay_model::id::{Attempt, JobId, Rank};
-use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE, Observation};
+use mainstay_model::observation::{HostsEvent, LEADS_HERE, Observation};
 use mainstay_model::time::Stamp;
 use mainstay_model::verdict::Decision;
 use mainstay_recovery::job::POLICY;
@@ -171,7 +171,9 @@ impl JobView {
                     self.policy_trouble = Some(seen.detail.clone());
                 }
                 self.saving = Advised::read(seen).or(self.saving);
-                if let Some(here) = seen.values.get(LEADS_HERE).filter(|_| seen.event == LEADER_REPLACED) {
+                if let Some(here) =
+                    seen.values.get(LEADS_HERE).filter(|_| HostsEvent::LeaderReplaced.is(seen))
+                {
                     self.leads = *here == true.to_string();
                 }
             }

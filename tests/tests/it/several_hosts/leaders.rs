@@ -83,7 +83,7 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
     jobs[1].mark("waits.1.1");
     // Whether the store knows yet that all ranks have started makes no difference.
     jobs.remove(0).lose_launcher();
-    jobs[0].wait_until_printed(&terminal::leads_now(2));
+    assert_eq!(jobs[0].wait_for_event("leader_replaced").values["epoch"], "2");
     let ends = ends(jobs);
     for end in &ends {
         end.assert_status(0);
@@ -110,7 +110,7 @@ fn a_leader_that_was_only_slow_steps_down() {
     jobs[2].wait_for_event("spare_ready");
     let slow = jobs.remove(0);
     slow.signal(Signal::SIGSTOP);
-    jobs[0].wait_until_printed(&terminal::leads_now(2));
+    assert_eq!(jobs[0].wait_for_event("leader_replaced").values["epoch"], "2");
     slow.signal(Signal::SIGCONT);
     // It comes back as a spare, or after the end of the job.
     jobs.push(slow);

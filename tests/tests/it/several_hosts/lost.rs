@@ -1,7 +1,7 @@
 //! Hosts that vanish while they train: all of their processes and their network at once. The job can lose any host,
 //! because etcd runs on some of its hosts.
 
-use mainstay_model::entry::Fact;
+use mainstay_model::entry::{Fact, HostLoss};
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +11,7 @@ use super::cluster::Cluster;
 use super::etcd::has_etcd;
 use super::links::Quality;
 use super::network::Network;
-use crate::words::{evidence, terminal};
+use crate::words::terminal;
 
 /// A model that the ranks train together, the same bit for bit however often it is restarted: each sums the
 /// gradients of all ranks in their order. Every step is saved. In attempt N of those in which hosts are lost, rank
@@ -264,7 +264,7 @@ fn signal_etcd(job: &Job, signal: Signal) {
 
 /// Injects a fault into one of four hosts that train, and checks what the leader reports. A fifth host takes its
 /// place.
-fn assert_lost(happens: impl Fn(&Network, usize, &Job), detected: &str) {
+fn assert_lost(happens: impl Fn(&Network, usize, &Job), loss: HostLoss) {
     let cluster = Cluster::elastic_with_links(5);
     let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 4", &[]);
     let jobs: Vec<Job> = (0..5).map(start).collect();
@@ -273,7 +273,7 @@ fn assert_lost(happens: impl Fn(&Network, usize, &Job), detected: &str) {
     happens(cluster.network(), lost, &jobs[lost]);
     jobs[leader].wait_for_fact(
         "the loss",
-        |fact| matches!(fact, Fact::HostLost { how, .. } if how.contains(detected)),
+        |fact| matches!(fact, Fact::HostLost { loss: found, .. } if *found == loss),
     );
     let now: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.1.{rank}"))).collect();
     assert!(!now.contains(&lost), "the spare has taken its place");
@@ -289,14 +289,14 @@ fn assert_lost(happens: impl Fn(&Network, usize, &Job), detected: &str) {
 #[test]
 fn a_host_without_power_is_lost_when_others_cannot_reach_it_either() {
     if has_namespaces() {
-        assert_lost(|network, host, _| network.vanish(host), evidence::NOT_REACHED);
+        assert_lost(|network, host, _| network.vanish(host), HostLoss::Unreachable);
     }
 }
 
 #[test]
 fn a_frozen_host_is_lost_though_its_kernel_accepts_connections() {
     if has_namespaces() {
-        assert_lost(|network, host, _| network.freeze(host), evidence::NO_ANSWER);
+        assert_lost(|network, host, _| network.freeze(host), HostLoss::Unresponsive);
     }
 }
 
@@ -329,7 +329,7 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_becomes_
 #[test]
 fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
     if has_namespaces() {
-        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), evidence::LAUNCHER_GONE);
+        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), HostLoss::LauncherGone);
     }
 }
 
@@ -337,7 +337,7 @@ fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
 fn a_host_that_nothing_reaches_is_lost() {
     if has_namespaces() {
         let deafen = |network: &Network, host| network.set_link(host, Quality::GOOD, Quality::DEAD);
-        assert_lost(|network, host, _| deafen(network, host), evidence::NOT_REACHED);
+        assert_lost(|network, host, _| deafen(network, host), HostLoss::Unreachable);
     }
 }
 
@@ -345,7 +345,7 @@ fn a_host_that_nothing_reaches_is_lost() {
 fn a_host_of_which_nothing_arrives_is_lost() {
     if has_namespaces() {
         let mute = |network: &Network, host| network.set_link(host, Quality::DEAD, Quality::GOOD);
-        assert_lost(|network, host, _| mute(network, host), evidence::NOT_REACHED);
+        assert_lost(|network, host, _| mute(network, host), HostLoss::Unreachable);
     }
 }
 

@@ -97,7 +97,7 @@ fn the_policy_of_a_new_leader_decides_once_it_leads() {
         }
     }
     jobs.remove(0).lose_launcher();
-    jobs[0].wait_until_printed(&terminal::leads_now(2));
+    assert_eq!(jobs[0].wait_for_event("leader_replaced").values["epoch"], "2");
     jobs[0].mark("loaded");
     let host = cluster.host_with("waits.1.1");
     cluster.host_with("waits.1.0");

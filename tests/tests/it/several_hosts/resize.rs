@@ -264,7 +264,7 @@ fn a_job_whose_state_fits_one_number_of_ranks_waits_for_a_host_instead_of_restar
     // One host too few is no reason to start over either.
     jobs.remove(1).lose_launcher();
     let awaited = jobs[0].wait_for_event("host_awaited");
-    assert!(awaited.detail.contains(terminal::KEEPS_WORLD), "{awaited:?}");
+    assert_eq!(awaited.values["keeps_world"], "true", "{awaited:?}");
     jobs.push(cluster.start_host_as(3, OWN_STATES, options, &[]));
     for rank in 0..2 {
         let host = cluster.host_with(&format!("loaded.1.{rank}"));

@@ -3,5 +3,4 @@
 //! of Mainstay's output, so a reworded line is changed in one place.
 
 pub mod commands;
-pub mod evidence;
 pub mod terminal;

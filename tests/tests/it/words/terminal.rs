@@ -39,8 +39,6 @@ pub const OTHER_RANKS: &str = "it has 2 ranks (--nproc-per-node), host ";
 pub const CHECK_MISSING_HOSTS: &str = "Check on the missing hosts";
 /// A launcher that the leader refuses.
 pub const CANNOT_TAKE_PART: &str = "cannot take part: ";
-/// The beginning of what a host has of the step that all ranks go on from.
-pub const GO_ON_FROM: &str = "all ranks go on from step";
 /// The end of that line: how many shards were there, and how many came.
 pub const OF_THIS_HOSTS_SHARDS: &str = "of this host's shards ";
 /// After that: no shard came from another host.
@@ -51,11 +49,6 @@ pub const HAS_SEAT_1: &str = "this host joined the job: it is node rank 1 of 2";
 pub const FOR_REPLICATED: &str = "is on this host for load(replicated=True)";
 /// Copies between launchers.
 pub const COPIES_ENCRYPTED: &str = "a copy in the memory of another host of the job, encrypted on their way";
-/// A copy that is not what was sealed.
-pub const NOT_RESTORED: &str = "cannot be restored";
-/// The number of ranks is kept because of what was saved.
-pub const KEEPS_WORLD: &str =
-    "the job keeps its 2 ranks, because another number of ranks cannot load what was saved";
 /// Processes of ranks that wait in them get other numbers.
 pub const NEW_PROCESSES: &str = "ranks that wait in their processes get new ones";
 /// The file system of the logs.
@@ -76,8 +69,6 @@ pub const NOBODY_SAVES: &str = "no rank checks for save requests";
 pub const NOT_SHOWN: &str = "was not shown";
 /// How much of the launcher's own lines was not read.
 pub const BYTES_ON_STDERR: &str = "bytes on standard error";
-/// The launcher runs without pages.
-pub const WITHOUT_PAGES: &str = "training goes on without heartbeats";
 /// What was learned of a job is damaged.
 pub const LEARNED_DAMAGED: &str = "the learned values of this job cannot be used and are skipped";
 /// Why the launcher has no agent, before the reason.
@@ -106,31 +97,12 @@ pub const UNSEALED: &str = r#""model.pt" is not sealed, because its name is of n
 pub const IN_PLACE: &str = "out (sealed in place; no agent keeps a copy elsewhere)";
 /// A run of another directory cannot be resumed without an agent.
 pub const NO_AGENT_FOR_RUN: &str = "no agent that keeps checkpoints of other directories answers";
-/// The reason why ranks are started without a template.
-pub const STARTED_PLAINLY: &str = "ranks are started plainly";
-/// Steps that were done twice, of a program that counts none.
-pub const UNKNOWN_TWICE: &str = "22 step(s), an unknown number of them done twice";
 /// A launcher that srun did not start.
 pub const NOT_OF_SRUN: &str = "but srun did not start this launcher";
 /// What a launcher takes from the scheduler.
 pub const FROM_ENVIRONMENT: &str = "from the environment";
 
-/// A spare with all shards of a step.
-pub fn has_copy_of(step: u64) -> String {
-    format!("has a copy of step {step}")
-}
-
-/// A leader that replaces a lost one.
-pub fn leads_now(epoch: u64) -> String {
-    format!("this host leads now (epoch {epoch})")
-}
-
 /// A leader that was replaced meanwhile.
 pub fn another_leads(epoch: u64) -> String {
     format!("leads the job now (epoch {epoch})")
-}
-
-/// A port that is taken.
-pub fn port_is_taken(port: u16) -> String {
-    format!("taking port {port} for the ranks' store (MASTER_PORT)")
 }

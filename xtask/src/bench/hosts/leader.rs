@@ -1,7 +1,7 @@
 //! From the SIGKILL of the leading launcher until all ranks step again. Three hosts run etcd between them, the
 //! fourth is a spare: the launcher's etcd is lost with it.
 
-use mainstay_model::observation::{LEADER_REPLACED, LEADS_HERE};
+use mainstay_model::observation::{HostsEvent, LEADS_HERE};
 use mainstay_model::verdict::Action;
 
 use super::network::Network;
@@ -56,7 +56,7 @@ fn replaced(bed: &Bed) -> Result<[f64; 2]> {
     job.wait_for(other, "steps after the leader was lost", |events| events.stepping(&moment, 1))?;
     let stepping = job.events.last_first("step", &moment)?;
     let leads_here = |fact: &Fact| {
-        observed(fact, LEADER_REPLACED)
+        observed(fact, HostsEvent::LeaderReplaced.as_str())
             .is_some_and(|of| of.values.get(LEADS_HERE).is_some_and(|is| is == "true"))
     };
     let decided = job.wait_for(other, "the decision in the journal", |_| {

@@ -2,7 +2,7 @@
 //! minus the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with
 //! it. A peer writes no such decisions, so the end of a remaining rank counts.
 
-use mainstay_model::observation::WORLD_GROWS;
+use mainstay_model::observation::HostsEvent;
 
 use super::network::Network;
 use super::{Job, seconds};
@@ -63,7 +63,9 @@ fn resized(bed: &Bed, launcher: Launcher) -> Result<[f64; 2]> {
     let moment = job.events.now();
     start(&mut job)?;
     let left: Vec<i32> = pids.into_values().collect();
-    let decided = decided(&mut job, "the growth", &left, |fact| observed(fact, WORLD_GROWS).is_some())?;
+    let decided = decided(&mut job, "the growth", &left, |fact| {
+        observed(fact, HostsEvent::WorldGrows.as_str()).is_some()
+    })?;
     job.events = Events::of(path, HOSTS);
     job.wait_for(0, "steps with the host", |events| events.stepping(&moment, 1))?;
     // All hosts are back, so that nothing is waited for.

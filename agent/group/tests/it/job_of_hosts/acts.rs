@@ -6,7 +6,7 @@ use mainstay_group::lead::{self, Lead};
 use mainstay_group::wire::Down;
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::{Attempt, BootId, JobId};
-use mainstay_model::observation::WORLD_GROWS;
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Stamp, Wall};
 use mainstay_recovery::protocol::{Command, StopWhy};
 
@@ -136,7 +136,7 @@ impl World {
                 self.counted.extend(restart_of(&decision.action));
             }
             if let (Body::Fact(Fact::Observed(seen)), Some(lead)) = (&body, self.launchers[me].leads())
-                && seen.event == WORLD_GROWS
+                && HostsEvent::WorldGrows.is(seen)
             {
                 self.grown += 1;
                 self.counted.insert(Attempt(lead.merge().attempt().0 + 1));

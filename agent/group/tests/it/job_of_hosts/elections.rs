@@ -152,7 +152,7 @@ fn the_newest_host_is_elected_and_yields_to_one_with_a_record() {
 #[test]
 fn without_a_leader_the_wait_for_a_seat_is_limited() {
     let mut follow = follower();
-    follow.receive(Mono(2), Down::Waiting { reported: String::new(), spare: None });
+    follow.receive(Mono(2), Down::Waiting { status: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
     follow.look(Mono(3).after(LEASE_SPAN), None, false);
     let acts = acts(&mut follow);

@@ -6,7 +6,7 @@ use mainstay_group::lead::{self, Expected, Lead, LeaderSettings, SteppedDown};
 use mainstay_group::merge::{Merge, Next};
 use mainstay_group::round::{Member, Seated, first};
 use mainstay_group::wire::Join;
-use mainstay_model::entry::{ExitStatus, Fact, JobSpec};
+use mainstay_model::entry::{ExitStatus, Fact, HostLoss, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_recovery::job::{Job, Output};
@@ -135,7 +135,7 @@ fn a_leader_whose_end_is_not_stored_accepts_the_stored_end() {
 fn an_unfinished_start_of_a_lost_leader_fails_with_its_host() {
     let mut merge = Merge::resume(seated(3), PATIENCE, Attempt(2), false);
     let mut next = VecDeque::new();
-    merge.lost(Mono(5), 0, "its launcher, which led the job, is lost", &mut next);
+    merge.lost(Mono(5), 0, (HostLoss::ReplacedLeader, "it led"), &mut next);
     merge.give_up_start(Mono(5), &mut next);
     let facts: Vec<_> = next
         .iter()

@@ -52,7 +52,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Deposed(_)
@@ -85,12 +85,12 @@ impl Gathering<'_> {
         let me = Member { leads: true, ..Member::from_join(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
-        let mut reported = String::new();
+        let mut status = String::new();
         // The round is final once it is being written: hosts that come later are spares.
         let mut round: Option<Vec<Seated>> = None;
         loop {
             let members: Vec<Member> =
-                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+                std::iter::once(me.clone()).chain(waiting.iter().map(|other| other.member.clone())).collect();
             let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
             let last_call_over =
                 enough_since.is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
@@ -106,12 +106,12 @@ impl Gathering<'_> {
                 }
             }
             if let Some(lacking) = &lacking
-                && lacking.to_string() != reported
+                && lacking.to_string() != status
             {
-                reported = lacking.to_string();
-                print(reported.clone());
-                for of in &waiting {
-                    let _ = of.to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
+                status = lacking.to_string();
+                print(status.clone());
+                for other in &waiting {
+                    let _ = other.to.try_send(Down::Waiting { status: status.clone(), spare: None });
                 }
             }
             enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
@@ -133,7 +133,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Elected(_)
@@ -184,7 +184,7 @@ impl Gathering<'_> {
         print(format!("joining the job; its leader is {at}"));
         let mut to = None;
         let mut clock = Mapping::default();
-        let (mut trouble, mut reported_at) = (String::new(), None::<Instant>);
+        let (mut problem, mut reported_at) = (String::new(), None::<Instant>);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -195,15 +195,15 @@ impl Gathering<'_> {
                         if store_session.leader.is_none() {
                             return Ok(Outcome::Again);
                         }
-                        if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                        if why != problem || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
                             print(format!("cannot reach the leader {at}: {why}; still trying"));
-                            (trouble, reported_at) = (why, Some(Instant::now()));
+                            (problem, reported_at) = (why, Some(Instant::now()));
                         }
                     }
                     Some(FromLeader::Received { at: received, down }) => match down {
-                        Down::Waiting { reported, spare: None } => print(reported),
-                        Down::Waiting { reported, spare: Some(spare) } => {
-                            print(reported);
+                        Down::Waiting { status, spare: None } => print(status),
+                        Down::Waiting { status, spare: Some(spare) } => {
+                            print(status);
                             let Spare { seat, job, launch } = *spare;
                             let (waits, newest, leads) = (true, 0, leads(&leader));
                             return Ok(Outcome::Seated(Box::new(Followed {
@@ -226,7 +226,7 @@ impl Gathering<'_> {
                     // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Trouble(why) => print(why),
+                    FromStore::Problem(why) => print(why),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Elected(_)
@@ -236,18 +236,18 @@ impl Gathering<'_> {
                 // A launcher that takes this one for the leader gets no answer.
                 Some(_) = listener.events.recv() => {}
                 Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
-                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in(&trouble)),
+                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in(&problem)),
             }
         }
     }
 
-    fn not_in(&self, trouble: &str) -> String {
+    fn not_in(&self, problem: &str) -> String {
         format!(
             "this host did not get into the job at {} within {}{}. Check that `mainstay run` is running on the \
              endpoint's host with the same --nnodes and --rdzv-id, and that the port is open in the firewall",
             self.plan.endpoint(),
             self.plan.join_timeout,
-            if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
+            if problem.is_empty() { String::new() } else { format!(" ({problem})") }
         )
     }
 }
@@ -271,10 +271,10 @@ fn arrived(
 ) {
     match event {
         FromHost::Joined { connection, join, peer, to } => {
-            waiting.retain(|of| of.member.launcher != join.launcher);
+            waiting.retain(|other| other.member.launcher != join.launcher);
             let member = Member::from_join(&join);
             let members: Vec<Member> =
-                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+                std::iter::once(me.clone()).chain(waiting.iter().map(|other| other.member.clone())).collect();
             let expected = Expected { leader: mine.clone(), mixed: plan.mixed };
             let seat = || round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string());
             let why = expected.refusal(&join).or_else(|| expected.difference(&join)).or_else(seat);
@@ -287,14 +287,14 @@ fn arrived(
             let version = (join.version != mine.version)
                 .then(|| format!("it runs Mainstay {}, host {} {}", join.version, mine.host, mine.version));
             for difference in version.into_iter().chain(expected.differences(&join)) {
-                let reported = format!("host {} ({peer}): {difference}", join.host);
-                let _ = to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
-                print(reported);
+                let status = format!("host {} ({peer}): {difference}", join.host);
+                let _ = to.try_send(Down::Waiting { status: status.clone(), spare: None });
+                print(status);
             }
             waiting.push(Waiting { join, member, connection, to });
         }
         FromHost::Gone { connection, why } => {
-            if let Some(at) = waiting.iter().position(|of| of.connection == connection) {
+            if let Some(at) = waiting.iter().position(|other| other.connection == connection) {
                 let gone = waiting.remove(at);
                 print(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
             }

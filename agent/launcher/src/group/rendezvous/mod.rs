@@ -14,7 +14,7 @@ use mainstay_recovery::protocol::Seat;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::checkpoints::replicas::Known;
+use crate::checkpoints::replicas::ReplicaPlan;
 use crate::group::plan::HostsPlan;
 use crate::group::rendezvous::gathering::{Gathering, Waiting};
 use crate::group::store::{RecordWriter, StoreSession, access, exit_of};
@@ -80,7 +80,7 @@ impl JoinOutcome {
     }
 
     /// How this launcher is known to others that keep copies of checkpoints for it; none if it keeps none itself.
-    pub fn known(&self) -> Option<Known> {
+    pub fn known(&self) -> Option<ReplicaPlan> {
         let (name, remote) = match self {
             JoinOutcome::Leading(gathered, remote) => {
                 (gathered.round.get(gathered.me as usize)?.member.replicas.clone(), remote)
@@ -88,7 +88,7 @@ impl JoinOutcome {
             JoinOutcome::Following(followed, remote) => (followed.join.borrow().replicas.clone(), remote),
             JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => return None,
         };
-        Known::of(&remote.plan, name, &remote.store_session.pass)
+        ReplicaPlan::new(&remote.plan, name, &remote.store_session.pass)
     }
 }
 
@@ -173,9 +173,10 @@ pub async fn gather(
 fn gathered(mine: &Join, round: Vec<Seated>, waiting: Vec<Waiting>, record_writer: RecordWriter) -> Gathered {
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
-        waiting.into_iter().partition(|of| seated(&of.member.launcher));
-    let spares = beyond.into_iter().map(|of| (of.member, of.connection, of.to)).collect();
-    let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
+        waiting.into_iter().partition(|other| seated(&other.member.launcher));
+    let spares = beyond.into_iter().map(|other| (other.member, other.connection, other.to)).collect();
+    let connections =
+        taking_part.into_iter().map(|other| (other.member.launcher, other.connection, other.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
     Gathered { round, me, connections, spares, join: mine.clone(), record_writer }

@@ -96,13 +96,13 @@ pub(crate) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
         let event = match watch.next().await {
             Ok(event) => event,
             Err(error) => {
-                let _ = listener.update.send(FromStore::Trouble(format!("the coordination store: {error}")));
+                let _ = listener.update.send(FromStore::Problem(format!("the coordination store: {error}")));
                 tokio::time::sleep(REPORT_EVERY).await;
                 continue;
             }
         };
         listener.take(&event);
-        let reported = match event {
+        let updates = match event {
             GroupEvent::Snapshot(state) => {
                 state.record.into_iter().for_each(|found| listener.keep_record(found));
                 let ended = state.ended.map(FromStore::Ended);
@@ -115,13 +115,13 @@ pub(crate) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
                 continue;
             }
             GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
-            GroupEvent::Unreadable { key, why } => vec![FromStore::Trouble(format!("{key}: {why}"))],
+            GroupEvent::Unreadable { key, why } => vec![FromStore::Problem(format!("{key}: {why}"))],
             GroupEvent::Joined(_)
             | GroupEvent::Changed { .. }
             | GroupEvent::Left { .. }
             | GroupEvent::RoundPublished(_) => continue,
         };
-        for news_of_it in reported {
+        for news_of_it in updates {
             if listener.update.send(news_of_it).is_err() {
                 return;
             }

@@ -28,7 +28,7 @@ use crate::group::plan::{Aborting, HostsPlan, StoreKind};
 use crate::group::streams::{Ends, Token};
 use events::{PublishedState, StoreListener, missed, report, watch_group};
 pub use record_writer::RecordWriter;
-use record_writer::{Wanted, hold};
+use record_writer::{StoreRequest, hold};
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -49,7 +49,7 @@ pub enum FromStore {
     Deposed(u64),
     Written(u64),
     Ended(JobEndedNote),
-    Trouble(String),
+    Problem(String),
 }
 
 /// This launcher leads from now on.
@@ -77,7 +77,7 @@ pub struct StoreSession {
     pub(super) leader: Option<Leader>,
     /// What this launcher publishes about itself.
     says: PublishedState,
-    reported: watch::Sender<PublishedState>,
+    published: watch::Sender<PublishedState>,
     _publisher: Aborting,
     /// Whether it has a say on the leader.
     has_vote: watch::Receiver<bool>,
@@ -136,7 +136,7 @@ impl StoreSession {
             let (client, server) = tls.ends();
             Ends { client, server }
         });
-        let token = Token::of(&join.run_id, Some(&secret)).over(ends);
+        let token = Token::new(&join.run_id, Some(&secret)).over(ends);
         let pass = pass(&join.run_id, &secret, encryption).context("the secret of the job")?;
         let (sender, events) = mpsc::unbounded_channel();
         let (record_sender, record) = watch::channel(None);
@@ -150,7 +150,7 @@ impl StoreSession {
             leader: None,
         };
         let watch = Aborting(tokio::spawn(watch_group(group.watch(), listener)));
-        let (reported, to_report) = watch::channel(PublishedState::default());
+        let (published, to_report) = watch::channel(PublishedState::default());
         let teller = Aborting(tokio::spawn(report(Arc::downgrade(&membership), to_report)));
         let may_begin = match plan.store {
             StoreKind::Builtin => server.is_some(),
@@ -167,7 +167,7 @@ impl StoreSession {
             _watch: watch,
             leader: None,
             says: PublishedState::default(),
-            reported,
+            published,
             _publisher: teller,
             has_vote,
             record,
@@ -222,7 +222,7 @@ impl StoreSession {
                     tokio::spawn(hold(leadership, orders, sender));
                 }
                 Err(error) => {
-                    let _ = sender.send(FromStore::Trouble(format!("this host cannot lead: {error}")));
+                    let _ = sender.send(FromStore::Problem(format!("this host cannot lead: {error}")));
                 }
             }
         })));
@@ -250,7 +250,7 @@ impl StoreSession {
     /// Publishes whether this launcher has a seat: then it goes on with the job if the leader is lost.
     pub fn set_seated(&mut self, seated: bool) {
         self.says.seated = seated;
-        self.reported.send_replace(self.says.clone());
+        self.published.send_replace(self.says.clone());
     }
 
     /// Whether this launcher has a say on whether the leader lives.
@@ -261,7 +261,7 @@ impl StoreSession {
     /// Publishes whether this launcher misses the leader.
     pub fn miss_leader(&mut self, misses: bool) {
         self.says.misses = self.leader.as_ref().filter(|_| misses).map(missed);
-        self.reported.send_replace(self.says.clone());
+        self.published.send_replace(self.says.clone());
     }
 
     /// Whether another launcher can go on with the job. If so, this one, which has no seat, must not start it again.
@@ -293,7 +293,7 @@ impl StoreSession {
     /// Ends the job in the store: its leader removes the job's keys.
     pub async fn end(self, record_writer: RecordWriter, exit: i32, why: &str) {
         let (done, is_done) = oneshot::channel();
-        let _ = record_writer.wanted.send(Wanted::End { why: why.to_owned(), exit, done });
+        let _ = record_writer.requests.send(StoreRequest::End { why: why.to_owned(), exit, done });
         let _ = tokio::time::timeout(END_WITHIN, is_done).await;
         self.stop_store().await;
     }

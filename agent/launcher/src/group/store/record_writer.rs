@@ -11,11 +11,11 @@ use crate::group::store::{FromStore, PAUSE, REPORT_EVERY};
 #[derive(Debug)]
 pub struct RecordWriter {
     pub epoch: u64,
-    pub(crate) wanted: mpsc::UnboundedSender<Wanted>,
+    pub(crate) requests: mpsc::UnboundedSender<StoreRequest>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum StoreRequest {
     /// Its number, the protocol version needed to read it, and its content.
     Record(u64, u32, Value),
     /// A record that could not be written before.
@@ -31,14 +31,14 @@ impl RecordWriter {
     /// Has the record stored; [`FromStore::Written`] reports when it is. A newer record replaces one that is not stored yet.
     pub fn write(&self, number: u64, record: &Record) {
         // The receiver ends with the leadership, which is reported separately.
-        let _ = self.wanted.send(Wanted::Record(number, record.needs(), json!(record)));
+        let _ = self.requests.send(StoreRequest::Record(number, record.needs(), json!(record)));
     }
 }
 
 /// Writes the records of the leader and reports when the leadership is over.
 pub(crate) async fn hold(
     leadership: Leadership,
-    mut wanted: mpsc::UnboundedReceiver<Wanted>,
+    mut requests: mpsc::UnboundedReceiver<StoreRequest>,
     update: mpsc::UnboundedSender<FromStore>,
 ) {
     let deposed = FromStore::Deposed(leadership.epoch());
@@ -49,23 +49,23 @@ pub(crate) async fn hold(
                 let _ = update.send(deposed);
                 return;
             }
-            order = wanted.recv() => order,
-            () = tokio::time::sleep(PAUSE), if unwritten.is_some() => Some(Wanted::Again),
+            order = requests.recv() => order,
+            () = tokio::time::sleep(PAUSE), if unwritten.is_some() => Some(StoreRequest::Again),
         };
         match order {
             None => {
                 let _ = leadership.resign().await;
                 return;
             }
-            Some(Wanted::End { why, exit, done }) => {
+            Some(StoreRequest::End { why, exit, done }) => {
                 if let Err(error) = leadership.end(&why, json!({ "exit": exit })).await {
                     tracing::debug!(%error, "the keys of the job stay until their leases end");
                 }
                 let _ = done.send(());
                 return;
             }
-            Some(Wanted::Again) => {}
-            Some(Wanted::Record(number, needs, record)) => unwritten = Some((number, needs, record)),
+            Some(StoreRequest::Again) => {}
+            Some(StoreRequest::Record(number, needs, record)) => unwritten = Some((number, needs, record)),
         }
         let Some((number, needs, record)) = unwritten.clone() else { continue };
         match leadership.write_record_for(needs, record).await {
@@ -83,9 +83,8 @@ pub(crate) async fn hold(
                 tracing::debug!(%error, "the job's record is not written yet");
             }
             Err(error) => {
-                let reported =
-                    format!("the job's record cannot be written, so nothing is restarted: {error}");
-                let _ = update.send(FromStore::Trouble(reported));
+                let problem = format!("the job's record cannot be written, so nothing is restarted: {error}");
+                let _ = update.send(FromStore::Problem(problem));
                 tokio::time::sleep(REPORT_EVERY).await;
             }
         }

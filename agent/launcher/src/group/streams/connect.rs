@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::group::streams::listen::WAITING_MESSAGES;
+use crate::group::streams::listen::MAX_QUEUED_MESSAGES;
 use crate::group::streams::{
     BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_follower, receive, send,
     send_waiting,
@@ -97,7 +97,7 @@ async fn one(
     let mut stream = proven.await.map_err(|_| unmade(silent()))?.map_err(unmade)?;
     let first = Up::Join(join.borrow().clone());
     send(&mut stream, &first).await.map_err(unmade)?;
-    let (to, mut messages) = mpsc::channel::<Up>(WAITING_MESSAGES);
+    let (to, mut messages) = mpsc::channel::<Up>(MAX_QUEUED_MESSAGES);
     if events.send(FromLeader::Connected { to }).await.is_err() {
         return Ok(());
     }

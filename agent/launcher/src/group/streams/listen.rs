@@ -19,10 +19,10 @@ use crate::group::streams::{
 };
 
 /// Maximum number of connections: those of the largest job, and of launchers that check this one.
-const CONNECTIONS: usize = 32_768;
+const MAX_CONNECTIONS: usize = 32_768;
 
 /// Messages that may queue for one connection; a follower that does not read loses its connection.
-pub const WAITING_MESSAGES: usize = 8192;
+pub const MAX_QUEUED_MESSAGES: usize = 8192;
 
 /// Events from followers.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ async fn accept(listener: TcpListener, token: Token, events: mpsc::Sender<FromHo
             }
         };
         while connections.try_join_next().is_some() {}
-        if open.load(Ordering::Relaxed) >= CONNECTIONS {
+        if open.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
             continue;
         }
         open.fetch_add(1, Ordering::Relaxed);
@@ -154,7 +154,7 @@ async fn serve(
         return Err(StreamError::Message("the first message is not a join".to_owned()));
     };
     let (mut from, mut into) = tokio::io::split(stream);
-    let (to, mut messages) = mpsc::channel::<Down>(WAITING_MESSAGES);
+    let (to, mut messages) = mpsc::channel::<Down>(MAX_QUEUED_MESSAGES);
     let answers = to.downgrade();
     let is_understood = join.protocol == PROTOCOL;
     let joined = FromHost::Joined { connection, join, peer: peer.ip().to_canonical(), to };

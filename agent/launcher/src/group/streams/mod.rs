@@ -66,7 +66,7 @@ impl std::fmt::Debug for Token {
 impl Token {
     /// The token of a job: derived from the secret that the user gave, else from the run id, which separates jobs
     /// but does not keep out intruders.
-    pub fn of(run_id: &str, secret: Option<&str>) -> Token {
+    pub fn new(run_id: &str, secret: Option<&str>) -> Token {
         let mut text = secret.unwrap_or_default().to_owned();
         text.push('\0');
         text.push_str(run_id);
@@ -243,12 +243,12 @@ mod tests {
 
     #[tokio::test]
     async fn only_launchers_with_the_same_token_connect() {
-        let token = || Token::of("run", Some("secret"));
+        let token = || Token::new("run", Some("secret"));
         let (leader, follower) = both(token(), token()).await;
         leader.expect("the same token");
         follower.expect("the same token");
         for other in
-            [Token::of("run", Some("guess")), Token::of("other", Some("secret")), Token::of("run", None)]
+            [Token::new("run", Some("guess")), Token::new("other", Some("secret")), Token::new("run", None)]
         {
             let (leader, follower) = both(token(), other).await;
             assert!(matches!(leader, Err(StreamError::Token)), "{leader:?}");
@@ -260,7 +260,7 @@ mod tests {
     async fn another_program_is_reported_as_such() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         a.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("written");
-        let error = prove_as_follower(&mut b, &Token::of("run", None)).await.expect_err("no launcher");
+        let error = prove_as_follower(&mut b, &Token::new("run", None)).await.expect_err("no launcher");
         assert!(matches!(error, StreamError::NoLauncher), "{error}");
     }
 

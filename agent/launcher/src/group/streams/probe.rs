@@ -20,10 +20,10 @@ const TRY_INTERVAL: Duration = Duration::from_millis(100);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// A port is closed after this many refused attempts; a single one may come from a firewall that is being reloaded.
-const REFUSALS: usize = 2;
+const MIN_REFUSALS: usize = 2;
 
 /// The result of one attempt.
-enum Found {
+enum TryResult {
     Launcher,
     Connection,
     Refusal,
@@ -32,7 +32,7 @@ enum Found {
 
 /// Checks the launcher that listens at this address.
 pub async fn probe(address: String, token: Token) -> ProbeResult {
-    let (response, mut reported) = tokio::sync::mpsc::unbounded_channel();
+    let (response, mut results) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
     for number in 0..MAX_TRIES {
         let (address, token, response) = (address.clone(), token.clone(), response.clone());
@@ -45,14 +45,14 @@ pub async fn probe(address: String, token: Token) -> ProbeResult {
     drop(response);
     let (mut connected, mut refusals) = (false, 0);
     let watch = async {
-        while let Some(found) = reported.recv().await {
+        while let Some(found) = results.recv().await {
             match found {
-                Found::Launcher => return Some(ProbeResult::Answers),
-                Found::Connection => connected = true,
-                Found::Refusal => refusals += 1,
-                Found::Nothing => {}
+                TryResult::Launcher => return Some(ProbeResult::Answers),
+                TryResult::Connection => connected = true,
+                TryResult::Refusal => refusals += 1,
+                TryResult::Nothing => {}
             }
-            if refusals >= REFUSALS {
+            if refusals >= MIN_REFUSALS {
                 return Some(ProbeResult::Refuses);
             }
         }
@@ -63,18 +63,22 @@ pub async fn probe(address: String, token: Token) -> ProbeResult {
 }
 
 /// One connection, until a launcher has started its proof on it.
-async fn knock(address: &str, token: &Token, response: &tokio::sync::mpsc::UnboundedSender<Found>) -> Found {
+async fn knock(
+    address: &str,
+    token: &Token,
+    response: &tokio::sync::mpsc::UnboundedSender<TryResult>,
+) -> TryResult {
     let stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Found::Refusal,
-        Err(_) => return Found::Nothing,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return TryResult::Refusal,
+        Err(_) => return TryResult::Nothing,
     };
-    let _ = response.send(Found::Connection);
-    let Ok(mut stream) = encrypted::as_follower(stream, token).await else { return Found::Nothing };
+    let _ = response.send(TryResult::Connection);
+    let Ok(mut stream) = encrypted::as_follower(stream, token).await else { return TryResult::Nothing };
     let mut magic = [0; 8];
     match stream.read_exact(&mut magic).await {
-        Ok(_) if &magic == MAGIC => Found::Launcher,
-        _ => Found::Nothing,
+        Ok(_) if &magic == MAGIC => TryResult::Launcher,
+        _ => TryResult::Nothing,
     }
 }
 
@@ -84,7 +88,7 @@ mod tests {
     use crate::group::streams::listen::Bound;
 
     fn token() -> Token {
-        Token::of("run", Some("secret"))
+        Token::new("run", Some("secret"))
     }
 
     #[tokio::test]

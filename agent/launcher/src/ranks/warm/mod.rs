@@ -17,8 +17,8 @@ use mainstay_model::observation::{Observation, Weight};
 
 use crate::log_files;
 use crate::ranks::RankSpec;
-use crate::ranks::process::{PageTrouble, RankProcess};
-use crate::run::of_some;
+use crate::ranks::process::{PageProblem, RankProcess};
+use crate::run::next_of;
 use mainstay_sys::{affinity, priority, processes};
 
 /// The user's settings for starting ranks.
@@ -31,7 +31,7 @@ pub struct WarmSettings {
 }
 
 /// Number of templates that may fail before no more are started: each lacks the module that spoilt the previous one.
-const TRIES: u32 = 5;
+const MAX_FAILED_TEMPLATES: u32 = 5;
 
 /// If ranks have not reported their modules after this time, their program is read instead.
 const REPORT_WITHIN: Duration = Duration::from_secs(20);
@@ -68,7 +68,7 @@ impl Warm {
     /// For a job with this command. The template's files are in `directory`.
     pub fn new(settings: WarmSettings, command: &[String], directory: PathBuf) -> Warm {
         let search = std::env::var_os("PATH");
-        let (program, plainly) = match PythonProgram::of(command, search.as_deref()) {
+        let (program, plainly) = match PythonProgram::parse(command, search.as_deref()) {
             _ if !settings.enabled => (None, None),
             Ok(program) => (Some(program), None),
             Err(NoTemplate::Plainly(why)) => (None, Some(why)),
@@ -105,8 +105,8 @@ impl Warm {
     /// The next news from a template, and whether it is from the next one; waits forever without one.
     pub(crate) async fn update(&mut self) -> (bool, TemplateEvent) {
         tokio::select! {
-            update = of_some(self.template.as_mut().map(Template::update)) => (false, update),
-            update = of_some(self.next.as_mut().map(Template::update)) => (true, update),
+            update = next_of(self.template.as_mut().map(Template::update)) => (false, update),
+            update = next_of(self.next.as_mut().map(Template::update)) => (true, update),
         }
     }
 
@@ -138,7 +138,7 @@ impl Warm {
                 template.compare(file);
             }
         }
-        if self.lacks && self.next.is_none() && self.tries < TRIES {
+        if self.lacks && self.next.is_none() && self.tries < MAX_FAILED_TEMPLATES {
             self.lacks = false;
             let program = self.program.clone()?;
             // One that cannot be started changes nothing.
@@ -245,14 +245,15 @@ impl Warm {
             TemplateEvent::Unclean { why, module } => {
                 self.end();
                 match module {
-                    Some(module) if self.tries < TRIES => Some(self.leave_out(module, &why)),
+                    Some(module) if self.tries < MAX_FAILED_TEMPLATES => Some(self.leave_out(module, &why)),
                     _ => Some(self.give_up(&why)),
                 }
             }
             TemplateEvent::Failed(why) => Some(self.give_up(&why)),
             TemplateEvent::Gone => {
                 self.end();
-                (self.tries >= TRIES).then(|| self.give_up("it ended again and again; see its output.log"))
+                (self.tries >= MAX_FAILED_TEMPLATES)
+                    .then(|| self.give_up("it ended again and again; see its output.log"))
             }
         }
     }
@@ -307,7 +308,7 @@ impl Warm {
         port: u16,
         which: &[u32],
         spare: &[Pid],
-    ) -> Option<Result<(Vec<RankProcess>, PageTrouble), Fact>> {
+    ) -> Option<Result<(Vec<RankProcess>, PageProblem), Fact>> {
         self.began = Instant::now();
         let template = self.template.as_mut()?;
         if template.hurry().is_err() || !(template.is_warm() || template.finish_imports()) {
@@ -355,9 +356,9 @@ fn warm(modules: u32, seconds: f64) -> Fact {
 }
 
 /// These processes and all their descendants.
-pub(crate) fn with_descendants(of: &[Pid]) -> Vec<Pid> {
-    let below = of.iter().flat_map(|pid| processes::descendants(*pid));
-    of.iter().copied().chain(below).collect()
+pub(crate) fn with_descendants(pids: &[Pid]) -> Vec<Pid> {
+    let below = pids.iter().flat_map(|pid| processes::descendants(*pid));
+    pids.iter().copied().chain(below).collect()
 }
 
 fn observed(event: &str, weight: Weight, detail: String) -> Fact {

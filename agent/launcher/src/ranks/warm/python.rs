@@ -36,7 +36,7 @@ impl PythonProgram {
     ///
     /// # Errors
     /// It is no Python program that could be started from a template; with the reason.
-    pub fn of(command: &[String], search: Option<&OsStr>) -> Result<PythonProgram, NoTemplate> {
+    pub fn parse(command: &[String], search: Option<&OsStr>) -> Result<PythonProgram, NoTemplate> {
         let none = NoTemplate::NotPython;
         let (program, rest) = command.split_first().ok_or_else(|| none("there is no command".to_owned()))?;
         if is_python(program) {
@@ -64,8 +64,8 @@ pub fn interpreter_of(command: &[String], search: Option<&OsStr>) -> String {
         if is_python(program) {
             return Some(program.clone());
         }
-        let words = shebang(&find(program, search)?)?;
-        words.into_iter().find(|word| file_name(word) != "env").filter(|word| is_python(word))
+        let parts = shebang(&find(program, search)?)?;
+        parts.into_iter().find(|part| file_name(part) != "env").filter(|part| is_python(part))
     };
     command.first().and_then(named).unwrap_or_else(|| "python3".to_owned())
 }
@@ -142,17 +142,17 @@ fn shebang(path: &Path) -> Option<Vec<String>> {
     let mut head = Vec::new();
     std::fs::File::open(path).ok()?.take(512).read_to_end(&mut head).ok()?;
     let line = String::from_utf8_lossy(&head);
-    let words = line.lines().next()?.strip_prefix("#!")?;
-    Some(words.split_whitespace().map(str::to_owned).collect())
+    let parts = line.lines().next()?.strip_prefix("#!")?;
+    Some(parts.split_whitespace().map(str::to_owned).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(command: &[&str]) -> Result<PythonProgram, NoTemplate> {
-        let command: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
-        PythonProgram::of(&command, None)
+    fn parsed(command: &[&str]) -> Result<PythonProgram, NoTemplate> {
+        let command: Vec<String> = command.iter().map(|part| (*part).to_owned()).collect();
+        PythonProgram::parse(&command, None)
     }
 
     fn script() -> (testing::TempDir, String) {
@@ -167,14 +167,14 @@ mod tests {
     fn a_script_with_its_interpreters_options() {
         let (_directory, path) = script();
         let program =
-            of(&["/usr/bin/python3.11", "-uX", "dev", "-W", "error", &path, "-m", "5"]).expect("Python");
+            parsed(&["/usr/bin/python3.11", "-uX", "dev", "-W", "error", &path, "-m", "5"]).expect("Python");
         assert_eq!(program.interpreter, ["/usr/bin/python3.11", "-uX", "dev", "-W", "error"]);
         assert_eq!((program.module, program.arguments), (false, vec![path, "-m".into(), "5".into()]));
     }
 
     #[test]
     fn a_module_also_behind_other_options() {
-        let program = of(&["python3", "-um", "train.main", "--x"]).expect("Python");
+        let program = parsed(&["python3", "-um", "train.main", "--x"]).expect("Python");
         assert_eq!(program.interpreter, ["python3", "-u"]);
         assert_eq!((program.module, program.target.as_str()), (true, "train.main"));
         assert_eq!(program.arguments, ["train.main", "--x"]);
@@ -186,7 +186,7 @@ mod tests {
         let path = directory.path().join("train");
         std::fs::write(&path, "#!/opt/venv/bin/python3 -s\nimport sys\n").expect("a file");
         let path = path.display().to_string();
-        let program = of(&[&path, "--x"]).expect("Python");
+        let program = parsed(&[&path, "--x"]).expect("Python");
         assert_eq!(program.interpreter, ["/opt/venv/bin/python3", "-s"]);
         assert_eq!(program.arguments, [path, "--x".to_owned()]);
     }
@@ -211,14 +211,14 @@ mod tests {
     fn what_cannot_be_forked_is_left_to_a_plain_start_with_the_reason() {
         let (_directory, path) = script();
         for (command, why) in [
-            (vec!["/bin/sh", "x.sh"], "not a Python program"),
+            (vec!["/bin/sh", "x.sh"], "/bin/sh"),
             (vec!["python3", "-c", "pass"], "-c"),
             (vec!["python3", "-i", &path], "-i"),
-            (vec!["python3", "/no/such/script.py"], "is not a file"),
+            (vec!["python3", "/no/such/script.py"], "/no/such/script.py"),
             (vec!["python3", "-m", "rank${local_rank}"], "another program"),
             (vec!["python3"], "no program"),
         ] {
-            let error = of(&command).expect_err("a plain start");
+            let error = parsed(&command).expect_err("a plain start");
             assert!(error.to_string().contains(why), "{command:?}: {error}");
             let is_python = command[0] == "python3";
             assert_eq!(matches!(error, NoTemplate::Plainly(_)), is_python, "{command:?}: {error}");

@@ -27,7 +27,7 @@ const SOURCE: &str = include_str!("template.py");
 /// How long standbys may take to become ranks. They only open their files; a plain start is the fallback.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
-const READ_AT_ONCE: usize = 8192;
+const READ_BYTES: usize = 8192;
 
 /// A module's name and the file that it came from, empty for built-in modules.
 pub type Module = (String, String);
@@ -206,7 +206,7 @@ impl Template {
             if let Some(update) = self.line() {
                 return update;
             }
-            let mut buffer = [0; READ_AT_ONCE];
+            let mut buffer = [0; READ_BYTES];
             let ready = self.control.readable().await;
             // Through the runtime, so that it notices when nothing is left.
             let read = ready.and_then(|()| {
@@ -247,7 +247,7 @@ impl Template {
     pub fn finish_imports(&mut self) -> bool {
         let until = Instant::now() + self.began.elapsed().min(START_WITHIN);
         while !self.warm {
-            let mut buffer = [0; READ_AT_ONCE];
+            let mut buffer = [0; READ_BYTES];
             if !self.wait(PollFlags::IN, until).unwrap_or(false) {
                 return false;
             }
@@ -309,7 +309,7 @@ impl Template {
                 Ok(false) => return Err(format!("it did not answer within {} s", START_WITHIN.as_secs())),
                 Err(error) => return Err(error.to_string()),
             }
-            let mut buffer = [0; READ_AT_ONCE];
+            let mut buffer = [0; READ_BYTES];
             match receive(&self.control, &mut buffer) {
                 Ok(0) => return Err("it ended".to_owned()),
                 Ok(length) => self.received.extend_from_slice(&buffer[..length]),
