@@ -171,14 +171,14 @@ fn without_python(native: &Value) -> String {
     for thread in
         iter::once(&native["main"]).chain(threads).filter(|thread| thread.is_object()).take(MAX_THREADS)
     {
-        let text = |name: &str| thread[name].as_str().unwrap_or("?");
-        let (id, name, state) = (text("id"), text("name"), text("state"));
-        let channel = text("wait_channel");
-        let call = thread["system_call_name"].as_str().unwrap_or_else(|| text("system_call"));
+        let field = |name: &str| thread[name].as_str().unwrap_or("?");
+        let (id, name, state) = (field("id"), field("name"), field("state"));
+        let channel = field("wait_channel");
+        let call = thread["system_call_name"].as_str().unwrap_or_else(|| field("system_call"));
         text.push_str(&format!(
             "thread {id} ({name}): state {state}, wait channel {channel}, system call {call}\n"
         ));
-        for line in text("kernel_stack").lines().filter(|line| *line != "?") {
+        for line in field("kernel_stack").lines().filter(|line| *line != "?") {
             text.push_str(&format!("  {line}\n"));
         }
     }
