@@ -155,10 +155,10 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
         };
         files.watch(wanted).context("key `checkpoint.watch`")?;
     }
-    for directory in &of.replicator {
+    for directory in &keys.replicator {
         files.replicate(directory).context("key `checkpoint.replicator`")?;
     }
-    for CacheConfig(table) in &of.cache {
+    for CacheConfig(table) in &keys.cache {
         let CacheTable { name, directory, quota, quiet_s } = table.clone();
         let wanted = WantedCache { name, directory, quota: quota.0, quiet: quiet_s };
         files.cache(wanted).context("key `checkpoint.cache`")?;
