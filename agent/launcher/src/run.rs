@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::agent_link::stream::LinkEvent;
 use crate::agent_link::{AgentLink, EVIDENCE_TIMEOUT};
 use crate::checkpoints::replicas::Replicas;
-use crate::checkpoints::sealing::{Stage, Starting};
+use crate::checkpoints::sealing::{StartProgress, Starting};
 use crate::checkpoints::{Checkpoints, Moved, Moving};
 use crate::drill::Drill;
 use crate::group::Group;
@@ -148,7 +148,7 @@ impl Launcher {
                     self.wake_at = None;
                     self.group.step(clock::mono(), Event::Wake);
                 }
-                stage = next_of(self.checkpoints.starting.as_mut().map(Starting::next)) => self.stage(stage),
+                progress = next_of(self.checkpoints.starting.as_mut().map(Starting::next)) => self.start_progress(progress),
                 news = next_of(self.checkpoints.replicas.as_mut().map(Replicas::next)) => {
                     let world = self.ranks.spec.seat.world_size;
                     self.checkpoints.news(news, world, &mut self.group, &self.output.terminal);
@@ -451,8 +451,8 @@ impl Launcher {
         }
     }
 
-    fn stage(&mut self, stage: Stage) {
-        if let Some(start) = self.checkpoints.stage(stage, &self.output.terminal) {
+    fn start_progress(&mut self, progress: StartProgress) {
+        if let Some(start) = self.checkpoints.start_progress(progress, &self.output.terminal) {
             self.start(start);
         }
     }

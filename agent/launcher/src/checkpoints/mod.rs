@@ -145,8 +145,8 @@ impl Checkpoints {
     }
 
     /// Takes in the progress of a start that waits. Returns it when the step is known.
-    pub(crate) fn stage(&mut self, stage: StartProgress, terminal: &Terminal) -> Option<Start> {
-        let done = match stage {
+    pub(crate) fn start_progress(&mut self, progress: StartProgress, terminal: &Terminal) -> Option<Start> {
+        let done = match progress {
             StartProgress::Line(line) => {
                 terminal.print(line);
                 return None;
