@@ -295,34 +295,30 @@ mod tests {
         let mut log = EvidenceLog::default();
         let machine = |line: &str| Fact::KernelReport(report(DiskError, line));
         log.take_in(seconds(100), &machine("long before"));
-        log.take_in(seconds(850), &machine("before the attempt"));
+        log.take_in(seconds(850), &machine("shortly before"));
         log.take_in(seconds(860), &of_process(HungTask, "waited before the attempt", 9, None));
         log.take_in(seconds(950), &of_process(HungTask, "of another job", 7, None));
-        log.take_in(seconds(960), &of_process(HungTask, "of the host", 9, None));
+        log.take_in(seconds(960), &of_process(HungTask, "machine", 9, None));
         log.take_in(seconds(2000), &machine("long after"));
         let reported = log.report_evidence(seconds(1000), &attempt("/job"), &[]);
-        assert_eq!(reported.kernel_lines, ["before the attempt", "of the host"]);
+        assert_eq!(reported.kernel_lines, ["shortly before", "machine"]);
     }
 
     #[test]
     fn the_end_of_a_process_counts_only_for_its_own_job_after_the_start_of_the_attempt() {
         use KernelClass::{OutOfMemory, Segfault};
         let mut log = EvidenceLog::default();
-        log.take_in(seconds(850), &of_process(OutOfMemory, "of an earlier attempt", 8, Some("/job")));
+        log.take_in(seconds(850), &of_process(OutOfMemory, "earlier", 8, Some("/job")));
         log.take_in(seconds(950), &of_process(OutOfMemory, "in another group", 9, Some("/foreign")));
         log.take_in(seconds(951), &of_process(OutOfMemory, "of an unknown process", 9, None));
         log.take_in(seconds(952), &of_process(Segfault, "crash of an unknown process", 9, None));
-        log.take_in(seconds(953), &of_process(OutOfMemory, "of a rank that left the group", 8, Some("/own")));
-        log.take_in(
-            seconds(954),
-            &of_process(OutOfMemory, "of a worker in the group", 10, Some("/job/step")),
-        );
-        log.take_in(seconds(955), &of_process(Segfault, "crash of a rank", 8, None));
+        log.take_in(seconds(953), &of_process(OutOfMemory, "rank elsewhere", 8, Some("/own")));
+        log.take_in(seconds(954), &of_process(OutOfMemory, "worker", 10, Some("/job/step")));
+        log.take_in(seconds(955), &of_process(Segfault, "rank crash", 8, None));
         let lines = |scope: &AttemptScope| log.report_evidence(seconds(960), scope, &[]).kernel_lines;
-        let of_ranks = ["of a rank that left the group", "crash of a rank"];
-        assert_eq!(lines(&attempt("/job")), [of_ranks[0], "of a worker in the group", of_ranks[1]]);
+        assert_eq!(lines(&attempt("/job")), ["rank elsewhere", "worker", "rank crash"]);
         // All processes are in the root.
-        assert_eq!(lines(&attempt("/")), of_ranks);
+        assert_eq!(lines(&attempt("/")), ["rank elsewhere", "rank crash"]);
     }
 
     #[test]

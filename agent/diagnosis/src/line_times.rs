@@ -213,10 +213,12 @@ mod tests {
             line_time(14, &growth, Mono(9999), Progress::Reports { own: &own, others: &[&other] }).steps_after
         };
         // Found in the same poll as the warning: the order is unknown.
-        assert_eq!(after(&["step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n"]), Some(0));
-        assert_eq!(after(&["", "step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n"]), Some(2));
-        assert_eq!(after(&["step 1 loss 2\n", "step 2 loss 2\nstep 3 loss 2\n"]), Some(1));
-        assert_eq!(after(&["nothing of steps\n"]), None);
+        let steps =
+            |numbers: &[u64]| numbers.iter().map(|step| format!("step {step} loss 2\n")).collect::<String>();
+        assert_eq!(after(&[&steps(&[1, 2, 3])]), Some(0));
+        assert_eq!(after(&["", &steps(&[1, 2, 3])]), Some(2));
+        assert_eq!(after(&[&steps(&[1]), &steps(&[2, 3])]), Some(1));
+        assert_eq!(after(&["no number\n"]), None);
     }
 
     #[test]

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(read("137"), [Status::Signal(9)]);
         assert_eq!(read("-11 (SIGSEGV)"), [Status::Signal(11)]);
         assert_eq!(read("task 1 exit 1"), [Status::Code(1)]);
-        assert_eq!(read("exit code 139 on rank 3"), [Status::Signal(11)]);
+        assert_eq!(read("exitcode 139 on rank 3"), [Status::Signal(11)]);
         assert_eq!(read("exit 0"), [Status::Code(0)]);
         assert_eq!(read("0:0"), [Status::Code(0)]);
         assert_eq!(read("3 ranks"), [Status::Code(3)]);

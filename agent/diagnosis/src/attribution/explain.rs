@@ -381,17 +381,7 @@ mod tests {
     use crate::attribution::catalog::Catalog;
     use crate::attribution::scan::{Kind, Scan};
 
-    fn next_of(log: &str) -> Vec<String> {
-        let catalog = Catalog::built_in().expect("the catalog is compiled in");
-        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
-        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }), None)
-    }
-
-    fn asks_for_a_retry(next: &[String]) -> bool {
-        next.iter().any(|line| line.contains("one retry on other hosts"))
-    }
-
-    fn told(log: &str, exit: &str) -> Report {
+    fn explained(log: &str, exit: &str) -> Report {
         let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
         let evidence =
@@ -402,7 +392,7 @@ mod tests {
     #[test]
     fn a_fault_of_a_device_names_the_device_and_the_host_and_the_command_has_them() {
         let lost = "Jun 10 03:09:55 gpu-07 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=812, GPU has fallen off the bus.\n";
-        let report = told(lost, "");
+        let report = explained(lost, "");
         assert!(report.headline.contains(", device 0000:3b:00, host gpu-07"), "{}", report.headline);
         assert!(report.next[1].contains("-i 0000:3b:00"), "{:?}", report.next);
         assert!(report.next.len() <= 3);
@@ -410,74 +400,69 @@ mod tests {
 
     #[test]
     fn advice_belongs_to_the_finding() {
-        let held = told("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n", "");
+        let held =
+            explained("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n", "");
         assert!(held.next[1].contains("fuser -v"), "{:?}", held.next);
-        let limited = told(
+        let limited = explained(
             "requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: https://hub/x\n",
             "",
         );
         assert!(limited.next[1].starts_with("Wait"), "{:?}", limited.next);
-        let name = told("ValueError: host not found: Name or service not known\n", "");
+        let name = explained("ValueError: host not found: Name or service not known\n", "");
         assert!(name.next[1].contains("getent hosts"), "{:?}", name.next);
     }
 
     #[test]
     fn lines_that_were_set_aside_are_counted_and_listed() {
         let caught = "2026-01-01 10:00:00 - train - ERROR - skipping the batch\nTraceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\nstep 7 loss 2.1\nstep 8 loss 2.0\nstep 9 loss 2.0\n";
-        let report = told(caught, "137");
-        assert!(report.headline.ends_with("; 1 line was set aside"), "{}", report.headline);
+        let report = explained(caught, "137");
+        testing::snapshot!(
+            "reasons",
+            "explain: lines that were set aside are counted and listed",
+            report.headline
+        );
         assert_eq!(report.set_aside.iter().map(|line| line.line).collect::<Vec<_>>(), [5]);
-        let none = told("step 8 loss 2.0\n", "137");
-        assert!(none.set_aside.is_empty() && !none.headline.contains("set aside"), "{}", none.headline);
+        let none = explained("step 8 loss 2.0\n", "137");
+        assert!(none.set_aside.is_empty(), "{}", none.headline);
     }
 
     #[test]
     fn a_bug_that_is_not_sure_is_tried_once_on_other_hosts() {
-        let unsure = next_of("ModuleNotFoundError: No module named 'einops'\n");
-        assert!(unsure[0].starts_with("Do not restart") && asks_for_a_retry(&unsure), "{unsure:?}");
-        let sure = next_of(
+        let unsure = explained("ModuleNotFoundError: No module named 'einops'\n", "");
+        let sure = explained(
             "  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n",
+            "",
         );
-        assert!(sure[0].starts_with("Do not restart") && !asks_for_a_retry(&sure), "{sure:?}");
+        for (report, name) in [(unsure, "unsure"), (sure, "sure")] {
+            assert_eq!(report.restart, Restart::DoNotRestart);
+            testing::snapshot!("reasons", format!("explain: a bug that is {name}"), report.next.join("\n"));
+        }
     }
 
     #[test]
     fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
-        let catalog = Catalog::built_in().expect("the catalog is compiled in");
-        let reported = |log: &str| {
-            let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
-            let evidence = Evidence { findings, ..Evidence::default() };
-            report(&evidence, &attribute(catalog, &evidence))
-        };
-        let hint = reported(
+        let hint = explained(
             "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+            "",
         );
-        assert!(hint.headline.contains("the evidence is ambiguous"), "{}", hint.headline);
-        assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
+        testing::snapshot!("reasons", "explain: an abstention with a hint", hint.headline);
         assert_eq!(hint.culprit, None);
-        let new = reported("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
-        assert!(
-            new.headline.contains("no signature matches the message \"ERROR zorblat"),
-            "{}",
-            new.headline
-        );
+        let new =
+            explained("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n", "");
+        testing::snapshot!("reasons", "explain: an abstention with an unknown message", new.headline);
         assert_eq!(new.unexplained.map(|line| line.line), Some(2));
         assert!(new.consequences.is_empty() && new.evidence.is_empty());
-        let nothing = reported("step 3 loss 2.1\n");
-        assert!(nothing.headline.contains("report no failure"), "{}", nothing.headline);
+        let nothing = explained("step 3 loss 2.1\n", "");
+        testing::snapshot!("reasons", "explain: an abstention without a failure", nothing.headline);
     }
 
     #[test]
     fn where_a_restart_is_advised_or_nothing_is_known_no_retry_is_asked_for() {
-        let lost = next_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n");
-        assert!(
-            lost[0].starts_with("Restart without the suspected host") && !asks_for_a_retry(&lost),
-            "{lost:?}"
-        );
-        let nothing = next_of("step 3 loss 2.1\n");
-        assert!(
-            nothing[0].starts_with("Restart on the same hosts") && !asks_for_a_retry(&nothing),
-            "{nothing:?}"
-        );
+        let lost = explained("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n", "");
+        assert_eq!(lost.restart, Restart::RestartExcludeNode);
+        testing::snapshot!("reasons", "explain: a lost device", lost.next.join("\n"));
+        let nothing = explained("step 3 loss 2.1\n", "");
+        assert_eq!(nothing.restart, Restart::RestartSameNodes);
+        testing::snapshot!("reasons", "explain: nothing is known", nothing.next.join("\n"));
     }
 }

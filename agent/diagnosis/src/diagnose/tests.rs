@@ -31,11 +31,7 @@ fn a_kernel_line_attributes_an_illegal_access_to_the_hardware() {
     let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
     let verdict = blamed(&[lost]);
     assert_eq!(verdict.domain, FaultDomain::Hardware);
-    assert!(
-        verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
-        "{:?}",
-        verdict.evidence
-    );
+    assert!(verdict.evidence.iter().any(|line| line.contains(lost)), "{:?}", verdict.evidence);
     // A program's own fault in the kernel log does not point to the GPU.
     let own = "NVRM: Xid (PCI:0000:3b:00): 31, pid=812, name=python, MMU Fault: ENGINE GRAPHICS faulted";
     assert_ne!(blamed(&[own]).domain, FaultDomain::Hardware);
@@ -99,8 +95,16 @@ fn a_quoted_line_says_how_long_before_the_failure_it_was_printed() {
         verdict([end, stopped()], 0).evidence.join("\n")
     };
     let (before, at_once) = (reported(3_500_000_000, Some(1)), reported(5_000_000_000, Some(0)));
-    assert!(before.contains("(1.50 s and 1 step before the failure): node-7"), "{before}");
-    assert!(at_once.contains("(at the failure): node-7"), "{at_once}");
+    testing::snapshot!(
+        "reasons",
+        "diagnose: a quoted line says how long before the failure it was printed",
+        before
+    );
+    testing::snapshot!(
+        "reasons",
+        "diagnose: a quoted line says how long before the failure it was printed 2",
+        at_once
+    );
 }
 
 #[test]
@@ -189,8 +193,11 @@ fn a_killed_worker_is_out_of_memory_only_where_the_kernel_counted_a_kill() {
     assert_eq!(verdict(worker(), 1).class.as_deref(), Some("host_resource"));
     let unexplained = verdict(worker(), 0);
     assert_eq!((unexplained.domain, &unexplained.class), (FaultDomain::Unknown, &None), "{unexplained:?}");
-    let says = "counted no OOM kill";
-    assert!(unexplained.evidence.iter().any(|line| line.contains(says)), "{:?}", unexplained.evidence);
+    testing::snapshot!(
+        "reasons",
+        "diagnose: a killed worker without an OOM kill",
+        unexplained.evidence.join("\n")
+    );
     // Exhausted shared memory ends a worker by SIGBUS, and the kernel counts no kill.
     let bus = "DataLoader worker (pid 2351) is killed by signal: Bus error. ";
     let bus = verdict([raised("builtins.RuntimeError", bus, 5), stopped()], 0);

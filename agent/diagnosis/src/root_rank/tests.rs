@@ -29,7 +29,7 @@ fn a_rank_that_ends_with_its_host_is_not_reported_as_killed() {
     let lost = LostHost {
         host: "b".to_owned(),
         named: "host b (node rank 1, ranks 2 to 3)".to_owned(),
-        how: "its launcher has had no connection for 2 s".to_owned(),
+        how: "no connection".to_owned(),
     };
     let end = RankEnd {
         exit: Some((ExitStatus::Signal(9), Mono(5))),
@@ -38,9 +38,10 @@ fn a_rank_that_ends_with_its_host_is_not_reported_as_killed() {
         ..RankEnd::default()
     };
     let verdict = verdict([end, RankEnd::default()], 0);
-    assert_eq!(
-        verdict.headline,
-        "host b (node rank 1, ranks 2 to 3) was lost after step 6: its launcher has had no connection for 2 s"
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a rank that ends with its host is not reported as killed",
+        verdict.headline
     );
     assert_eq!(verdict.cause, Cause::HostLost { host: "b".to_owned() });
     assert_eq!((verdict.domain, verdict.class.as_deref()), (FaultDomain::Unknown, Some(HOST_LOST)));
@@ -51,7 +52,11 @@ fn a_rank_that_lost_its_peer_is_a_victim_even_when_it_spoke_first() {
     let verdict = verdict([raised("[../gloo/pair.cc:534] Connection closed by peer", 5), killed(9)], 0);
     assert_eq!(verdict.culprit, Some(Rank(1)));
     assert_eq!(verdict.victims, [Rank(0)]);
-    assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 7");
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a rank that lost its peer is a victim even when it spoke first",
+        verdict.headline
+    );
 }
 
 #[test]
@@ -63,16 +68,19 @@ fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
 
 #[test]
 fn a_rank_that_raised_the_same_exception_is_no_victim_and_the_evidence_names_it() {
-    let reported = "the same exception was raised at the same place by rank 1";
     let same = verdict([raised("bad", 5), raised("bad", 6)], 0);
     assert_eq!((same.culprit, same.victims.len()), (Some(Rank(0)), 0));
-    assert!(same.evidence.iter().any(|line| line == reported), "{:?}", same.evidence);
+    testing::snapshot!("reasons", "root_rank: two ranks raise the same", same.evidence.join("\n"));
     // Another exception may follow from the first one, and a lost peer always does.
-    let lost = "Connection closed by peer";
+    let lost = "Connection closed";
     for (first, second) in [("bad", "worse"), (lost, lost)] {
         let other = verdict([raised(first, 5), raised(second, 6)], 0);
         assert_eq!((other.culprit, &other.victims[..]), (Some(Rank(0)), &[Rank(1)][..]));
-        assert!(!other.evidence.iter().any(|line| line == reported), "{:?}", other.evidence);
+        testing::snapshot!(
+            "reasons",
+            format!("root_rank: {first}, then {second}"),
+            other.evidence.join("\n")
+        );
     }
 }
 
@@ -86,7 +94,11 @@ fn a_peer_that_chose_to_exit_is_the_root_though_the_rank_that_lost_it_was_seen_f
     let verdict_of = |other| verdict([lost(), other], 0);
     let chose = verdict_of(ended_while_stopped(3));
     assert_eq!((chose.culprit, &chose.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
-    assert_eq!(chose.headline, "rank 1 exited with code 3");
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a peer that chose to exit is the root though the rank that lost it was seen first",
+        chose.headline
+    );
     assert!(chose.evidence.iter().any(|line| line.contains("exit code 3")), "{:?}", chose.evidence);
     // An exit on SIGTERM is not the program's choice, and an own failure takes precedence.
     for code in [0, 1, 143] {
@@ -99,7 +111,6 @@ fn a_peer_that_chose_to_exit_is_the_root_though_the_rank_that_lost_it_was_seen_f
 fn of_two_own_failures_the_first_is_the_root() {
     let verdict = verdict([raised("bad", 12), raised("worse", 11)], 0);
     assert_eq!(verdict.culprit, Some(Rank(1)));
-    assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse");
 }
 
 #[test]
@@ -109,8 +120,7 @@ fn a_long_message_is_cut_in_the_headline_and_whole_in_the_evidence() {
         "a total capacity ".repeat(20)
     );
     let cut = verdict([raised(&message, 5), RankEnd::default()], 0);
-    let expected = "rank 0 raised RuntimeError: CUDA out of memory. Tried to allocate 1024.00 GiB. …";
-    assert_eq!(cut.headline, expected);
+    testing::snapshot!("reasons", "root_rank: a long message is cut", cut.headline);
     assert!(cut.evidence.iter().any(|line| line.contains(&message)), "{:?}", cut.evidence);
     let words = verdict([raised(&"ünd so weiter ".repeat(30), 5), RankEnd::default()], 0).headline;
     assert!(words.ends_with(" …") && words.chars().count() < 240, "{words}");
@@ -129,9 +139,17 @@ fn a_lone_victim_is_named_with_little_confidence() {
 fn the_last_step_of_a_rank_is_reported_only_if_known() {
     let headline = |end: RankEnd| verdict([end, RankEnd::default()], 0).headline;
     let silent = RankEnd { step: None, ..killed(3) };
-    assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
+    testing::snapshot!(
+        "reasons",
+        "root_rank: the last step of a rank is reported only if known",
+        headline(silent.clone())
+    );
     let beating = RankEnd { heartbeats: true, ..silent };
-    assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
+    testing::snapshot!(
+        "reasons",
+        "root_rank: the last step of a rank is reported only if known 2",
+        headline(beating)
+    );
 }
 
 #[test]
@@ -159,10 +177,9 @@ fn an_exception_that_only_the_error_file_has_names_that_file() {
     let mut end = raised("bad", 5);
     end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
     let reported = verdict([end, RankEnd::default()], 0).evidence;
-    let line = "error file of rank 0, /runs/7/rank_0/error.json: builtins.RuntimeError: bad";
-    assert!(reported.iter().any(|reported| reported == line), "{reported:?}");
+    testing::snapshot!("reasons", "root_rank: an error file", reported.join("\n"));
     let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
-    assert!(noted.iter().any(|reported| reported.starts_with("exit note of rank 0: ")), "{noted:?}");
+    testing::snapshot!("reasons", "root_rank: an exit note", noted.join("\n"));
 }
 
 #[test]
@@ -172,13 +189,9 @@ fn a_warning_and_the_line_that_it_quotes_are_no_last_message() {
         verdict([RankEnd { stderr_tail, ..killed(3) }, RankEnd::default()], 0).evidence
     };
     let warned = ["/a/train.py:3: FutureWarning: old", "  warnings.warn(text)", ""];
-    assert!(
-        !quoted(&warned).iter().any(|reported| reported.contains("last message")),
-        "{:?}",
-        quoted(&warned)
-    );
-    let after = quoted(&["saving the model", warned[0], "  model.old()"]);
-    assert!(after.iter().any(|reported| reported.ends_with(": saving the model")), "{after:?}");
+    assert_eq!(quoted(&warned), quoted(&[]));
+    let after = quoted(&["saving", warned[0], "  model.old()"]);
+    assert!(after.iter().any(|line| line.ends_with(": saving")), "{after:?}");
 }
 
 #[test]
@@ -194,18 +207,11 @@ fn the_stacks_of_a_hang_are_evidence_once() {
         limit: mainstay_model::time::Span(1),
         step: Some(3),
         confidence: 0.9,
-        evidence: vec!["no beat for 5 s".into(), "rank 1 in forward (train.py:12)".into()],
+        evidence: vec!["no beat".into(), "rank 1: forward".into()],
     };
-    let found = ["rank 1 in forward (train.py:12)", "rank 0 in all_reduce (distributed_c10d.py:2501)"];
-    let reported = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
-    assert_eq!(
-        reported,
-        [
-            "no beat for 5 s",
-            "rank 1 in forward (train.py:12)",
-            "rank 0 in all_reduce (distributed_c10d.py:2501)"
-        ]
-    );
+    let stacks = ["rank 1: forward", "rank 0: all_reduce"];
+    let evidence = hung(Incident(1), Attempt(0), &hang, stacks.map(str::to_owned).to_vec()).evidence;
+    assert_eq!(evidence, ["no beat", "rank 1: forward", "rank 0: all_reduce"]);
 }
 
 #[test]
@@ -229,12 +235,23 @@ fn a_crash_says_where_it_happened_and_quotes_the_message_with_its_time() {
         ..RankEnd::default()
     };
     let headline = |signal| verdict([crashed(signal), RankEnd::default()], 0).headline;
-    assert!(headline(11).starts_with("rank 0 crashed in native code (SIGSEGV"), "{}", headline(11));
-    assert!(headline(6).starts_with("rank 0 aborted in native code (SIGABRT"), "{}", headline(6));
-    assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a crash says where it happened and quotes the message with its time",
+        headline(11)
+    );
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a crash says where it happened and quotes the message with its time 2",
+        headline(6)
+    );
+    testing::snapshot!(
+        "reasons",
+        "root_rank: a crash says where it happened and quotes the message with its time 3",
+        headline(15)
+    );
     let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
-    let line = "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
-    assert!(quoted.iter().any(|reported| reported.starts_with(line)), "{quoted:?}");
+    testing::snapshot!("reasons", "root_rank: the last message before a crash", quoted.join("\n"));
 }
 
 #[test]

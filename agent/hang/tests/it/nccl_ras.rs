@@ -313,10 +313,7 @@ fn ranks_apart_for_600_s_are_degraded_without_a_recommended_action() {
     let judged = judge.step(at(600), &apart);
     let nccl = &judged.components[0];
     assert_eq!((nccl.state, nccl.action), (HealthState::Degraded, RecommendedAction::None));
-    assert!(
-        nccl.reason.contains("AllReduce: 41 launched, others 42: rank 1 (process 4712 on 10.0.0.1)"),
-        "{nccl:?}"
-    );
+    testing::snapshot!("reasons", "nccl_ras: a rank that is behind for ten minutes degrades", nccl.reason);
     assert_eq!(events(&judged), ["ranks_apart"]);
     assert_eq!(events(&judge.step(at(660), &apart)), [""; 0]);
     // Another job answers: this does not clear the state.
@@ -343,17 +340,14 @@ fn dead_processes_and_errors_are_reported_at_once() {
     assert!(events(&judged).contains(&"rank_error"), "{judged:#?}");
     // The job ends: its problems do not count for the next job.
     let judged = judge.step(at(120), &RasReply::NoJob);
-    assert_eq!(
-        (judged.components[0].state, judged.components[0].reason.as_str()),
-        (HealthState::Healthy, "no job runs")
-    );
+    assert_eq!(judged.components[0].state, HealthState::Healthy);
 }
 
 #[test]
 fn a_service_that_stops_answering_is_unknown() {
     let mut judge = NcclJudge::new(NcclLimits::default());
     judge.step(at(0), &reported(&document([42, 42], "")));
-    let silent = RasReply::Failed("no answer within 5 s".into());
+    let silent = RasReply::Failed("timeout".into());
     let judged = judge.step(at(60), &silent);
     assert_eq!((judged.components[0].state, events(&judged)), (HealthState::Unknown, vec!["ras_silent"]));
     assert_eq!(events(&judge.step(at(120), &silent)), [""; 0]);
@@ -417,7 +411,11 @@ fn the_rank_that_all_wait_for_is_found_in_a_report_with_few_names() {
     let ranks: BTreeMap<i32, Rank> = (0..4).map(|rank| (100 + rank, Rank(rank as u32))).collect();
     let reported = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
     assert_eq!(reported.culprits, [Rank(2)]);
-    assert_eq!(reported.reported, "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2");
+    testing::snapshot!(
+        "reasons",
+        "nccl_ras: the rank that all wait for is found in a report with few names",
+        reported.reported
+    );
 
     // The others wait for a rank that did not answer. The kind of its hang is unknown.
     let groups = vec![Group { of: 41, ranks: 3, named: Vec::new() }];
@@ -428,7 +426,7 @@ fn the_rank_that_all_wait_for_is_found_in_a_report_with_few_names() {
     let reported = waits("NCCL's RAS service", &report.counted(&ranks))
         .map(|reported| (reported.kind, reported.culprits));
     assert!(reported.is_none_or(|reported| reported == (None, vec![Rank(2)])), "no other rank is named");
-    assert!(report.lines().iter().any(|line| line.contains("no report of rank 2")));
+    testing::snapshot!("reasons", "nccl_ras: a rank without a report", report.lines().join("\n"));
 
     // If all ranks launched the same operations, none waits.
     let healthy = RasReport { communicators: Vec::new(), in_order: 1, ..RasReport::default() };

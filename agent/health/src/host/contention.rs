@@ -247,7 +247,11 @@ mod tests {
         assert_eq!(about, ["another process", "pcie width", "clocks", "power limit", "ecc"]);
         assert!(reported.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
         let facts: Vec<&str> = reported.hints.iter().map(|hint| hint.fact.as_str()).collect();
-        assert!(facts[0].contains("pid 7 with 12.0 GiB"), "{facts:?}");
+        testing::snapshot!(
+            "reasons",
+            "contention: what slows a gpu down is reported with its reading",
+            facts[0]
+        );
         assert!(facts[1].contains("x8") && facts[1].contains("x16"), "{facts:?}");
         assert!(facts[2].contains("1200") && facts[2].contains("1980"), "{facts:?}");
     }

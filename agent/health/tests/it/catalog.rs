@@ -139,10 +139,8 @@ fn nvlink_registers_are_decoded() {
     };
     assert_eq!(of([1 << 23, 0, 0, 0, 0, 0, 0]).unwrap().1, RecommendedAction::None);
     let (names, action, support_from) = of([0x10000, 0, 0, 0, 0, 0, 0]).unwrap();
-    assert_eq!(
-        (names[0].as_str(), action, support_from),
-        ("look at the link's connection", RecommendedAction::ResetDevice, Some(2))
-    );
+    assert_eq!((names.len(), action, support_from), (1, RecommendedAction::ResetDevice, Some(2)));
+    testing::snapshot!("reasons", "catalog: nvlink registers are decoded", names[0]);
     let (names, _, support_from) = of([0, 0, 0x10004, 0, 0, 0, 0]).unwrap();
     assert_eq!((names.len(), support_from), (2, Some(2)));
     assert_eq!(of([0, 0, 1 << 13, 0, 0, 0, 0]).unwrap().1, RecommendedAction::ContactSupport);
@@ -193,7 +191,7 @@ fn an_error_in_an_override_names_its_place() {
     let file: OverrideFile =
         toml::from_str(&entry("example = \"NVRM: Xid (PCI:0000:01:00): 48, x\"\n")).unwrap();
     let refused = catalog().overridden("x", file).unwrap_err().to_string();
-    assert!(refused.starts_with("XID 79: its example is not read as one"), "{refused}");
+    testing::snapshot!("reasons", "catalog: an error in an override names its place", refused);
     let file: OverrideFile = toml::from_str(&format!("{}{}", entry(""), entry(""))).unwrap();
     assert_eq!(catalog().overridden("x", file).unwrap_err(), CatalogError::Twice { kind: "XID", code: 79 });
 }

@@ -31,7 +31,11 @@ fn an_event_counts_at_once_and_is_reported_a_second_later() {
     host.look();
     host.judge.event(host.now, &event(79));
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
-    assert_eq!(reason, "XID 79: the GPU has fallen off the bus");
+    testing::snapshot!(
+        "reasons",
+        "device_events: an event counts at once and is reported a second later",
+        reason
+    );
     assert_eq!(host.judge.due(host.now, true), []);
     let reported = host.judge.due(host.now.after(Span::seconds(1)), true);
     assert!(matches!(&reported[..], [(_, Fact::Xid(xid))] if xid.code == 79 && xid.by_event), "{reported:?}");
@@ -56,7 +60,11 @@ fn a_log_line_and_its_event_are_one_xid_in_either_order() {
         }
         assert_eq!(host.judge.due(host.now.after(Span::seconds(60)), true), []);
         let component = host.find(FIRST).unwrap();
-        assert_eq!(component.reason, "XID 119: the GPU's system processor does not answer", "{line_first}");
+        testing::snapshot!(
+            "reasons",
+            "device_events: a log line and its event are one xid in either order",
+            component.reason
+        );
         assert!(component.evidence[0].reading.contains("Timeout after 6s"), "{component:?}");
     }
 }
@@ -97,7 +105,11 @@ fn other_codes_other_gpus_and_later_events_are_separate_xids() {
     host.now = host.now.after(Span::seconds(30));
     host.judge.event(host.now, &event(79));
     assert_eq!(host.judge.due(host.now.after(Span::seconds(1)), true).len(), 3);
-    assert!(host.find(FIRST).unwrap().reason.contains("XID 79: the GPU has fallen off the bus, 2 times"));
+    testing::snapshot!(
+        "reasons",
+        "device_events: other codes other gpus and later events are separate xids",
+        host.find(FIRST).unwrap().reason
+    );
 }
 
 #[test]
@@ -158,7 +170,7 @@ fn a_failed_program_is_counted_once() {
     host.judge.event(host.now, &event(31));
     line(&mut host, "31, pid=7, name=python, MMU Fault");
     let reason = host.expect(FIRST, Healthy, Nothing);
-    assert!(reason.ends_with("python failed on it (XID 31)"), "{reason}");
+    testing::snapshot!("reasons", "device_events: a failed program is counted once", reason);
     // Events of other kinds are no XIDs, whatever their number.
     host.judge.event(host.now, &GpuEvent { kind: 2, ..event(48) });
     let due = host.judge.due(host.now.after(Span::seconds(9)), true);
@@ -188,8 +200,9 @@ fn other_events_are_reported_once_a_minute_and_are_no_fault() {
             _ => None,
         })
         .collect();
-    let of = |words: &str| (FIRST.to_owned(), format!("an event of NVML: {words}"));
-    assert_eq!(reported, [of("very many memory errors were corrected"), of("it is no longer available")]);
+    let details: Vec<String> =
+        reported.iter().map(|(component, detail)| format!("{component}: {detail}")).collect();
+    testing::snapshot!("reasons", "device_events: other events of the driver", details.join("\n"));
     assert_eq!(host.judge.due(host.now, true), []);
     host.look();
     host.judge.event(host.now, &other(0x200));

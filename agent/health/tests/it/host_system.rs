@@ -154,7 +154,11 @@ fn a_process_that_is_stuck_in_the_gpu_driver_needs_a_reboot() {
         host.blocked(&[sleeper(&place)]);
         host.looks(12);
         let reason = host.expect("host.processes", Unhealthy, RebootNode);
-        assert!(reason.contains("python (process 4711) is stuck in the kernel for 2 min"), "{reason}");
+        testing::snapshot!(
+            "reasons",
+            "host_system: a process that is stuck in the gpu driver needs a reboot",
+            reason
+        );
         host.blocked(&[]);
         host.expect("host.processes", Healthy, Nothing);
     }
@@ -166,7 +170,7 @@ fn a_process_that_is_stuck_elsewhere_degrades() {
     host.blocked(&[sleeper(&["rpc_wait_bit_killable+0x1/0x2 [sunrpc]", "nfs_getattr [nfs]"])]);
     host.looks(12);
     let reason = host.expect("host.processes", Degraded, Nothing);
-    assert!(reason.contains("in a network file system"), "{reason}");
+    testing::snapshot!("reasons", "host_system: a process that is stuck elsewhere degrades", reason);
 }
 
 #[test]
@@ -246,7 +250,7 @@ fn kernel_tables_are_judged_by_the_share_in_use() {
     host.sample.tables.tasks = Reading::Value(Usage { used: 10, limit: 32_768 });
     host.looks(10);
     let reason = host.expect("host.processes", Degraded, RestartProcess);
-    assert!(reason.contains("90 of 100 tasks of the control group"), "{reason}");
+    testing::snapshot!("reasons", "host_system: kernel tables are judged by the share in use", reason);
 }
 
 #[test]
@@ -290,7 +294,11 @@ fn a_clock_that_is_no_longer_synchronised_degrades_after_15_minutes() {
     host.expect("host.clock", Healthy, Nothing);
     host.clock(true, Span::seconds(6));
     host.looks(91);
-    assert!(host.expect("host.clock", Degraded, RestartProcess).contains("may be wrong by 6.00 s"));
+    testing::snapshot!(
+        "reasons",
+        "host_system: a clock that is no longer synchronised degrades after 15 minutes",
+        host.expect("host.clock", Degraded, RestartProcess)
+    );
 }
 
 #[test]
@@ -298,9 +306,10 @@ fn a_never_synchronised_clock_is_healthy_unless_the_journal_shows_otherwise() {
     let mut host = Host::new();
     host.clock(false, Span::seconds(16));
     host.looks(200);
-    assert_eq!(
-        host.expect("host.clock", Healthy, Nothing),
-        "no time service that synchronises the clock was found"
+    testing::snapshot!(
+        "reasons",
+        "host_system: a never synchronised clock is healthy unless the journal shows otherwise",
+        host.expect("host.clock", Healthy, Nothing)
     );
 
     let mut before = Host::new();
@@ -356,12 +365,16 @@ fn a_mount_that_hangs_is_unhealthy_until_it_answers_twice() {
     let since = host.now;
     host.mount(MountState::Silent { since });
     let reason = host.expect("host.mounts", Unhealthy, ContactSupport);
-    assert_eq!(reason, "/data (nfs4 from server:/data) has not answered for 10 s");
+    testing::snapshot!(
+        "reasons",
+        "host_system: a mount that hangs is unhealthy until it answers twice",
+        reason
+    );
     host.mount(MountState::Answers);
     host.expect("host.mounts", Unhealthy, ContactSupport);
     host.expect("host.mounts", Healthy, Nothing);
-    host.mount(MountState::Fails("Stale file handle".into()));
-    assert!(host.expect("host.mounts", Unhealthy, ContactSupport).contains("Stale file handle"));
+    host.mount(MountState::Fails("ESTALE".into()));
+    assert!(host.expect("host.mounts", Unhealthy, ContactSupport).contains("ESTALE"));
     host.sample.mounts.clear();
     assert_eq!(host.find("host.mounts"), None);
 }
@@ -389,7 +402,7 @@ fn other_services_degrade_if_they_failed_but_not_if_they_were_stopped() {
     host.units(false, 8, &[unit("nvidia-persistenced.service", "failed")]);
     host.expect("host.services", Healthy, Nothing);
     let reason = host.expect("host.services", Degraded, RestartProcess);
-    assert_eq!(reason, "nvidia-persistenced.service has failed (exit-code)");
+    testing::snapshot!("reasons", "host_system: a service that failed", reason);
     host.sample.services = None;
     host.expect("host.services", Degraded, RestartProcess);
     host.units(false, 8, &[unit("nvidia-persistenced.service", "inactive")]);
@@ -409,7 +422,7 @@ fn a_service_that_restarts_repeatedly_degrades() {
         host.look_after(60);
     }
     let reason = host.expect("host.services", Degraded, RestartProcess);
-    assert!(reason.contains("was started 5 times within an hour"), "{reason}");
+    testing::snapshot!("reasons", "host_system: a service that restarts repeatedly degrades", reason);
     host.look_after(2 * HOUR);
     host.expect("host.services", Healthy, Nothing);
 }
@@ -469,7 +482,7 @@ fn thermal_throttling_degrades_after_several_minutes() {
     host.expect("host.cpu_speed", Degraded, ContactSupport);
     host.look_after(600);
     let reason = host.expect("host.cpu_speed", Healthy, Nothing);
-    assert!(reason.contains("governor performance on 128 CPUs"), "{reason}");
+    testing::snapshot!("reasons", "host_system: CPUs at full speed", reason);
 }
 
 #[test]
@@ -480,7 +493,7 @@ fn cpus_with_a_low_frequency_limit_degrade() {
     host.expect("host.cpu_speed", Healthy, Nothing);
     host.sample.capped = Some(Capped { cpus: 128, least: 38.0, at_least: 64 });
     let reason = host.expect("host.cpu_speed", Degraded, ContactSupport);
-    assert!(reason.contains("64 of 128 CPUs may run at 38 %"), "{reason}");
+    testing::snapshot!("reasons", "host_system: cpus with a low frequency limit degrade", reason);
     host.sample.capped = None;
     host.expect("host.cpu_speed", Healthy, Nothing);
 }
@@ -492,7 +505,7 @@ fn cpus_held_at_their_lowest_frequency_degrade() {
     host.expect("host.cpu_speed", Healthy, Nothing);
     host.sample.held_low = 128;
     let reason = host.expect("host.cpu_speed", Degraded, Nothing);
-    assert!(reason.contains("128 CPUs are held at their lowest frequency"), "{reason}");
+    testing::snapshot!("reasons", "host_system: cpus held at their lowest frequency degrade", reason);
     host.sample.held_low = 0;
     host.expect("host.cpu_speed", Healthy, Nothing);
 }
@@ -576,6 +589,6 @@ fn a_failed_power_supply_or_fan_degrades_and_needs_support() {
         state(&mut host, listing("Presence detected", "cr"));
     }
     assert_eq!(state(&mut host, None).0, HealthState::Degraded);
-    let unread = state(&mut host, Some(Reading::Failed("it does not answer".to_owned())));
+    let unread = state(&mut host, Some(Reading::Failed("timeout".to_owned())));
     assert_eq!(unread.0, HealthState::Unknown);
 }

@@ -384,7 +384,7 @@ mod tests {
             judged(&raised(": {'id': 7, 'status': 'MOVING', 'users': set()}")).class,
             Class::SoftwarePlatform
         );
-        let asked = judged(&raised(": world_size must be a multiple of 8"));
+        let asked = judged(&raised(": heads must be even"));
         assert_eq!(asked.class, Class::UserConfig);
     }
 

@@ -94,22 +94,17 @@ mod tests {
     #[test]
     fn what_ends_jobs_is_read() {
         use TpuProblem::{ChipBusy, CoreHalted, Hang, NotStarted, SessionLost, SliceFailed};
-        assert_eq!(
-            trouble("Core halted unexpectedly: INTERNAL: Accelerator device halted"),
-            Some(CoreHalted)
-        );
-        assert_eq!(
-            trouble("open(/dev/vfio/3): Device or resource busy: Device or resource busy"),
-            Some(ChipBusy)
-        );
-        assert_eq!(trouble("The TPU is already in use by process with pid 4711."), Some(ChipBusy));
-        assert_eq!(trouble("TPU initialization failed: open(/dev/accel0): No such file"), Some(NotStarted));
-        assert_eq!(
-            trouble("Session master detected TPU session error from worker 10.0.0.7:8471"),
-            Some(SessionLost)
-        );
-        assert_eq!(trouble("Detected failure SLICE_FAILURE_CHIP_DRIVER_ERROR in session"), Some(SliceFailed));
-        assert_eq!(trouble("HANG_DETECTED: graph 7"), Some(Hang));
+        for (line, problem) in [
+            ("Core halted unexpectedly: INTERNAL: Accelerator device halted", CoreHalted),
+            ("open(/dev/vfio/3): Device or resource busy: Device or resource busy", ChipBusy),
+            ("The TPU is already in use by process with pid 4711.", ChipBusy),
+            ("TPU initialization failed: open(/dev/accel0): No such file", NotStarted),
+            ("Session master detected TPU session error from worker 10.0.0.7:8471", SessionLost),
+            ("Detected failure SLICE_FAILURE_CHIP_DRIVER_ERROR in session", SliceFailed),
+            ("HANG_DETECTED: graph 7", Hang),
+        ] {
+            assert_eq!(trouble(line), Some(problem), "{line}");
+        }
     }
 
     #[test]

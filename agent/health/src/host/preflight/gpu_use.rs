@@ -173,9 +173,16 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
         let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
-        let reported = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
-        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [reported]);
-        assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("but no process is visible"));
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: a process of the job stays",
+            held(&[gpu(1, &[7], 9 << 30)]).join("\n")
+        );
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: a gpu is free when the jobs processes and their memory are gone",
+            held(&[gpu(1, &[], 9 << 30)])[0]
+        );
         assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
     }
 
@@ -191,7 +198,11 @@ mod tests {
         assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
         assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
         let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
-        assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: neighbours and jobs without gpus are left alone",
+            stranger.join("\n")
+        );
         used.forget(&job);
         assert!(!used.is_left(&job, &no_one));
     }
@@ -229,9 +240,10 @@ mod tests {
         used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
         let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
         let reported = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &no_one);
-        assert!(
-            reported.len() == 2 && reported[0].ends_with("in use by process 71 (left by this job: 71)"),
-            "{reported:?}"
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: processes started by a rank must end with it",
+            reported.join("\n")
         );
         assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &no_one), Vec::<String>::new());
         // It may stay with a rank that stays.
@@ -249,7 +261,11 @@ mod tests {
         let reported = held(&memory_only, [Pid(7)].into());
         assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
         let orphan = held(&[gpu(1, &[7], 9 << 30), gpu(2, &[21], 1 << 20)], [Pid(7)].into());
-        assert_eq!(orphan, ["gpu.0000:02:00: in use by process 21"]);
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: ranks that stay keep what they hold and the gpu of a lost one has to be free",
+            orphan.join("\n")
+        );
         assert_eq!(held(&[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)], [Pid(7)].into()), Vec::<String>::new());
         assert_eq!(held(&memory_only, [Pid(7), Pid(8)].into()), Vec::<String>::new());
         // If no process has left a GPU, the driver need not be asked.
@@ -274,7 +290,11 @@ mod tests {
                 &staying,
             )
         };
-        assert_eq!(held(&[7, 8]), ["gpu.0000:01:00: in use by process 7 (left by this job: 7)"]);
+        testing::snapshot!(
+            "reasons",
+            "gpu_use: a lost ranks gpu with a staying rank is free once the lost rank is gone",
+            held(&[7, 8]).join("\n")
+        );
         assert_eq!(held(&[8, 81]), Vec::<String>::new());
     }
 
@@ -299,7 +319,7 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
         let reported = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);
-        assert!(reported.len() == 1 && reported[0].contains("whether it is free is unknown"), "{reported:?}");
+        testing::snapshot!("reasons", "gpu_use: a gpu stops reporting its memory", reported.join("\n"));
         used.see(&job, &ranks(&[7]), &[mute(&[7])]);
         assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one), Vec::<String>::new());
     }

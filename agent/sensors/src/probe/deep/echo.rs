@@ -202,7 +202,7 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             listener.local_addr().unwrap().to_string()
         };
-        assert!(matches!(ask(&gone), Probed::Refused(why) if why.contains("cannot be reached")));
+        assert!(matches!(ask(&gone), Probed::Refused(_)));
         assert!(matches!(ask("no address"), Probed::Untried(_)));
     }
 
@@ -222,6 +222,7 @@ mod tests {
             let _ = stream.write_all(&ping);
             let _ = io::copy(&mut stream, &mut io::sink());
         });
-        assert_eq!(ask(&address), Probed::Wrong("byte 8 came back different from what was sent".to_owned()));
+        let Probed::Wrong(answer) = ask(&address) else { panic!("a changed byte was not noticed") };
+        testing::snapshot!("errors", "echo: a byte that comes back changed is wrong", answer);
     }
 }
