@@ -71,8 +71,8 @@ def split(state: Any, metadata: Dict[str, str]) -> Split:
 def join(rest: bytes, tensor: Callable) -> Any:
     """Rebuilds the state. ``tensor(name)`` returns a tensor of the table as a new, writable torch tensor or NumPy
     array."""
-    told = pickle.loads(rest)
-    return of_the_program(_Unpickler(io.BytesIO(told["state"]), told["table"], tensor).load)
+    table = pickle.loads(rest)
+    return of_the_program(_Unpickler(io.BytesIO(table["state"]), table["table"], tensor).load)
 
 
 def of_the_program(load: Callable) -> Any:
@@ -137,7 +137,7 @@ class _Found:
                 import numpy
 
                 array = numpy.ascontiguousarray(numpy.asarray(obj))
-            name = names.of(obj, number)
+            name = names.unique(obj, number)
             address = array.__array_interface__["data"][0]
             parts.append(Part(name, _NUMPY[array.dtype.name], array.shape, array.nbytes, address, array))
             table.append((kind, name, array.dtype.name))
@@ -176,7 +176,7 @@ class _Found:
         key = (storage, _view(obj)) if obj.numel() else (number,)
         name = same.get(key)
         if name is None:
-            name = same[key] = names.of(obj, number)
+            name = same[key] = names.unique(obj, number)
             length = plain.numel() * plain.element_size()
             address = plain.data_ptr() if obj.device.type == "cpu" else None
             parts.append(Part(name, dtype, tuple(obj.shape), length, address, plain))
@@ -202,7 +202,7 @@ class _Names:
         self._paths = paths
         self._taken = {"__metadata__", STATE}
 
-    def of(self, obj, number: int) -> str:
+    def unique(self, obj, number: int) -> str:
         wanted = self._paths.get(id(obj)) or f"object.{number}"
         name, turn = wanted, 1
         while name in self._taken or name.startswith("__storage__."):

@@ -27,7 +27,7 @@ def policy() -> str:
     return wanted
 
 
-def told(directory: str) -> list:
+def read(directory: str) -> list:
     """The recorded doubts about the checkpoints in `directory`; empty if they cannot be read."""
     try:
         with open(os.path.join(directory, FILE), encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def about(directory: str, step: int, rank: int, origin: Optional[tuple] = None) 
 
     ``origin`` is job, attempt and launch of a shard that is not on the disk.
     """
-    entries = told(directory)
+    entries = read(directory)
     if not entries:
         return None
     try:

@@ -28,9 +28,9 @@ class MemorySteps:
         attempts: Dict[tuple, Dict[int, _pool.Copy]] = {}
         for of_rank in copies.values():
             for copy in of_rank:
-                told = copy.manifest
-                key = (told["step"], told["attempt"], told["job"])
-                attempts.setdefault(key, {})[told["rank"]] = copy
+                manifest = copy.manifest
+                key = (manifest["step"], manifest["attempt"], manifest["job"])
+                attempts.setdefault(key, {})[manifest["rank"]] = copy
         # The latest attempt that saved the whole step: a later attempt computed it again.
         for (step, attempt, job), shards in sorted(attempts.items(), key=lambda each: each[0][:2]):
             if all(rank in shards or self._on_disk(step, rank, job, attempt) for rank in range(world_size)):
@@ -38,9 +38,9 @@ class MemorySteps:
                     self._steps[step] = ((job, attempt), shards)
 
     @classmethod
-    def of(cls, directory: str, rank: int, world_size: int, epoch: int) -> "MemorySteps":
+    def open(cls, directory: str, rank: int, world_size: int, epoch: int) -> "MemorySteps":
         """The steps of this job's memory. Empty if there is none or it cannot be read: then the disk is used."""
-        memory = _pool.of(directory, rank)
+        memory = _pool.memory_of_rank(directory, rank)
         copies: Dict[int, List[_pool.Copy]] = {}
         if memory is not None and memory.lives():
             memory.prepare_behind()

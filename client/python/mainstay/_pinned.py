@@ -7,7 +7,7 @@ import sys
 from typing import Optional
 
 _pinned: set = set()
-_told = False
+_warned = False
 
 
 def pin(memory) -> None:
@@ -71,9 +71,9 @@ def _forget_error() -> None:
 
 
 def _tell(refusal: str) -> None:
-    global _told
-    if not _told:
-        _told = True
+    global _warned
+    if not _warned:
+        _warned = True
         print(
             "mainstay.checkpoint: the CUDA driver does not pin the launcher's memory, so that saves of tensors on the GPU take longer: "
             f"{refusal}",

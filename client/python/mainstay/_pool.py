@@ -155,11 +155,11 @@ class Memory:
 
     def save(self, state: Any, identity, facts: dict, attempt) -> Optional[bool]:
         """Copies a state into a slot. None without memory for it. Raises Late, NoSlot, and what pickling raises."""
-        words = {name: str(value) for name, value in identity._asdict().items()}
+        labels = {name: str(value) for name, value in identity._asdict().items()}
         if facts.get("alike"):
-            words["alike"] = facts["alike"]
-        words.update({f"software.{name}": version for name, version in facts["software"].items()})
-        parts = _container.split(state, {"mainstay": "1", **words})
+            labels["alike"] = facts["alike"]
+        labels.update({f"software.{name}": version for name, version in facts["software"].items()})
+        parts = _container.split(state, {"mainstay": "1", **labels})
         slot = self.take(parts.total, identity)
         if slot is None:
             return None
@@ -234,7 +234,7 @@ def _patience() -> float:
 _open: Dict[tuple, Optional[Memory]] = {}
 
 
-def of(directory: str, rank: int) -> Optional[Memory]:
+def memory_of_rank(directory: str, rank: int) -> Optional[Memory]:
     """This rank's memory for checkpoints in `directory`; None if there is none."""
     pool = os.environ.get(VARIABLE)
     if not pool:
@@ -298,7 +298,7 @@ def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
 
 def own(directory: str, rank: int, root: str, read_manifest) -> Optional[Copy]:
     """This rank's shard with this root, if it is in the launcher's memory."""
-    memory = of(directory, rank)
+    memory = memory_of_rank(directory, rank)
     if memory is None or not memory.lives():
         return None
     memory.prepare_behind()

@@ -12,14 +12,14 @@ import sys
 
 from . import _native
 
-_told = False
+_reported = False
 _MOST = 2**32 - 2
 _PIPELINE = ("pp", "pipe", "pipeline")
 
 
 def role(name: str = "", *, stage=None) -> None:
     """Sets the role ``name`` and the pipeline stage of this rank. Ranks with the same role and stage are its peers."""
-    global _told
+    global _reported
     number = None
     try:
         if stage is not None:
@@ -31,20 +31,20 @@ def role(name: str = "", *, stage=None) -> None:
 
         warnings.warn("mainstay.role: a role is a text and a stage a whole number from 0; it is left out", RuntimeWarning, 2)
         return
-    _told = True
+    _reported = True
     _native.tell_role(name, number)
 
 
 def from_environment() -> None:
     """Reports the role from the environment, if the script has not set one."""
     name, stage = os.environ.get("MAINSTAY_ROLE", ""), os.environ.get("MAINSTAY_STAGE", "")
-    if not _told and (name or stage):
+    if not _reported and (name or stage):
         role(name, stage=int(stage) if stage.isdecimal() else None)
 
 
 def from_frameworks() -> None:
     """Reports the stage that a framework gave to this rank, if none is set. Called periodically, off the hot path."""
-    if _told or not _native.active():
+    if _reported or not _native.active():
         return
     for find in (_of_megatron, _of_deepspeed, _of_pipeline, _of_mesh):
         try:

@@ -155,11 +155,11 @@ def _nccl_completed() -> dict:
     dump = getattr(native, "_dump_nccl_trace_json", None)
     if dump is None:
         return {}
-    told = json.loads(dump(False, False))
-    configured = told.get("pg_config", {})
+    dumped = json.loads(dump(False, False))
+    configured = dumped.get("pg_config", {})
     return {
         configured.get(group, {}).get("name", group): max(0, int(status["last_completed_collective"]))
-        for group, status in told.get("pg_status", {}).items()
+        for group, status in dumped.get("pg_status", {}).items()
         if "last_completed_collective" in status
     }
 

@@ -48,7 +48,7 @@ class _Setting(Exception):
     """A setting of the environment, or an argument, that is missing or invalid; the text names what is valid."""
 
 
-class _Place(NamedTuple):
+class _Home(NamedTuple):
     directory: str
     rank: int
     world_size: int
@@ -78,24 +78,24 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
     """
     try:
         number = _step_number(step)
-        place = _place(directory)
+        home = _home(directory)
         keep = _number(_KEEP, 2, at_least=1)
         with _saving, _standing_still():
-            identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
+            identity = _seal.Identity(_job(), _attempt(), number, home.rank, home.world_size)
             facts, suffix, serialise = _serialisation(state)
-            if _into_memory(place, identity, {**facts, "alike": alike}, state):
+            if _into_memory(home, identity, {**facts, "alike": alike}, state):
                 _note_saved(identity.attempt)
                 return True
-            _disk.check_that_it_answers(place.directory)
-            _quietly(_seal.clear_aside, place.directory, place.rank)
-            _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
+            _disk.check_that_it_answers(home.directory)
+            _quietly(_seal.clear_aside, home.directory, home.rank)
+            _seal.write(home.directory, identity, facts, suffix, serialise, _attempt)
             _note_saved(identity.attempt)
-            if _seal.looks_whole(place.directory, number, place.world_size):
+            if _seal.looks_whole(home.directory, number, home.world_size):
                 # Doubtful steps must not displace the last trusted one.
-                _quietly(_seal.prune, place.directory, place.world_size, keep, lambda of: _doubtful(place, of) is None)
+                _quietly(_seal.prune, home.directory, home.world_size, keep, lambda step: _doubtful(home, step) is None)
         return True
     except Exception as error:
-        _warn(f"mainstay.checkpoint.save: step {step!r} was not saved{_where(directory)}: {_told(error)}; training "
+        _warn(f"mainstay.checkpoint.save: step {step!r} was not saved{_where(directory)}: {_describe(error)}; training "
               f"goes on and older steps are untouched. {_advice(error)}")
         return False
 
@@ -126,20 +126,20 @@ def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
     Returns whether there is such memory. Without a launcher or enough memory, saves go to the disk. Does not raise.
     """
     try:
-        place = _place(directory)
-        memory = _pool.of(place.directory, place.rank)
+        home = _home(directory)
+        memory = _pool.memory_of_rank(home.directory, home.rank)
         if memory is None:
             return False
         return memory.reserve(_pool.size_for(state))
     except Exception as error:
-        _warn(f"mainstay.checkpoint.reserve: {_told(error)}; the first save takes longer")
+        _warn(f"mainstay.checkpoint.reserve: {_describe(error)}; the first save takes longer")
         return False
 
 
-def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bool = False) -> bool:
+def _into_memory(home: _Home, identity, facts: dict, state: Any, any_world: bool = False) -> bool:
     """Copies the state into the launcher's memory; returns whether it did. Raises any error of pickling, and Late if
     this rank is late."""
-    memory = _pool.of(place.directory, place.rank)
+    memory = _pool.memory_of_rank(home.directory, home.rank)
     if memory is None:
         return False
     memory.note_world(any_world)
@@ -155,18 +155,18 @@ def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bo
 def latest(*, directory: Optional[str] = None) -> Optional[int]:
     """The newest step that is whole for every rank, or None. Reads and verifies all of it; does not raise."""
     try:
-        place = _place(directory)
-        chosen = _chosen(place)
+        home = _home(directory)
+        chosen = _chosen(home)
         if chosen is not None:
             return chosen.step
         wanted = _doubt_policy()
-        memory = _in_memory(place)
-        for step in memory.with_those_of(_steps_on_disk(place, "latest", memory.has_any())):
+        memory = _in_memory(home)
+        for step in memory.with_those_of(_steps_on_disk(home, "latest", memory.has_any())):
             try:
                 origin = memory.verify(step, lambda text: _warn(f"mainstay.checkpoint.latest: {text}", 4))
                 if origin is None:
-                    _seal.verify(place.directory, step, place.world_size)
-                if _passes(place, step, wanted, "latest", 3, origin):
+                    _seal.verify(home.directory, step, home.world_size)
+                if _passes(home, step, wanted, "latest", 3, origin):
                     return step
             except _seal.Incomplete:
                 continue
@@ -176,7 +176,7 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
         if os.environ.get(_DIRECTORY) or directory is not None:
             _warn(f"mainstay.checkpoint.latest: {setting}; no step is offered")
     except OSError as error:
-        _warn(f"mainstay.checkpoint.latest: {_told(error)}; no step is offered. {_advice(error)}")
+        _warn(f"mainstay.checkpoint.latest: {_describe(error)}; no step is offered. {_advice(error)}")
     return None
 
 
@@ -221,25 +221,25 @@ def load(
 
 def _take(step: Optional[int], directory: Optional[str], into=None):
     try:
-        place = _place(directory)
-        chosen = _chosen(place)
+        home = _home(directory)
+        chosen = _chosen(home)
         if chosen is not None and step in (None, chosen.step):
-            return _take_chosen(place, chosen, into)
-        memory = _in_memory(place)
+            return _take_chosen(home, chosen, into)
+        memory = _in_memory(home)
         if step is not None:
-            return _take_one(place, memory, _step_number(step), into)
+            return _take_one(home, memory, _step_number(step), into)
         wanted = _doubt_policy()
-        for candidate in memory.with_those_of(_steps_on_disk(place, "load", memory.has_any())):
+        for candidate in memory.with_those_of(_steps_on_disk(home, "load", memory.has_any())):
             try:
                 # Doubt is checked first, so that no state is unpickled only to be discarded.
                 in_memory = memory.origin(candidate)
-                if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
+                if in_memory is not None and not _passes(home, candidate, wanted, "load", 4, in_memory):
                     continue
                 taken = memory.take(candidate, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 5), into)
                 if taken is not None:
                     return taken
-                taken = _seal.take(place.directory, candidate, place.rank, place.world_size)
-                if in_memory is not None or _passes(place, candidate, wanted, "load", 4):
+                taken = _seal.take(home.directory, candidate, home.rank, home.world_size)
+                if in_memory is not None or _passes(home, candidate, wanted, "load", 4):
                     return taken
                 taken[1].close()
             except _seal.Incomplete:
@@ -250,27 +250,27 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
         if os.environ.get(_DIRECTORY) or directory is not None or step is not None:
             _warn(f"mainstay.checkpoint.load: {setting}; nothing is loaded", depth=4)
     except OSError as error:
-        _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
+        _warn(f"mainstay.checkpoint.load: {_describe(error)}; nothing is loaded. {_advice(error)}", depth=4)
     return None
 
 
 def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
     """The state of `step`, or of the newest step, saved by any number of ranks. All ranks have the same state."""
     try:
-        place = _place(directory)
-        memory = _pool.of(place.directory, place.rank)
+        home = _home(directory)
+        memory = _pool.memory_of_rank(home.directory, home.rank)
         if memory is not None:
             memory.note_world(True)
-        chosen = _chosen(place)
+        chosen = _chosen(home)
         wanted = _doubt_policy()
-        numbers = _steps_on_disk(place, "load", chosen is not None) if step is None else [_step_number(step)]
+        numbers = _steps_on_disk(home, "load", chosen is not None) if step is None else [_step_number(step)]
         limit = None
         while True:
-            found = _newest_replicated(place, [of for of in numbers if limit is None or of <= limit], chosen, wanted)
+            found = _newest_replicated(home, [number for number in numbers if limit is None or number <= limit], chosen, wanted)
             number = -1 if found is None else found[0]
-            told = _told_by_all(number)
-            limit = min(told)
-            if max(told) == limit:
+            numbers_of_all = _all_gathered(number)
+            limit = min(numbers_of_all)
+            if max(numbers_of_all) == limit:
                 break
             if found is not None and found[1] is not None:
                 found[1][1].close()
@@ -278,30 +278,30 @@ def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
                 return None
         if found is None:
             return None
-        return found[1] if found[1] is not None else _take_chosen(place, chosen, into)
+        return found[1] if found[1] is not None else _take_chosen(home, chosen, into)
     except _Setting as setting:
         if os.environ.get(_DIRECTORY) or directory is not None or step is not None:
             _warn(f"mainstay.checkpoint.load: {setting}; nothing is loaded", depth=4)
     except OSError as error:
-        _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
+        _warn(f"mainstay.checkpoint.load: {_describe(error)}; nothing is loaded. {_advice(error)}", depth=4)
     return None
 
 
-def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], wanted: str):
+def _newest_replicated(home: _Home, numbers: list, chosen: Optional[_Chosen], wanted: str):
     """The newest of these steps with an intact shard: its number, manifest and open file; or the one that the
     launchers chose, without a file."""
     for number in numbers:
         if chosen is not None and number <= chosen.step:
             return chosen.step, None
-        for rank in _ranks_of(place, number):
-            taken = _seal.take_one(place.directory, number, rank)
+        for rank in _ranks_of(home, number):
+            taken = _seal.take_one(home.directory, number, rank)
             if taken is None:
                 continue
             if _is_of_this_attempt(taken[0]):
                 # Saved by a rank that started earlier. Other ranks may not have seen it.
                 taken[1].close()
                 continue
-            if _passes(place._replace(rank=rank), number, wanted, "load", 5):
+            if _passes(home._replace(rank=rank), number, wanted, "load", 5):
                 return number, taken
             taken[1].close()
             break
@@ -313,22 +313,22 @@ def _is_of_this_attempt(manifest: dict) -> bool:
     return bool(launch) and manifest.get("run") == launch and manifest["attempt"] >= _attempt()
 
 
-def _ranks_of(place: _Place, number: int) -> list:
+def _ranks_of(home: _Home, number: int) -> list:
     """The ranks that have a shard of a step, this one first."""
-    home = _seal.step_directory(place.directory, number)
-    names = os.listdir(home) if os.path.isdir(home) else []
+    step_home = _seal.step_directory(home.directory, number)
+    names = os.listdir(step_home) if os.path.isdir(step_home) else []
     ranks = [int(name[len("rank-"):]) for name in names if name.startswith("rank-") and name[len("rank-"):].isdecimal()]
-    return sorted(ranks, key=lambda rank: (rank != place.rank, rank))
+    return sorted(ranks, key=lambda rank: (rank != home.rank, rank))
 
 
-def _told_by_all(number: int) -> list:
+def _all_gathered(number: int) -> list:
     """The numbers of all ranks, if they can communicate."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return [number]
-    told = [None] * distributed.get_world_size()
-    distributed.all_gather_object(told, number)
-    return told
+    numbers_of_all = [None] * distributed.get_world_size()
+    distributed.all_gather_object(numbers_of_all, number)
+    return numbers_of_all
 
 
 def _note_saved(attempt: int) -> None:
@@ -336,54 +336,54 @@ def _note_saved(attempt: int) -> None:
     _saved_in = attempt
 
 
-def _chosen(place: _Place) -> Optional[_Chosen]:
+def _chosen(home: _Home) -> Optional[_Chosen]:
     """The step from which all hosts of the job continue. None if the ranks choose it themselves, or after a save of
     this rank."""
     step, _, root = os.environ.get(_RESUME, "").partition(" ")
     if not step.isdecimal() or not root or _saved_in == _attempt():
         return None
-    is_the_jobs = _pool.is_same(os.environ.get(_DIRECTORY, ""), place.directory)
+    is_the_jobs = _pool.is_same(os.environ.get(_DIRECTORY, ""), home.directory)
     return _Chosen(int(step), root) if is_the_jobs else None
 
 
-def _steps_on_disk(place: _Place, call: str, memory_serves: bool) -> list:
+def _steps_on_disk(home: _Home, call: str, memory_serves: bool) -> list:
     """All steps that have a directory, newest first. None of them while the file system does not answer, if there is
     a step elsewhere: a rank without any would start from scratch, so it waits."""
     try:
-        return list(_disk.ask(_seal.steps, place.directory))
+        return list(_disk.ask(_seal.steps, home.directory))
     except _disk.Silent as silent:
         then = "only steps in memory are considered" if memory_serves else "there is no step in memory, so it is waited for"
-        _warn(f"mainstay.checkpoint.{call}: {place.directory}: {silent}; {then}", depth=5)
-    return [] if memory_serves else _seal.steps(place.directory)
+        _warn(f"mainstay.checkpoint.{call}: {home.directory}: {silent}; {then}", depth=5)
+    return [] if memory_serves else _seal.steps(home.directory)
 
 
-def _take_chosen(place: _Place, chosen: _Chosen, into=None):
+def _take_chosen(home: _Home, chosen: _Chosen, into=None):
     """This rank's shard of the chosen step. Raises without it: a rank with another step would be worse than a failed
     attempt."""
-    copy = _pool.own(place.directory, place.rank, chosen.root, _memory_steps.read_manifest)
+    copy = _pool.own(home.directory, home.rank, chosen.root, _memory_steps.read_manifest)
     if copy is not None:
         try:
             return _memory_steps.Loaded(_pool.state_of(copy, _attempt(), into))
         except _pool.Spoilt as spoilt:
             _warn(f"mainstay.checkpoint.load: step {chosen.step}: {spoilt}; reading it from the disk instead", 6)
-    taken = _seal.take_one(place.directory, chosen.step, place.rank)
+    taken = _seal.take_one(home.directory, chosen.step, home.rank)
     if taken is not None:
         if taken[0].get("root") == chosen.root:
             return taken
         taken[1].close()
     raise RuntimeError(
-        f"mainstay.checkpoint.load: all hosts go on from step {chosen.step}, and the shard of rank {place.rank} is not on this host "
+        f"mainstay.checkpoint.load: all hosts go on from step {chosen.step}, and the shard of rank {home.rank} is not on this host "
         f"any more; the next start brings it here again"
     )
 
 
-def _in_memory(place: _Place):
-    return _memory_steps.MemorySteps.of(place.directory, place.rank, place.world_size, _attempt())
+def _in_memory(home: _Home):
+    return _memory_steps.MemorySteps.open(home.directory, home.rank, home.world_size, _attempt())
 
 
-def _doubtful(place: _Place, step: int, origin=None):
+def _doubtful(home: _Home, step: int, origin=None):
     try:
-        return _disk.ask(_doubt.about, place.directory, step, place.rank, origin)
+        return _disk.ask(_doubt.about, home.directory, step, home.rank, origin)
     except _disk.Silent:
         return None  # As if the list could not be read.
 
@@ -395,9 +395,9 @@ def _doubt_policy() -> str:
         raise _Setting(str(error)) from None
 
 
-def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin=None) -> bool:
+def _passes(home: _Home, step: int, wanted: str, call: str, depth: int, origin=None) -> bool:
     """Whether a whole step may be offered. Warns if the step is doubtful."""
-    doubt = _doubtful(place, step, origin)
+    doubt = _doubtful(home, step, origin)
     if doubt is None:
         return True
     skipped = _doubt.skips(doubt, wanted)
@@ -406,14 +406,14 @@ def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin
     return not skipped
 
 
-def _take_one(place: _Place, memory, step: int, into=None):
+def _take_one(home: _Home, memory, step: int, into=None):
     taken = memory.take(step, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 6), into)
     if taken is not None:
         return taken
     try:
-        return _seal.take(place.directory, step, place.rank, place.world_size)
+        return _seal.take(home.directory, step, home.rank, home.world_size)
     except (_seal.Incomplete, _seal.Damaged) as reason:
-        _warn(f"mainstay.checkpoint.load: step {step} in {place.directory} is not whole: {reason}; nothing is loaded",
+        _warn(f"mainstay.checkpoint.load: step {step} in {home.directory} is not whole: {reason}; nothing is loaded",
               depth=5)
     return None
 
@@ -432,7 +432,7 @@ def _serialisation(state: Any):
     return {**facts, "serialisation": "pickle"}, ".pickle", lambda file: pickle.dump(state, file, protocol=5)
 
 
-def _place(directory: Optional[str]) -> _Place:
+def _home(directory: Optional[str]) -> _Home:
     path = directory if directory is not None else os.environ.get(_DIRECTORY)
     if not path:
         raise _Setting(f"no directory is set: start with `mainstay run`, set {_DIRECTORY} or pass directory=")
@@ -443,7 +443,7 @@ def _place(directory: Optional[str]) -> _Place:
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1, at_least=1)
     if rank >= world_size:
         raise _Setting(f"RANK={rank} does not fit WORLD_SIZE={world_size}")
-    return _Place(path, rank, world_size)
+    return _Home(path, rank, world_size)
 
 
 def _number(name: str, default: int, at_least: int = 0) -> int:
@@ -491,7 +491,7 @@ def _where(directory: Optional[str]) -> str:
     return f" in {path}" if path else ""
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         path = f": {error.filename}" if error.filename else ""
         return f"{error.strerror} ({errno.errorcode.get(error.errno, error.errno)}){path}"

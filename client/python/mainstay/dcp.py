@@ -69,7 +69,7 @@ class Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
         if self._step is None:
             raise ValueError("mainstay.dcp.Writer: no step: Writer(step), or a checkpoint_id that ends in its number")
-        place = _place(self._directory)
+        home = _home(self._directory)
         tensors: Dict[str, torch.Tensor] = {}
         blobs: Dict[str, bytes] = {}
         results = []
@@ -82,13 +82,13 @@ class Writer(StorageWriter):
             else:
                 tensors[name] = _plain(data)
                 size = data.numel() * data.element_size()
-            results.append(WriteResult(item.index, size, Where(place.rank, name)))
+            results.append(WriteResult(item.index, size, Where(home.rank, name)))
         shard = {_MARK: 1, "tensors": tensors, "bytes": blobs}
         if self._leads:
             # Sealed in `finish` with data that only the coordinator has. Until then the step is not whole.
             self._held = shard
         else:
-            _save(place, self._step, shard)
+            _save(home, self._step, shard)
         done: Future = Future()
         done.set_result(results)
         return done
@@ -97,7 +97,7 @@ class Writer(StorageWriter):
         metadata.storage_data = {written.index: written.storage_data for of_rank in results for written in of_rank}
         metadata.storage_meta = self.storage_meta()
         shard, self._held = self._held, None
-        _save(_place(self._directory), self._step, {**(shard or {_MARK: 1}), "metadata": pickle.dumps(metadata)})
+        _save(_home(self._directory), self._step, {**(shard or {_MARK: 1}), "metadata": pickle.dumps(metadata)})
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:
@@ -130,11 +130,11 @@ class Reader(StorageReader):
         self._wanted = _step_of(checkpoint_id, self._wanted)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        place = _place(self._directory)
+        home = _home(self._directory)
         if self._wanted is not None:
-            self._shards = _Shards(place, self._wanted)
+            self._shards = _Shards(home, self._wanted)
         else:
-            self._shards = _newest(place, self._together and dist.is_available() and dist.is_initialized())
+            self._shards = _newest(home, self._together and dist.is_available() and dist.is_initialized())
         return self._shards.metadata()
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
@@ -153,7 +153,7 @@ class Reader(StorageReader):
             by_rank.setdefault(where.rank, []).append((where.name, item))
         for rank, items in sorted(by_rank.items()):
             # One shard at a time: each may take as much memory as this rank's own state.
-            shard = self._shards.of(rank)
+            shard = self._shards.of_rank(rank)
             for name, item in items:
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, io.BytesIO(shard["bytes"][name]))
@@ -176,18 +176,18 @@ class Reader(StorageReader):
 class _Shards:
     """The shards of one step, in memory or on the disk of this host. Raises if any of them is missing or damaged."""
 
-    def __init__(self, place, step: int):
+    def __init__(self, home, step: int):
         self.step = step
-        self._place = place
-        self._memory = _memory(place)
+        self._home = home
+        self._memory = _memory(home)
         self._kept: Dict[int, dict] = {}
         held = self._memory and self._memory._steps.get(step)
         self._copies = held[1] if held else {}
-        self.world_size = _world_size(place.directory, step, self._copies)
-        if not self._copies and not _seal.looks_whole(place.directory, step, self.world_size):
-            raise _seal.Incomplete(f"step {step} in {place.directory} is not whole")
+        self.world_size = _world_size(home.directory, step, self._copies)
+        if not self._copies and not _seal.looks_whole(home.directory, step, self.world_size):
+            raise _seal.Incomplete(f"step {step} in {home.directory} is not whole")
 
-    def of(self, rank: int) -> dict:
+    def of_rank(self, rank: int) -> dict:
         if rank in self._kept:
             return self._kept[rank]
         return self._from_memory(rank) or self._from_disk(rank)
@@ -203,10 +203,10 @@ class _Shards:
             return None
 
     def _from_disk(self, rank: int) -> dict:
-        taken = _seal.take_one(self._place.directory, self.step, rank)
+        taken = _seal.take_one(self._home.directory, self.step, rank)
         if taken is None:
             raise _seal.Damaged(
-                f"the shard of rank {rank} of step {self.step} in {self._place.directory} is missing, or its bytes have changed "
+                f"the shard of rank {rank} of step {self.step} in {self._home.directory} is missing, or its bytes have changed "
                 "since it was sealed; it is not loaded"
             )
         manifest, file = taken
@@ -219,48 +219,48 @@ class _Shards:
     def verify(self) -> None:
         """Raises Damaged if a shard on disk differs from its seal. Shards in memory are verified when they are read."""
         for rank in range(self.world_size):
-            if rank not in self._copies and not _seal.is_intact(self._place.directory, self.step, rank):
+            if rank not in self._copies and not _seal.is_intact(self._home.directory, self.step, rank):
                 raise _seal.Damaged(f"the shard of rank {rank} has changed since it was sealed")
 
     def metadata(self) -> Metadata:
         for rank in range(self.world_size):
-            shard = self.of(rank)
+            shard = self.of_rank(rank)
             if not isinstance(shard, dict) or _MARK not in shard:
                 break
             if "metadata" in shard:
                 # Kept, because it is needed again soon. The coordinator is almost always the first rank.
                 self._kept = {rank: shard}
                 return pickle.loads(shard["metadata"])
-        raise _seal.Incomplete(f"step {self.step} in {self._place.directory} was not written by torch.distributed.checkpoint")
+        raise _seal.Incomplete(f"step {self.step} in {self._home.directory} was not written by torch.distributed.checkpoint")
 
 
-def _newest(place, together: bool) -> _Shards:
-    memory = _memory(place)
-    on_disk = checkpoint._steps_on_disk(place, "load", memory is not None and memory.has_any())
+def _newest(home, together: bool) -> _Shards:
+    memory = _memory(home)
+    on_disk = checkpoint._steps_on_disk(home, "load", memory is not None and memory.has_any())
     steps = memory.with_those_of(on_disk) if memory else on_disk
     limit = None
     while True:
-        found = _newest_good(place, [step for step in steps if limit is None or step <= limit])
+        found = _newest_good(home, [step for step in steps if limit is None or step <= limit])
         number = -1 if found is None else found.step
         # Every rank sees the same answers, so all make the same number of collective calls.
-        told = _told_by_all(number) if together else [number]
-        limit = min(told)
+        numbers_of_all = _all_gathered(number) if together else [number]
+        limit = min(numbers_of_all)
         if limit < 0:
-            raise FileNotFoundError(f"mainstay.dcp.Reader: no whole step in {place.directory} on every rank")
-        if max(told) == limit:
+            raise FileNotFoundError(f"mainstay.dcp.Reader: no whole step in {home.directory} on every rank")
+        if max(numbers_of_all) == limit:
             return found
 
 
-def _told_by_all(number: int) -> list:
-    told = [None] * dist.get_world_size()
-    dist.all_gather_object(told, number)
-    return told
+def _all_gathered(number: int) -> list:
+    numbers_of_all = [None] * dist.get_world_size()
+    dist.all_gather_object(numbers_of_all, number)
+    return numbers_of_all
 
 
-def _newest_good(place, steps: list) -> Optional[_Shards]:
+def _newest_good(home, steps: list) -> Optional[_Shards]:
     for step in steps:
         try:
-            shards = _Shards(place, step)
+            shards = _Shards(home, step)
             shards.verify()
             shards.metadata()
             return shards
@@ -282,35 +282,35 @@ def _world_size(directory: str, step: int, copies: dict) -> int:
     raise _seal.Incomplete(f"step {step} is not in {directory}")
 
 
-def _memory(place):
+def _memory(home):
     try:
-        return _memory_steps.MemorySteps.of(place.directory, place.rank, place.world_size, checkpoint._attempt())
+        return _memory_steps.MemorySteps.open(home.directory, home.rank, home.world_size, checkpoint._attempt())
     except (OSError, ValueError):
         return None
 
 
-def _place(directory: Optional[str]):
-    place = checkpoint._place(directory)
+def _home(directory: Optional[str]):
+    home = checkpoint._home(directory)
     if dist.is_available() and dist.is_initialized():
-        place = place._replace(rank=dist.get_rank(), world_size=dist.get_world_size())
-    return place
+        home = home._replace(rank=dist.get_rank(), world_size=dist.get_world_size())
+    return home
 
 
-def _save(place, step: int, shard: dict) -> None:
+def _save(home, step: int, shard: dict) -> None:
     """As `mainstay.checkpoint.save`, but raises errors: DCP reports them to all ranks. It waits for a file system that
     does not answer, as PyTorch's own writer does: an error would end the job."""
     with checkpoint._saving:
-        identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
+        identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, home.rank, home.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)
         # Any rank may read any shard. On several hosts they are therefore stored on disk, which all hosts must share.
-        if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard, any_world=True):
+        if _has_one_host() and checkpoint._into_memory(home, identity, facts, shard, any_world=True):
             return
-        checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)
-        _seal.write(place.directory, identity, facts, suffix, serialise, checkpoint._attempt)
-        if _seal.looks_whole(place.directory, step, place.world_size):
+        checkpoint._quietly(_seal.clear_aside, home.directory, home.rank)
+        _seal.write(home.directory, identity, facts, suffix, serialise, checkpoint._attempt)
+        if _seal.looks_whole(home.directory, step, home.world_size):
             keep = checkpoint._number(checkpoint._KEEP, 2, at_least=1)
-            counts = lambda of: checkpoint._doubtful(place, of) is None  # noqa: E731
-            checkpoint._quietly(_seal.prune, place.directory, place.world_size, keep, counts)
+            counts = lambda step: checkpoint._doubtful(home, step) is None  # noqa: E731
+            checkpoint._quietly(_seal.prune, home.directory, home.world_size, keep, counts)
 
 
 def _has_one_host() -> bool:

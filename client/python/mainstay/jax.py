@@ -35,7 +35,7 @@ def watch_step(function, *, first: int = 0, loss=None):
 
     watched.__wrapped__ = function
     watched.__name__ = getattr(function, "__name__", "step")
-    atexit.register(watch.told)
+    atexit.register(watch.report)
     return watched
 
 
@@ -57,9 +57,9 @@ class _Watch:
             witness = loss = None
         self._pending.append((self.number, witness, loss))
         self.number += 1
-        self.told()
+        self.report()
 
-    def told(self) -> None:
+    def report(self) -> None:
         """Reports the completed steps."""
         while self._pending:
             number, witness, loss = self._pending[0]

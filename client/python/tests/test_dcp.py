@@ -213,7 +213,7 @@ for step in (1, 2):
     dcp.load(loaded, storage_reader=reader)
     assert reader.step == step, reader.step
     assert_is(loaded, step)
-assert mainstay._pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank) is not None
+assert mainstay._pool.memory_of_rank(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank) is not None
 dist.destroy_process_group()
 """
     run_job(code, ranks=2, MAINSTAY_CHECKPOINT_DIR=tmp_path / "checkpoints")

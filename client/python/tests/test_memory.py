@@ -33,7 +33,7 @@ def same(saved, step):
     return (saved["step"], saved["rest"]) == (step, wanted["rest"]) and all(
         np.array_equal(saved["model"][name], wanted["model"][name]) for name in wanted["model"])
 def in_memory():
-    return checkpoint._in_memory(checkpoint._place(None))
+    return checkpoint._in_memory(checkpoint._home(None))
 """
 
 
@@ -164,7 +164,7 @@ def test_a_save_is_a_copy_and_the_newest_step_is_on_the_disk_when_the_job_is_ove
         assert checkpoint.load() is None and checkpoint.reserve(state(0))
         for step in range(1, 6):
             assert checkpoint.save(step, state(step))
-        assert _pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank).control.slots()
+        assert _pool.memory_of_rank(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank).control.slots()
         while checkpoint.latest() != 5: time.sleep(0.01)
         assert same(checkpoint.load(), 5)
         assert in_memory().origin(5) is not None
@@ -208,7 +208,7 @@ def test_a_step_saved_a_moment_ago_is_found_before_its_checksums_are_taken(launc
     end(launch(
         """
         assert checkpoint.save(1, state(1)) and checkpoint.latest() == 1
-        keeper = _pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank).control.keeper()
+        keeper = _pool.memory_of_rank(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank).control.keeper()
         class Clock:
             monotonic = time.monotonic
             def sleep(seconds):

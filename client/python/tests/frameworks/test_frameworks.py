@@ -167,7 +167,7 @@ def test_a_jax_step_counts_when_its_results_are_ready(python, page):
         for result in results:
             watch.dispatched(result)
         results[0].ready = results[2].ready = True
-        watch.told()
+        watch.report()
     """, page=page)
     assert [(record["step"], record["loss"]) for record in page.read()["records"]] == [(0, 0.5)]
 

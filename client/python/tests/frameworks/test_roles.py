@@ -21,7 +21,7 @@ POLLED = """
                 dist.barrier()
                 dist.destroy_process_group()
         atexit.register(leave)
-        while not _role._told:
+        while not _role._reported:
             time.sleep(0.02)
 """
 
@@ -58,7 +58,7 @@ def test_a_mesh_without_a_pipeline_gives_no_stage(forked):
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         from mainstay import _role
         _role.from_frameworks()
-        assert not _role._told and len(_role.meshes) == 1
+        assert not _role._reported and len(_role.meshes) == 1
     """, ranks=2)
     assert [stage for _, stage in stages(pages)] == [None, None]
 
@@ -90,7 +90,7 @@ def test_a_model_that_is_sharded_and_replicated_has_no_stage(forked):
         net(torch.ones(2, 8)).sum().backward()
         from mainstay import _role
         _role.from_frameworks()
-        assert not _role._told and len(_role.meshes) >= 1
+        assert not _role._reported and len(_role.meshes) >= 1
     """, ranks=4)
     assert [stage for _, stage in stages(pages)] == [None] * 4
 
