@@ -16,7 +16,7 @@ use crate::error::OpenError;
 pub const PAGE_VARIABLE: &str = "MAINSTAY_PAGE";
 
 /// How often a rare call (a new section name, the close) yields to the thread that is writing before it is dropped.
-const PATIENCE: usize = 1000;
+const MAX_YIELDS: usize = 1000;
 
 /// A handle to this rank's heartbeat page, or to nothing; cheap to clone, to be used from any thread.
 #[derive(Clone, Default)]
@@ -305,7 +305,7 @@ impl std::fmt::Debug for Client {
 /// For calls whose loss would have a lasting effect: yields to the thread that is writing, a bounded number of
 /// times.
 fn write_patiently(attached: &'static Attached) -> Option<Writing<'static>> {
-    (0..PATIENCE).find_map(|_| {
+    (0..MAX_YIELDS).find_map(|_| {
         let page = attached.writer.try_once(attached.key);
         if page.is_none() {
             std::thread::yield_now();

@@ -166,8 +166,8 @@ fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
 /// Messages between the launchers of a job, of several kinds.
 fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let attempt = Attempt(2);
-    let of = StepKey { step: 7, job: "a".into(), run: "a".into(), attempt: 1, world: 2 };
-    let shard = Shard { of, rank: 1, root: "00".repeat(32), bytes: 4, created: 7, piece: None };
+    let key = StepKey { step: 7, job: "a".into(), run: "a".into(), attempt: 1, world: 2 };
+    let shard = Shard { key, rank: 1, root: "00".repeat(32), bytes: 4, created: 7, piece: None };
     let copies = vec![Copy { holder: "b:1".into(), medium: Medium::Memory, own: true, verified: false, shard }];
     let event = |event| Up::Event { number: 1, at: Mono(5), event };
     let ups = [
@@ -238,9 +238,9 @@ fn seed(target: &str, seeds: impl IntoIterator<Item = impl AsRef<[u8]>>) -> std:
 
 /// The record of a step of two ranks.
 fn step_record() -> Vec<u8> {
-    let of = StepName { job: "job".into(), run: "run@a".into(), attempt: 1, step: 100, world_size: 2 };
+    let name = StepName { job: "job".into(), run: "run@a".into(), attempt: 1, step: 100, world_size: 2 };
     let shard = |rank| StepShard { root: format!("{rank:064x}"), bytes: 1 << 30, created_unix_s: 1_700_000_000 };
-    StepRecord { of, shards: vec![shard(0), shard(1)] }.encode()
+    StepRecord { name, shards: vec![shard(0), shard(1)] }.encode()
 }
 
 /// The examples of the hardware catalog.

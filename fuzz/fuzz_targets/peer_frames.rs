@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use mainstay_checkpoint::inventory::{Copy, steps};
 use mainstay_tier::peer::frame::{MAX_CHUNK, MAX_MESSAGE, SIGNED_BYTES, decode, encode};
-use mainstay_tier::peer::{Inventory, Sealed};
+use mainstay_tier::peer::{Inventory, SealedShard};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(signed) = bytes.first_chunk::<SIGNED_BYTES>()
@@ -14,11 +14,11 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(&encode(&header), signed);
         assert!(header.length <= MAX_MESSAGE.max(MAX_CHUNK));
     }
-    if let Ok(sealed) = Sealed::of(bytes.to_vec()) {
+    if let Ok(sealed) = SealedShard::of(bytes.to_vec()) {
         let covered: u64 =
             (0..sealed.chunks()).map(|index| sealed.chunk(index).map_or(0, |(_, length, _)| u64::from(length))).sum();
         assert_eq!(covered, sealed.shard.bytes);
-        assert!(!sealed.file.contains('/') && sealed.shard.rank < sealed.shard.of.world);
+        assert!(!sealed.file.contains('/') && sealed.shard.rank < sealed.shard.key.world);
     }
     if let Ok(inventory) = serde_json::from_slice::<Inventory>(bytes) {
         let copies = inventory.copies.into_iter().map(|held| Copy {

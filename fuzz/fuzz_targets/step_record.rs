@@ -7,8 +7,8 @@ use mainstay_checkpoint_format::bucket::{StepRecord, rank_of_manifest, run_direc
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(record) = StepRecord::decode(bytes) {
         assert_eq!(record.encode(), bytes);
-        assert_eq!(record.shards.len(), record.of.world_size as usize);
-        assert_eq!(step_of_directory(&record.of.directory()), Some((record.of.step, record.of.attempt)));
+        assert_eq!(record.shards.len(), record.name.world_size as usize);
+        assert_eq!(step_of_directory(&record.name.directory()), Some((record.name.step, record.name.attempt)));
     }
     let Ok(name) = std::str::from_utf8(bytes) else { return };
     assert!(!run_directory(name).contains('/') && !run_directory(name).starts_with('.'));

@@ -158,7 +158,7 @@ impl Listening {
                 () = self.left.cancelled() => break,
             }
             if let (Some(peers), Some(LauncherMessage::Beats(sample))) = (&peers, &message.message) {
-                peers.stepped(&self.session.job.0, &wire::steps_in(sample));
+                peers.record_steps(&self.session.job.0, &wire::steps_in(sample));
             }
             let input = match from_wire(message, &self.session) {
                 Ok(Some(input)) => input,

@@ -17,7 +17,7 @@ use mainstay_proto::v1::{
     WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::files::Files;
-use mainstay_tier::peer::{Service, User, Watched};
+use mainstay_tier::peer::{Service, User, WatchedDirectory};
 use mainstay_view::node::JobView;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -44,7 +44,7 @@ pub struct Checkpoints {
     snapshots: StateReader,
     roles: Roles,
     /// The watched directories, kept across restarts of the agent.
-    kept: Arc<Mutex<ValueFile<Vec<Watched>>>>,
+    kept: Arc<Mutex<ValueFile<Vec<WatchedDirectory>>>>,
     /// Directories into which trainers write in their own format.
     kept_files: Arc<Mutex<ValueFile<Vec<FilesPlace>>>>,
     /// Which directories runs wrote into.
@@ -62,11 +62,14 @@ impl Checkpoints {
         roles: Roles,
         state_dir: &Path,
     ) -> Checkpoints {
-        let kept: ValueFile<Vec<Watched>> = ValueFile::open(&state_dir.join("checkpoint-directories.json"));
+        let kept: ValueFile<Vec<WatchedDirectory>> =
+            ValueFile::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
             // Entries that were stored before runs had owners have the user in a separate field.
-            let owned_place =
-                |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
+            let owned_place = |place: &WatchedDirectory| WatchedDirectory {
+                run: owned(place.user.uid, &place.run),
+                ..place.clone()
+            };
             kept.value().into_iter().flatten().for_each(|place| peers.watch(owned_place(place)));
         }
         let kept_files: ValueFile<Vec<FilesPlace>> =
@@ -142,13 +145,13 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
-fn place(run: String, directory: String, pool: String, user: User) -> Result<Watched, Status> {
+fn place(run: String, directory: String, pool: String, user: User) -> Result<WatchedDirectory, Status> {
     let directory = PathBuf::from(directory);
     let pool = (!pool.is_empty()).then(|| PathBuf::from(pool));
     if run.is_empty() || !directory.is_absolute() || pool.as_ref().is_some_and(|pool| !pool.is_absolute()) {
         return Err(Status::invalid_argument("run: a run id; directory and pool: absolute paths"));
     }
-    Ok(Watched { run: run_of(&run, user)?, directory, user, pool })
+    Ok(WatchedDirectory { run: run_of(&run, user)?, directory, user, pool })
 }
 
 #[tonic::async_trait]
@@ -268,7 +271,7 @@ impl CheckpointService for Checkpoints {
         let removed = aside(move || {
             let mut copies = peers.copies();
             let seen = RunFilter { run: Some(&run), owner: seen };
-            copies.retain(|copy| copy.shard.of.step == step && seen.has(&copy.shard.of));
+            copies.retain(|copy| copy.shard.key.step == step && seen.has(&copy.shard.key));
             let found = steps(&copies, None);
             let owners: BTreeSet<Option<u32>> =
                 found.iter().map(|state| owner::owner(&state.key.run)).collect();

@@ -13,9 +13,9 @@ pub(super) fn out(found: &ReplicaDivergence) -> CheckpointUnlike {
         apart: found.apart.contains(&member.rank),
     };
     CheckpointUnlike {
-        run: owner::name(found.of.run_id()).to_owned(),
-        step: found.of.step,
-        attempt: found.of.attempt,
+        run: owner::name(found.key.run_id()).to_owned(),
+        step: found.key.step,
+        attempt: found.key.attempt,
         group: found.group.clone(),
         members: found.members.iter().map(member).collect(),
         headline: found.sentence(),

@@ -689,10 +689,10 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
 /// Whether replicas keep up. Reasons that do not apply are 0.
 fn lags(checkpoints: &Service) {
     for lag in checkpoints.lags() {
-        let uid = owner::owner(&lag.of.run).map_or_else(String::new, |uid| uid.to_string());
-        let run = owner::name(&lag.of.run).to_owned();
+        let uid = owner::owner(&lag.copies.run).map_or_else(String::new, |uid| uid.to_string());
+        let run = owner::name(&lag.copies.run).to_owned();
         for reason in LagReason::ALL {
-            let waits = if reason == lag.reason { lag.of.seconds() } else { 0 };
+            let waits = if reason == lag.reason { lag.copies.seconds() } else { 0 };
             gauge!(CHECKPOINT_BEHIND, "run" => run.clone(), "uid" => uid.clone(), "reason" => reason.as_str())
                 .set(waits as f64);
         }

@@ -18,7 +18,7 @@ impl Replicas {
         let of_run = |lag: Lag| {
             let places = watched
                 .iter()
-                .filter(|watched| watched.run == lag.of.run)
+                .filter(|watched| watched.run == lag.copies.run)
                 .map(|watched| watched.directory.clone());
             places.map(|place| (place, lag.clone())).collect::<Vec<_>>()
         };
@@ -29,7 +29,7 @@ impl Replicas {
     pub(super) fn add_to(&self, job: &mut Job) {
         let of_job = |(place, _): &&(PathBuf, Lag)| place == Path::new(&job.checkpoint_dir);
         let Some((_, lag)) = self.0.iter().find(of_job) else { return };
-        if let Some((of, sealed)) = lag.of.copied.as_ref().filter(|_| job.copied_step.is_none()) {
+        if let Some((of, sealed)) = lag.copies.copied.as_ref().filter(|_| job.copied_step.is_none()) {
             let time = Some(Timestamp { seconds: *sealed, nanos: 0 });
             job.copied_step = Some(CopiedStep { step: of.step, attempt: of.attempt, time });
         }

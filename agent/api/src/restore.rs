@@ -9,7 +9,7 @@ use mainstay_durable::Tier;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{RestoreCheckpointResponse, RestoreProgress, RestoreResult};
 use mainstay_tier::files::{Files, FilesError, Started};
-use mainstay_tier::peer::{Progress, Service, User, Watched};
+use mainstay_tier::peer::{Progress, Service, User, WatchedDirectory};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -74,7 +74,7 @@ pub struct Restore {
     /// Which directories runs wrote into.
     pub homes: Arc<Homes>,
     /// The run and its directory.
-    pub place: Watched,
+    pub place: WatchedDirectory,
     /// The directory as the launcher found it; none if the launcher does not send it.
     pub home: Option<Home>,
     /// The ranks whose shards are wanted; none for all.

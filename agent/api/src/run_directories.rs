@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use mainstay_checkpoint::lineage::DirectoryId;
 use mainstay_checkpoint::owner;
-use mainstay_tier::peer::Watched;
+use mainstay_tier::peer::WatchedDirectory;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -35,7 +35,7 @@ impl Home {
     ///
     /// # Errors
     /// The id is not a valid directory id.
-    pub(super) fn find(place: &Watched, id: &str) -> Result<Option<Home>, Status> {
+    pub(super) fn find(place: &WatchedDirectory, id: &str) -> Result<Option<Home>, Status> {
         if id.is_empty() {
             return Ok(None);
         }
@@ -126,7 +126,7 @@ mod tests {
     fn home(uid: u32, id: &str) -> Home {
         let user = User { uid, gid: uid };
         let run = owner::owned(uid, "train~ab12");
-        let place = Watched { run, directory: PathBuf::from("/out"), user, pool: None };
+        let place = WatchedDirectory { run, directory: PathBuf::from("/out"), user, pool: None };
         Home::find(&place, id).expect("an id").expect("a home")
     }
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn an_invalid_directory_id_is_refused() {
-        let place = Watched {
+        let place = WatchedDirectory {
             run: "1000!train".to_owned(),
             directory: PathBuf::from("/out"),
             user: User { uid: 1000, gid: 1000 },

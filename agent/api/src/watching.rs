@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_checkpoint::files::Kind;
 use mainstay_checkpoint::owner::owned;
-use mainstay_tier::files::{FileWatch, Files, Wanted};
-use mainstay_tier::peer::{Service, User, Watched};
+use mainstay_tier::files::{FileWatch, Files, WatchRequest};
+use mainstay_tier::peer::{Service, User, WatchedDirectory};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -19,7 +19,7 @@ pub struct Watching {
     /// The watches; none without peers and durable storage.
     pub files: Option<Arc<Files>>,
     /// Watches of ranks' own shards.
-    pub kept: Arc<Mutex<ValueFile<Vec<Watched>>>>,
+    pub kept: Arc<Mutex<ValueFile<Vec<WatchedDirectory>>>>,
     /// Watches of directories into which trainers write in their own format.
     pub kept_files: Arc<Mutex<ValueFile<Vec<FilesPlace>>>>,
 }
@@ -27,7 +27,11 @@ pub struct Watching {
 impl Watching {
     /// The watch of a directory into which a trainer writes in its own format: an existing one, or a new one if
     /// requested.
-    pub fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
+    pub fn watch_files(
+        &self,
+        place: &WatchedDirectory,
+        kind: &str,
+    ) -> Result<Option<Arc<FileWatch>>, Status> {
         let Some(files) = &self.files else { return Ok(None) };
         if kind.is_empty() {
             let known = files.find(&place.directory, &place.run);
@@ -66,7 +70,7 @@ impl Watching {
         Ok(Some(watch))
     }
 
-    pub fn remember(&self, place: &Watched) {
+    pub fn remember(&self, place: &WatchedDirectory) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
         all.retain(|other| other.directory != place.directory || other.user.uid != place.user.uid);
@@ -92,13 +96,13 @@ pub struct FilesPlace {
 
 impl FilesPlace {
     /// None if the owner is unknown: an earlier version recorded it, and the directory is gone.
-    pub fn wanted(&self) -> Option<Wanted> {
+    pub fn wanted(&self) -> Option<WatchRequest> {
         let owner = || {
             let found = std::fs::symlink_metadata(&self.directory).ok().filter(std::fs::Metadata::is_dir)?;
             Some(User { uid: found.uid(), gid: found.gid() })
         };
         let user = self.user.or_else(owner)?;
-        Some(Wanted {
+        Some(WatchRequest {
             directory: self.directory.clone(),
             run: owned(user.uid, &self.run),
             user: Some(user),
@@ -113,7 +117,7 @@ impl FilesPlace {
 
 /// What this agent cannot do for the user of a directory, and why. Files that it may only read are restored through
 /// the user's process.
-pub fn problem_of(peers: &Service, place: &Watched) -> Option<String> {
+pub fn problem_of(peers: &Service, place: &WatchedDirectory) -> Option<String> {
     let directory = place.directory.display();
     let unserved = peers.users().access(place.user).may_serve(&place.directory).err()?;
     Some(format!("nothing in {directory} is replicated or restored: {unserved}"))

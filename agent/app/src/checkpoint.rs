@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
-use mainstay_tier::files::{Files, Plan, Wanted, WantedCache};
+use mainstay_tier::files::{CacheRequest, Files, FilesSettings, WatchRequest};
 use mainstay_tier::peer::credentials::Credentials;
-use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
+use mainstay_tier::peer::tls::{Tls, TlsFiles, TlsPart};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings, Users};
@@ -76,7 +76,7 @@ fn settings(config: &Config, users: Arc<Users>) -> anyhow::Result<(Settings, Cre
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
             let name = if name.is_empty() { host.unwrap_or_default() } else { name.clone() };
-            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, Token::of_no_process()?.into())
+            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, Token::random()?.into())
         }
     };
     let alone = peers.iter().all(|peer| *peer == name);
@@ -116,9 +116,9 @@ fn pass(keys: &CheckpointConfig) -> anyhow::Result<Credentials> {
         };
         let tls = Tls::read(files).map_err(|error| {
             let key = match error.part {
-                Part::Certificate => "checkpoint.tls_certificate",
-                Part::Key => "checkpoint.tls_key",
-                Part::Authorities => "checkpoint.tls_authorities",
+                TlsPart::Certificate => "checkpoint.tls_certificate",
+                TlsPart::Key => "checkpoint.tls_key",
+                TlsPart::Authorities => "checkpoint.tls_authorities",
             };
             anyhow::Error::new(error).context(format!("key `{key}`"))
         })?;
@@ -135,7 +135,7 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     } else {
         keys.store.clone()
     };
-    let plan = Plan {
+    let plan = FilesSettings {
         home: config.state_dir.join("checkpoint-files"),
         spool: store.join("files"),
         hosts: keys.peers.clone(),
@@ -143,7 +143,7 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     };
     let files = Files::new(Arc::clone(service), plan);
     for WatchConfig(table) in &keys.watch {
-        let wanted = Wanted {
+        let wanted = WatchRequest {
             directory: table.directory.clone(),
             run: table.run.clone(),
             user: None,
@@ -160,7 +160,7 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     }
     for CacheConfig(table) in &keys.cache {
         let CacheTable { name, directory, quota, quiet_s } = table.clone();
-        let wanted = WantedCache { name, directory, quota: quota.0, quiet: quiet_s };
+        let wanted = CacheRequest { name, directory, quota: quota.0, quiet: quiet_s };
         files.cache(wanted).context("key `checkpoint.cache`")?;
     }
     Ok(files)

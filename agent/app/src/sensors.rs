@@ -20,7 +20,7 @@ use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::report::SensorReport;
 use mainstay_model::time::{Mono, Stamp};
 use mainstay_model::units::Period;
-use mainstay_tier::peer::{Service, Watched};
+use mainstay_tier::peer::{Service, WatchedDirectory};
 use mainstay_view::node::JobPhase;
 use mainstay_view::placement::placement_eligibility;
 use tokio::sync::mpsc;
@@ -91,7 +91,7 @@ pub fn start(
 
 /// The observation for a step in which ranks saved different bytes of the same content.
 fn observed(found: &ReplicaDivergence) -> Observation {
-    let step = &found.of;
+    let step = &found.key;
     let mut values: BTreeMap<String, String> = found
         .members
         .iter()
@@ -120,27 +120,27 @@ fn uid_of(run: &str) -> Option<(String, String)> {
 /// runs that were reported.
 fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation> {
     let lags = replicas.lags();
-    behind.retain(|run| lags.iter().any(|lag| lag.of.run == *run));
+    behind.retain(|run| lags.iter().any(|lag| lag.copies.run == *run));
     let mut news = Vec::new();
     for lag in lags {
         let (event, weight, detail) = match lag.sentence() {
-            Some(sentence) if behind.insert(lag.of.run.to_string()) => {
+            Some(sentence) if behind.insert(lag.copies.run.to_string()) => {
                 (COPIES_BEHIND, Weight::Warning, sentence)
             }
-            None if behind.remove(lag.of.run.as_str()) => {
+            None if behind.remove(lag.copies.run.as_str()) => {
                 let detail = "checkpoint: a newer step has its copies on peers again".to_owned();
                 (COPIES_CAUGHT_UP, Weight::Info, detail)
             }
             _ => continue,
         };
-        let name = mainstay_checkpoint::owner::name(&lag.of.run).to_owned();
+        let name = mainstay_checkpoint::owner::name(&lag.copies.run).to_owned();
         let mut values = BTreeMap::from([
             ("run".to_owned(), name),
             ("reason".to_owned(), lag.reason.as_str().to_owned()),
-            ("saved".to_owned(), lag.of.saved.to_string()),
+            ("saved".to_owned(), lag.copies.saved.to_string()),
         ]);
-        values.extend(uid_of(&lag.of.run));
-        values.extend(lag.of.copied.map(|(of, _)| ("step".to_owned(), of.step.to_string())));
+        values.extend(uid_of(&lag.copies.run));
+        values.extend(lag.copies.copied.map(|(of, _)| ("step".to_owned(), of.step.to_string())));
         match weight {
             Weight::Warning => tracing::warn!(run = values["run"], "{detail}"),
             _ => tracing::info!(run = values["run"], "{detail}"),
@@ -160,7 +160,7 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
 fn standing(snapshots: &StateReader, replicas: &Service) -> PlacementEligibility {
     let watched = replicas.watched();
     placement_eligibility(&snapshots.view(), |job| {
-        let of_job = |of: &&Watched| of.directory == Path::new(&job.spec.checkpoint_dir);
+        let of_job = |of: &&WatchedDirectory| of.directory == Path::new(&job.spec.checkpoint_dir);
         watched.iter().find(of_job).map(|watched| watched.run.clone())
     })
 }

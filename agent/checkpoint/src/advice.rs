@@ -15,13 +15,13 @@ const GUESS_S: f64 = 86_400.0;
 const MIN_SAVES: u64 = 3;
 
 /// The shortest interval that is advised: if the cost of a save is too small to measure, something else limits it.
-const MOST_OFTEN_S: f64 = 1.0;
+const MIN_INTERVAL_S: f64 = 1.0;
 
 /// The interval while there is no advice yet: a few saves are needed to measure the cost of one.
 const UNTIL_KNOWN_S: f64 = 60.0;
 
 /// New advice is reported only if it differs from the last reported one by more than this share.
-const REPORTED_AGAIN: f64 = 0.2;
+const MIN_REPORTED_CHANGE: f64 = 0.2;
 
 /// The component and the event of advice in a job's journal.
 const COMPONENT: &str = "checkpoint";
@@ -59,8 +59,8 @@ impl Advised {
     }
 
     /// Whether it differs enough from the last reported advice.
-    pub fn is_news_after(&self, reported: Option<&Advised>) -> bool {
-        reported.is_none_or(|reported| (self.every - reported.every).abs() > REPORTED_AGAIN * reported.every)
+    pub fn is_news_after(&self, before: Option<&Advised>) -> bool {
+        before.is_none_or(|before| (self.every - before.every).abs() > MIN_REPORTED_CHANGE * before.every)
     }
 
     /// The advice as a fact for the job's journal.
@@ -76,11 +76,12 @@ impl Advised {
     }
 
     /// Reads what [`fact`](Self::fact) wrote; `None` for other observations and for the format of another version.
-    pub fn read(seen: &Observation) -> Option<Advised> {
-        if seen.component != COMPONENT || seen.event != ADVISED {
+    pub fn read(observation: &Observation) -> Option<Advised> {
+        if observation.component != COMPONENT || observation.event != ADVISED {
             return None;
         }
-        let value = |name: &str| seen.values.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
+        let value =
+            |name: &str| observation.values.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
         Some(Advised {
             every: value("every_s")?,
             was: value("was_s")?,
@@ -118,7 +119,8 @@ impl Advised {
         for (tier, in_flight) in tiers {
             // `before` represents the nearer tier: this tier's interval is a multiple of its interval.
             let before = Cost { in_flight: nearer, ..behind(0.0) };
-            nearer = advise(&[before, behind(in_flight.max(0.0))]).last().map_or(nearer, |of| of.every);
+            nearer =
+                advise(&[before, behind(in_flight.max(0.0))]).last().map_or(nearer, |advice| advice.every);
             advised.push((tier, nearer));
         }
         advised
@@ -132,7 +134,8 @@ pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
 
 /// The advice for a job with this time accounting and number of failures; `None` before it has saved a few times.
 pub fn advice_for(accounting: &TimeAccounting, failures: u32) -> Option<Advised> {
-    let seconds = |of: TimeCategory| accounting.parts.get(&of).map_or(0.0, |span| span.as_seconds());
+    let seconds =
+        |category: TimeCategory| accounting.parts.get(&category).map_or(0.0, |span| span.as_seconds());
     if accounting.saves < MIN_SAVES {
         return None;
     }
@@ -144,8 +147,8 @@ pub fn advice_for(accounting: &TimeAccounting, failures: u32) -> Option<Advised>
     let restore = (seconds(TimeCategory::Starting) + seconds(TimeCategory::Initialising))
         / f64::from(failures.saturating_add(1));
     let failures = rate(failures, accounting.wall.as_seconds(), GUESS_S);
-    let of = Cost { stall, in_flight: 0.0, failures, restore };
-    let every = advise(&[of]).first()?.every.max(MOST_OFTEN_S);
+    let costs = Cost { stall, in_flight: 0.0, failures, restore };
+    let every = advise(&[costs]).first()?.every.max(MIN_INTERVAL_S);
     let was = trained / saves;
     Some(Advised {
         every,
@@ -153,8 +156,8 @@ pub fn advice_for(accounting: &TimeAccounting, failures: u32) -> Option<Advised>
         stall,
         between_failures: 1.0 / failures,
         restore,
-        cost: cost(&of, every),
-        cost_was: cost(&of, was),
+        cost: cost(&costs, every),
+        cost_was: cost(&costs, was),
     })
 }
 
@@ -184,34 +187,38 @@ mod tests {
     #[test]
     fn a_job_that_saves_rarely_and_fails_often_is_advised_to_save_more() {
         // One day, a save of one second every two hours, and eleven failures.
-        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
-        assert!((reported.stall - 1.0).abs() < 1e-9 && (reported.was - 7201.0).abs() < 1e-6);
-        assert!((reported.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{reported:?}");
-        assert!((reported.every - (2.0 * reported.between_failures).sqrt()).abs() < 1e-6);
-        assert!(reported.cost < reported.cost_was / 10.0, "{reported:?}");
-        assert!(reported.describe().contains("saving every 170 s costs least"), "{}", reported.describe());
+        let advised = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
+        assert!((advised.stall - 1.0).abs() < 1e-9 && (advised.was - 7201.0).abs() < 1e-6);
+        assert!((advised.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{advised:?}");
+        assert!((advised.every - (2.0 * advised.between_failures).sqrt()).abs() < 1e-6);
+        assert!(advised.cost < advised.cost_was / 10.0, "{advised:?}");
+        testing::snapshot!(
+            "messages",
+            "advice: a job that saves rarely and fails often is advised to save more",
+            advised.describe()
+        );
     }
 
     #[test]
     fn a_job_that_saves_constantly_and_never_fails_is_advised_to_save_less() {
-        let reported = advice_for(&accounting(1000, 2000, 10_000), 0).unwrap();
-        assert!(reported.every > 10.0 * reported.was && reported.cost < reported.cost_was);
+        let advised = advice_for(&accounting(1000, 2000, 10_000), 0).unwrap();
+        assert!(advised.every > 10.0 * advised.was && advised.cost < advised.cost_was);
     }
 
     #[test]
     fn the_interval_of_a_tier_is_a_multiple_of_the_nearer_one_and_lets_steps_arrive() {
-        let reported = Advised { every: 100.0, ..advice_for(&accounting(12, 12, 86_400), 11).unwrap() };
-        assert_eq!(reported.by_tier(&[]), [(Tier::Memory, 100.0)]);
+        let advised = Advised { every: 100.0, ..advice_for(&accounting(12, 12, 86_400), 11).unwrap() };
+        assert_eq!(advised.by_tier(&[]), [(Tier::Memory, 100.0)]);
         // In any order; the slowest tier takes every third save.
-        let by_tier = reported.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
+        let by_tier = advised.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
         assert_eq!(by_tier, [(Tier::Memory, 100.0), (Tier::Peer, 100.0), (Tier::Durable, 300.0)]);
     }
 
     #[test]
     fn advice_is_read_back_from_the_journal_and_other_observations_are_not() {
-        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
-        let Fact::Observed(mut seen) = reported.fact() else { panic!("an observation") };
-        assert_eq!(Advised::read(&seen), Some(reported));
+        let advised = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
+        let Fact::Observed(mut seen) = advised.fact() else { panic!("an observation") };
+        assert_eq!(Advised::read(&seen), Some(advised));
         seen.values.insert("every_s".into(), "soon".into());
         assert_eq!(Advised::read(&seen), None);
         assert_eq!(Advised::read(&Observation { event: ADVISED.into(), ..Observation::default() }), None);
@@ -219,20 +226,20 @@ mod tests {
 
     #[test]
     fn advice_is_reported_again_only_if_it_changed_enough() {
-        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
-        let near = Advised { every: reported.every * 1.1, ..reported };
-        let far = Advised { every: reported.every * 0.7, ..reported };
+        let advised = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
+        let near = Advised { every: advised.every * 1.1, ..advised };
+        let far = Advised { every: advised.every * 0.7, ..advised };
         assert!(
-            reported.is_news_after(None)
-                && far.is_news_after(Some(&reported))
-                && !near.is_news_after(Some(&reported))
+            advised.is_news_after(None)
+                && far.is_news_after(Some(&advised))
+                && !near.is_news_after(Some(&advised))
         );
     }
 
     #[test]
     fn a_save_is_due_after_the_advised_interval_or_every_minute_without_advice() {
-        let reported = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
-        assert!(is_due(Some(&reported), reported.every) && !is_due(Some(&reported), reported.every - 1.0));
+        let advised = advice_for(&accounting(12, 12, 86_400), 11).unwrap();
+        assert!(is_due(Some(&advised), advised.every) && !is_due(Some(&advised), advised.every - 1.0));
         assert!(is_due(None, 60.0) && !is_due(None, 59.0));
     }
 

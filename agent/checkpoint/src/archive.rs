@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 pub const BLOCK_BYTES: u64 = 512;
 
 /// Maximum length of a name, bytes.
-const LONGEST_NAME: u64 = 4096;
+const MAX_NAME_BYTES: u64 = 4096;
 
 /// Maximum number of files in an archive.
-const MOST_ENTRIES: usize = 1 << 20;
+const MAX_ENTRIES: usize = 1 << 20;
 
 /// The name of an entry that contains the long name of the next entry.
 const LONG_LINK: &str = "././@LongLink";
@@ -64,7 +64,7 @@ pub enum ArchiveError {
     #[error("it ends in the middle")]
     Short,
     /// More files than any checkpoint has.
-    #[error("it has more than {MOST_ENTRIES} files")]
+    #[error("it has more than {MAX_ENTRIES} files")]
     Many,
     /// The bytes of the archive cannot be read.
     #[error("{0}")]
@@ -74,7 +74,7 @@ pub enum ArchiveError {
 /// Whether a name stays within the directory that it is joined to.
 pub fn is_safe(path: &str) -> bool {
     let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
-    path.len() as u64 <= LONGEST_NAME && path.split('/').all(plain)
+    path.len() as u64 <= MAX_NAME_BYTES && path.split('/').all(plain)
 }
 
 /// Lays out the files in the given order.
@@ -110,7 +110,7 @@ pub fn layout(entries: &[Entry]) -> Result<Layout, ArchiveError> {
 }
 
 fn check(entries: &[Entry]) -> Result<(), ArchiveError> {
-    if entries.len() > MOST_ENTRIES {
+    if entries.len() > MAX_ENTRIES {
         return Err(ArchiveError::Many);
     }
     let mut names = BTreeSet::new();
@@ -153,8 +153,8 @@ fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK_BYTES as us
 
 /// The checksum of a header. The checksum field counts as spaces.
 fn sum(block: &[u8; BLOCK_BYTES as usize]) -> u32 {
-    let of = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
-    block.iter().enumerate().map(of).sum()
+    let summand = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
+    block.iter().enumerate().map(summand).sum()
 }
 
 /// Fills a buffer with the bytes of an archive from an offset.
@@ -181,7 +181,7 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
         let content = at + BLOCK_BYTES;
         let end = content.checked_add(length).filter(|end| *end <= size).ok_or(ArchiveError::Short)?;
         match kind {
-            b'L' if length <= LONGEST_NAME + 1 && long.is_none() => {
+            b'L' if length <= MAX_NAME_BYTES + 1 && long.is_none() => {
                 let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
                 read(content, &mut bytes).map_err(ArchiveError::Read)?;
                 long = Some(text(&bytes).ok_or(ArchiveError::Header(at))?);
@@ -189,7 +189,7 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
             b'0' | 0 => {
                 let path = long.take().unwrap_or(name);
                 found.push((Entry { path, size: length, mode }, content));
-                if found.len() > MOST_ENTRIES {
+                if found.len() > MAX_ENTRIES {
                     return Err(ArchiveError::Many);
                 }
             }
@@ -202,8 +202,8 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
 }
 
 fn head(block: &[u8; BLOCK_BYTES as usize]) -> Option<(String, u64, u32, u8)> {
-    let reported = octal(&block[148..156])?;
-    (u64::from(sum(block)) == reported).then_some(())?;
+    let stored = octal(&block[148..156])?;
+    (u64::from(sum(block)) == stored).then_some(())?;
     let size = if block[124] == 0x80 {
         u64::from_be_bytes(block[128..136].try_into().ok()?)
     } else {

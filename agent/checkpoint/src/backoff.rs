@@ -16,13 +16,13 @@ const APART_MS: u64 = 100;
 
 /// A link is congested if the round trip minus its mean deviation exceeds the shortest round trip by this factor. A
 /// queue delays all packets, a delayed acknowledgement (RFC 1122, 4.2.3.2) only the last one of many...
-const LONGER: f64 = 2.0;
+const CONGESTED_FACTOR: f64 = 2.0;
 
 /// ...and by this many microseconds: smaller delays are common within a host and on a busy processor.
 const AT_LEAST_US: u32 = 2_000;
 
 /// Growth factor of the shortest round trip per sample, because paths change.
-const FORGET: f64 = 1.001;
+const ROUND_TRIP_GROWTH: f64 = 1.001;
 
 /// A sample of the state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,18 +62,18 @@ impl Backoff {
     }
 
     /// Records a sample of the connection at `now_ms`, milliseconds.
-    pub fn saw(&mut self, now_ms: u64, signs: ConnectionSample) {
+    pub fn record(&mut self, now_ms: u64, signs: ConnectionSample) {
         let round_trip = f64::from(signs.round_trip_us);
         if signs.round_trip_us > 0 {
-            self.shortest_us = (self.shortest_us * FORGET).min(round_trip);
+            self.shortest_us = (self.shortest_us * ROUND_TRIP_GROWTH).min(round_trip);
         }
         if self.looked_ms.is_some_and(|before| now_ms < before.saturating_add(APART_MS)) {
             return;
         }
         self.looked_ms = Some(now_ms);
         let at_least = round_trip - f64::from(signs.deviation_us);
-        let is_late =
-            at_least > LONGER * self.shortest_us && at_least > self.shortest_us + f64::from(AT_LEAST_US);
+        let is_late = at_least > CONGESTED_FACTOR * self.shortest_us
+            && at_least > self.shortest_us + f64::from(AT_LEAST_US);
         let is_lossy = signs.sent_again > self.sent_again;
         self.sent_again = signs.sent_again;
         self.share = if is_late || is_lossy { self.share * DECREASE } else { self.share + INCREASE };
@@ -91,7 +91,7 @@ mod tests {
 
     /// The share after `looks` samples, each after the minimum time.
     fn after(backoff: &mut Backoff, from: u64, looks: u64, what: impl Fn(u64) -> ConnectionSample) -> f64 {
-        (0..looks).for_each(|look| backoff.saw((from + look) * APART_MS, what(look)));
+        (0..looks).for_each(|look| backoff.record((from + look) * APART_MS, what(look)));
         backoff.share()
     }
 
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn samples_that_arrive_too_soon_do_not_change_the_share() {
         let mut backoff = Backoff::default();
-        backoff.saw(0, signs(100, 0));
-        (1..APART_MS).for_each(|now| backoff.saw(now, signs(90_000, 9)));
+        backoff.record(0, signs(100, 0));
+        (1..APART_MS).for_each(|now| backoff.record(now, signs(90_000, 9)));
         assert_eq!(backoff.share(), 1.0);
     }
 }

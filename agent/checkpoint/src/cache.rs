@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use crate::inventory::{Copy, StepState, steps};
 
 /// Maximum number of hosts whose caches are merged: ranks wait for the merge, and each further cache adds less.
-const MOST_HOSTS: usize = 8;
+const MAX_HOSTS: usize = 8;
 
 /// A file of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ fn prefix(name: &str) -> String {
 /// that are stored here as its own. Limited to `quota` bytes in total, but always includes the first.
 pub fn worth_bringing(copies: &[Copy], name: &str, me: &str, quota: u64) -> Vec<StepState> {
     let prefix = prefix(name);
-    let of_cache = copies.iter().filter(|copy| copy.shard.of.run_id().starts_with(&prefix));
+    let of_cache = copies.iter().filter(|copy| copy.shard.key.run_id().starts_with(&prefix));
     // Host names have no `/`: a `/` here belongs to the name of another cache.
-    let of_cache = of_cache.filter(|copy| !copy.shard.of.run_id()[prefix.len()..].contains('/')).cloned();
+    let of_cache = of_cache.filter(|copy| !copy.shard.key.run_id()[prefix.len()..].contains('/')).cloned();
     let of_cache: Vec<Copy> = of_cache.collect();
     let mut newest: Vec<StepState> = Vec::new();
     for state in steps(&of_cache, None).into_iter().filter(StepState::is_whole) {
@@ -83,7 +83,7 @@ pub fn worth_bringing(copies: &[Copy], name: &str, me: &str, quota: u64) -> Vec<
         |state: &StepState| state.ranks.values().flatten().any(|copy| copy.own && copy.holder == me);
     newest.retain(|state| !is_mine(state));
     newest.sort_by_key(|state| Reverse((state.created, state.key.clone())));
-    newest.truncate(MOST_HOSTS);
+    newest.truncate(MAX_HOSTS);
     let mut left = quota;
     let fits = |state: &StepState| {
         let fits = state.bytes() <= left;
@@ -103,8 +103,8 @@ mod tests {
     fn sealed(name: &str, host: &str, holder: &str, created: i64, bytes: u64) -> Copy {
         let run = run_of(name, host);
         let step = created.unsigned_abs();
-        let of = StepKey { step, job: "cache".into(), run: run.into(), attempt: 0, world: 1 };
-        let shard = Shard { of, rank: 0, root: format!("{host}{created}"), bytes, created, piece: None };
+        let key = StepKey { step, job: "cache".into(), run: run.into(), attempt: 0, world: 1 };
+        let shard = Shard { key, rank: 0, root: format!("{host}{created}"), bytes, created, piece: None };
         Copy { holder: holder.into(), medium: Medium::Disk, own: holder == host, verified: true, shard }
     }
 
@@ -141,7 +141,7 @@ mod tests {
     fn selected_caches_are_limited_and_always_include_the_newest() {
         let copies: Vec<Copy> =
             (0..20).map(|host| sealed("xla", &format!("h{host}"), "x", 100 + host, 10)).collect();
-        assert_eq!(brought(&copies, 1000).len(), MOST_HOSTS);
+        assert_eq!(brought(&copies, 1000).len(), MAX_HOSTS);
         assert_eq!(brought(&copies, 35).len(), 3);
         assert_eq!(brought(&copies, 1), [(run_of("xla", "h19"), 119)]);
     }
@@ -167,10 +167,10 @@ mod tests {
     #[test]
     fn the_oldest_files_are_left_out_beyond_the_quota() {
         let files = [file("old", 60, 1), file("young", 60, 3), file("small", 40, 2)];
-        let of =
+        let kept_within =
             |quota| chosen(&files, 100, 0, quota).iter().map(|file| file.path.as_str()).collect::<Vec<_>>();
-        assert_eq!(of(100), ["small", "young"]);
-        assert_eq!(of(1000), ["old", "small", "young"]);
-        assert!(of(10).is_empty());
+        assert_eq!(kept_within(100), ["small", "young"]);
+        assert_eq!(kept_within(1000), ["old", "small", "young"]);
+        assert!(kept_within(10).is_empty());
     }
 }

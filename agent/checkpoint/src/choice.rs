@@ -28,8 +28,8 @@ pub struct Choice<'a> {
 
 /// Chooses the newest step that is whole in `copies`: each rank's shard has a verified copy or enough pieces, all of
 /// one attempt of one launch. Which of two steps is newer is defined by [`steps_among`].
-pub fn choose<'a>(copies: impl IntoIterator<Item = &'a Copy>, wanted: RestoreRequest<'_>) -> Choice<'a> {
-    let RestoreRequest { run, world, failed } = wanted;
+pub fn choose<'a>(copies: impl IntoIterator<Item = &'a Copy>, request: RestoreRequest<'_>) -> Choice<'a> {
+    let RestoreRequest { run, world, failed } = request;
     let mut whole = steps_among(copies, run);
     whole.retain(|state| state.is_whole() && failed.is_none_or(|failed| !failed.contains(&state.key)));
     let fits = |state: &StepState<&Copy>| world.is_none_or(|world| state.key.world == world);
@@ -70,12 +70,15 @@ mod tests {
         });
         let copy =
             (key, 0..4_u32, 0..3_u8, prop::bool::weighted(0.8), any::<bool>(), prop::option::of(0..3_u32))
-                .prop_map(|(of, rank, holder, verified, again, index)| {
-                    let root = format!("{}/{}/{}/{}/{rank}/{again}", of.step, of.run, of.attempt, of.world);
-                    let piece = index.map(|index| Piece { root: root.clone(), bytes: 8, of: CUT, index });
+                .prop_map(|(step_key, rank, holder, verified, again, index)| {
+                    let root = format!(
+                        "{}/{}/{}/{}/{rank}/{again}",
+                        step_key.step, step_key.run, step_key.attempt, step_key.world
+                    );
+                    let piece = index.map(|index| Piece { root: root.clone(), bytes: 8, parity: CUT, index });
                     let root = piece.as_ref().map_or(root, |piece| format!("{}#{}", piece.root, piece.index));
-                    let created = i64::from(again) + of.step.cast_signed();
-                    let shard = Shard { of, rank, root, bytes: 8, created, piece };
+                    let created = i64::from(again) + step_key.step.cast_signed();
+                    let shard = Shard { key: step_key, rank, root, bytes: 8, created, piece };
                     Copy {
                         holder: format!("h{holder}").into(),
                         medium: Medium::Memory,
@@ -90,7 +93,7 @@ mod tests {
     /// Whether a step is whole, in the simplest possible words: for each rank some one shard is there completely.
     fn is_whole(copies: &[Copy], key: &StepKey) -> bool {
         (0..key.world).all(|rank| {
-            let of_rank = |copy: &&Copy| copy.verified && copy.shard.of == *key && copy.shard.rank == rank;
+            let of_rank = |copy: &&Copy| copy.verified && copy.shard.key == *key && copy.shard.rank == rank;
             let mut pieces: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
             copies.iter().filter(of_rank).any(|copy| match &copy.shard.piece {
                 None => true,
@@ -110,10 +113,10 @@ mod tests {
             world in prop::option::of(1..4_u32),
             failed in prop::collection::vec(any::<prop::sample::Index>(), 0..3),
         ) {
-            let at = |index: prop::sample::Index| Some(copies.get(index.index(copies.len().max(1)))?.shard.of.clone());
+            let at = |index: prop::sample::Index| Some(copies.get(index.index(copies.len().max(1)))?.shard.key.clone());
             let failed: BTreeSet<StepKey> = failed.into_iter().filter_map(at).collect();
             let choice = choose(&copies, RestoreRequest { run: Some("run"), world, failed: Some(&failed) });
-            let keys: BTreeSet<&StepKey> = copies.iter().map(|copy| &copy.shard.of).collect();
+            let keys: BTreeSet<&StepKey> = copies.iter().map(|copy| &copy.shard.key).collect();
             let whole = || keys.iter().filter(|key| !failed.contains(**key) && is_whole(&copies, key));
             let fits = |key: &&&&StepKey| world.is_none_or(|world| key.world == world);
             let newest = whole().filter(|key| fits(&key)).map(|key| key.step).max();
@@ -123,7 +126,7 @@ mod tests {
                 for (rank, copies) in &state.ranks {
                     let roots: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.whole()).collect();
                     prop_assert_eq!(roots.len(), 1, "two shards of rank {}", rank);
-                    prop_assert!(copies.iter().all(|copy| copy.shard.of == state.key && copy.verified));
+                    prop_assert!(copies.iter().all(|copy| copy.shard.key == state.key && copy.verified));
                 }
             }
             // No later attempt of the same launch saved it again completely.

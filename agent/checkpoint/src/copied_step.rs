@@ -35,11 +35,11 @@ impl CopiedStep {
     }
 
     /// Reads what [`fact`](Self::fact) wrote; `None` for other observations.
-    pub fn read(seen: &Observation) -> Option<CopiedStep> {
-        if seen.component != COMPONENT || seen.event != COPIED {
+    pub fn read(observation: &Observation) -> Option<CopiedStep> {
+        if observation.component != COMPONENT || observation.event != COPIED {
             return None;
         }
-        let value = |name: &str| seen.values.get(name)?.parse().ok();
+        let value = |name: &str| observation.values.get(name)?.parse().ok();
         Some(CopiedStep { attempt: value("attempt")?, step: value("step")? })
     }
 }
@@ -56,8 +56,8 @@ pub fn behind(why: &str) -> Fact {
 }
 
 /// The reason that [`behind`] wrote; `None` for other observations.
-pub fn read_behind(seen: &Observation) -> Option<&str> {
-    (seen.component == COMPONENT && seen.event == BEHIND).then_some(&*seen.detail)
+pub fn read_behind(observation: &Observation) -> Option<&str> {
+    (observation.component == COMPONENT && observation.event == BEHIND).then_some(&*observation.detail)
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
 
     fn observation(fact: Fact) -> Observation {
         match fact {
-            Fact::Observed(seen) => seen,
+            Fact::Observed(observation) => observation,
             other => panic!("expected an observation, got {other:?}"),
         }
     }
@@ -74,17 +74,17 @@ mod tests {
     #[test]
     fn a_copied_step_is_read_back_from_the_journal_and_other_events_are_not() {
         let copied = CopiedStep { attempt: 3, step: 1_200 };
-        let seen = observation(copied.fact());
-        assert_eq!(CopiedStep::read(&seen), Some(copied));
-        assert_eq!(read_behind(&seen), None);
-        let other = Observation { event: "interval_advised".to_owned(), ..seen };
+        let observation = observation(copied.fact());
+        assert_eq!(CopiedStep::read(&observation), Some(copied));
+        assert_eq!(read_behind(&observation), None);
+        let other = Observation { event: "interval_advised".to_owned(), ..observation };
         assert_eq!(CopiedStep::read(&other), None);
     }
 
     #[test]
     fn the_reason_for_a_lag_is_read_back_from_the_journal() {
-        let seen = observation(behind("saves come faster than copies"));
-        assert_eq!(read_behind(&seen), Some("saves come faster than copies"));
-        assert_eq!(CopiedStep::read(&seen), None);
+        let observation = observation(behind("the link is slow"));
+        assert_eq!(read_behind(&observation), Some("the link is slow"));
+        assert_eq!(CopiedStep::read(&observation), None);
     }
 }

@@ -34,7 +34,7 @@ impl StepKey {
 #[serde(from = "ShardRecord", into = "ShardRecord")]
 pub struct Shard {
     /// The step.
-    pub of: StepKey,
+    pub key: StepKey,
     /// The rank.
     pub rank: u32,
     /// The root over its manifest, in hex. Copies with the same root have the same bytes.
@@ -51,9 +51,9 @@ impl Shard {
     /// If the run is the name of a piece, replaces it with the piece and its run.
     #[must_use]
     pub fn understood(mut self) -> Shard {
-        if let Some((piece, run)) = Piece::read(&self.of.run) {
+        if let Some((piece, run)) = Piece::read(&self.key.run) {
             let run = SmolStr::new(run);
-            (self.piece, self.of.run) = (Some(piece), run);
+            (self.piece, self.key.run) = (Some(piece), run);
         }
         self
     }
@@ -152,7 +152,7 @@ pub struct Piece {
     /// The shard's size, bytes.
     pub bytes: u64,
     /// How it was cut.
-    pub of: Parity,
+    pub parity: Parity,
     /// The index of the piece, from 0; data pieces come first.
     pub index: u32,
 }
@@ -160,8 +160,8 @@ pub struct Piece {
 impl Piece {
     /// The name of this piece of a shard that `run` saved.
     pub fn name(&self, run: &str) -> String {
-        let Piece { root, bytes, of, index } = self;
-        format!("{PIECE_PREFIX}/{index}/{of}/{bytes}/{root}/{run}")
+        let Piece { root, bytes, parity, index } = self;
+        format!("{PIECE_PREFIX}/{index}/{parity}/{bytes}/{root}/{run}")
     }
 
     /// Parses a name: the piece, and the run that saved its shard. `None` if it is the run of a whole shard.
@@ -171,18 +171,19 @@ impl Piece {
             return None;
         }
         let index = parts.next()?.parse().ok()?;
-        let of: Parity = parts.next()?.parse().ok()?;
+        let parity: Parity = parts.next()?.parse().ok()?;
         let bytes = parts.next()?.parse().ok()?;
         let root = parts.next().filter(|root| !root.is_empty())?.to_owned();
-        let (piece, run) = (Piece { root, bytes, of, index }, parts.next()?);
-        (index < of.pieces() && piece.name(run) == name).then_some((piece, run))
+        let (piece, run) = (Piece { root, bytes, parity, index }, parts.next()?);
+        (index < parity.pieces() && piece.name(run) == name).then_some((piece, run))
     }
 }
 
 /// A shard as it is sent to other agents.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct ShardRecord {
-    of: StepKey,
+    #[serde(rename = "of")]
+    key: StepKey,
     rank: u32,
     root: String,
     bytes: u64,
@@ -191,17 +192,17 @@ pub(super) struct ShardRecord {
 
 impl From<Shard> for ShardRecord {
     fn from(shard: Shard) -> ShardRecord {
-        let Shard { mut of, rank, root, bytes, created, piece } = shard;
+        let Shard { mut key, rank, root, bytes, created, piece } = shard;
         if let Some(piece) = piece {
-            of.run = piece.name(&of.run).into();
+            key.run = piece.name(&key.run).into();
         }
-        ShardRecord { of, rank, root, bytes, created }
+        ShardRecord { key, rank, root, bytes, created }
     }
 }
 
 impl From<ShardRecord> for Shard {
-    fn from(reported: ShardRecord) -> Shard {
-        let ShardRecord { of, rank, root, bytes, created } = reported;
-        Shard { of, rank, root, bytes, created, piece: None }.understood()
+    fn from(record: ShardRecord) -> Shard {
+        let ShardRecord { key, rank, root, bytes, created } = record;
+        Shard { key, rank, root, bytes, created, piece: None }.understood()
     }
 }

@@ -31,7 +31,7 @@ pub enum DecisionReply {
 }
 
 /// Maximum number of jobs whose decisions are stored; any user may ask for any name.
-const RUNS: usize = 1024;
+const MAX_RUNS: usize = 1024;
 
 /// The decisions that an agent stores, the newest of each job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,8 +40,8 @@ pub struct Decisions {
     /// The hosts that received the newest one.
     taken: BTreeMap<String, BTreeSet<String>>,
     /// The order in which they were stored: the value of `reported` at that time.
-    used: BTreeMap<String, u64>,
-    reported: u64,
+    stored_at: BTreeMap<String, u64>,
+    stores: u64,
     forgotten: u64,
 }
 
@@ -52,7 +52,7 @@ impl Decisions {
     }
 
     /// Stores a decision, unless a newer one or a different one with the same number is in force.
-    pub fn report(&mut self, decision: &Decision) -> DecisionReply {
+    pub fn store(&mut self, decision: &Decision) -> DecisionReply {
         match self.newest.get(&decision.run) {
             Some(held)
                 if held.fence > decision.fence || (held.fence == decision.fence && held != decision) =>
@@ -63,9 +63,9 @@ impl Decisions {
             _ => {
                 self.newest.insert(decision.run.clone(), decision.clone());
                 self.taken.remove(&decision.run);
-                self.reported += 1;
-                self.used.insert(decision.run.clone(), self.reported);
-                self.make_room();
+                self.stores += 1;
+                self.stored_at.insert(decision.run.clone(), self.stores);
+                self.evict();
                 DecisionReply::Accepted
             }
         }
@@ -77,8 +77,8 @@ impl Decisions {
     }
 
     /// Removes the decision that was stored first, of the user with the most: one user's jobs do not evict another's.
-    fn make_room(&mut self) {
-        if self.newest.len() <= RUNS {
+    fn evict(&mut self) {
+        if self.newest.len() <= MAX_RUNS {
             return;
         }
         let mut of_users: BTreeMap<Option<u32>, usize> = BTreeMap::new();
@@ -87,10 +87,10 @@ impl Decisions {
         }
         let most = of_users.into_iter().max_by_key(|(_, count)| *count).map(|(user, _)| user);
         let of_most = self.newest.keys().filter(|run| Some(owner(run)) == most);
-        let Some(run) = of_most.min_by_key(|run| self.used.get(*run).copied()).cloned() else { return };
+        let Some(run) = of_most.min_by_key(|run| self.stored_at.get(*run).copied()).cloned() else { return };
         self.newest.remove(&run);
         self.taken.remove(&run);
-        self.used.remove(&run);
+        self.stored_at.remove(&run);
         self.forgotten += 1;
     }
 
@@ -106,7 +106,7 @@ impl Decisions {
             Decision { run: run.to_owned(), fence, step: newest.cloned(), by: me.to_owned() }
         });
         // Never refused: the number is higher than that of the stored decision, or it is the stored decision.
-        let _ = self.report(&decision);
+        let _ = self.store(&decision);
         self.taken.entry(run.to_owned()).or_default().insert(asker.to_owned());
         decision
     }
@@ -114,7 +114,7 @@ impl Decisions {
 
 #[cfg(test)]
 mod tests {
-    use super::{Decisions, RUNS};
+    use super::{Decisions, MAX_RUNS};
     use crate::owner::owned;
 
     #[test]
@@ -122,12 +122,15 @@ mod tests {
         let mut decisions = Decisions::default();
         let of_a = owned(1, "train");
         decisions.decide("host", &of_a, "host", None);
-        for number in 0..2 * RUNS {
+        for number in 0..2 * MAX_RUNS {
             decisions.decide("host", &owned(2, &number.to_string()), "host", None);
         }
         assert!(decisions.newest(&of_a).is_some());
-        assert_eq!((decisions.newest.len(), decisions.used.len()), (RUNS, RUNS));
-        assert_eq!(decisions.forgotten(), RUNS as u64 + 1);
-        assert!(decisions.newest(&owned(2, &(2 * RUNS - 1).to_string())).is_some(), "the newest was removed");
+        assert_eq!((decisions.newest.len(), decisions.stored_at.len()), (MAX_RUNS, MAX_RUNS));
+        assert_eq!(decisions.forgotten(), MAX_RUNS as u64 + 1);
+        assert!(
+            decisions.newest(&owned(2, &(2 * MAX_RUNS - 1).to_string())).is_some(),
+            "the newest was removed"
+        );
     }
 }

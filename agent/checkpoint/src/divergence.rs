@@ -15,7 +15,7 @@ pub const REPLICAS: &str = "checkpoint.replicas";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedShard {
     /// The step.
-    pub of: StepKey,
+    pub key: StepKey,
     /// The group of ranks that should have saved the same.
     pub group: String,
     /// The rank.
@@ -41,7 +41,7 @@ pub struct Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaDivergence {
     /// The step.
-    pub of: StepKey,
+    pub key: StepKey,
     /// The group that they declared.
     pub group: String,
     /// All known members that were compared, by rank.
@@ -54,13 +54,13 @@ impl ReplicaDivergence {
     /// The problem in one sentence: step, ranks and hosts.
     pub fn sentence(&self) -> String {
         let named = |apart: bool| {
-            let of = self.members.iter().filter(|member| self.apart.contains(&member.rank) == apart);
+            let members = self.members.iter().filter(|member| self.apart.contains(&member.rank) == apart);
             let names: Vec<String> =
-                of.map(|member| format!("rank {} on {}", member.rank, member.holder)).collect();
+                members.map(|member| format!("rank {} on {}", member.rank, member.holder)).collect();
             names.join(", ")
         };
         // Users know the run by its name without the owner.
-        let (step, run, group) = (self.of.step, owner::name(self.of.run_id()), &self.group);
+        let (step, run, group) = (self.key.step, owner::name(self.key.run_id()), &self.group);
         if self.apart.is_empty() {
             return format!(
                 "step {step} of {run}: {} save the same ({group}) and saved different bytes: possible silent data corruption; \
@@ -78,21 +78,22 @@ impl ReplicaDivergence {
 
 /// The steps with shards that should be identical and differ. A rank with two roots, because it saved the step twice,
 /// is not compared: which of them corresponds to the shards of the other ranks is unknown.
-pub fn divergences(reported: &[SavedShard]) -> Vec<ReplicaDivergence> {
+pub fn divergences(saved: &[SavedShard]) -> Vec<ReplicaDivergence> {
     let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
-    for SavedShard { of, group, rank, holder, root } in reported {
+    for SavedShard { key, group, rank, holder, root } in saved {
         let member = Member { rank: *rank, holder: holder.clone(), root: root.clone() };
-        groups.entry((of, group)).or_default().entry(*rank).or_default().insert(member);
+        groups.entry((key, group)).or_default().entry(*rank).or_default().insert(member);
     }
-    groups.into_iter().filter_map(|((of, group), ranks)| compare(of, group, ranks)).collect()
+    groups.into_iter().filter_map(|((key, group), ranks)| compare(key, group, ranks)).collect()
 }
 
-fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<ReplicaDivergence> {
-    let is_clear = |reported: &BTreeSet<Member>| {
-        reported.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1
+fn compare(key: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<ReplicaDivergence> {
+    let is_clear = |members_of_rank: &BTreeSet<Member>| {
+        members_of_rank.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1
     };
     let clear = ranks.into_values().filter(is_clear);
-    let members: Vec<Member> = clear.filter_map(|reported| reported.into_iter().next()).collect();
+    let members: Vec<Member> =
+        clear.filter_map(|members_of_rank| members_of_rank.into_iter().next()).collect();
     let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
     members.iter().for_each(|member| *classes.entry(&member.root).or_default() += 1);
     if classes.len() < 2 {
@@ -101,7 +102,7 @@ fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) ->
     let majority = classes.iter().find(|(_, count)| **count * 2 > members.len()).map(|(root, _)| *root);
     let apart = members.iter().filter(|member| majority.is_some_and(|root| member.root != root));
     let apart = apart.map(|member| member.rank).collect();
-    Some(ReplicaDivergence { of: of.clone(), group: group.to_owned(), apart, members })
+    Some(ReplicaDivergence { key: key.clone(), group: group.to_owned(), apart, members })
 }
 
 #[cfg(test)]
@@ -112,8 +113,14 @@ mod tests {
         StepKey { step, job: "job".into(), run: "run@1".into(), attempt, world: 4 }
     }
 
-    fn reported(of: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {
-        SavedShard { of, group: group.to_owned(), rank, holder: format!("host{rank}"), root: root.to_owned() }
+    fn reported(key: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {
+        SavedShard {
+            key,
+            group: group.to_owned(),
+            rank,
+            holder: format!("host{rank}"),
+            root: root.to_owned(),
+        }
     }
 
     #[test]
@@ -122,10 +129,10 @@ mod tests {
             .map(|(root, rank)| reported(key(7, 0), "dp", rank, root));
         let found = divergences(&all);
         assert_eq!((found.len(), found[0].apart.as_slice()), (1, [2].as_slice()));
-        assert_eq!(
-            found[0].sentence(),
-            "step 7 of run: rank 2 on host2 saved other bytes than rank 0 on host0, rank 1 on host1, rank 3 on host3, \
-             which save the same (dp): possible silent data corruption"
+        testing::snapshot!(
+            "messages",
+            "divergence: the rank that differs from the majority is named with its host",
+            found[0].sentence()
         );
     }
 
@@ -133,8 +140,11 @@ mod tests {
     fn of_two_ranks_that_differ_both_are_named_and_neither_is_blamed() {
         let found = divergences(&[reported(key(7, 0), "dp", 0, "a"), reported(key(7, 0), "dp", 3, "b")]);
         assert!(found[0].apart.is_empty());
-        assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
-        assert!(found[0].sentence().ends_with("which copy is right is unknown"));
+        testing::snapshot!(
+            "messages",
+            "divergence: of two ranks that differ both are named and neither is blamed",
+            found[0].sentence()
+        );
     }
 
     #[test]

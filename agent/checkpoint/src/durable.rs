@@ -113,28 +113,28 @@ mod tests {
             let mut started = std::collections::BTreeSet::new();
             for now in 1..200_u64 {
                 for host in 0..speeds.len() {
-                    if let Some((of, until)) = busy[host] {
+                    if let Some((step, until)) = busy[host] {
                         if until > now { continue }
-                        done[host].insert(of);
+                        done[host].insert(step);
                         busy[host] = None;
                     }
                     // The last 20 steps are still on the hosts' disks.
                     let steps: Vec<Candidate> = (now.saturating_sub(20).max(1)..=now)
-                        .map(|of| Candidate {
-                            started: started.contains(&of),
-                            durable: done.iter().all(|done| done.contains(&of)),
-                            ..candidate(of)
+                        .map(|step| Candidate {
+                            started: started.contains(&step),
+                            durable: done.iter().all(|done| done.contains(&step)),
+                            ..candidate(step)
                         })
                         .collect();
-                    if let Some(of) = next(&steps, every).map(|next| next.key.step)
-                        && !done[host].contains(&of)
+                    if let Some(step) = next(&steps, every).map(|next| next.key.step)
+                        && !done[host].contains(&step)
                     {
-                        started.insert(of);
-                        busy[host] = Some((of, now + speeds[host]));
+                        started.insert(step);
+                        busy[host] = Some((step, now + speeds[host]));
                     }
                 }
             }
-            let whole = done[0].iter().filter(|of| done.iter().all(|done| done.contains(of))).count();
+            let whole = done[0].iter().filter(|step| done.iter().all(|done| done.contains(step))).count();
             prop_assert!(whole >= 3, "only {whole} steps completed with speeds {speeds:?}");
         }
     }

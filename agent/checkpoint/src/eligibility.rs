@@ -21,8 +21,9 @@ impl PlacementEligibility {
     pub fn is_beside(&self, other: &PlacementEligibility) -> bool {
         let are_beside = |(run, own): (&String, &BTreeSet<u32>)| {
             let theirs = other.stages.get(run);
-            own.iter()
-                .any(|stage| theirs.is_some_and(|theirs| theirs.iter().any(|of| of.abs_diff(*stage) == 1)))
+            own.iter().any(|stage| {
+                theirs.is_some_and(|theirs| theirs.iter().any(|other| other.abs_diff(*stage) == 1))
+            })
         };
         self.stages.iter().any(are_beside)
     }

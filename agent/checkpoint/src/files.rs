@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use pattern::Pattern;
 
 /// Maximum seconds by which a file may be newer than its checkpoint's marker: other ranks finish a little later.
-const AFTER_MARKER: i64 = 60;
+const MAX_AFTER_MARKER_S: i64 = 60;
 
 /// Names of checkpoints without a step, because the next checkpoint overwrites them: those of nanoGPT, PyTorch's
 /// examples, Lightning and others. Their step is the time at which they were written, in seconds since 1970.
-pub const IN_PLACE: [&str; 9] = [
+pub const OVERWRITTEN_NAMES: [&str; 9] = [
     "ckpt.pt",
     "snapshot.pt",
     "last.ckpt",
@@ -70,7 +70,7 @@ pub enum Kind {
     /// `checkpoint-123/` with `trainer_state.json`.
     HuggingFace,
     /// `*123.ckpt`, `*123.pt`, `*123.pth` and `*123.safetensors`: single files whose container is whole. If the
-    /// directory has none of them, also the names in [`IN_PLACE`].
+    /// directory has none of them, also the names in [`OVERWRITTEN_NAMES`].
     Torch,
     /// `*123/` with `.metadata`, of torch's distributed checkpoints.
     Dcp,
@@ -98,7 +98,7 @@ impl Kind {
     /// # Errors
     /// The name is unknown; the error lists all names.
     pub fn parse(name: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.iter().find(|(of, _)| *of == name).map(|(_, kind)| *kind);
+        let found = Kind::ALL.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
         found.ok_or_else(|| {
             let all: Vec<&str> = Kind::ALL.iter().map(|(name, _)| *name).collect();
             format!("{name:?} is not a kind of checkpoints; known are {}", all.join(", "))
@@ -130,7 +130,7 @@ impl Kind {
             Kind::HuggingFace => vec![directory("checkpoint-{step}", marker(&["trainer_state.json"]))],
             Kind::Torch => {
                 let numbered = ["*{step}.ckpt", "*{step}.pt", "*{step}.pth", "*{step}.safetensors"];
-                numbered.into_iter().chain(IN_PLACE).map(file).collect()
+                numbered.into_iter().chain(OVERWRITTEN_NAMES).map(file).collect()
             }
             Kind::Dcp => vec![directory("*{step}", marker(&[".metadata"]))],
             Kind::Orbax => {
@@ -183,15 +183,15 @@ pub struct Complete {
 }
 
 /// The step of a name, and the first rule that matches.
-pub fn rule_of<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<(&'a Rule, u64)> {
+pub fn matching_rule<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<(&'a Rule, u64)> {
     if is_passing(name) {
         return None;
     }
-    let of = |rule: &'a Rule| {
+    let rule_and_step = |rule: &'a Rule| {
         let step = (rule.is_directory == is_directory).then(|| rule.pattern.step(name)).flatten()?;
         Some((rule, step))
     };
-    rules.iter().find_map(of)
+    rules.iter().find_map(rule_and_step)
 }
 
 /// The rule for a name without a step, which the next checkpoint overwrites.
@@ -214,7 +214,7 @@ pub fn is_unknown_checkpoint(rules: &[Rule], name: &str) -> bool {
     let endings = [".pt", ".pth", ".ckpt", ".safetensors", ".pth.tar"];
     !is_passing(name)
         && endings.iter().any(|ending| name.ends_with(ending))
-        && rule_of(rules, name, false).is_none()
+        && matching_rule(rules, name, false).is_none()
         && in_place(rules, name, false).is_none()
 }
 
@@ -235,22 +235,24 @@ pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
 /// If `quiet` is above 0, that many seconds without a change replace a missing proof.
 pub fn complete(rules: &[Rule], look: &DirectorySnapshot, expect: usize, quiet: u64) -> Vec<Complete> {
     let mut steps: BTreeMap<u64, Vec<(&str, &Rule, bool)>> = BTreeMap::new();
-    for (name, seen) in &look.names {
-        let in_place = || in_place(rules, name, seen.is_directory).zip(look.in_place.get(name).copied());
-        let Some((rule, step)) = rule_of(rules, name, seen.is_directory).or_else(in_place) else { continue };
-        let proven = is_proven(rule, step, name, seen, look);
-        let rested = quiet > 0 && is_quiet(seen, look.now, quiet);
+    for (name, entry) in &look.names {
+        let in_place = || in_place(rules, name, entry.is_directory).zip(look.in_place.get(name).copied());
+        let Some((rule, step)) = matching_rule(rules, name, entry.is_directory).or_else(in_place) else {
+            continue;
+        };
+        let proven = is_proven(rule, step, name, entry, look);
+        let rested = quiet > 0 && is_quiet(entry, look.now, quiet);
         steps.entry(step).or_default().push((name, rule, proven || rested));
     }
     let whole = steps.into_iter().rev().filter(|(_, parts)| {
         parts.iter().all(|(.., proven)| *proven) && (expect == 0 || parts.len() == expect)
     });
-    let reported = |(step, parts): (u64, Vec<(&str, &Rule, bool)>)| Complete {
+    let as_complete = |(step, parts): (u64, Vec<(&str, &Rule, bool)>)| Complete {
         step,
         names: parts.iter().map(|(name, ..)| (*name).to_owned()).collect(),
         trackers: parts.iter().filter_map(|(name, rule, _)| tracker(rule, step, name)).collect(),
     };
-    whole.map(reported).collect()
+    whole.map(as_complete).collect()
 }
 
 /// The file name and content of the tracker for a restore.
@@ -263,28 +265,28 @@ fn tracker(rule: &Rule, step: u64, name: &str) -> Option<(String, String)> {
     }
 }
 
-fn is_proven(rule: &Rule, step: u64, name: &str, seen: &DirectoryEntry, look: &DirectorySnapshot) -> bool {
+fn is_proven(rule: &Rule, step: u64, name: &str, entry: &DirectoryEntry, look: &DirectorySnapshot) -> bool {
     match &rule.proof {
         Proof::Marker(markers) => {
-            let written = markers.iter().filter_map(|marker| seen.files.get(marker)).max();
-            written.is_some_and(|at| seen.newest.0 <= at.0 + AFTER_MARKER)
+            let written = markers.iter().filter_map(|marker| entry.files.get(marker)).max();
+            written.is_some_and(|at| entry.newest.0 <= at.0 + MAX_AFTER_MARKER_S)
         }
         Proof::Tracker(file) => look.texts.get(file).is_some_and(|(text, written)| {
             let text = text.trim();
-            (text == name || text.parse() == Ok(step)) && *written >= seen.newest
+            (text == name || text.parse() == Ok(step)) && *written >= entry.newest
         }),
         Proof::NoneBeside(suffix) => {
             let beside = format!("{name}{suffix}");
             !look.names.contains_key(&beside) && !look.texts.contains_key(&beside)
         }
-        Proof::Container => seen.container == Some(true),
+        Proof::Container => entry.container == Some(true),
         Proof::Name => true,
-        Proof::Quiet(seconds) => is_quiet(seen, look.now, *seconds),
+        Proof::Quiet(seconds) => is_quiet(entry, look.now, *seconds),
     }
 }
 
-fn is_quiet(seen: &DirectoryEntry, now: i64, seconds: u64) -> bool {
-    now.saturating_sub(seen.newest.0) >= i64::try_from(seconds).unwrap_or(i64::MAX)
+fn is_quiet(entry: &DirectoryEntry, now: i64, seconds: u64) -> bool {
+    now.saturating_sub(entry.newest.0) >= i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -298,7 +300,7 @@ mod tests {
 
     fn look(names: &[(&str, DirectoryEntry)], texts: &[(&str, &str, i64)]) -> DirectorySnapshot {
         DirectorySnapshot {
-            names: names.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone())).collect(),
+            names: names.iter().map(|(name, entry)| ((*name).to_owned(), entry.clone())).collect(),
             texts: texts
                 .iter()
                 .map(|(name, text, at)| ((*name).to_owned(), ((*text).to_owned(), (*at, 0))))
@@ -309,7 +311,7 @@ mod tests {
     }
 
     fn found(kind: Kind, look: &DirectorySnapshot) -> Vec<u64> {
-        complete(&kind.rules(), look, 0, 0).iter().map(|of| of.step).collect()
+        complete(&kind.rules(), look, 0, 0).iter().map(|key| key.step).collect()
     }
 
     #[test]
@@ -334,17 +336,17 @@ mod tests {
 
     #[test]
     fn a_checkpoint_rewritten_within_the_same_second_is_not_complete() {
-        let mut seen = directory(100, &[]);
-        let complete = |seen: &DirectoryEntry| {
+        let mut entry = directory(100, &[]);
+        let complete = |entry: &DirectoryEntry| {
             let tracker = [("latest_checkpointed_iteration.txt", "120", 100)];
-            let mut look = look(&[("iter_0000120", seen.clone())], &tracker);
+            let mut look = look(&[("iter_0000120", entry.clone())], &tracker);
             look.texts.values_mut().for_each(|(_, written)| written.1 = 500);
             found(Kind::Megatron, &look)
         };
-        seen.newest.1 = 499;
-        assert_eq!(complete(&seen), [120]);
-        seen.newest.1 = 501;
-        assert!(complete(&seen).is_empty());
+        entry.newest.1 = 499;
+        assert_eq!(complete(&entry), [120]);
+        entry.newest.1 = 501;
+        assert!(complete(&entry).is_empty());
     }
 
     #[test]
@@ -392,8 +394,8 @@ mod tests {
         assert_eq!(found(Kind::Torch, &look(&names, &[])), [8]);
         let both = [("model_9.pt", file(true)), ("optim_9.pt", file(true))];
         assert_eq!(found(Kind::Torch, &look(&both, &[])), [9]);
-        let of = |expect| complete(&Kind::Torch.rules(), &look(&both, &[]), expect, 0).len();
-        assert_eq!((of(2), of(3)), (1, 0), "the user expects this many files");
+        let complete_of = |expect| complete(&Kind::Torch.rules(), &look(&both, &[]), expect, 0).len();
+        assert_eq!((complete_of(2), complete_of(3)), (1, 0), "the user expects this many files");
         assert!(found(Kind::Torch, &look(&[("last.ckpt", file(true))], &[])).is_empty(), "it has no step");
     }
 
@@ -424,8 +426,8 @@ mod tests {
     #[test]
     fn quiet_time_counts_only_if_the_user_configures_it() {
         let step = look(&[("iter_0000005", directory(900, &[]))], &[]);
-        let of = |quiet| complete(&Kind::Megatron.rules(), &step, 0, quiet).len();
-        assert_eq!((of(0), of(60), of(101)), (0, 1, 0));
+        let complete_after = |quiet| complete(&Kind::Megatron.rules(), &step, 0, quiet).len();
+        assert_eq!((complete_after(0), complete_after(60), complete_after(101)), (0, 1, 0));
     }
 
     #[test]

@@ -35,41 +35,42 @@ pub fn rate(count: u32, seconds: f64, guess: f64) -> f64 {
 /// The best interval for each tier, the nearest first. The interval of a tier is a multiple of the nearer tier's.
 pub fn advise(tiers: &[Cost]) -> Vec<Advice> {
     let mut nearer = 0.0_f64;
-    let advise = |of: &Cost| {
-        let best = best(of).max(of.in_flight);
+    let advise = |cost_of_tier: &Cost| {
+        let best = best(cost_of_tier).max(cost_of_tier.in_flight);
         let every = if nearer > 0.0 && best.is_finite() {
             // The multiple closest to the best interval, but not shorter than a step is in flight.
-            (best / nearer).round().max((of.in_flight / nearer).ceil()).max(1.0) * nearer
+            (best / nearer).round().max((cost_of_tier.in_flight / nearer).ceil()).max(1.0) * nearer
         } else {
             best
         };
         nearer = if every.is_finite() { every } else { nearer };
-        Advice { every, cost: cost(of, every) }
+        Advice { every, cost: cost(cost_of_tier, every) }
     };
     tiers.iter().map(advise).collect()
 }
 
 /// The cost of a save every `every` seconds, as a share of all time.
-pub fn cost(of: &Cost, every: f64) -> f64 {
-    let saves = if every.is_finite() { of.stall / every.max(f64::MIN_POSITIVE) } else { 0.0 };
-    let lost = if of.failures > 0.0 { of.failures * (every / 2.0 + of.in_flight + of.restore) } else { 0.0 };
+pub fn cost(tier: &Cost, every: f64) -> f64 {
+    let saves = if every.is_finite() { tier.stall / every.max(f64::MIN_POSITIVE) } else { 0.0 };
+    let lost =
+        if tier.failures > 0.0 { tier.failures * (every / 2.0 + tier.in_flight + tier.restore) } else { 0.0 };
     (saves + lost).min(1.0)
 }
 
-fn best(of: &Cost) -> f64 {
-    if of.failures <= 0.0 {
+fn best(tier: &Cost) -> f64 {
+    if tier.failures <= 0.0 {
         return f64::INFINITY;
     }
-    let between = 1.0 / of.failures;
-    let young = (2.0 * of.stall.max(0.0) * between).sqrt();
-    if of.stall <= 0.1 * between {
+    let between = 1.0 / tier.failures;
+    let young = (2.0 * tier.stall.max(0.0) * between).sqrt();
+    if tier.stall <= 0.1 * between {
         return young;
     }
-    if of.stall >= 2.0 * between {
+    if tier.stall >= 2.0 * between {
         return between;
     }
-    let part = of.stall / (2.0 * between);
-    young * (1.0 + part.sqrt() / 3.0 + part / 9.0) - of.stall
+    let part = tier.stall / (2.0 * between);
+    young * (1.0 + part.sqrt() / 3.0 + part / 9.0) - tier.stall
 }
 
 #[cfg(test)]
@@ -90,16 +91,19 @@ mod tests {
         assert!((alone(1.0, 0.01) / 60.0 - 19.0).abs() < 0.1);
         let nested = advise(&[tier(0.02, 0.40 * all), tier(0.05, 0.59 * all), tier(1.0, 0.01 * all)]);
         assert!((nested[2].every / nested[1].every).fract().abs() < 1e-9, "{nested:?}");
-        assert!(nested.iter().map(|of| of.cost).sum::<f64>() < 0.0065, "{nested:?}");
+        assert!(nested.iter().map(|advice| advice.cost).sum::<f64>() < 0.0065, "{nested:?}");
     }
 
     #[test]
     fn no_other_interval_costs_less_than_the_best() {
         for (stall, failures) in [(0.3, 1e-5), (20.0, 1e-4), (0.001, 1e-3)] {
-            let of = tier(stall, failures);
-            let best = advise(&[of])[0];
+            let costs = tier(stall, failures);
+            let best = advise(&[costs])[0];
             for factor in [0.5, 0.9, 1.1, 2.0] {
-                assert!(cost(&of, best.every * factor) >= best.cost * (1.0 - 1e-9), "{of:?} at {factor}");
+                assert!(
+                    cost(&costs, best.every * factor) >= best.cost * (1.0 - 1e-9),
+                    "{costs:?} at {factor}"
+                );
             }
         }
     }
@@ -126,6 +130,6 @@ mod tests {
     fn a_stall_longer_than_the_time_between_failures_does_not_panic() {
         let advised = advise(&[tier(5000.0, 1e-3), tier(200.0, 1e-3)]);
         assert_eq!(advised[0].every, 1000.0);
-        assert!(advised.iter().all(|of| of.every > 0.0 && of.cost <= 1.0), "{advised:?}");
+        assert!(advised.iter().all(|advice| advice.every > 0.0 && advice.cost <= 1.0), "{advised:?}");
     }
 }

@@ -60,7 +60,8 @@ impl<C: Borrow<Copy>> StepState<C> {
     /// Each rank's shard, from one of its copies or pieces.
     fn shards_by_rank(&self) -> impl Iterator<Item = &Shard> {
         let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
-        let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
+        let firsts =
+            self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|copies| copies.first());
         firsts.map(|copy| &copy.borrow().shard)
     }
 
@@ -84,7 +85,7 @@ impl<C: Borrow<Copy>> StepState<C> {
         let lost = self.pieces.iter().filter(|(rank, _)| !self.has(**rank));
         lost.filter_map(|(rank, pieces)| {
             let most = by_way(pieces).into_iter().max_by_key(|way| way.copies.len())?;
-            Some((*rank, most.copies.len(), most.of.data))
+            Some((*rank, most.copies.len(), most.parity.data))
         })
         .collect()
     }
@@ -132,9 +133,9 @@ pub fn steps_among<'a>(
     run: Option<&str>,
 ) -> Vec<StepState<&'a Copy>> {
     let mut steps: BTreeMap<&StepKey, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
-    let reported = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
-    for copy in reported.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
-        steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
+    let listed = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.key.run_id() == run));
+    for copy in listed.filter(|copy| copy.verified && copy.shard.rank < copy.shard.key.world) {
+        steps.entry(&copy.shard.key).or_default().entry(copy.shard.rank).or_default().push(copy);
     }
     let mut states: Vec<StepState<&Copy>> = steps.into_iter().map(|(key, ranks)| state(key, ranks)).collect();
     newest_first(&mut states);
@@ -151,8 +152,8 @@ fn newest_first(states: &mut [StepState<&Copy>]) {
         *last = state.created.max(*last);
     }
     states.sort_by_cached_key(|StepState { key, created, .. }| {
-        let of = launch(key);
-        Reverse((key.step, sealed.get(&of).copied(), of, key.attempt, key.world, *created))
+        let launch_key = launch(key);
+        Reverse((key.step, sealed.get(&launch_key).copied(), launch_key, key.attempt, key.world, *created))
     });
 }
 

@@ -13,7 +13,7 @@ pub use crate::copies::{NoParity, Parity, Piece};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pieces<'a> {
     /// How it was cut.
-    pub of: Parity,
+    pub parity: Parity,
     /// The copies of each piece.
     pub copies: BTreeMap<u32, Vec<&'a Copy>>,
 }
@@ -21,7 +21,7 @@ pub struct Pieces<'a> {
 impl Pieces<'_> {
     /// Whether the shard can be restored from them.
     pub fn are_enough(&self) -> bool {
-        self.copies.len() >= self.of.data as usize
+        self.copies.len() >= self.parity.data as usize
     }
 
     /// The minimum number of hosts whose loss makes the shard unrecoverable; 0 if it is unrecoverable now.
@@ -34,7 +34,7 @@ impl Pieces<'_> {
         let mut counts: Vec<usize> = by_host.into_values().collect();
         counts.sort_unstable();
         let (mut left, mut lost) = (self.copies.len(), 0);
-        while left >= self.of.data as usize {
+        while left >= self.parity.data as usize {
             left -= counts.pop().unwrap_or(left);
             lost += 1;
         }
@@ -47,7 +47,7 @@ pub fn by_way<C: Borrow<Copy>>(pieces: &[C]) -> Vec<Pieces<'_>> {
     let mut ways: BTreeMap<Parity, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
     for copy in pieces.iter().map(C::borrow) {
         let Some(piece) = &copy.shard.piece else { continue };
-        ways.entry(piece.of).or_default().entry(piece.index).or_default().push(copy);
+        ways.entry(piece.parity).or_default().entry(piece.index).or_default().push(copy);
     }
-    ways.into_iter().map(|(of, copies)| Pieces { of, copies }).collect()
+    ways.into_iter().map(|(parity, copies)| Pieces { parity, copies }).collect()
 }

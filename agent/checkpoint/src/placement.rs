@@ -42,7 +42,7 @@ pub struct Rules {
 
 /// The excluded hosts, which get no replicas; empty if `owner` has no other usable host. A copy that will be lost is
 /// better than none, and if all hosts are excluded at once, the exclusion is probably wrong.
-pub fn passed_over<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
+pub fn excluded_hosts<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
     if !hosts.iter().any(|host| host.name != owner && host.usable && !host.excluded) {
         return BTreeSet::new();
     }
@@ -51,9 +51,10 @@ pub fn passed_over<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
 
 /// The hosts as choices for `owner`: excluded hosts are not usable.
 pub(super) fn as_choices(owner: &str, hosts: &[Host]) -> Vec<Host> {
-    let out = passed_over(owner, hosts);
-    let of = |host: &Host| Host { usable: host.usable && !out.contains(host.name.as_str()), ..host.clone() };
-    hosts.iter().map(of).collect()
+    let out = excluded_hosts(owner, hosts);
+    let as_choice =
+        |host: &Host| Host { usable: host.usable && !out.contains(host.name.as_str()), ..host.clone() };
+    hosts.iter().map(as_choice).collect()
 }
 
 /// How shards of `owner` can be cut now, with each piece in a separate failure domain and none in the owner's. `None`:

@@ -90,7 +90,7 @@ pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
         // Data pieces first: if all are available, nothing is computed.
         pieces.sort_by_key(|copy| {
             let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
-            let is_parity = copy.shard.piece.as_ref().is_some_and(|piece| index >= piece.of.data);
+            let is_parity = copy.shard.piece.as_ref().is_some_and(|piece| index >= piece.parity.data);
             (is_parity, distance(copy, to), index, copy.holder.clone())
         });
         plan.transfers.push(Transfer { rank, to: to.to_owned(), sources, pieces });

@@ -17,18 +17,18 @@ use self::cycles::Cycles;
 use mainstay_model::time::{Mono, Span};
 
 /// Number of remembered steps of each kind, without and with replication.
-const QUIET: usize = 128;
-const BESIDE: usize = 256;
+const MAX_QUIET_STEPS: usize = 128;
+const MAX_REPLICATING_STEPS: usize = 256;
 
 /// A cost needs this many steps without and with replication.
 const MIN_STEPS: usize = 8;
 
 /// After this many steps with replication and too few without, replication pauses until there are enough to compare...
-const REST_AFTER: usize = 64;
+const PAUSE_AFTER_STEPS: usize = 64;
 
 /// ...but for at most this long, and not again for ten times as long.
 const MAX_PAUSE: Span = Span::seconds(30);
-const REST_AGAIN: Span = Span::seconds(330);
+const PAUSE_INTERVAL: Span = Span::seconds(330);
 
 /// Limits of the additional time of a step, as a share of the usual step time: evaluations and pauses are not a cost of
 /// replication.
@@ -43,11 +43,11 @@ const SAVED_UP_S: f64 = 60.0;
 
 /// Training has stopped or ended if no step completed for this time plus three times the duration of the last one:
 /// steps are reported once a second.
-const STILL: Span = Span::seconds(3);
+const STOPPED_AFTER: Span = Span::seconds(3);
 
 /// Maximum wait of a replica, however high the cost: an old replica is better than none, and the measurement may be
 /// wrong.
-const MOST_HELD: Span = Span::seconds(600);
+const MAX_WAIT: Span = Span::seconds(600);
 
 /// A step of a rank of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl ReplicationCost {
     }
 
     /// Records a step during which this host replicated for `replicating`.
-    pub fn stepped(&mut self, step: StepTime, replicating: Span) {
+    pub fn record_step(&mut self, step: StepTime, replicating: Span) {
         self.earn(step);
         self.cycles.stepped(step, replicating);
         let saving = step.saving.as_seconds();
@@ -122,15 +122,15 @@ impl ReplicationCost {
         let kind = &mut self.kinds[usize::from(saving > 0.0)];
         kind.forget(step.end);
         if replicating == Span::default() {
-            push(&mut kind.quiet, (step.end, took), QUIET);
+            push(&mut kind.quiet, (step.end, took), MAX_QUIET_STEPS);
         } else if let Some(usual) = kind.usual() {
             let longer = (took - usual).clamp(MIN_COST * usual, MAX_COST * usual);
             // A step that is long by chance overlaps more replication: that must not look like a cost.
             let active = usual * (replicating.as_seconds() / took).min(1.0);
-            push(&mut kind.beside, (step.end, longer, active), BESIDE);
+            push(&mut kind.beside, (step.end, longer, active), MAX_REPLICATING_STEPS);
         } else {
             // Nothing to compare it with yet. It only counts towards a pause of replication.
-            push(&mut kind.beside, (step.end, 0.0, 0.0), BESIDE);
+            push(&mut kind.beside, (step.end, 0.0, 0.0), MAX_REPLICATING_STEPS);
         }
     }
 
@@ -147,7 +147,7 @@ impl ReplicationCost {
         if self.allowed <= 0.0 {
             return None;
         }
-        let measures = self.cycles.leaves_out(now) || self.rests(now);
+        let measures = self.cycles.leaves_out(now) || self.is_paused(now);
         let hold = match self.left_s {
             ..0.0 => Some(DelayReason::Spent),
             _ => measures.then_some(DelayReason::Measurement),
@@ -157,7 +157,7 @@ impl ReplicationCost {
             return None;
         }
         let since = *self.held_since.get_or_insert(now);
-        if now.since(since) < MOST_HELD {
+        if now.since(since) < MAX_WAIT {
             return hold;
         }
         (self.left_s, self.held_since) = (0.0, None);
@@ -207,17 +207,18 @@ impl ReplicationCost {
     /// Whether a step is overdue. Then replication slows no one, and the last save must leave the host before the host
     /// is lost.
     fn stands_still(&self, now: Mono) -> bool {
-        self.newest.is_some_and(|(end, took)| now.since(end) > STILL.plus(Span(took.0.saturating_mul(3))))
+        self.newest
+            .is_some_and(|(end, took)| now.since(end) > STOPPED_AFTER.plus(Span(took.0.saturating_mul(3))))
     }
 
     /// Whether the measurement needs steps without replication first.
-    fn rests(&mut self, now: Mono) -> bool {
+    fn is_paused(&mut self, now: Mono) -> bool {
         let [plain, _] = &mut self.kinds;
         plain.forget(now);
-        let wanted = plain.beside.len() >= REST_AFTER && plain.quiet.len() < MIN_STEPS;
+        let wanted = plain.beside.len() >= PAUSE_AFTER_STEPS && plain.quiet.len() < MIN_STEPS;
         match self.rest_since {
             Some(since) if now.since(since) < MAX_PAUSE => wanted,
-            Some(since) if now.since(since) < REST_AGAIN => false,
+            Some(since) if now.since(since) < PAUSE_INTERVAL => false,
             _ => {
                 self.rest_since = wanted.then_some(now);
                 wanted

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 /// The request that the trainer writes.
-pub const ASKED_NAME: &str = "replicator.yaml";
+pub const REQUEST_NAME: &str = "replicator.yaml";
 
 /// Announces a step before it is present.
 pub const PRERESTORE_NAME: &str = "replicator.prerestore";
@@ -102,7 +102,8 @@ pub fn parse(text: &str) -> Result<ReplicatorRequest, String> {
         ));
     }
     let framework = text("framework").cloned().unwrap_or_else(|| "orbax".to_owned());
-    let refused = REFUSED.iter().filter(|(key, _)| values.contains_key(key)).map(|(_, word)| *word).collect();
+    let refused =
+        REFUSED.iter().filter(|(key, _)| values.contains_key(key)).map(|(_, key_text)| *key_text).collect();
     Ok(ReplicatorRequest { job, framework, node, nodes, workers, parallelism, refused })
 }
 
@@ -134,7 +135,7 @@ pub fn step_of(name: &str) -> Option<u64> {
 
 /// Whether a name is kept when a trainer starts again; all others belong to its previous start.
 pub fn stays(name: &str) -> bool {
-    let stays = [JAX_NAME, ASKED_NAME, "lost+found"].contains(&name);
+    let stays = [JAX_NAME, REQUEST_NAME, "lost+found"].contains(&name);
     stays || name.ends_with(".data") || name.ends_with(".meta")
 }
 
@@ -196,7 +197,7 @@ mod tests {
             (Some(120), None, None, None)
         );
         let data = data_name(&"ab".repeat(32));
-        assert!(stays(&data) && stays(JAX_NAME) && stays(ASKED_NAME));
+        assert!(stays(&data) && stays(JAX_NAME) && stays(REQUEST_NAME));
         assert!(!stays("120") && !stays("j-s5-n0-w0.restore") && !stays(PRERESTORE_NAME));
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::inventory::{Copy, Shard, StepKey, StepState, holders, steps};
 use crate::parity::{Parity, Pieces, by_way};
-use crate::placement::{Host, Rules, as_choices, cut_for, passed_over, place_beside, score};
+use crate::placement::{Host, Rules, as_choices, cut_for, excluded_hosts, place_beside, score};
 
 /// The amount to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,11 @@ pub fn deletable(
 
 /// The `copies` that count for `me` in deciding what may be deleted, and the number of hosts that must store each shard
 /// then. Excluded hosts do not delay deletion: their copies do not count, and no copies on them are required.
-pub fn counting(me: &str, mut copies: Vec<Copy>, hosts: &[Host], wanted: usize) -> (Vec<Copy>, usize) {
-    let out = passed_over(me, hosts);
+pub fn counting(me: &str, mut copies: Vec<Copy>, hosts: &[Host], copies_wanted: usize) -> (Vec<Copy>, usize) {
+    let out = excluded_hosts(me, hosts);
     copies.retain(|copy| !out.contains(copy.holder.as_str()));
-    let most = if out.is_empty() { wanted } else { hosts.len() - out.len() };
-    (copies, wanted.min(most))
+    let most = if out.is_empty() { copies_wanted } else { hosts.len() - out.len() };
+    (copies, copies_wanted.min(most))
 }
 
 /// A copy to make.
@@ -68,7 +68,7 @@ pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<
     let hosts = &as_choices(me, hosts);
     let usable = |name: &str| name == me || hosts.iter().any(|host| host.name == name && host.usable);
     let living: Vec<Copy> = copies.iter().filter(|copy| usable(&copy.holder)).cloned().collect();
-    let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.of.run_id()).collect();
+    let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.key.run_id()).collect();
     let mut repairs = Vec::new();
     for run in runs {
         let states = steps(&living, Some(run));
@@ -111,7 +111,7 @@ fn pieces_of(
     (rules, parity): (&Rules, Parity),
 ) -> Vec<Repair> {
     let ways = by_way(pieces);
-    let there = ways.iter().find(|way| way.of == parity);
+    let there = ways.iter().find(|way| way.parity == parity);
     let missing =
         (0..parity.pieces()).filter(|index| there.is_none_or(|way| !way.copies.contains_key(index)));
     let missing: Vec<u32> = missing.collect();

@@ -22,12 +22,12 @@ pub struct SpareHost {
 pub fn to_spare(me: &str, launch: &str, copies: &[Copy], spares: &[SpareHost]) -> Option<Repair> {
     let spare = spares.iter().max_by_key(|spare| (score(me, &spare.name), &spare.name))?;
     let is_mine = |copy: &&Copy| copy.own && copy.verified && copy.holder == me;
-    let own = |copy: &&Copy| is_mine(copy) && copy.medium != Medium::Durable && copy.shard.of.run == launch;
+    let own = |copy: &&Copy| is_mine(copy) && copy.medium != Medium::Durable && copy.shard.key.run == launch;
     let newest =
-        copies.iter().filter(own).map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step))?;
+        copies.iter().filter(own).map(|copy| &copy.shard.key).max_by_key(|key| (key.attempt, key.step))?;
     let there: BTreeSet<&str> =
         copies.iter().filter(|copy| copy.holder == spare.name).map(|copy| &*copy.shard.root).collect();
-    let mine = copies.iter().filter(own).map(|copy| &copy.shard).filter(|shard| shard.of == *newest);
+    let mine = copies.iter().filter(own).map(|copy| &copy.shard).filter(|shard| shard.key == *newest);
     let absent: Vec<&Shard> = mine.filter(|shard| !there.contains(&*shard.root)).collect();
     let next = absent.iter().min_by_key(|shard| shard.rank)?;
     let fits = next.bytes <= spare.free_bytes;
@@ -40,9 +40,9 @@ mod tests {
     use crate::inventory::StepKey;
 
     fn copy(holder: &str, step: u64, rank: u32) -> Copy {
-        let of = StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world: 4 };
+        let key = StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world: 4 };
         let root = format!("{step}/{rank}");
-        let shard = Shard { of, rank, root, bytes: 10, created: 1, piece: None };
+        let shard = Shard { key, rank, root, bytes: 10, created: 1, piece: None };
         Copy { holder: holder.into(), medium: Medium::Memory, own: holder == "a", verified: true, shard }
     }
 
@@ -51,7 +51,7 @@ mod tests {
     }
 
     fn next(copies: &[Copy], spares: &[SpareHost]) -> Option<(u64, u32, String)> {
-        to_spare("a", "run@1", copies, spares).map(|next| (next.shard.of.step, next.shard.rank, next.to))
+        to_spare("a", "run@1", copies, spares).map(|next| (next.shard.key.step, next.shard.rank, next.to))
     }
 
     #[test]
@@ -75,11 +75,11 @@ mod tests {
     #[test]
     fn hosts_are_distributed_among_the_spares() {
         let spares = [spare("s", 100), spare("t", 100)];
-        let of = |me: &str| {
+        let chosen_by = |me: &str| {
             let copies = [Copy { own: true, ..copy(me, 5, 0) }];
             to_spare(me, "run@1", &copies, &spares).map(|next| next.to)
         };
-        let chosen: BTreeSet<_> = (0..20).filter_map(|host| of(&format!("h{host}"))).collect();
+        let chosen: BTreeSet<_> = (0..20).filter_map(|host| chosen_by(&format!("h{host}"))).collect();
         assert_eq!(chosen.len(), 2);
     }
 }

@@ -64,7 +64,7 @@ impl TierState {
 
 /// The newest step of each run that is whole within one tier alone; tiers without one are absent.
 pub fn newest_by_tier(copies: &[Copy]) -> Vec<TierState> {
-    let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
+    let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.key.run_id()).collect();
     let mut found = Vec::new();
     for tier in Tier::ALL {
         let of_tier = || copies.iter().filter(|copy| Tier::from_copy(copy) == tier);
@@ -87,9 +87,9 @@ mod tests {
     use crate::inventory::{Shard, StepKey};
 
     fn copy(holder: &str, medium: Medium, own: bool, step: u64, rank: u32) -> Copy {
-        let of = StepKey { step, job: "job".into(), run: "run@7".into(), attempt: 0, world: 2 };
+        let key = StepKey { step, job: "job".into(), run: "run@7".into(), attempt: 0, world: 2 };
         let shard = Shard {
-            of,
+            key,
             rank,
             root: format!("{step}.{rank}"),
             bytes: 1,
@@ -112,8 +112,8 @@ mod tests {
         copies.push(copy("c", Medium::Disk, false, 20, 0));
         copies.push(copy("a", Medium::Memory, true, 40, 0));
         let found = newest_by_tier(&copies);
-        let reported: Vec<_> = found.iter().map(|of| (of.tier.as_str(), of.step, of.age_s(1050))).collect();
-        assert_eq!(reported, [("memory", 30, 20), ("disk", 20, 30), ("peer", 10, 40)]);
+        let listed: Vec<_> = found.iter().map(|key| (key.tier.as_str(), key.step, key.age_s(1050))).collect();
+        assert_eq!(listed, [("memory", 30, 20), ("disk", 20, 30), ("peer", 10, 40)]);
         assert_eq!((found[0].run.as_str(), found[0].age_s(0)), ("run", 0));
         assert!(newest_by_tier(&[]).is_empty());
     }

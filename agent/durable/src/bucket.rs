@@ -12,7 +12,7 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutPayload};
 use crate::parts::Parts;
 
 /// Number of tries of a request before the shard is left for later. The clients of cloud stores also retry by themselves.
-const TRIES: u32 = 5;
+const MAX_TRIES: u32 = 5;
 
 /// Errors of durable storage.
 #[derive(Debug, thiserror::Error)]
@@ -82,14 +82,14 @@ impl Bucket {
             let store = object_store::local::LocalFileSystem::new_with_prefix(&directory);
             let store = store.map_err(|error| refused(error.to_string()))?.with_fsync(true);
             let parts = Parts::Files(directory);
-            return Ok(Bucket::of(Arc::new(store), parts, "", url));
+            return Ok(Bucket::new(Arc::new(store), parts, "", url));
         }
         cloud::open(scheme, rest, url)
     }
 
     /// A bucket in an open store. `url` is its name.
     #[must_use]
-    pub fn of(store: Arc<dyn ObjectStore>, parts: Parts, prefix: &str, url: &str) -> Bucket {
+    pub fn new(store: Arc<dyn ObjectStore>, parts: Parts, prefix: &str, url: &str) -> Bucket {
         let patience = Duration::from_millis(250);
         Bucket { store, parts, prefix: Path::from(prefix), url: url.to_owned(), patience }
     }
@@ -97,7 +97,7 @@ impl Bucket {
     /// A bucket in any store that supports multipart uploads.
     #[must_use]
     pub fn over<S: ObjectStore + MultipartStore>(store: Arc<S>, url: &str) -> Bucket {
-        Bucket::of(Arc::clone(&store) as _, Parts::Store(store), "", url)
+        Bucket::new(Arc::clone(&store) as _, Parts::Store(store), "", url)
     }
 
     /// Changes the wait between tries.
@@ -176,7 +176,7 @@ impl Bucket {
         F: Future<Output = Result<T, Error>>,
     {
         let mut wait = self.patience;
-        for last in (0..TRIES).map(|index| index + 1 == TRIES) {
+        for last in (0..MAX_TRIES).map(|index| index + 1 == MAX_TRIES) {
             match request().await {
                 Ok(done) => return Ok(done),
                 Err(source) if last || is_final(&source) => {
@@ -243,7 +243,7 @@ mod cloud {
         macro_rules! built {
             ($builder:expr) => {{
                 let store = Arc::new($builder.build().map_err(|error| refused(error.to_string()))?);
-                Ok(Bucket::of(Arc::clone(&store) as _, Parts::Store(store), prefix, url))
+                Ok(Bucket::new(Arc::clone(&store) as _, Parts::Store(store), prefix, url))
             }};
         }
         match scheme {

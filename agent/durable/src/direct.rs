@@ -12,24 +12,24 @@ use mainstay_checkpoint_format::bucket::StepRecord;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::{Sealed, ShardWriter, look_directory};
+use mainstay_tier::peer::{SealedShard, ShardWriter, look_directory};
 use tokio::runtime::Runtime;
 
 use crate::bucket::{Bucket, DurableError};
-use crate::fetch::Failed;
-use crate::listing::{self, Steps};
-use crate::upload::{self, How, Sent};
+use crate::fetch::FetchError;
+use crate::listing::{self, StepsByName};
+use crate::upload::{self, UploadOptions, UploadResult};
 
 /// A bucket with a runtime for blocking calls.
 #[derive(Debug)]
-pub struct Direct {
+pub struct DirectBucket {
     bucket: Bucket,
     runtime: Runtime,
 }
 
 /// The result of pulling a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PullResult {
     /// The step.
     pub step: u64,
     /// Fetched shards.
@@ -39,7 +39,7 @@ pub struct Pulled {
 }
 
 /// What a store has of one run or of all.
-struct Listed {
+struct Listing {
     /// Newest first.
     steps: Vec<StepState>,
     /// A line for each damaged step.
@@ -48,21 +48,21 @@ struct Listed {
     unfinished: Vec<String>,
 }
 
-impl Direct {
+impl DirectBucket {
     /// Opens a bucket.
     ///
     /// # Errors
     /// The URL is not valid, or threads cannot be started.
-    pub fn open(url: &str) -> Result<Direct, DurableError> {
-        Direct::over(Bucket::open(url)?)
+    pub fn open(url: &str) -> Result<DirectBucket, DurableError> {
+        DirectBucket::over(Bucket::open(url)?)
     }
 
     /// Wraps an open bucket.
     ///
     /// # Errors
     /// Threads cannot be started.
-    pub fn over(bucket: Bucket) -> Result<Direct, DurableError> {
-        Ok(Direct { bucket, runtime: crate::tier::runtime()? })
+    pub fn over(bucket: Bucket) -> Result<DirectBucket, DurableError> {
+        Ok(DirectBucket { bucket, runtime: crate::tier::runtime()? })
     }
 
     /// All steps of a run, or of all runs, newest first; and a line for each damaged or incomplete one.
@@ -70,12 +70,12 @@ impl Direct {
     /// # Errors
     /// The store does not answer.
     pub fn list(&self, run_id: Option<&str>) -> Result<(Vec<StepState>, Vec<String>), DurableError> {
-        let Listed { steps, mut damaged, unfinished } = self.listed(run_id)?;
+        let Listing { steps, mut damaged, unfinished } = self.listed(run_id)?;
         damaged.extend(unfinished);
         Ok((steps, damaged))
     }
 
-    fn listed(&self, run_id: Option<&str>) -> Result<Listed, DurableError> {
+    fn listed(&self, run_id: Option<&str>) -> Result<Listing, DurableError> {
         let mut copies = Vec::<Copy>::new();
         let (mut damaged, mut unfinished) = (Vec::new(), Vec::new());
         self.runtime.block_on(async {
@@ -84,15 +84,17 @@ impl Direct {
                 None => listing::runs(&self.bucket).await?,
             };
             for run in runs {
-                let found = listing::steps(&self.bucket, &run, &Steps::default()).await?;
-                copies.extend(found.whole.values().flat_map(|of| listing::copies(of, self.bucket.url())));
+                let found = listing::steps(&self.bucket, &run, &StepsByName::default()).await?;
+                copies.extend(
+                    found.whole.values().flat_map(|record| listing::copies(record, self.bucket.url())),
+                );
                 damaged
                     .extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
                 unfinished.extend(
                     found.started.iter().map(|step| format!("{run}/{step}: its upload has not finished")),
                 );
             }
-            Ok(Listed { steps: states(&copies, run_id), damaged, unfinished })
+            Ok(Listing { steps: states(&copies, run_id), damaged, unfinished })
         })
     }
 
@@ -117,18 +119,19 @@ impl Direct {
     pub fn verify(
         &self,
         run_id: Option<&str>,
-        mut reported: impl FnMut(Result<u64, String>),
+        mut report: impl FnMut(Result<u64, String>),
     ) -> Result<(), DurableError> {
         // An upload that has not finished is no damage.
-        let Listed { steps, damaged, .. } = self.listed(run_id)?;
+        let Listing { steps, damaged, .. } = self.listed(run_id)?;
         for copy in steps.iter().flat_map(|step| step.ranks.values().flatten()) {
-            let read = upload::in_step(&upload::step_name(&copy.shard.of), "");
-            let done = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut Nowhere));
-            reported(
-                done.map_err(|error| format!("{read}: rank {}: {}", copy.shard.rank, error.reported("it"))),
-            );
+            let read = upload::in_step(&upload::step_name(&copy.shard.key), "");
+            let done =
+                self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut DiscardTarget));
+            report(done.map_err(|error| {
+                format!("{read}: rank {}: {}", copy.shard.rank, error.into_peer_error("it"))
+            }));
         }
-        damaged.into_iter().for_each(|line| reported(Err(line)));
+        damaged.into_iter().for_each(|line| report(Err(line)));
         Ok(())
     }
 
@@ -143,9 +146,10 @@ impl Direct {
         ranks: &[u32],
         directory: &Path,
         report_line: &dyn Fn(String),
-    ) -> Result<Option<Pulled>, PeerError> {
+    ) -> Result<Option<PullResult>, PeerError> {
         let name = self.bucket.url();
-        let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).reported(name))?;
+        let listed =
+            self.list(Some(run_id)).map_err(|error| FetchError::Durable(error).into_peer_error(name))?;
         let mut last = None;
         let copies: Vec<Copy> =
             listed.0.into_iter().flat_map(|state| state.ranks.into_values().flatten()).collect();
@@ -174,14 +178,14 @@ impl Direct {
         state: &StepState<&Copy>,
         ranks: &[u32],
         directory: &Path,
-    ) -> Result<Pulled, PeerError> {
-        let mut pulled = Pulled { step: state.key.step, shards: 0, bytes: 0 };
+    ) -> Result<PullResult, PeerError> {
+        let mut pulled = PullResult { step: state.key.step, shards: 0, bytes: 0 };
         let wanted = |rank: &u32| ranks.is_empty() || ranks.contains(rank);
         for (_, copies) in state.ranks.iter().filter(|(rank, _)| wanted(rank)) {
             let Some(copy) = copies.first() else { continue };
             let mut landing = ShardWriter::new(directory);
             let fetched = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut landing));
-            pulled.bytes += fetched.map_err(|error| error.reported(self.bucket.url()))?;
+            pulled.bytes += fetched.map_err(|error| error.into_peer_error(self.bucket.url()))?;
             pulled.shards += 1;
             landing.finish()?;
         }
@@ -192,12 +196,12 @@ impl Direct {
     ///
     /// # Errors
     /// The store refuses, or the bytes differ from their seal.
-    pub fn push(&self, run_id: &str, directory: &Path) -> Result<Option<(u64, Sent)>, DurableError> {
-        let mut found: Vec<(Sealed, PathBuf)> = Vec::new();
+    pub fn push(&self, run_id: &str, directory: &Path) -> Result<Option<(u64, UploadResult)>, DurableError> {
+        let mut found: Vec<(SealedShard, PathBuf)> = Vec::new();
         look_directory(directory, |path, sealed| {
             found.extend(sealed.ok().map(|sealed| (sealed, path.to_owned())))
         });
-        let copy = |sealed: &Sealed| Copy {
+        let copy = |sealed: &SealedShard| Copy {
             holder: "".into(),
             medium: Medium::Disk,
             own: true,
@@ -206,17 +210,17 @@ impl Direct {
         };
         let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
         let copies: Vec<Copy> =
-            copies.into_iter().filter(|copy| is_asked(copy.shard.of.run_id(), run_id)).collect();
+            copies.into_iter().filter(|copy| is_asked(copy.shard.key.run_id(), run_id)).collect();
         let newest = choose(&copies, RestoreRequest::default()).step.map(StepState::owned);
         let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
         else {
             return Ok(None);
         };
         let pace = Pace::default();
-        let how = How { notes: None, pace: &pace, part_bytes: None, given_up: &|| false };
-        let mut sent = Sent::default();
+        let how = UploadOptions { notes: None, pace: &pace, part_bytes: None, given_up: &|| false };
+        let mut sent = UploadResult::default();
         self.runtime.block_on(async {
-            upload::begin(&self.bucket, &record.of).await?;
+            upload::begin(&self.bucket, &record.name).await?;
             for (sealed, path) in found.iter().filter(|(sealed, _)| is_in(&record, sealed)) {
                 let path = path.join(&sealed.file);
                 let open = File::open(&path);
@@ -231,16 +235,16 @@ impl Direct {
     }
 }
 
-fn is_in(record: &StepRecord, sealed: &Sealed) -> bool {
+fn is_in(record: &StepRecord, sealed: &SealedShard) -> bool {
     let shard = record.shards.get(sealed.shard.rank as usize);
     shard.is_some_and(|shard| shard.root == sealed.shard.root)
 }
 
 /// Target for bytes that are only verified.
-struct Nowhere;
+struct DiscardTarget;
 
-impl Target for Nowhere {
-    fn begin(&mut self, _sealed: &Sealed) -> Result<(), PeerError> {
+impl Target for DiscardTarget {
+    fn begin(&mut self, _sealed: &SealedShard) -> Result<(), PeerError> {
         Ok(())
     }
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use mainstay_checkpoint::inventory::Shard;
-use mainstay_checkpoint_format::MANIFEST_LIMIT;
+use mainstay_checkpoint_format::MAX_MANIFEST_BYTES;
 use mainstay_checkpoint_format::bucket::shard_names;
-use mainstay_tier::peer::Sealed;
+use mainstay_tier::peer::SealedShard;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
 use object_store::ObjectStoreExt;
@@ -16,18 +16,18 @@ use crate::upload::{first_bad, in_step, step_name};
 
 /// Number of ranges that are fetched in parallel, and bytes of each.
 const AT_ONCE: usize = 4;
-const RANGE: u64 = 16 << 20;
+const RANGE_BYTES: u64 = 16 << 20;
 
 /// The manifest of a shard in a bucket.
 ///
 /// # Errors
 /// It does not exist, or is not of this shard.
-pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableError> {
-    let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).1);
+pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<SealedShard, DurableError> {
+    let name = in_step(&step_name(&shard.key), &shard_names(shard.rank, &shard.root).1);
     let changed = |problem: String| DurableError::Changed { path: name.clone(), problem, chunk: None };
     let bytes =
-        bucket.get(&name, MANIFEST_LIMIT).await?.ok_or_else(|| changed("it is missing".to_owned()))?;
-    let sealed = Sealed::of(bytes).map_err(|error| changed(error.to_string()))?;
+        bucket.get(&name, MAX_MANIFEST_BYTES).await?.ok_or_else(|| changed("it is missing".to_owned()))?;
+    let sealed = SealedShard::of(bytes).map_err(|error| changed(error.to_string()))?;
     if sealed.shard.root != shard.root {
         return Err(changed(format!(
             "it is the manifest of {} and not of {}",
@@ -41,13 +41,13 @@ pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableE
 ///
 /// # Errors
 /// The store does not return it, it differs from its seal, or `target` refuses it.
-pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> Result<u64, Failed> {
+pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> Result<u64, FetchError> {
     let sealed = manifest(bucket, shard).await?;
-    target.begin(&sealed).map_err(Failed::Target)?;
-    let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).0);
+    target.begin(&sealed).map_err(FetchError::Target)?;
+    let name = in_step(&step_name(&shard.key), &shard_names(shard.rank, &shard.root).0);
     let size = sealed.shard.bytes;
     let chunk = u64::from(sealed.chunk_bytes).max(1);
-    let step = RANGE.div_ceil(chunk) * chunk;
+    let step = RANGE_BYTES.div_ceil(chunk) * chunk;
     let mut offsets = (0..size.div_ceil(step)).map(|index| index * step);
     let mut coming = JoinSet::new();
     let mut tried_again = 0;
@@ -61,7 +61,7 @@ pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> R
         let (range, bytes) = came.map_err(|error| DurableError::Local(error.to_string()))??;
         let is_short = bytes.len() as u64 != range.end - range.start;
         match first_bad(&sealed, range.start, &bytes) {
-            None if !is_short => target.write(range.start, &bytes).map_err(Failed::Target)?,
+            None if !is_short => target.write(range.start, &bytes).map_err(FetchError::Target)?,
             // Try again: the bytes may have been damaged in transit.
             _ if tried_again < AT_ONCE => {
                 tried_again += 1;
@@ -90,29 +90,29 @@ fn ask(coming: &mut JoinSet<FetchedChunk>, bucket: &Bucket, name: &str, range: R
 
 /// Why a shard was not fetched.
 #[derive(Debug)]
-pub enum Failed {
+pub enum FetchError {
     /// Error of the storage.
     Durable(DurableError),
     /// Error of the target.
     Target(PeerError),
 }
 
-impl From<DurableError> for Failed {
-    fn from(error: DurableError) -> Failed {
-        Failed::Durable(error)
+impl From<DurableError> for FetchError {
+    fn from(error: DurableError) -> FetchError {
+        FetchError::Durable(error)
     }
 }
 
-impl Failed {
+impl FetchError {
     /// Converts it to an error of the tier; `name` is the name of the storage.
     #[must_use]
-    pub fn reported(self, name: &str) -> PeerError {
+    pub fn into_peer_error(self, name: &str) -> PeerError {
         match self {
-            Failed::Target(error) => error,
-            Failed::Durable(DurableError::Changed { chunk: Some(chunk), .. }) => {
+            FetchError::Target(error) => error,
+            FetchError::Durable(DurableError::Changed { chunk: Some(chunk), .. }) => {
                 PeerError::Corrupt { peer: name.to_owned(), chunk }
             }
-            Failed::Durable(error) => {
+            FetchError::Durable(error) => {
                 PeerError::Unreadable { peer: name.to_owned(), error: error.to_string() }
             }
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState};
 use mainstay_checkpoint_format::bucket::{
-    RECORD_LIMIT, STEP_NAME, StepRecord, run_directory, shard_names, step_of_directory,
+    MAX_RECORD_BYTES, STEP_NAME, StepRecord, run_directory, shard_names, step_of_directory,
 };
 use tokio_stream::StreamExt;
 
@@ -13,7 +13,7 @@ use crate::upload::in_step;
 
 /// The steps of a run, by directory name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Steps {
+pub struct StepsByName {
     /// Whole steps.
     pub whole: BTreeMap<String, StepRecord>,
     /// Steps that a host has started to upload.
@@ -25,22 +25,22 @@ pub struct Steps {
 /// A record as a type of the core.
 #[must_use]
 pub fn key(record: &StepRecord) -> StepKey {
-    let of = record.of.clone();
+    let name = record.name.clone();
     StepKey {
-        step: of.step,
-        job: of.job.into(),
-        run: of.run.into(),
-        attempt: of.attempt,
-        world: of.world_size,
+        step: name.step,
+        job: name.job.into(),
+        run: name.run.into(),
+        attempt: name.attempt,
+        world: name.world_size,
     }
 }
 
 /// The shards of a record, as a type of the core.
 #[must_use]
 pub fn shards(record: &StepRecord) -> Vec<Shard> {
-    let of = key(record);
+    let step_key = key(record);
     let shard = |(rank, shard): (u32, &mainstay_checkpoint_format::bucket::StepShard)| Shard {
-        of: of.clone(),
+        key: step_key.clone(),
         rank,
         root: shard.root.clone(),
         bytes: shard.bytes,
@@ -76,7 +76,7 @@ pub fn record(state: &StepState) -> Option<StepRecord> {
         })
     };
     let shards: Option<Vec<_>> = (0..state.key.world).map(shard).collect();
-    Some(StepRecord { of: crate::upload::step_name(&state.key), shards: shards? })
+    Some(StepRecord { name: crate::upload::step_name(&state.key), shards: shards? })
 }
 
 /// The directories of all runs.
@@ -92,8 +92,8 @@ pub async fn runs(bucket: &Bucket) -> Result<Vec<String>, DurableError> {
 ///
 /// # Errors
 /// The store does not answer.
-pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, DurableError> {
-    let mut found = Steps::default();
+pub async fn steps(bucket: &Bucket, run: &str, known: &StepsByName) -> Result<StepsByName, DurableError> {
+    let mut found = StepsByName::default();
     for name in directories(bucket, run).await? {
         if step_of_directory(&name).is_none() {
             continue;
@@ -102,11 +102,11 @@ pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, D
             found.whole.insert(name, record.clone());
             continue;
         }
-        let content = bucket.get(&format!("{run}/{name}/{STEP_NAME}"), RECORD_LIMIT).await;
+        let content = bucket.get(&format!("{run}/{name}/{STEP_NAME}"), MAX_RECORD_BYTES).await;
         match content.map(|content| content.map(|content| StepRecord::decode(&content))) {
             Ok(None) => drop(found.started.insert(name)),
             // A record under another step's name is invalid: a copied object would offer old bytes as new.
-            Ok(Some(Ok(record))) if record.of.directory() == name => drop(found.whole.insert(name, record)),
+            Ok(Some(Ok(record))) if record.name.directory() == name => drop(found.whole.insert(name, record)),
             Ok(Some(Ok(_))) => drop(found.damaged.insert(name, "its record is another step's".to_owned())),
             Ok(Some(Err(error))) => drop(found.damaged.insert(name, error.to_string())),
             Err(error @ DurableError::Changed { .. }) => drop(found.damaged.insert(name, error.to_string())),
@@ -120,7 +120,11 @@ pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, D
 ///
 /// # Errors
 /// The store does not answer.
-pub async fn of_run(bucket: &Bucket, run_id: &str, known: &Steps) -> Result<Steps, DurableError> {
+pub async fn list_run(
+    bucket: &Bucket,
+    run_id: &str,
+    known: &StepsByName,
+) -> Result<StepsByName, DurableError> {
     steps(bucket, &run_directory(run_id), known).await
 }
 
@@ -129,7 +133,7 @@ pub async fn of_run(bucket: &Bucket, run_id: &str, known: &Steps) -> Result<Step
 /// # Errors
 /// The store does not answer.
 pub async fn missing(bucket: &Bucket, record: &StepRecord) -> Result<Vec<u32>, DurableError> {
-    let sizes = objects(bucket, &in_step(&record.of, "")).await?;
+    let sizes = objects(bucket, &in_step(&record.name, "")).await?;
     let lies = |(rank, shard): &(u32, &mainstay_checkpoint_format::bucket::StepShard)| {
         let (data, manifest) = shard_names(*rank, &shard.root);
         sizes.get(&data) == Some(&shard.bytes) && sizes.contains_key(&manifest)

@@ -15,7 +15,7 @@ use object_store::{Error, PutPayload};
 use serde::{Deserialize, Serialize};
 
 /// Directory of incomplete uploads in a bucket of files.
-const UPLOADS: &str = ".uploads";
+const UPLOADS_DIRECTORY: &str = ".uploads";
 
 /// What receives parts.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ pub enum Parts {
 
 /// State of a running upload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Under {
+pub(crate) struct UploadState {
     /// The object.
     pub(crate) name: String,
     /// Its upload id in the store.
@@ -39,8 +39,8 @@ pub(crate) struct Under {
     pub(crate) done: BTreeMap<usize, String>,
 }
 
-impl Under {
-    pub(crate) fn read(file: &FilePath) -> Option<Under> {
+impl UploadState {
+    pub(crate) fn read(file: &FilePath) -> Option<UploadState> {
         serde_json::from_slice(&fs::read(file).ok()?).ok()
     }
 
@@ -63,8 +63,8 @@ impl Parts {
                     let count = COUNT.fetch_add(1, Ordering::Relaxed);
                     let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
                     let id = format!("{now:x}-{:x}-{count:x}", std::process::id());
-                    fs::create_dir_all(root.join(UPLOADS))?;
-                    File::create_new(root.join(UPLOADS).join(&id))?;
+                    fs::create_dir_all(root.join(UPLOADS_DIRECTORY))?;
+                    File::create_new(root.join(UPLOADS_DIRECTORY).join(&id))?;
                     Ok(id)
                 })
                 .await
@@ -141,7 +141,7 @@ impl Parts {
 /// The path of an upload. The id is reduced to a plain name, regardless of the file that it was read from.
 fn upload(root: &FilePath, id: &str) -> PathBuf {
     let plain: String = id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').collect();
-    root.join(UPLOADS).join(plain)
+    root.join(UPLOADS_DIRECTORY).join(plain)
 }
 
 async fn aside<T: Send + 'static>(

@@ -15,22 +15,22 @@ use mainstay_checkpoint_format::bucket::{StepRecord, run_directory, step_of_dire
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::{Durable, Figures, Service};
+use mainstay_tier::peer::{Durable, DurableFigures, Service};
 use tokio::runtime::Runtime;
 
 use crate::bucket::{Bucket, DurableError};
-use crate::fetch::Failed;
-use crate::listing::{self, Steps};
-use crate::upload::{self, How, step_name};
+use crate::fetch::FetchError;
+use crate::listing::{self, StepsByName};
+use crate::upload::{self, UploadOptions, step_name};
 
 /// Time limit for an answer of the bucket before a decision is made without it.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time for which a listing counts as current: while an upload runs, and otherwise.
-const LISTED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+const LISTING_MAX_AGES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// Wait after a failure, doubled each time: first and longest.
-const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
+const BACK_OFF_BOUNDS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
 
 /// Settings of the durable tier.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub struct Status {
 #[derive(Debug, Default)]
 struct State {
     /// By run id.
-    runs: BTreeMap<String, (Instant, Steps)>,
+    runs: BTreeMap<String, (Instant, StepsByName)>,
     status: Status,
 }
 
@@ -150,7 +150,7 @@ impl Inner {
     }
 
     fn work(&self, service: &Service) {
-        let pace = Pace::of(self.settings.bandwidth);
+        let pace = Pace::new(self.settings.bandwidth);
         let mut failures: u32 = 0;
         while !self.stops() {
             let looked = self.look(service, &pace);
@@ -158,7 +158,7 @@ impl Inner {
                 Ok(()) => self.settings.interval,
                 Err(_) => {
                     failures += 1;
-                    (BACK_OFF.0 * (1 << failures.min(8))).min(BACK_OFF.1)
+                    (BACK_OFF_BOUNDS.0 * (1 << failures.min(8))).min(BACK_OFF_BOUNDS.1)
                 }
             };
             let mut state = self.state();
@@ -167,12 +167,12 @@ impl Inner {
                 Ok(()) => (failures, state.status.error) = (0, None),
                 Err(DurableError::GivenUp) => {}
                 Err(error) => {
-                    let reported = error.to_string();
-                    if state.status.error.as_ref() != Some(&reported) {
-                        tracing::warn!(url = self.bucket.url(), error = reported, "durable storage");
+                    let message = error.to_string();
+                    if state.status.error.as_ref() != Some(&message) {
+                        tracing::warn!(url = self.bucket.url(), error = message, "durable storage");
                     }
                     state.status.failures += 1;
-                    state.status.error = Some(reported);
+                    state.status.error = Some(message);
                 }
             }
             drop(state);
@@ -185,26 +185,26 @@ impl Inner {
     fn look(&self, service: &Service, pace: &Pace) -> Result<(), DurableError> {
         let copies: Vec<Copy> =
             service.copies().into_iter().filter(|copy| copy.medium != Medium::Durable).collect();
-        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
+        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.key.run_id()).collect();
         for run in runs {
             let states = steps(&copies, Some(run));
-            self.list(run, LISTED.1)?;
+            self.list(run, LISTING_MAX_AGES.1)?;
             if next(&self.candidates(run, &states), self.settings.every).is_none() {
                 continue;
             }
             // Another host may have started with another step.
-            self.list(run, LISTED.0)?;
+            self.list(run, LISTING_MAX_AGES.0)?;
             let candidates = self.candidates(run, &states);
             let Some(due) = next(&candidates, self.settings.every) else { continue };
             if let Some(state) = states.iter().find(|state| state.key == due.key) {
-                self.bring(service, run, state, &copies, pace)?;
+                self.upload_next(service, run, state, &copies, pace)?;
             }
         }
         Ok(())
     }
 
     /// Uploads this agent's shards of a step, and completes the step if all others are there.
-    fn bring(
+    fn upload_next(
         &self,
         service: &Service,
         run: &str,
@@ -214,7 +214,7 @@ impl Inner {
     ) -> Result<(), DurableError> {
         let Some(record) = listing::record(state) else { return Ok(()) };
         self.state().status.uploading = Some(state.key.step);
-        let how = How {
+        let how = UploadOptions {
             notes: Some(&self.settings.notes),
             pace,
             part_bytes: self.settings.part_bytes,
@@ -223,7 +223,7 @@ impl Inner {
         let mut notes = BTreeSet::new();
         let began = Instant::now();
         self.runtime.block_on(async {
-            upload::begin(&self.bucket, &record.of).await?;
+            upload::begin(&self.bucket, &record.name).await?;
             for shard in ours(service.name(), state, copies) {
                 let Some(opened) = service.open(&shard.root) else { continue };
                 notes.insert(format!("{}.json", shard.root));
@@ -260,7 +260,7 @@ impl Inner {
             if entry.file_name().to_str().is_some_and(|name| of_now.contains(name)) {
                 continue;
             }
-            if let Some(under) = crate::parts::Under::read(&entry.path()) {
+            if let Some(under) = crate::parts::UploadState::read(&entry.path()) {
                 let path = self.bucket.path(&under.name);
                 let _ = self.runtime.block_on(self.bucket.parts.abort(&path, &under.id));
             }
@@ -289,10 +289,14 @@ impl Inner {
             return Ok(());
         }
         let known = known.map(|(_, steps)| steps).unwrap_or_default();
-        let asked = listing::of_run(&self.bucket, run, &known);
-        let late = |_| DurableError::Local(format!("{} did not answer within {ANSWER:?}", self.bucket.url()));
-        let found =
-            self.runtime.block_on(async { tokio::time::timeout(ANSWER, asked).await }).map_err(late)??;
+        let asked = listing::list_run(&self.bucket, run, &known);
+        let late = |_| {
+            DurableError::Local(format!("{} did not answer within {ANSWER_TIMEOUT:?}", self.bucket.url()))
+        };
+        let found = self
+            .runtime
+            .block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, asked).await })
+            .map_err(late)??;
         for (step, problem) in found.damaged.iter().filter(|(step, _)| !known.damaged.contains_key(*step)) {
             tracing::warn!(run, step, problem, "a step in durable storage is damaged and not offered");
         }
@@ -305,13 +309,13 @@ impl Inner {
     fn candidates(&self, run: &str, states: &[StepState]) -> Vec<Candidate> {
         let state = self.state();
         let Some((_, there)) = state.runs.get(run) else { return Vec::new() };
-        let named: BTreeSet<String> = states.iter().map(|of| step_name(&of.key).directory()).collect();
-        let here = states.iter().map(|of| {
-            let name = step_name(&of.key).directory();
+        let named: BTreeSet<String> = states.iter().map(|state| step_name(&state.key).directory()).collect();
+        let here = states.iter().map(|state| {
+            let name = step_name(&state.key).directory();
             Candidate {
-                key: of.key.clone(),
-                created: of.created,
-                here: of.is_whole(),
+                key: state.key.clone(),
+                created: state.created,
+                here: state.is_whole(),
                 started: there.started.contains(&name),
                 durable: there.whole.contains_key(&name),
             }
@@ -332,7 +336,7 @@ impl Inner {
         here.chain(whole).chain(half).collect()
     }
 
-    fn record_of(&self, key: &StepKey) -> Option<StepRecord> {
+    fn record_for(&self, key: &StepKey) -> Option<StepRecord> {
         let name = step_name(key).directory();
         self.state().runs.get(key.run_id()).and_then(|(_, steps)| steps.whole.get(&name).cloned())
     }
@@ -363,26 +367,26 @@ impl Durable for Inner {
         state.runs.values().flat_map(|(_, steps)| steps.whole.values()).flat_map(listing::shards).collect()
     }
 
-    fn figures(&self) -> Figures {
+    fn figures(&self) -> DurableFigures {
         let Status { bytes_sent, failures, last_step_took, .. } = self.state().status;
-        Figures { bytes_sent, failures, last_step_took }
+        DurableFigures { bytes_sent, failures, last_step_took }
     }
 
     fn refresh(&self, run_id: &str) -> Result<(), PeerError> {
         self.list(run_id, Duration::from_secs(1))
-            .map_err(|error| Failed::Durable(error).reported(self.bucket.url()))
+            .map_err(|error| FetchError::Durable(error).into_peer_error(self.bucket.url()))
     }
 
     fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError> {
         let got = self.runtime.block_on(crate::fetch::shard(&self.bucket, shard, target));
-        got.map_err(|error| error.reported(self.bucket.url()))
+        got.map_err(|error| error.into_peer_error(self.bucket.url()))
     }
 
     fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
-        let Some(record) = self.record_of(key) else { return Ok(0) };
+        let Some(record) = self.record_for(key) else { return Ok(0) };
         let (run, name) = (run_directory(key.run_id()), step_name(key).directory());
         let deleted = self.runtime.block_on(listing::delete(&self.bucket, &run, &name));
-        deleted.map_err(|error| Failed::Durable(error).reported(self.bucket.url()))?;
+        deleted.map_err(|error| FetchError::Durable(error).into_peer_error(self.bucket.url()))?;
         if let Some((_, steps)) = self.state().runs.get_mut(key.run_id()) {
             steps.whole.remove(&name);
         }

@@ -57,7 +57,7 @@ impl Node {
 
     /// Only the agent reads kernel log, components and GPUs.
     fn answer(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
-        let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
+        let elsewhere = self.peers.as_ref().map(|peers| peers.peers_failures()).unwrap_or_default();
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
         let of_then = self.of_then(session, verdict);
         let reported = self.report_evidence(session, verdict, &of_then);

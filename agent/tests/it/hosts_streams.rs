@@ -16,7 +16,7 @@ use crate::words::terminal;
 
 fn token(secret: &str, encrypts: bool) -> Token {
     let ends = encrypts.then(|| {
-        let (client, server) = Tls::of_secret(secret.as_bytes()).expect("TLS").ends();
+        let (client, server) = Tls::from_secret(secret.as_bytes()).expect("TLS").configurations();
         Ends { client, server }
     });
     Token::new("a-run", Some(secret)).over(ends)

@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-/// As `peer::wire::PIECE`.
+/// As `seal::READ_BYTES`.
 const PIECE: usize = 256 << 10;
 
 const BYTES: usize = 1 << 30;

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
-use mainstay_tier::peer::client::{Asking, Sending};
+use mainstay_tier::peer::client::{PeerClient, SendOptions};
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::pace::Limit;
 use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
-use mainstay_tier::peer::{Sealed, Service, Settings, User, Watched};
+use mainstay_tier::peer::{SealedShard, Service, Settings, User, WatchedDirectory};
 use mainstay_tier::seal::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use twox_hash::XxHash3_128;
@@ -99,8 +99,8 @@ fn rounds_with(
 
         // A different step with the same bytes: the holder cannot detect that.
         let sealed = sealed(round as u64, bytes as u64, shard.sum, &shard.sums);
-        let asking = Asking { pass, patience: Timeouts::default() };
-        let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| (), lock: None };
+        let asking = PeerClient { pass, patience: Timeouts::default() };
+        let sending = SendOptions { limit: &Limit::new(0), streams: STREAMS, going: &|| (), lock: None };
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &shard.from, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);
@@ -117,7 +117,7 @@ fn rounds_with(
             reported(&format!("{kind}{suffix}: {:.2} GB/s", bytes as f64 / took / 1e9));
         }
         // Frees the pages for the next shard.
-        holder.remove(&sealed.shard.of).expect("the replica can be deleted");
+        holder.remove(&sealed.shard.key).expect("the replica can be deleted");
         reported(&format!("round {round} of {rounds}{suffix}"));
     }
     drop(holder);
@@ -155,7 +155,8 @@ fn with_certificates(root: &Path) -> Credentials {
 /// Wall-clock seconds and CPU seconds from the order until the step is verified in its directory. With `standby`, memory is prepared first.
 fn restore(root: &Path, token: &Credentials, holder: &str, standby: Option<u64>) -> (f64, f64) {
     let back = root.join("back");
-    let place = Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
+    let place =
+        WatchedDirectory { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
     let quota = if standby.is_some() { QUOTA } else { 0 };
     let restorer = restorer(&root.join("restorer"), token, holder, quota);
     let ready = || standby.is_none_or(|bytes| restorer.ready() >= bytes);
@@ -263,7 +264,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
     }
 }
 
-fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> Sealed {
+fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> SealedShard {
     let manifest = Manifest {
         identity: Identity { job: "bench".to_owned(), attempt: 0, step, rank: 0, world_size: 1 },
         run: "bench".to_owned(),
@@ -274,7 +275,7 @@ fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> Sealed {
         chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: sums.to_vec() }),
         shared_content: None,
     };
-    Sealed::of(manifest.encode()).unwrap()
+    SealedShard::of(manifest.encode()).unwrap()
 }
 
 /// Seconds of CPU that this process has used. It runs both ends.

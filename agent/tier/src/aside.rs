@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// No process writes one temporary file for so long. Whether a process of another place lives cannot be seen.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+const MAX_WRITE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// A name that no other process uses, for what becomes `what`.
 pub fn name(what: &str) -> String {
@@ -32,10 +32,10 @@ fn is_gone(owner: &str, lives: &dyn Fn(u32) -> bool, now: SystemTime) -> Option<
     match (parts.next(), parts.next(), parts.next()) {
         // The name of an older version.
         (None, ..) => Some(!lives(pid)),
-        (Some(of), Some(_), None) if of == place() => Some(!lives(pid)),
+        (Some(place_of_name), Some(_), None) if place_of_name == place() => Some(!lives(pid)),
         (Some(_), Some(since), None) => {
             let since = Duration::from_nanos(u64::from_str_radix(since, 16).ok()?);
-            Some((UNIX_EPOCH + since + LONGEST) < now)
+            Some((UNIX_EPOCH + since + MAX_WRITE_TIME) < now)
         }
         _ => None,
     }
@@ -46,7 +46,7 @@ fn place() -> &'static str {
     static PLACE: OnceLock<String> = OnceLock::new();
     PLACE.get_or_init(|| {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let namespace = std::fs::metadata("/proc/self/ns/pid").map(|of| of.ino());
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map(|found| found.ino());
         match (boot, namespace) {
             (Ok(boot), Ok(namespace)) if boot.is_char_boundary(8) => format!("{}{namespace:x}", &boot[..8]),
             // Without them, one that no other process has.

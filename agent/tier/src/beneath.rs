@@ -14,10 +14,10 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, Resolve
 use rustix::io::Errno;
 
 /// Maximum depth of a directory tree that is removed.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// Maximum number of names that are read in one directory: a checkpoint or a cache has fewer, and a list of them takes memory.
-const MOST_NAMES: usize = 1 << 20;
+const MAX_NAMES: usize = 1 << 20;
 
 /// A directory and access to what is below it. Paths below are relative and have plain names only.
 #[derive(Clone, Debug)]
@@ -164,7 +164,7 @@ impl Beneath {
         let opened = self.readable(below)?;
         names(&opened).map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => {
-                let problem = format!("{}: more than {MOST_NAMES} names", self.path.join(below).display());
+                let problem = format!("{}: more than {MAX_NAMES} names", self.path.join(below).display());
                 io::Error::new(io::ErrorKind::FileTooLarge, problem)
             }
             _ => error,
@@ -217,10 +217,10 @@ impl Beneath {
     }
 
     /// Creates a symbolic link with this target. The name must be free.
-    pub fn link_to(&self, words: &Path, below: &Path) -> io::Result<()> {
+    pub fn link_to(&self, target: &Path, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
-        Ok(rustix::fs::symlinkat(words, &parent, name)?)
+        Ok(rustix::fs::symlinkat(target, &parent, name)?)
     }
 
     /// Syncs the names in a directory to disk.
@@ -306,12 +306,12 @@ fn names(directory: &OwnedFd) -> io::Result<Vec<(OsString, FileType)>> {
         if name == "." || name == ".." {
             continue;
         }
-        if found.len() >= MOST_NAMES {
+        if found.len() >= MAX_NAMES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let kind = match entry.file_type() {
             FileType::Unknown => rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
-                .map_or(FileType::Unknown, |of| FileType::from_raw_mode(of.st_mode)),
+                .map_or(FileType::Unknown, |found| FileType::from_raw_mode(found.st_mode)),
             kind => kind,
         };
         found.push((name.to_owned(), kind));
@@ -326,8 +326,8 @@ fn remove_tree(parent: &OwnedFd, name: &OsStr, depth: usize) -> io::Result<()> {
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
-    if depth >= DEEPEST {
-        return Err(io::Error::other(format!("more than {DEEPEST} directories in one another")));
+    if depth >= MAX_DEPTH {
+        return Err(io::Error::other(format!("more than {MAX_DEPTH} directories in one another")));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = match rustix::fs::openat(parent, name, flags, Mode::empty()) {

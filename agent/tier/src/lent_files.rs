@@ -17,16 +17,18 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, OFlags};
 
+use crate::lock;
+
 /// Maximum number of files of one restore.
-const MOST: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// Maximum number of files of all restores together. The shipped unit may have 65,536 open.
-const MOST_OF_ALL: usize = 16_384;
+const MAX_FILES_OF_ALL: usize = 16_384;
 
 /// A shard that was written into a lent file, for the process that moves it into place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +46,9 @@ pub struct RestoredShard {
 /// The files that one restore may write into.
 #[derive(Debug)]
 pub(crate) struct RestoreFiles {
-    wanted: usize,
+    count: usize,
     files: Mutex<Vec<Option<File>>>,
-    landed: Mutex<Vec<RestoredShard>>,
+    written: Mutex<Vec<RestoredShard>>,
 }
 
 impl RestoreFiles {
@@ -59,69 +61,65 @@ impl RestoreFiles {
 
     /// Returns a file that was not used, or not completely written.
     pub(crate) fn give_back(&self, number: usize, file: File) {
-        if let Some(place) = lock(&self.files).get_mut(number) {
-            *place = Some(file);
+        if let Some(slot) = lock(&self.files).get_mut(number) {
+            *slot = Some(file);
         }
     }
 
     /// Records a shard that was written completely.
-    pub(crate) fn landed(&self, shard: RestoredShard) {
-        lock(&self.landed).push(shard);
+    pub(crate) fn record_written(&self, shard: RestoredShard) {
+        lock(&self.written).push(shard);
     }
 
     /// Takes the shards that were written.
-    pub(crate) fn all_landed(&self) -> Vec<RestoredShard> {
-        std::mem::take(&mut *lock(&self.landed))
+    pub(crate) fn take_written(&self) -> Vec<RestoredShard> {
+        std::mem::take(&mut *lock(&self.written))
     }
 
     fn is_short(&self) -> bool {
-        lock(&self.files).len() < self.wanted
+        lock(&self.files).len() < self.count
     }
 }
 
 /// Key: the user and the token of a restore.
-type Lots = BTreeMap<(u32, String), Arc<RestoreFiles>>;
+type RestoresByToken = BTreeMap<(u32, String), Arc<RestoreFiles>>;
 
 /// The restores that wait for files. Files that no restore waits for are not kept.
 #[derive(Debug, Default)]
 pub(crate) struct LentFiles {
-    lots: Mutex<Lots>,
+    restores: Mutex<RestoresByToken>,
     /// Notified when files were lent.
     lent: Condvar,
     /// Number of restores that have wanted files.
     number: AtomicU64,
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A restore that wants files. It accepts none after it is dropped.
 #[derive(Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct PendingRestore<'a> {
     all: &'a LentFiles,
     key: (u32, String),
-    lot: Arc<RestoreFiles>,
+    files: Arc<RestoreFiles>,
 }
 
 impl LentFiles {
     /// Asks this user for `count` files.
-    pub(crate) fn want(&self, uid: u32, count: usize) -> io::Result<Wanted<'_>> {
+    pub(crate) fn request(&self, uid: u32, count: usize) -> io::Result<PendingRestore<'_>> {
         // Differs from tokens of an earlier agent process, whose callers may still lend files.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let token = format!("{since:x}-{}", self.number.fetch_add(1, Ordering::Relaxed));
-        let lot = Arc::new(RestoreFiles { wanted: count, files: Mutex::default(), landed: Mutex::default() });
-        let mut all = lock(&self.lots);
-        let of_others: usize = all.values().map(|lot| lot.wanted).sum();
-        if count > MOST || of_others + count > MOST_OF_ALL {
+        let lot = Arc::new(RestoreFiles { count, files: Mutex::default(), written: Mutex::default() });
+        let mut all = lock(&self.restores);
+        let of_others: usize = all.values().map(|lot| lot.count).sum();
+        if count > MAX_FILES || of_others + count > MAX_FILES_OF_ALL {
             let problem = format!(
-                "{count} files are more than can be lent: {MOST} for one restore, {MOST_OF_ALL} in all"
+                "{count} files are more than can be lent: {MAX_FILES} for one restore, {MAX_FILES_OF_ALL} in all"
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
         }
         let key = (uid, token);
         all.insert(key.clone(), Arc::clone(&lot));
-        Ok(Wanted { all: self, key, lot })
+        Ok(PendingRestore { all: self, key, files: lot })
     }
 
     /// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the number of the first
@@ -138,14 +136,14 @@ impl LentFiles {
                 return refused("a file that is not open for writing".to_owned());
             }
         }
-        let all = lock(&self.lots);
+        let all = lock(&self.restores);
         let Some(lot) = all.get(&(uid, token.to_owned())) else {
             return refused("no restore of this user waits for these files".to_owned());
         };
         let mut kept = lock(&lot.files);
-        if kept.len() != first || first + files.len() > lot.wanted {
-            let (came, wanted) = (kept.len(), lot.wanted);
-            return refused(format!("{came} files came before, and not {first}; {wanted} are wanted"));
+        if kept.len() != first || first + files.len() > lot.count {
+            let (came, expected) = (kept.len(), lot.count);
+            return refused(format!("{came} files came before, and not {first}; {expected} are wanted"));
         }
         kept.extend(files.into_iter().map(|file| Some(File::from(file))));
         self.lent.notify_all();
@@ -153,7 +151,7 @@ impl LentFiles {
     }
 }
 
-impl Wanted<'_> {
+impl PendingRestore<'_> {
     /// The token with which the files are lent.
     pub(crate) fn token(&self) -> &str {
         &self.key.1
@@ -161,16 +159,17 @@ impl Wanted<'_> {
 
     /// Waits until all files are lent; none after `within`.
     pub(crate) fn wait(self, within: Duration) -> Option<Arc<RestoreFiles>> {
-        let waited = self.all.lent.wait_timeout_while(lock(&self.all.lots), within, |_| self.lot.is_short());
+        let waited =
+            self.all.lent.wait_timeout_while(lock(&self.all.restores), within, |_| self.files.is_short());
         let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(all);
-        (!self.lot.is_short()).then(|| Arc::clone(&self.lot))
+        (!self.files.is_short()).then(|| Arc::clone(&self.files))
     }
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for PendingRestore<'_> {
     fn drop(&mut self) {
-        let lot = lock(&self.all.lots).remove(&self.key);
+        let lot = lock(&self.all.restores).remove(&self.key);
         // Closing a file may take long, and other threads need the list.
         drop(lot);
     }
@@ -179,6 +178,7 @@ impl Drop for Wanted<'_> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::ErrorKind::PermissionDenied;
     use std::path::Path;
 
     use super::*;
@@ -195,10 +195,10 @@ mod tests {
     fn a_restore_gets_its_files_after_all_were_lent() {
         let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let (wanted, other) = (all.want(own(), 3).unwrap(), all.want(own(), 1).unwrap());
-        let token = wanted.token().to_owned();
+        let (pending, other) = (all.request(own(), 3).unwrap(), all.request(own(), 1).unwrap());
+        let token = pending.token().to_owned();
         let lot = std::thread::scope(|scope| {
-            let waits = scope.spawn(move || wanted.wait(Duration::from_secs(60)).unwrap());
+            let waits = scope.spawn(move || pending.wait(Duration::from_secs(60)).unwrap());
             all.lend(own(), &token, 0, files(at.path(), 2)).unwrap();
             all.lend(own(), &token, 2, files(at.path(), 1)).unwrap();
             waits.join().unwrap()
@@ -213,25 +213,25 @@ mod tests {
     fn files_that_no_restore_waits_for_are_not_kept() {
         let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let wanted = all.want(own(), 2).unwrap();
-        let token = wanted.token().to_owned();
-        let lent = |uid, first, count| {
-            all.lend(uid, &token, first, files(at.path(), count)).unwrap_err().to_string()
+        let pending = all.request(own(), 2).unwrap();
+        let token = pending.token().to_owned();
+        let refused = |uid, first, count| {
+            all.lend(uid, &token, first, files(at.path(), count)).unwrap_err().kind() == PermissionDenied
         };
-        assert!(lent(own(), 1, 1).contains("0 files came before, and not 1"));
-        assert!(lent(own(), 0, 3).contains("2 are wanted"));
+        assert!(refused(own(), 1, 1), "the first file did not come");
+        assert!(refused(own(), 0, 3), "more than are wanted");
         // Files that arrive too late do not go to another restore.
-        assert!(wanted.wait(Duration::ZERO).is_none());
-        assert!(lent(own(), 0, 2).contains("no restore of this user waits"));
+        assert!(pending.wait(Duration::ZERO).is_none());
+        assert!(refused(own(), 0, 2), "nobody waits any more");
     }
 
     #[test]
     fn an_incompletely_written_file_is_used_again() {
         let all = LentFiles::default();
         let at = testing::tempdir().unwrap();
-        let wanted = all.want(own(), 1).unwrap();
-        all.lend(own(), wanted.token(), 0, files(at.path(), 1)).unwrap();
-        let lot = wanted.wait(Duration::ZERO).unwrap();
+        let pending = all.request(own(), 1).unwrap();
+        all.lend(own(), pending.token(), 0, files(at.path(), 1)).unwrap();
+        let lot = pending.wait(Duration::ZERO).unwrap();
         let (number, file) = lot.take().unwrap();
         assert!(lot.take().is_none());
         lot.give_back(number, file);
@@ -244,27 +244,26 @@ mod tests {
         let at = testing::tempdir().unwrap();
         let path = at.path().join("file");
         fs::write(&path, "words").unwrap();
-        let wanted = all.want(own(), 1).unwrap();
-        let reported =
-            |file: File| all.lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
-        assert!(reported(File::open(&path).unwrap()).contains("not open for writing"));
-        assert!(reported(File::open(at.path()).unwrap()).contains("no file of user"));
-        assert!(reported(File::options().write(true).open("/dev/null").unwrap()).contains("no file of user"));
+        let pending = all.request(own(), 1).unwrap();
+        let refused = |uid, file: File| {
+            all.lend(uid, pending.token(), 0, vec![file.into()]).unwrap_err().kind() == PermissionDenied
+        };
+        assert!(refused(own(), File::open(&path).unwrap()), "not for writing");
+        assert!(refused(own(), File::open(at.path()).unwrap()), "a directory");
+        assert!(refused(own(), File::options().write(true).open("/dev/null").unwrap()), "a device");
         let fifo = at.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(
-            reported(File::options().read(true).write(true).open(&fifo).unwrap()).contains("no file of user")
-        );
-        let of_another = all.lend(own() + 1, wanted.token(), 0, files(at.path(), 1)).unwrap_err().to_string();
-        assert!(of_another.contains("no file of user"), "{of_another}");
-        all.lend(own(), wanted.token(), 0, vec![File::create(&path).unwrap().into()]).unwrap();
+        assert!(refused(own(), File::options().read(true).write(true).open(&fifo).unwrap()), "a pipe");
+        let of_another = File::create(at.path().join("another")).unwrap();
+        assert!(refused(own() + 1, of_another), "of another user");
+        all.lend(own(), pending.token(), 0, vec![File::create(&path).unwrap().into()]).unwrap();
     }
 
     #[test]
     fn restores_want_no_more_files_than_the_agent_can_hold() {
         let all = LentFiles::default();
-        assert!(all.want(own(), MOST + 1).is_err());
-        let held: Vec<Wanted> = (0..8).filter_map(|_| all.want(own(), MOST).ok()).collect();
-        assert_eq!(held.len(), MOST_OF_ALL / MOST);
+        assert!(all.request(own(), MAX_FILES + 1).is_err());
+        let held: Vec<PendingRestore> = (0..8).filter_map(|_| all.request(own(), MAX_FILES).ok()).collect();
+        assert_eq!(held.len(), MAX_FILES_OF_ALL / MAX_FILES);
     }
 }

@@ -15,3 +15,10 @@ pub mod parity;
 pub mod peer;
 pub mod pool;
 pub mod seal;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex. A panic while it was held leaves no state that the next holder cannot handle.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

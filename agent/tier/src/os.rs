@@ -7,13 +7,15 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::UNIX_EPOCH;
 
 use mainstay_checkpoint::backoff::ConnectionSample;
 use mainstay_checkpoint_format::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_sys::guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::lock;
 
 /// A control page, mapped as long as this value lives.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ impl ControlPage {
     /// Maps the page in `file`, which must be at least as long as a page.
     pub fn of(file: &File) -> io::Result<ControlPage> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let mapping = Mapping::of(file, CONTROL_BYTES as u64, both, MapFlags::empty())?;
+        let mapping = Mapping::new(file, CONTROL_BYTES as u64, both, MapFlags::empty())?;
         let guard = Guard::new(mapping.start.as_ptr() as usize, mapping.length.get());
         Ok(ControlPage { _guard: guard, mapping })
     }
@@ -58,7 +60,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(file: &File, bytes: u64, protection: ProtFlags, flags: MapFlags) -> io::Result<Mapping> {
+    fn new(file: &File, bytes: u64, protection: ProtFlags, flags: MapFlags) -> io::Result<Mapping> {
         let length =
             usize::try_from(bytes).ok().and_then(NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < bytes {
@@ -83,16 +85,16 @@ impl Drop for Mapping {
 /// A file's memory that is sent but not read by this process. The kernel reads it and returns an error if the pages are gone, so the
 /// file may belong to a user who truncates it.
 #[derive(Clone, Debug)]
-pub struct Outgoing(Arc<Mapping>);
+pub struct SendMapping(Arc<Mapping>);
 
-impl Outgoing {
+impl SendMapping {
     /// Maps the first `bytes` of `file`.
     ///
     /// # Errors
     /// The file is shorter, or the kernel refuses the mapping.
-    pub fn of(file: &File, bytes: u64) -> io::Result<Outgoing> {
-        let mapping = Mapping::of(file, bytes, ProtFlags::PROT_READ, MapFlags::empty())?;
-        Ok(Outgoing(Arc::new(mapping)))
+    pub fn new(file: &File, bytes: u64) -> io::Result<SendMapping> {
+        let mapping = Mapping::new(file, bytes, ProtFlags::PROT_READ, MapFlags::empty())?;
+        Ok(SendMapping(Arc::new(mapping)))
     }
 
     /// Number of mapped bytes.
@@ -128,17 +130,17 @@ pub struct MappedFile {
 
 /// A part of a mapped file to which no other code of this process has access.
 #[derive(Debug)]
-pub struct Lent<'m> {
-    of: &'m MappedFile,
+pub struct MappedRange<'m> {
+    file: &'m MappedFile,
     range: Range<usize>,
 }
 
 impl MappedFile {
     /// Maps the first `bytes` of `file` and populates all pages. The file must not become shorter while it is mapped: access beyond
     /// its end would end this process. So only files in this process's own directories may be mapped.
-    pub fn of(file: &File, bytes: u64) -> io::Result<MappedFile> {
+    pub fn new(file: &File, bytes: u64) -> io::Result<MappedFile> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let mapping = Mapping::of(file, bytes, both, MapFlags::MAP_POPULATE)?;
+        let mapping = Mapping::new(file, bytes, both, MapFlags::MAP_POPULATE)?;
         Ok(MappedFile { mapping: Arc::new(mapping), lent: Mutex::default() })
     }
 
@@ -148,12 +150,12 @@ impl MappedFile {
     }
 
     /// The same memory, for sending.
-    pub fn outgoing(&self) -> Outgoing {
-        Outgoing(Arc::clone(&self.mapping))
+    pub fn outgoing(&self) -> SendMapping {
+        SendMapping(Arc::clone(&self.mapping))
     }
 
     /// Lends a part; none if it is not completely mapped or overlaps a lent range.
-    pub fn lend(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+    pub fn lend(&self, offset: u64, length: u32) -> Option<MappedRange<'_>> {
         let begin = usize::try_from(offset).ok()?;
         let range = begin..begin.checked_add(length as usize)?;
         let mut lent = self.lent();
@@ -162,31 +164,31 @@ impl MappedFile {
             return None;
         }
         lent.push(range.clone());
-        Some(Lent { of: self, range })
+        Some(MappedRange { file: self, range })
     }
 
     fn lent(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lent)
     }
 }
 
-impl Lent<'_> {
+impl MappedRange<'_> {
     /// The memory.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the range is within the mapping, which lives as long as `of`; no other code was lent any of it, and `self` is borrowed
         // as long as the slice lives. All bytes of a mapped file are initialized.
         unsafe {
             std::slice::from_raw_parts_mut(
-                self.of.mapping.start.as_ptr().add(self.range.start),
+                self.file.mapping.start.as_ptr().add(self.range.start),
                 self.range.len(),
             )
         }
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for MappedRange<'_> {
     fn drop(&mut self) {
-        let mut lent = self.of.lent();
+        let mut lent = self.file.lent();
         if let Some(at) = lent.iter().position(|range| *range == self.range) {
             lent.swap_remove(at);
         }
@@ -227,10 +229,10 @@ pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
             &raw mut length,
         )
     };
-    let reported = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
-    let word = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
-    let round_trip_us = reported.then(|| word(ROUND_TRIP)).flatten()?;
-    Some(ConnectionSample { round_trip_us, deviation_us: word(DEVIATION)?, sent_again: word(SENT_AGAIN)? })
+    let is_complete = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
+    let field = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+    let round_trip_us = is_complete.then(|| field(ROUND_TRIP)).flatten()?;
+    Some(ConnectionSample { round_trip_us, deviation_us: field(DEVIATION)?, sent_again: field(SENT_AGAIN)? })
 }
 
 /// Lowers the priority of this thread below training: for the CPU, and if `idle` also for the disk. Errors are ignored: a refusal is
@@ -259,7 +261,7 @@ mod tests {
         let path = dir.path().join("file");
         let mut file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
         file.write_all(&vec![7; bytes]).unwrap();
-        let mapped = MappedFile::of(&file, bytes as u64).unwrap();
+        let mapped = MappedFile::new(&file, bytes as u64).unwrap();
         (dir, file, mapped)
     }
 
@@ -282,7 +284,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut other = listener.accept().unwrap().0;
-        for outgoing in [mapped.outgoing(), Outgoing::of(&file, 10_000).unwrap()] {
+        for outgoing in [mapped.outgoing(), SendMapping::new(&file, 10_000).unwrap()] {
             assert_eq!(outgoing.send(&stream, 8_999, 5).unwrap(), 5);
             let mut came = [0; 5];
             other.read_exact(&mut came).unwrap();
@@ -291,7 +293,7 @@ mod tests {
             assert!(outgoing.send(&stream, u64::MAX, 5).is_err());
         }
         drop(mapped);
-        let outgoing = Outgoing::of(&file, 10_000).unwrap();
+        let outgoing = SendMapping::new(&file, 10_000).unwrap();
         file.set_len(0).unwrap();
         let refused = outgoing.send(&stream, 8_192, 5).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(nix::libc::EFAULT));
@@ -314,7 +316,7 @@ mod tests {
         }
         drop(middle);
         assert!(mapped.lend(0, 100).is_some());
-        assert!(MappedFile::of(&file, 101).is_err());
+        assert!(MappedFile::new(&file, 101).is_err());
     }
 
     #[test]

@@ -13,20 +13,20 @@ use mainstay_checkpoint::inventory::{Shard, StepKey};
 use mainstay_checkpoint::owner;
 use mainstay_checkpoint_format::container::{self, ContainerError};
 use mainstay_checkpoint_format::{
-    CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, Manifest, SealedFile, SharedContent, hex,
+    CHUNK_BYTES, Chunks, Identity, MAX_MANIFEST_BYTES, Manifest, SealedFile, SharedContent, hex,
 };
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::beneath::Beneath;
 use crate::files::Pack;
-use crate::os::Outgoing;
+use crate::os::SendMapping;
 use crate::peer::frame::MAX_CHUNK;
 
 /// Name of a shard's file.
 pub const STATE_NAME: &str = "state.safetensors";
 
 /// Read size: small enough to stay in the L2 cache between the two checksums.
-pub(crate) const PIECE: usize = 256 << 10;
+pub(crate) const READ_BYTES: usize = 256 << 10;
 
 /// Bytes that can be read at any offset.
 pub trait ReadAt: Sync {
@@ -76,13 +76,13 @@ fn sums_beside(
     let chunk = chunk.max(1);
     let (mut whole, mut apart) = (XxHash3_128::new(), XxHash3_128::new());
     let mut parts = Vec::new();
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; READ_BYTES];
     let mut at = 0;
     while at < size {
         let end = at.saturating_add(chunk).min(size);
         let mut part = XxHash3_64::new();
         while at < end {
-            let length = usize::try_from(end - at).map_or(PIECE, |left| left.min(PIECE));
+            let length = usize::try_from(end - at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
             let piece = &mut buffer[..length];
             source.read_exact_at(piece, at)?;
             whole.write(piece);
@@ -130,14 +130,14 @@ pub fn seal(
     now_unix_s: u64,
 ) -> Result<Manifest, SealError> {
     let header = header(source, size)?;
-    let reported = |name: &str| header.metadata.get(name).cloned().unwrap_or_default();
+    let value = |name: &str| header.metadata.get(name).cloned().unwrap_or_default();
     let found = format!(
         "job {:?}, attempt {}, step {}, rank {} of {}",
-        reported("job"),
-        reported("attempt"),
-        reported("step"),
-        reported("rank"),
-        reported("world_size")
+        value("job"),
+        value("attempt"),
+        value("step"),
+        value("rank"),
+        value("world_size")
     );
     let Identity { job, attempt, step, rank, world_size } = identity;
     let expected = format!("job {job:?}, attempt {attempt}, step {step}, rank {rank} of {world_size}");
@@ -159,7 +159,7 @@ pub fn seal(
         software: software.collect(),
         file: SealedFile { name: STATE_NAME.to_owned(), size, xxh3_128: whole },
         chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
-        shared_content: asked.map(|(group, _)| SharedContent::of(group, &header, of_tensors)),
+        shared_content: asked.map(|(group, _)| SharedContent::new(group, &header, of_tensors)),
     })
 }
 
@@ -195,7 +195,7 @@ pub fn is_as_sealed(source: &dyn ReadAt, manifest: &Manifest) -> io::Result<bool
 #[derive(Debug)]
 pub enum Bytes {
     /// A file that starts with the shard, and its memory if it is mapped.
-    File(File, Option<Outgoing>),
+    File(File, Option<SendMapping>),
     /// Files of a trainer, read as one archive.
     Pack(Arc<Pack>),
 }
@@ -206,7 +206,7 @@ impl Bytes {
     /// # Errors
     /// The file is shorter, or the kernel refuses the mapping.
     pub fn in_memory(file: File, bytes: u64) -> io::Result<Bytes> {
-        let memory = Outgoing::of(&file, bytes)?;
+        let memory = SendMapping::new(&file, bytes)?;
         Ok(Bytes::File(file, Some(memory)))
     }
 }
@@ -230,7 +230,7 @@ impl ReadAt for Bytes {
 
 /// A shard by its manifest of format 2. Only such shards are replicated.
 #[derive(Clone, Debug)]
-pub struct Sealed {
+pub struct SealedShard {
     /// Its identity, as a type of the core.
     pub shard: Shard,
     /// Name of the file next to the manifest.
@@ -250,7 +250,7 @@ pub struct Sealed {
 /// Why peers cannot use a manifest.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message of each says it")]
-pub enum SealedError {
+pub enum SealedShardError {
     #[error("{0}")]
     File(#[from] io::Error),
     #[error("{0}")]
@@ -261,16 +261,16 @@ pub enum SealedError {
     ChunkSize(u64),
 }
 
-impl Sealed {
+impl SealedShard {
     /// From the bytes of a manifest.
-    pub fn of(manifest: Vec<u8>) -> Result<Sealed, SealedError> {
+    pub fn of(manifest: Vec<u8>) -> Result<SealedShard, SealedShardError> {
         let read = Manifest::decode(&manifest)?;
         let (Some(root), Some(chunks)) = (read.root(), read.chunks) else {
-            return Err(SealedError::NoChunks);
+            return Err(SealedShardError::NoChunks);
         };
         let chunk_bytes = u32::try_from(chunks.bytes).ok().filter(|bytes| *bytes <= MAX_CHUNK);
         let identity = read.identity;
-        let of = StepKey {
+        let key = StepKey {
             step: identity.step,
             job: identity.job.into(),
             run: read.run.into(),
@@ -278,9 +278,9 @@ impl Sealed {
             world: identity.world_size,
         };
         let created = i64::try_from(read.created_unix_s).unwrap_or(i64::MAX);
-        Ok(Sealed {
+        Ok(SealedShard {
             shard: Shard {
-                of,
+                key,
                 rank: identity.rank,
                 root: hex(&root),
                 bytes: read.file.size,
@@ -289,7 +289,7 @@ impl Sealed {
             }
             .understood(),
             file: read.file.name,
-            chunk_bytes: chunk_bytes.ok_or(SealedError::ChunkSize(chunks.bytes))?,
+            chunk_bytes: chunk_bytes.ok_or(SealedShardError::ChunkSize(chunks.bytes))?,
             sums: chunks.sums,
             key: u64::from_be_bytes([root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7]]),
             manifest,
@@ -299,45 +299,45 @@ impl Sealed {
 
     /// The same shard under the run `run` with its owner, as agents store it. The owner is part of the manifest and so of the root, by
     /// which a shard is requested and deleted. A run without an owner changes nothing.
-    pub fn owned_as(self, run: &str) -> Result<Sealed, SealedError> {
+    pub fn owned_as(self, run: &str) -> Result<SealedShard, SealedShardError> {
         let Some(uid) = owner::owner(run) else { return Ok(self) };
-        let wanted = owner::owned(uid, &self.shard.of.run);
+        let wanted = owner::owned(uid, &self.shard.key.run);
         self.renamed(wanted)
     }
 
     /// The same shard as its user sees it, without the owner.
-    pub fn as_written(self) -> Result<Sealed, SealedError> {
-        let wanted = owner::name(&self.shard.of.run).to_owned();
+    pub fn as_written(self) -> Result<SealedShard, SealedShardError> {
+        let wanted = owner::name(&self.shard.key.run).to_owned();
         self.renamed(wanted)
     }
 
-    fn renamed(self, run: String) -> Result<Sealed, SealedError> {
-        if self.shard.of.run == run {
+    fn renamed(self, run: String) -> Result<SealedShard, SealedShardError> {
+        if self.shard.key.run == run {
             return Ok(self);
         }
         // The manifest of a piece has its own name, which includes the run.
         let mut manifest = Manifest::decode(&self.manifest)?;
         manifest.run = run;
-        Sealed::of(manifest.encode())
+        SealedShard::of(manifest.encode())
     }
 
     /// From the manifest in a file.
-    pub fn read(path: &Path) -> Result<Sealed, SealedError> {
+    pub fn read(path: &Path) -> Result<SealedShard, SealedShardError> {
         let mut bytes = Vec::new();
-        let limit = MANIFEST_LIMIT as u64 + 1;
+        let limit = MAX_MANIFEST_BYTES as u64 + 1;
         open_plainly(path)?.take(limit).read_to_end(&mut bytes)?;
-        Sealed::of(bytes)
+        SealedShard::of(bytes)
     }
 
-    /// Same as [`Sealed::read`], for a file below a directory that a user can change.
+    /// Same as [`SealedShard::read`], for a file below a directory that a user can change.
     ///
     /// # Errors
-    /// As [`Sealed::read`], and a link is on the way.
-    pub(crate) fn read_in(at: &Beneath, below: &Path) -> Result<Sealed, SealedError> {
+    /// As [`SealedShard::read`], and a link is on the way.
+    pub(crate) fn read_in(at: &Beneath, below: &Path) -> Result<SealedShard, SealedShardError> {
         let mut bytes = Vec::new();
-        let limit = MANIFEST_LIMIT as u64 + 1;
+        let limit = MAX_MANIFEST_BYTES as u64 + 1;
         at.read(below)?.take(limit).read_to_end(&mut bytes)?;
-        Sealed::of(bytes)
+        SealedShard::of(bytes)
     }
 
     /// Offset, length and checksum of chunk `index`; none if there is no such chunk.
@@ -362,9 +362,9 @@ impl Sealed {
         self.first_bad_from_start(file)
     }
 
-    /// Same as [`Sealed::first_bad`], for a file that starts with the shard and may be longer.
+    /// Same as [`SealedShard::first_bad`], for a file that starts with the shard and may be longer.
     pub fn first_bad_from_start(&self, file: &dyn ReadAt) -> io::Result<Option<u32>> {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; READ_BYTES];
         for index in 0..self.chunks() {
             if !self.chunk_is_good(file, index, &mut buffer)? {
                 return Ok(Some(index));
@@ -378,7 +378,7 @@ impl Sealed {
         let Some((mut offset, length, sum)) = self.chunk(index) else { return Ok(false) };
         let end = offset + u64::from(length);
         let mut hasher = XxHash3_64::new();
-        buffer.resize(PIECE, 0);
+        buffer.resize(READ_BYTES, 0);
         while offset < end {
             let piece = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
             file.read_exact_at(&mut buffer[..piece], offset)?;
@@ -410,8 +410,10 @@ mod tests {
     #[test]
     fn a_part_has_the_same_checksum_as_alone_wherever_pieces_end() {
         let bytes: Vec<u8> =
-            (0..3 * PIECE as u32 + 77).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for range in [0..0, 5..9, 4096..PIECE as u64, 4096..3 * PIECE as u64 + 3, 100..bytes.len() as u64] {
+            (0..3 * READ_BYTES as u32 + 77).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for range in
+            [0..0, 5..9, 4096..READ_BYTES as u64, 4096..3 * READ_BYTES as u64 + 3, 100..bytes.len() as u64]
+        {
             let part = &bytes[range.start as usize..range.end as usize];
             let (_, _, beside) = sums_beside(&bytes, bytes.len() as u64, 1000, range).unwrap();
             assert_eq!(beside, XxHash3_128::oneshot(part));

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use twox_hash::XxHash3_128;
 
 /// Large enough that the read call does not count, small enough to stay in the second-level cache.
-const CHUNK: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 
 /// `(bytes, checksum)` of the whole file behind an open descriptor, whose position stays where it is.
 /// Other threads run meanwhile.
@@ -31,7 +31,7 @@ fn read_through(descriptor: RawFd) -> io::Result<(u64, String)> {
     // SAFETY: the descriptor is the caller's and stays open during the call; ManuallyDrop leaves it open after it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
     let mut hasher = XxHash3_128::new();
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; READ_BYTES];
     let mut offset = 0;
     loop {
         match file.read_at(&mut chunk, offset) {

@@ -19,17 +19,17 @@ pub struct Piece {
 }
 
 /// The bytes that a thread takes at a time.
-const SHARE: usize = 8 << 20;
+const SHARE_BYTES: usize = 8 << 20;
 
 /// Small enough to stay in the second-level cache between reading and checking.
-const READ: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 
 /// Tensors of this size use huge pages: one page fault for two megabytes instead of 512.
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The smallest page size of the supported processors: with larger pages the kernel refuses a range that is rounded
 /// to it, and each page is populated when it is touched.
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// Copies all pieces.
 ///
@@ -41,7 +41,7 @@ pub unsafe fn copy(pieces: &[Piece], threads: usize) {
     for piece in pieces {
         let mut done = 0;
         while done < piece.length {
-            let length = SHARE.min(piece.length - done);
+            let length = SHARE_BYTES.min(piece.length - done);
             shares.push(Piece { to: piece.to + done, from: piece.from + done, length });
             done += length;
         }
@@ -108,7 +108,7 @@ pub unsafe fn read_verified(
     let bad = AtomicUsize::new(usize::MAX);
     let failed = std::sync::Mutex::new(None);
     let work = || {
-        let mut scratch = vec![0; READ];
+        let mut scratch = vec![0; READ_BYTES];
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(expected) = sealed.sums.get(index).filter(|_| index < chunks.end) else { return };
@@ -175,7 +175,7 @@ unsafe fn read_chunk(
             Some(piece) => (end.min(piece.offset), None),
             None => (end, None),
         };
-        let length = usize::try_from(until - at).map_or(READ, |left| left.min(READ));
+        let length = usize::try_from(until - at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
         let buffer = match address {
             // SAFETY: `length` bytes from here on are within the piece, which is writable by the caller's promise.
             Some(address) => unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) },
@@ -198,8 +198,8 @@ unsafe fn read_chunk(
 /// Asks the kernel to map all pages of a range at once. An error means that some of them are not available; a
 /// kernel before Linux 5.14, which does not know the advice, maps each when it is touched.
 fn populate(address: usize, length: usize, advice: MmapAdvise) -> io::Result<()> {
-    let start = address / PAGE * PAGE;
-    let end = address.saturating_add(length).next_multiple_of(PAGE);
+    let start = address / PAGE_BYTES * PAGE_BYTES;
+    let end = address.saturating_add(length).next_multiple_of(PAGE_BYTES);
     let Some(place) = NonNull::new(start as *mut std::ffi::c_void) else { return Ok(()) };
     // SAFETY: the range is that of the caller's source or destination and the rest of their first and last pages; the advices given
     // here change nothing that pages hold.
@@ -211,8 +211,8 @@ fn populate(address: usize, length: usize, advice: MmapAdvise) -> io::Result<()>
 
 fn advise_huge(address: usize, length: u64) {
     let Ok(length) = usize::try_from(length) else { return };
-    let start = address.next_multiple_of(HUGE);
-    let end = address.saturating_add(length) / HUGE * HUGE;
+    let start = address.next_multiple_of(HUGE_PAGE_BYTES);
+    let end = address.saturating_add(length) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     if let (true, Some(start)) = (end > start, NonNull::new(start as *mut std::ffi::c_void)) {
         // SAFETY: the range is within a destination of the caller's; the advice changes nothing in it. If it is
         // refused, the pages are small ones.

@@ -11,7 +11,7 @@ const FIRST: u64 = 0xff51_afd7_ed55_8ccd;
 const SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
 
 /// The maximum number of words of one tensor; the last position is used for its length.
-const POSITIONS: u64 = 1 << 40;
+const MAX_POSITIONS: u64 = 1 << 40;
 
 #[inline(always)]
 fn mix(word: u64, position: u64) -> u64 {
@@ -23,9 +23,9 @@ fn mix(word: u64, position: u64) -> u64 {
 }
 
 fn digest(bytes: &[u8], tensor: u64) -> u64 {
-    let first = tensor.wrapping_mul(POSITIONS);
+    let first = tensor.wrapping_mul(MAX_POSITIONS);
     let (words, tail) = bytes.as_chunks::<8>();
-    let mut sum = mix(bytes.len() as u64, first.wrapping_add(POSITIONS - 1));
+    let mut sum = mix(bytes.len() as u64, first.wrapping_add(MAX_POSITIONS - 1));
     for (index, word) in words.iter().enumerate() {
         sum = sum.wrapping_add(mix(u64::from_le_bytes(*word), first.wrapping_add(index as u64)));
     }

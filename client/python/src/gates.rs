@@ -23,9 +23,9 @@ use crate::section::Section;
 use crate::warn;
 
 /// The device is timed in every N-th step: events cost the host time.
-const TIMED_EVERY: u64 = 4;
+const TIMED_EVERY_STEPS: u64 = 4;
 /// If no device is in use, the hook checks again after this many steps.
-const ASKED_AGAIN: u64 = 64;
+const DEVICE_CHECK_STEPS: u64 = 64;
 
 /// Whether the device is timed in the current step.
 static TIMED: AtomicBool = AtomicBool::new(false);
@@ -49,7 +49,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    fn of(
+    fn new(
         section: &Bound<'_, Section>,
         timer: Option<(Py<PyAny>, Py<PyAny>)>,
         thread: Option<usize>,
@@ -200,7 +200,7 @@ impl Stepping {
             Some(Ok(response)) => response,
         };
         TIMED.store(response == Some(true), Ordering::Relaxed);
-        let again = if response.is_some() { TIMED_EVERY } else { ASKED_AGAIN };
+        let again = if response.is_some() { TIMED_EVERY_STEPS } else { DEVICE_CHECK_STEPS };
         self.looks_at.store(steps + again, Ordering::Relaxed);
         Ok(())
     }
@@ -280,7 +280,7 @@ fn gate(
     section: &Bound<'_, Section>,
     timer: Option<(Py<PyAny>, Py<PyAny>)>,
 ) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
-    let gate = Bound::new(section.py(), Gate::of(section, timer, Some(this_thread())))?.into_any();
+    let gate = Bound::new(section.py(), Gate::new(section, timer, Some(this_thread())))?.into_any();
     Ok((function(&gate, c"enter", enter_entry)?, function(&gate, c"leave", leave_entry)?))
 }
 
@@ -293,8 +293,8 @@ fn optimizer_gates(
     follow: Option<Py<PyAny>>,
     look: Option<Py<PyAny>>,
 ) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
-    let gate = Gate::of(section, timer, None);
-    let (looks_at, steps) = (AtomicU64::new(TIMED_EVERY), AtomicU64::new(0));
+    let gate = Gate::new(section, timer, None);
+    let (looks_at, steps) = (AtomicU64::new(TIMED_EVERY_STEPS), AtomicU64::new(0));
     let stepping = Bound::new(section.py(), Stepping { gate, follow, look, looks_at, steps })?.into_any();
     Ok((function(&stepping, c"before", before_entry)?, function(&stepping, c"after", after_entry)?))
 }

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 use mainstay_checkpoint_format::container::{self, Tensor};
 use mainstay_checkpoint_format::control::{Answer, CONTROL_BYTES, Checked, Control, Slot, State};
-use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint_format::{MAX_MANIFEST_BYTES, Manifest};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -32,7 +32,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(file: &File, length: usize, protection: ProtFlags) -> io::Result<Mapping> {
+    fn new(file: &File, length: usize, protection: ProtFlags) -> io::Result<Mapping> {
         let length = NonZeroUsize::new(length).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < length.get() as u64 {
             // Touching memory beyond a file's end would end this process.
@@ -140,7 +140,7 @@ impl PyControl {
     #[new]
     fn open(path: PathBuf) -> PyResult<PyControl> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let control = PyControl(Mapping::of(&file, CONTROL_BYTES, both())?);
+        let control = PyControl(Mapping::new(&file, CONTROL_BYTES, both())?);
         control.page()?;
         Ok(control)
     }
@@ -192,8 +192,8 @@ impl PyControl {
         Ok(())
     }
 
-    fn is_still(&self, seen: &PySlot) -> PyResult<bool> {
-        Ok(self.page()?.is_still(&seen.0))
+    fn is_still(&self, before: &PySlot) -> PyResult<bool> {
+        Ok(self.page()?.is_still(&before.0))
     }
 
     /// The check result of this attempt's readers for a sealed slot: `None` if none has read it.
@@ -228,7 +228,7 @@ impl SlotMemory {
     fn open(py: Python<'_>, path: PathBuf, bytes: usize) -> PyResult<SlotMemory> {
         let mapped = py.detach(|| {
             let file = OpenOptions::new().read(true).write(true).open(path)?;
-            let mapping = Mapping::of(&file, bytes, both())?;
+            let mapping = Mapping::new(&file, bytes, both())?;
             mapping.advise(MmapAdvise::MADV_DONTFORK)?;
             // Before Linux 5.14 the first copy pays for the pages.
             let _ = mapping.advise(MmapAdvise::MADV_POPULATE_WRITE);
@@ -281,14 +281,14 @@ fn container_header(
 }
 
 /// A tensor of a container: name, dtype, shape, offset, bytes.
-type Reported = (String, String, Vec<u64>, u64, u64);
+type TensorRow = (String, String, Vec<u64>, u64, u64);
 
 /// The tensors of a container as `(name, dtype, shape, offset, bytes)`, by its header's bytes.
 #[pyfunction]
-fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Reported>> {
+fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<TensorRow>> {
     let header =
         container::decode(header, file_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let reported = |placed: container::Placed| {
+    let reported = |placed: container::PlacedTensor| {
         (placed.tensor.name, placed.tensor.dtype, placed.tensor.shape, placed.at, placed.bytes)
     };
     Ok(header.tensors.into_iter().map(reported).collect())
@@ -297,7 +297,7 @@ fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Reported>> 
 /// What is wrong with a manifest; `None` if it is intact.
 #[pyfunction]
 fn manifest_complaint(content: &[u8]) -> Option<String> {
-    if content.len() > MANIFEST_LIMIT {
+    if content.len() > MAX_MANIFEST_BYTES {
         return Some("it is longer than any manifest".to_owned());
     }
     Manifest::decode(content).err().map(|error| error.to_string())
@@ -322,7 +322,7 @@ fn read_verified(
     range: (usize, usize),
     pieces: Vec<(u64, u64, usize, bool)>,
     threads: usize,
-    memory: Memory<'_>,
+    memory: FileMemory<'_>,
 ) -> PyResult<Option<usize>> {
     if chunk == 0 || size.div_ceil(chunk) != sums.len() as u64 {
         return Err(PyValueError::new_err("the checksums are not those of so many bytes"));
@@ -340,12 +340,12 @@ fn read_verified(
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
     let fresh;
     let source = match &memory {
-        Memory::Mapped(mapped) if mapped.length() as u64 >= size => {
+        FileMemory::Mapped(mapped) if mapped.length() as u64 >= size => {
             Source::Mapped { start: mapped.address(), populate: false }
         }
-        Memory::Whether(true) if size > 0 => {
+        FileMemory::Whether(true) if size > 0 => {
             let length = usize::try_from(size).map_err(|_| PyValueError::new_err("the file is too large"))?;
-            fresh = Mapping::of(&file, length, ProtFlags::PROT_READ)?;
+            fresh = Mapping::new(&file, length, ProtFlags::PROT_READ)?;
             Source::Mapped { start: fresh.start.as_ptr() as usize, populate: true }
         }
         _ => Source::File(&file),
@@ -360,7 +360,7 @@ fn read_verified(
 
 /// Whether a file is in memory, and its mapping where there is one already.
 #[derive(FromPyObject)]
-enum Memory<'py> {
+enum FileMemory<'py> {
     Mapped(PyRef<'py, SlotMemory>),
     Whether(bool),
 }

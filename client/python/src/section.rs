@@ -10,7 +10,7 @@ use crate::warn::{self, Mistake};
 
 /// The number of names that are kept. A script with an unlimited number of names (`f"step {n}"`) pays a little more
 /// per call instead of growing a table forever.
-const KEPT: usize = 1024;
+const MAX_NAMES: usize = 1024;
 
 static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 static IDLE: PyOnceLock<Py<Section>> = PyOnceLock::new();
@@ -116,7 +116,7 @@ fn make(py: Python<'_>, known: &Bound<'_, PyDict>, name: &Bound<'_, PyString>) -
     let id = rank::client().map(|client| client.intern(&text));
     let section = Bound::new(py, Section { name: text, id })?.into_any();
     // Only an exact str is a key: a subclass may hash and compare as it likes.
-    if known.len() < KEPT && name.is_exact_instance_of::<PyString>() {
+    if known.len() < MAX_NAMES && name.is_exact_instance_of::<PyString>() {
         known.set_item(name, &section)?;
     }
     Ok(section.unbind())

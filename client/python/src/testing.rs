@@ -45,7 +45,7 @@ fn _testing_format_page(
 fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
     let words = words_of(&fs::read(&path)?)?;
     let page = Page::new(&words).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let reported = PyDict::new(py);
+    let fields = PyDict::new(py);
 
     let identity = page.identity();
     let who = PyDict::new(py);
@@ -54,10 +54,10 @@ fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
     who.set_item("local_rank", identity.local_rank)?;
     who.set_item("world_size", identity.world_size)?;
     who.set_item("attempt", identity.attempt)?;
-    reported.set_item("identity", who)?;
-    reported.set_item("claim", claim(py, &page)?)?;
-    reported.set_item("refusal", page.refusal().map(|refusal| format!("{:?}", refusal.reason)))?;
-    reported.set_item("beat", beat(py, &page)?)?;
+    fields.set_item("identity", who)?;
+    fields.set_item("claim", claim(py, &page)?)?;
+    fields.set_item("refusal", page.refusal().map(|refusal| format!("{:?}", refusal.reason)))?;
+    fields.set_item("beat", beat(py, &page)?)?;
 
     let mut records = Vec::new();
     page.records_since(0, &mut records);
@@ -65,8 +65,8 @@ fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
     for each in &records {
         listed.append(record(py, &page, each)?)?;
     }
-    reported.set_item("records", listed)?;
-    reported.set_item("exit_note", note(py, &page)?)?;
+    fields.set_item("records", listed)?;
+    fields.set_item("exit_note", note(py, &page)?)?;
     let collectives = PyList::empty(py);
     for each in page.collectives() {
         let counters = PyDict::new(py);
@@ -78,9 +78,9 @@ fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
             .set_item("operation", operation.map(|operation| (operation.kind.name(), operation.bytes)))?;
         collectives.append(counters)?;
     }
-    reported.set_item("collectives", collectives)?;
-    reported.set_item("skipped", page.counters().skipped)?;
-    Ok(reported)
+    fields.set_item("collectives", collectives)?;
+    fields.set_item("skipped", page.counters().skipped)?;
+    Ok(fields)
 }
 
 fn claim<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Bound<'py, PyDict>> {
@@ -90,51 +90,51 @@ fn claim<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Bound<'py, PyDict>> 
         Claim::Refused(_) => ("refused", None),
         _ => ("unclaimed", None),
     };
-    let reported = PyDict::new(py);
-    reported.set_item("state", state)?;
+    let fields = PyDict::new(py);
+    fields.set_item("state", state)?;
     if let Some(claimant) = claimant {
-        reported.set_item("pid", claimant.pid)?;
-        reported.set_item("version", claimant.version)?;
-        reported.set_item("language", claimant.language)?;
+        fields.set_item("pid", claimant.pid)?;
+        fields.set_item("version", claimant.version)?;
+        fields.set_item("language", claimant.language)?;
         let role = page.role();
-        reported.set_item("role", role.as_ref().map(|role| role.name.clone()))?;
-        reported.set_item("stage", role.and_then(|role| role.stage))?;
-        reported.set_item("data", page.data())?;
-        reported.set_item("claims", claimant.claims)?;
+        fields.set_item("role", role.as_ref().map(|role| role.name.clone()))?;
+        fields.set_item("stage", role.and_then(|role| role.stage))?;
+        fields.set_item("data", page.data())?;
+        fields.set_item("claims", claimant.claims)?;
     }
-    Ok(reported)
+    Ok(fields)
 }
 
 fn beat<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Option<Bound<'py, PyDict>>> {
     let Some(beat) = page.beat() else { return Ok(None) };
-    let reported = PyDict::new(py);
-    reported.set_item("count", beat.count)?;
-    reported.set_item("mono_ns", beat.mono_ns)?;
-    reported.set_item("step", beat.step)?;
-    reported.set_item("loss", beat.loss)?;
-    reported.set_item("grad_norm", beat.grad_norm)?;
-    reported.set_item("digest", beat.digest)?;
-    reported.set_item("quiet_until_ns", beat.quiet_until_ns)?;
+    let fields = PyDict::new(py);
+    fields.set_item("count", beat.count)?;
+    fields.set_item("mono_ns", beat.mono_ns)?;
+    fields.set_item("step", beat.step)?;
+    fields.set_item("loss", beat.loss)?;
+    fields.set_item("grad_norm", beat.grad_norm)?;
+    fields.set_item("digest", beat.digest)?;
+    fields.set_item("quiet_until_ns", beat.quiet_until_ns)?;
     let open: Vec<_> = beat.open_sections().iter().map(|section| page.section_name(section.id)).collect();
-    reported.set_item("sections", open)?;
-    Ok(Some(reported))
+    fields.set_item("sections", open)?;
+    Ok(Some(fields))
 }
 
 fn record<'py>(py: Python<'py>, page: &Page<'_>, record: &StepRecord) -> PyResult<Bound<'py, PyDict>> {
-    let reported = PyDict::new(py);
-    reported.set_item("step", record.step)?;
-    reported.set_item("start_mono_ns", record.start_mono_ns)?;
-    reported.set_item("end_mono_ns", record.end_mono_ns)?;
-    reported.set_item("loss", record.loss)?;
-    reported.set_item("grad_norm", record.grad_norm)?;
-    reported.set_item("digest", record.digest)?;
+    let fields = PyDict::new(py);
+    fields.set_item("step", record.step)?;
+    fields.set_item("start_mono_ns", record.start_mono_ns)?;
+    fields.set_item("end_mono_ns", record.end_mono_ns)?;
+    fields.set_item("loss", record.loss)?;
+    fields.set_item("grad_norm", record.grad_norm)?;
+    fields.set_item("digest", record.digest)?;
     let sections = PyDict::new(py);
     for spent in record.sections() {
         sections.set_item(page.section_name(spent.id), spent.ns)?;
     }
-    reported.set_item("sections", sections)?;
-    reported.set_item("more_sections", record.overflow)?;
-    Ok(reported)
+    fields.set_item("sections", sections)?;
+    fields.set_item("more_sections", record.overflow)?;
+    Ok(fields)
 }
 
 fn note<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Option<Bound<'py, PyDict>>> {
@@ -144,15 +144,15 @@ fn note<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Option<Bound<'py, PyD
         ExitKind::Clean => "clean",
         _ => "other",
     };
-    let reported = PyDict::new(py);
-    reported.set_item("kind", kind)?;
-    reported.set_item("step", note.step)?;
-    reported.set_item("exception", note.exception)?;
-    reported.set_item("message", note.message)?;
-    reported.set_item("message_cut", note.message_cut)?;
-    reported.set_item("traceback", note.traceback)?;
-    reported.set_item("traceback_cut", note.traceback_cut)?;
-    Ok(Some(reported))
+    let fields = PyDict::new(py);
+    fields.set_item("kind", kind)?;
+    fields.set_item("step", note.step)?;
+    fields.set_item("exception", note.exception)?;
+    fields.set_item("message", note.message)?;
+    fields.set_item("message_cut", note.message_cut)?;
+    fields.set_item("traceback", note.traceback)?;
+    fields.set_item("traceback_cut", note.traceback_cut)?;
+    Ok(Some(fields))
 }
 
 fn words_of(bytes: &[u8]) -> PyResult<Box<PageWords>> {

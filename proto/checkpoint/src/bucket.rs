@@ -21,7 +21,7 @@ pub const STEP_NAME: &str = "step.json";
 pub const BEGUN_NAME: &str = "begun";
 
 /// A record longer than this is refused: it would be of millions of ranks.
-pub const RECORD_LIMIT: usize = 256 << 20;
+pub const MAX_RECORD_BYTES: usize = 256 << 20;
 
 /// Which step.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +53,7 @@ pub struct StepShard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepRecord {
     /// Which step.
-    pub of: StepName,
+    pub name: StepName,
     /// The shards by rank.
     pub shards: Vec<StepShard>,
 }
@@ -80,8 +80,8 @@ impl StepName {
     #[must_use]
     pub fn directory(&self) -> String {
         let mut hasher = blake3::Hasher::new();
-        for words in [&self.job, &self.run] {
-            hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+        for text in [&self.job, &self.run] {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
         }
         let hash = hasher.update(&self.world_size.to_le_bytes()).finalize().to_hex();
         format!("step-{:012}.{}.{}", self.step, self.attempt, &hash[..16])
@@ -145,7 +145,7 @@ impl StepRecord {
     }
 
     fn body(&self) -> Value {
-        let StepName { job, run, attempt, step, world_size } = &self.of;
+        let StepName { job, run, attempt, step, world_size } = &self.name;
         let shard = |shard: &StepShard| json!([shard.root.clone(), shard.bytes, shard.created_unix_s]);
         let shards: Vec<Value> = self.shards.iter().map(shard).collect();
         json!({
@@ -159,7 +159,7 @@ impl StepRecord {
     /// # Errors
     /// The bytes are not exactly the [`StepRecord::encode`] of their content, or a rank is missing.
     pub fn decode(content: &[u8]) -> Result<StepRecord, RecordError> {
-        if content.len() > RECORD_LIMIT {
+        if content.len() > MAX_RECORD_BYTES {
             return Err(RecordError::Changed);
         }
         let body: Value = serde_json::from_slice(content).map_err(|_| RecordError::Changed)?;
@@ -175,7 +175,7 @@ impl StepRecord {
         let listed = body.get("shards").and_then(Value::as_array).ok_or(RecordError::Field("shards"))?;
         let shards: Option<Vec<StepShard>> = listed.iter().map(shard_of).collect();
         let record = StepRecord {
-            of: StepName {
+            name: StepName {
                 job: text("job")?,
                 run: text("run")?,
                 attempt: number("attempt")?,
@@ -207,9 +207,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn record(world_size: u32) -> StepRecord {
-        let of = StepName { job: "j".into(), run: "r@1".into(), attempt: 2, step: 7, world_size };
+        let name = StepName { job: "j".into(), run: "r@1".into(), attempt: 2, step: 7, world_size };
         let shard = |rank| StepShard { root: format!("{rank:064x}"), bytes: 9, created_unix_s: 5 };
-        StepRecord { of, shards: (0..world_size).map(shard).collect() }
+        StepRecord { name, shards: (0..world_size).map(shard).collect() }
     }
 
     #[test]
@@ -234,9 +234,9 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_others_are_none() {
-        let of = record(2).of;
-        assert_eq!(step_of_directory(&of.directory()), Some((7, 2)));
-        assert_ne!(of.directory(), StepName { run: "r@2".into(), ..of.clone() }.directory());
+        let name = record(2).name;
+        assert_eq!(step_of_directory(&name.directory()), Some((7, 2)));
+        assert_ne!(name.directory(), StepName { run: "r@2".into(), ..name.clone() }.directory());
         for other in [
             "step-7",
             "step-000000000007",

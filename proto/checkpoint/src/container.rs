@@ -14,10 +14,10 @@ pub const STATE_TENSOR: &str = "__mainstay_state__";
 pub const ALIGNMENT: u64 = 4096;
 
 /// A longer header is refused, as safetensors itself refuses it.
-pub const HEADER_LIMIT: u64 = 100_000_000;
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// More dimensions than any framework has.
-const DIMENSIONS: usize = 64;
+const MAX_DIMENSIONS: usize = 64;
 
 const METADATA: &str = "__metadata__";
 
@@ -55,7 +55,7 @@ pub struct Tensor {
 
 /// A tensor and the position of its bytes, from the start of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedTensor {
     /// The tensor.
     pub tensor: Tensor,
     /// The offset of its first byte.
@@ -70,7 +70,7 @@ pub struct Header {
     /// Metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// The tensors in the order of their bytes.
-    pub tensors: Vec<Placed>,
+    pub tensors: Vec<PlacedTensor>,
     /// The size of the whole file in bytes.
     pub file_bytes: u64,
 }
@@ -82,7 +82,7 @@ pub enum ContainerError {
     #[error("the file ends within its header")]
     Short,
     /// The header claims to be longer than the limit.
-    #[error("the header says that it has {0} bytes, which is more than {HEADER_LIMIT}")]
+    #[error("the header says that it has {0} bytes, which is more than {MAX_HEADER_BYTES}")]
     Long(u64),
     /// It is not a JSON object of the right form.
     #[error("the header is not one of safetensors: {0}")]
@@ -107,7 +107,7 @@ pub enum ContainerError {
 pub fn tensor_bytes(dtype: &str, shape: &[u64]) -> Result<u64, &'static str> {
     let bits = DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bits)| *bits);
     let bits = bits.ok_or("safetensors has no such type")?;
-    if shape.len() > DIMENSIONS {
+    if shape.len() > MAX_DIMENSIONS {
         return Err("it has more dimensions than there are");
     }
     let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
@@ -133,12 +133,12 @@ pub fn encode(
         }
         let at = end;
         end = end.checked_add(bytes).ok_or_else(|| wrong("it is larger than can be counted"))?;
-        placed.push(Placed { tensor, at, bytes });
+        placed.push(PlacedTensor { tensor, at, bytes });
     }
     let mut header = json_of(metadata, &placed).into_bytes();
     let data_at = (8 + header.len() as u64).next_multiple_of(ALIGNMENT);
     header.resize(usize::try_from(data_at - 8).map_err(|_| ContainerError::Short)?, b' ');
-    if header.len() as u64 > HEADER_LIMIT {
+    if header.len() as u64 > MAX_HEADER_BYTES {
         return Err(ContainerError::Long(header.len() as u64));
     }
     for tensor in &mut placed {
@@ -149,7 +149,7 @@ pub fn encode(
     Ok((bytes, Header { metadata: metadata.clone(), tensors: placed, file_bytes: data_at + end }))
 }
 
-fn json_of(metadata: &BTreeMap<String, String>, tensors: &[Placed]) -> String {
+fn json_of(metadata: &BTreeMap<String, String>, tensors: &[PlacedTensor]) -> String {
     let mut out = String::from("{");
     text(METADATA, &mut out);
     out.push_str(":{");
@@ -162,7 +162,7 @@ fn json_of(metadata: &BTreeMap<String, String>, tensors: &[Placed]) -> String {
         text(value, &mut out);
     }
     out.push('}');
-    for Placed { tensor, at, bytes } in tensors {
+    for PlacedTensor { tensor, at, bytes } in tensors {
         out.push(',');
         text(&tensor.name, &mut out);
         out.push_str(":{\"dtype\":");
@@ -177,10 +177,10 @@ fn json_of(metadata: &BTreeMap<String, String>, tensors: &[Placed]) -> String {
 /// How many bytes from the start of the file [`decode`] needs, computed from its first eight.
 ///
 /// # Errors
-/// The header claims more than [`HEADER_LIMIT`].
+/// The header claims more than [`MAX_HEADER_BYTES`].
 pub fn header_bytes(first: [u8; 8]) -> Result<u64, ContainerError> {
     let length = u64::from_le_bytes(first);
-    if length > HEADER_LIMIT { Err(ContainerError::Long(length)) } else { Ok(8 + length) }
+    if length > MAX_HEADER_BYTES { Err(ContainerError::Long(length)) } else { Ok(8 + length) }
 }
 
 /// Reads the header at the start of a file of `file_bytes` bytes; bytes after it in `start` are ignored.
@@ -201,7 +201,7 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
     let metadata = metadata_of(fields.remove(METADATA))?;
     let mut tensors = fields
         .into_iter()
-        .map(|(name, reported)| placed(name, &reported, data_at))
+        .map(|(name, value)| placed(name, &value, data_at))
         .collect::<Result<Vec<_>, _>>()?;
     // An empty tensor sorts before the one that starts at the same byte.
     tensors.sort_by_key(|tensor| (tensor.at, tensor.bytes));
@@ -215,9 +215,9 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
     if next != file_bytes { Err(ContainerError::Holes) } else { Ok(Header { metadata, tensors, file_bytes }) }
 }
 
-fn metadata_of(reported: Option<Value>) -> Result<BTreeMap<String, String>, ContainerError> {
+fn metadata_of(fields: Option<Value>) -> Result<BTreeMap<String, String>, ContainerError> {
     let wrong = ContainerError::Form("its __metadata__ is not of words");
-    match reported {
+    match fields {
         None => Ok(BTreeMap::new()),
         Some(Value::Object(words)) => words
             .into_iter()
@@ -230,13 +230,12 @@ fn metadata_of(reported: Option<Value>) -> Result<BTreeMap<String, String>, Cont
     }
 }
 
-fn placed(name: String, reported: &Value, data_at: u64) -> Result<Placed, ContainerError> {
+fn placed(name: String, value: &Value, data_at: u64) -> Result<PlacedTensor, ContainerError> {
     let wrong = |why| ContainerError::Tensor { name: name.clone(), why };
-    let reported: &Map<String, Value> = reported.as_object().ok_or_else(|| wrong("it is not an object"))?;
+    let value: &Map<String, Value> = value.as_object().ok_or_else(|| wrong("it is not an object"))?;
     let numbers =
-        |field| -> Option<Vec<u64>> { reported.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
-    let dtype =
-        reported.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("it has no type"))?.to_owned();
+        |field| -> Option<Vec<u64>> { value.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
+    let dtype = value.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("it has no type"))?.to_owned();
     let shape = numbers("shape").ok_or_else(|| wrong("it has no shape"))?;
     let offsets = numbers("data_offsets").ok_or_else(|| wrong("it has no place"))?;
     let bytes = tensor_bytes(&dtype, &shape).map_err(wrong)?;
@@ -245,5 +244,5 @@ fn placed(name: String, reported: &Value, data_at: u64) -> Result<Placed, Contai
         return Err(wrong("its place is not as large as its shape"));
     }
     let at = data_at.checked_add(begin).ok_or_else(|| wrong("it lies beyond the file"))?;
-    Ok(Placed { tensor: Tensor { name, dtype, shape }, at, bytes })
+    Ok(PlacedTensor { tensor: Tensor { name, dtype, shape }, at, bytes })
 }

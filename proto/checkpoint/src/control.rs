@@ -65,7 +65,7 @@ const CAPACITY: usize = 8;
 const PINNED: usize = 9;
 
 /// The longest time for which a reader may pin a slot at once.
-const LONGEST_PIN_MS: u64 = 60_000;
+const MAX_PIN_MS: u64 = 60_000;
 
 /// The answer to a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -350,18 +350,16 @@ impl<'m> Control<'m> {
     pub fn is_pinned(&self, slot: &Slot, now_ms: u64) -> bool {
         let word = self.get(Self::base(slot.index) + PINNED);
         let until = word >> 8;
-        word & 0xff == slot.generation & 0xff
-            && until > now_ms
-            && until.saturating_sub(now_ms) <= LONGEST_PIN_MS
+        word & 0xff == slot.generation & 0xff && until > now_ms && until.saturating_sub(now_ms) <= MAX_PIN_MS
     }
 
     /// Moves a slot from one state to the next if it has not changed since it was read. Returns the new slot.
     #[must_use]
-    pub fn advance(&self, seen: &Slot, to: State) -> Option<Slot> {
-        let generation = seen.generation.wrapping_add(1) & (u64::MAX >> 8);
-        let at = Self::base(seen.index) + STATE;
-        let done = self.swap(at, word(seen.generation, seen.state), word(generation, to));
-        done.then_some(Slot { state: to, generation, ..*seen })
+    pub fn advance(&self, before: &Slot, to: State) -> Option<Slot> {
+        let generation = before.generation.wrapping_add(1) & (u64::MAX >> 8);
+        let at = Self::base(before.index) + STATE;
+        let done = self.swap(at, word(before.generation, before.state), word(generation, to));
+        done.then_some(Slot { state: to, generation, ..*before })
     }
 
     /// Takes a free slot for a shard of this many bytes. Called by the rank.

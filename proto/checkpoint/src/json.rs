@@ -37,7 +37,7 @@ fn write(value: &Value, depth: usize, out: &mut String) {
         }
         Value::Object(_) => out.push_str("{}"),
         Value::Array(_) => out.push_str("[]"),
-        Value::String(words) => text(words, out),
+        Value::String(string) => text(string, out),
         Value::Null => out.push_str("null"),
         Value::Bool(truth) => out.push_str(if *truth { "true" } else { "false" }),
         Value::Number(number) => out.push_str(&number.to_string()),
@@ -62,9 +62,9 @@ fn line(depth: usize, out: &mut String) {
 }
 
 /// A string with everything beyond ASCII escaped.
-pub fn text(words: &str, out: &mut String) {
+pub fn text(text: &str, out: &mut String) {
     out.push('"');
-    for letter in words.chars() {
+    for letter in text.chars() {
         match letter {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),

@@ -17,7 +17,7 @@ mod manifest;
 mod shared_content;
 
 pub use manifest::{
-    CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
+    CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, SealedFile,
     chunk_sum, digits, hex,
 };
-pub use shared_content::{SHARED_CONTENT_WORD, SharedContent};
+pub use shared_content::{SHARED_CONTENT_KEY, SharedContent};

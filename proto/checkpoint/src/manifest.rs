@@ -19,10 +19,10 @@ pub const MANIFEST_NAME: &str = "manifest.json";
 pub const CHUNK_BYTES: u64 = 4 << 20;
 
 /// A manifest longer than this is refused: it would be of a shard of terabytes.
-pub const MANIFEST_LIMIT: usize = 32 << 20;
+pub const MAX_MANIFEST_BYTES: usize = 32 << 20;
 
 /// Prefix of the hashed data, so that no other digest of Mainstay can be mistaken for this one.
-const ROOT_OF: &[u8] = b"mainstay checkpoint shard 2\n";
+const ROOT_PREFIX: &[u8] = b"mainstay checkpoint shard 2\n";
 
 /// The identity of a shard. The shards of one step differ only in the rank.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -139,7 +139,7 @@ impl Manifest {
         let chunks = self.chunks.as_ref()?;
         let Identity { job, attempt, step, rank, world_size } = &self.identity;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(ROOT_OF);
+        hasher.update(ROOT_PREFIX);
         for words in [job, &self.run, &self.serialisation] {
             hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
         }
@@ -159,7 +159,7 @@ impl Manifest {
     /// # Errors
     /// The bytes are not exactly what [`Manifest::encode`] (or the writer of format 1) writes for their content.
     pub fn decode(content: &[u8]) -> Result<Manifest, ManifestError> {
-        if content.len() > MANIFEST_LIMIT {
+        if content.len() > MAX_MANIFEST_BYTES {
             return Err(ManifestError::Changed);
         }
         let document: Value = serde_json::from_slice(content).map_err(|_| ManifestError::Changed)?;

@@ -6,13 +6,13 @@ use crate::container::{Header, STATE_TENSOR};
 use crate::manifest::hex;
 
 /// The key of the container's metadata with which a rank declares it.
-pub const SHARED_CONTENT_WORD: &str = "alike";
+pub const SHARED_CONTENT_KEY: &str = "alike";
 
 /// A longer group name is ignored.
-const LONGEST: usize = 200;
+const MAX_GROUP_BYTES: usize = 200;
 
 /// Prefix of the hashed data, so that no other digest of Mainstay can be mistaken for this one.
-const ROOT_OF: &[u8] = b"mainstay checkpoint content 1\n";
+const ROOT_PREFIX: &[u8] = b"mainstay checkpoint content 1\n";
 
 /// The group of ranks that should have saved the same, and the root of what was saved.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ impl SharedContent {
     /// or if its tensors are not contiguous before the rest of the state.
     #[must_use]
     pub fn asked(header: &Header) -> Option<(String, std::ops::Range<u64>)> {
-        let group = header.metadata.get(SHARED_CONTENT_WORD).filter(|group| is_name(group))?;
+        let group = header.metadata.get(SHARED_CONTENT_KEY).filter(|group| is_name(group))?;
         let (last, before) = header.tensors.split_last()?;
         let tensors = if last.tensor.name == STATE_TENSOR { before } else { &header.tensors };
         if tensors.iter().any(|placed| placed.tensor.name == STATE_TENSOR) {
@@ -40,12 +40,12 @@ impl SharedContent {
 
     /// The root for the tensors of a container whose bytes have this checksum.
     #[must_use]
-    pub fn of(group: String, header: &Header, bytes_xxh3_128: u128) -> SharedContent {
+    pub fn new(group: String, header: &Header, bytes_xxh3_128: u128) -> SharedContent {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(ROOT_OF);
+        hasher.update(ROOT_PREFIX);
         for placed in header.tensors.iter().filter(|placed| placed.tensor.name != STATE_TENSOR) {
-            for words in [&placed.tensor.name, &placed.tensor.dtype] {
-                hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+            for text in [&placed.tensor.name, &placed.tensor.dtype] {
+                hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
             }
             hasher.update(&(placed.tensor.shape.len() as u64).to_le_bytes());
             for length in &placed.tensor.shape {
@@ -65,7 +65,7 @@ impl SharedContent {
 }
 
 fn is_name(group: &str) -> bool {
-    !group.is_empty() && group.len() <= LONGEST && !group.contains(char::is_control)
+    !group.is_empty() && group.len() <= MAX_GROUP_BYTES && !group.contains(char::is_control)
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
     use crate::container::{Tensor, encode};
 
     fn header(rank: &str, tensors: &[(&str, u64)]) -> Header {
-        let words = [("rank", rank), (SHARED_CONTENT_WORD, "dp")];
+        let words = [("rank", rank), (SHARED_CONTENT_KEY, "dp")];
         let words: BTreeMap<String, String> =
             words.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let tensor = |(name, length): &(&str, u64)| Tensor {
@@ -93,12 +93,12 @@ mod tests {
             (header("3", &[("w", 6), (STATE_TENSOR, 5)]), header("12", &[("w", 6), (STATE_TENSOR, 9)]));
         let (group, range) = SharedContent::asked(&one).unwrap();
         assert_eq!((group.as_str(), range.end - range.start), ("dp", 24));
-        assert_eq!(SharedContent::of(group.clone(), &one, 7), SharedContent::of(group, &other, 7));
+        assert_eq!(SharedContent::new(group.clone(), &one, 7), SharedContent::new(group, &other, 7));
     }
 
     #[test]
     fn other_bytes_names_or_shapes_give_another_root() {
-        let root = |header: &Header, sum| SharedContent::of("dp".to_owned(), header, sum).root;
+        let root = |header: &Header, sum| SharedContent::new("dp".to_owned(), header, sum).root;
         let one = header("0", &[("w", 6)]);
         assert_ne!(root(&one, 7), root(&one, 8));
         assert_ne!(root(&one, 7), root(&header("0", &[("v", 6)]), 7));
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_container_without_group_or_with_its_state_in_front_is_not_compared() {
         let mut nameless = header("0", &[("w", 6)]);
-        nameless.metadata.remove(SHARED_CONTENT_WORD);
+        nameless.metadata.remove(SHARED_CONTENT_KEY);
         assert_eq!(SharedContent::asked(&nameless), None);
         assert_eq!(SharedContent::asked(&header("0", &[(STATE_TENSOR, 2), ("w", 6)])), None);
         assert_eq!(SharedContent::asked(&header("0", &[])), None);

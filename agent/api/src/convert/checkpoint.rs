@@ -39,7 +39,7 @@ impl RunFilter<'_> {
 
 pub(crate) fn listing(peers: &Service, seen: &RunFilter<'_>) -> ListCheckpointsResponse {
     let mut copies = peers.copies();
-    copies.retain(|copy| seen.has(&copy.shard.of));
+    copies.retain(|copy| seen.has(&copy.shard.key));
     let (store_used, store_quota) = peers.usage();
     let counts = peers.counts();
     ListCheckpointsResponse {
@@ -59,7 +59,7 @@ pub(crate) fn listing(peers: &Service, seen: &RunFilter<'_>) -> ListCheckpointsR
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.divergences().iter().filter(|found| seen.has(&found.of)).map(divergence::out).collect(),
+        unlike: peers.divergences().iter().filter(|found| seen.has(&found.key)).map(divergence::out).collect(),
         excluded: peers.standing().excluded,
     }
 }
@@ -97,7 +97,7 @@ pub(crate) fn step_out(state: &StepState) -> CheckpointStep {
             .shard
             .piece
             .as_ref()
-            .map_or_else(String::new, |piece| format!("{} of {}", piece.index, piece.of)),
+            .map_or_else(String::new, |piece| format!("{} of {}", piece.index, piece.parity)),
     });
     CheckpointStep {
         run: owner::name(&state.key.run).to_owned(),
@@ -143,7 +143,7 @@ pub(crate) fn progress_out(at: Progress) -> RestoreProgress {
         shards: small(at.shards.1),
         bytes_done: at.bytes.0,
         bytes: at.bytes.1,
-        told: at.reported,
+        told: at.message,
         files_wanted: small(at.files_wanted),
         files_token: at.files_token,
     }
@@ -152,7 +152,11 @@ pub(crate) fn progress_out(at: Progress) -> RestoreProgress {
 /// What the caller has to do. The result follows when it is done.
 pub(crate) fn put_back_out(left: files::PutBack) -> RestoreResult {
     let files::PutBack { token, step, archive, texts, unfit } = left;
-    let unfit = unfit.into_iter().map(|files::Unfit { name, step, why }| PutBackUnfit { name, step, why });
+    let unfit = unfit.into_iter().map(|files::PartialCheckpoint { name, step, why }| PutBackUnfit {
+        name,
+        step,
+        why,
+    });
     let put_back = PutBack {
         token,
         archive: archive.map(lent_out),

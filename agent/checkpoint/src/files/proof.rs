@@ -5,13 +5,13 @@ use serde_json::Value;
 use super::zip::{self, Reading};
 
 /// Number of bytes at the end of a file that are enough to check a zip archive.
-pub const TAIL: usize = 66_000;
+pub const TAIL_BYTES: usize = 66_000;
 
 /// Number of bytes at the start of a file that are read first; [`head_wanted`] then returns how many are needed.
 pub const HEAD_BYTES: usize = 8;
 
 /// Maximum length of a safetensors header, bytes.
-const LONGEST_HEADER: u64 = 100 << 20;
+const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// Whether a file with this name is of a kind that is checked: files of torch and Lightning, and safetensors.
 pub fn is_known(name: &str) -> bool {
@@ -23,7 +23,7 @@ pub fn head_wanted(name: &str, head: &[u8]) -> u64 {
     if !name.ends_with(".safetensors") {
         return 0;
     }
-    header_length(head).filter(|length| *length <= LONGEST_HEADER).map_or(0, |length| length + 8)
+    header_length(head).filter(|length| *length <= MAX_HEADER_BYTES).map_or(0, |length| length + 8)
 }
 
 fn header_length(head: &[u8]) -> Option<u64> {
@@ -115,19 +115,20 @@ fn safetensors_size(head: &[u8]) -> Option<u64> {
 
 /// Finds the end record of a zip archive. It must end the file, and the directory must be at the recorded offset.
 fn zip_ends(size: u64, tail: &[u8]) -> bool {
-    const END: usize = 22;
-    let Some(last) = tail.len().checked_sub(END) else { return false };
+    const END_BYTES: usize = 22;
+    let Some(last) = tail.len().checked_sub(END_BYTES) else { return false };
     (0..=last).rev().any(|at| {
         let end = &tail[at..];
-        let of = |from: usize| u32::from_le_bytes([end[from], end[from + 1], end[from + 2], end[from + 3]]);
+        let u32_at =
+            |from: usize| u32::from_le_bytes([end[from], end[from + 1], end[from + 2], end[from + 3]]);
         let comment = usize::from(u16::from_le_bytes([end[20], end[21]]));
-        if !end.starts_with(b"PK\x05\x06") || comment != end.len() - END {
+        if !end.starts_with(b"PK\x05\x06") || comment != end.len() - END_BYTES {
             return false;
         }
-        let (directory, offset) = (u64::from(of(12)), u64::from(of(16)));
+        let (directory, offset) = (u64::from(u32_at(12)), u64::from(u32_at(16)));
         let starts = size - (tail.len() - at) as u64;
         // Larger archives (zip64) have these values in a separate record right before.
-        let is_large = of(16) == u32::MAX || of(12) == u32::MAX;
+        let is_large = u32_at(16) == u32::MAX || u32_at(12) == u32::MAX;
         is_large || offset.checked_add(directory).is_some_and(|end| end <= starts && starts - end < 128)
     })
 }
@@ -152,7 +153,7 @@ mod tests {
 
     fn whole(name: &str, bytes: &[u8]) -> bool {
         let wanted = head_wanted(name, bytes).max(HEAD_BYTES as u64) as usize;
-        let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
+        let tail = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
         is_whole(name, bytes.len() as u64, &bytes[..wanted.min(bytes.len())], tail)
     }
 

@@ -9,17 +9,17 @@ use std::fmt::Write as _;
 pub type Reading<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
 
 /// Number of bytes at the end that contain the end record: a comment of up to 64 KiB may follow it.
-const LONGEST_END: u64 = 66_000;
+const MAX_END_BYTES: u64 = 66_000;
 
 /// Maximum length of a directory, bytes.
-const LONGEST_DIRECTORY: u64 = 256 << 20;
+const MAX_DIRECTORY_BYTES: u64 = 256 << 20;
 
 /// Number of bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-const END: usize = 22;
-const LOCATOR: u64 = 20;
-const END_64: u64 = 56;
+const END_BYTES: usize = 22;
+const LOCATOR_BYTES: u64 = 20;
+const END_64_BYTES: u64 = 56;
 
 /// Verifies the checksums of all archives in a file of `size` bytes.
 ///
@@ -56,24 +56,24 @@ fn verify_last(end: u64, read: &mut Reading<'_>) -> Result<u64, String> {
 
 /// The position of the directory, its length, and its recorded offset.
 fn find_directory(end: u64, read: &mut Reading<'_>) -> Result<(u64, u64, u64), String> {
-    let tail_length = end.min(LONGEST_END);
+    let tail_length = end.min(MAX_END_BYTES);
     let mut tail = vec![0; usize::try_from(tail_length).unwrap_or(0)];
     read(end - tail_length, &mut tail)?;
     let is_end = |at: &usize| {
         let record = &tail[*at..];
-        record.starts_with(b"PK\x05\x06") && usize::from(u16_at(record, 20)) == record.len() - END
+        record.starts_with(b"PK\x05\x06") && usize::from(u16_at(record, 20)) == record.len() - END_BYTES
     };
-    let last = tail.len().checked_sub(END).ok_or("it is cut off")?;
+    let last = tail.len().checked_sub(END_BYTES).ok_or("it is cut off")?;
     let at = (0..=last).rev().find(is_end).ok_or("it is cut off: the record at its end is missing")?;
     let record = &tail[at..];
     let (mut length, mut offset) = (u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
     let mut below = end - tail_length + at as u64;
-    if let Some(locator) = below.checked_sub(LOCATOR) {
-        let mut bytes = [0; LOCATOR as usize];
+    if let Some(locator) = below.checked_sub(LOCATOR_BYTES) {
+        let mut bytes = [0; LOCATOR_BYTES as usize];
         read(locator, &mut bytes)?;
         if bytes.starts_with(b"PK\x06\x07") {
-            let large = locator.checked_sub(END_64).ok_or("it is cut off")?;
-            let mut bytes = [0; END_64 as usize];
+            let large = locator.checked_sub(END_64_BYTES).ok_or("it is cut off")?;
+            let mut bytes = [0; END_64_BYTES as usize];
             read(large, &mut bytes)?;
             if !bytes.starts_with(b"PK\x06\x06") {
                 return Err("the record at its end is damaged".to_owned());
@@ -81,7 +81,7 @@ fn find_directory(end: u64, read: &mut Reading<'_>) -> Result<(u64, u64, u64), S
             (length, offset, below) = (u64_at(&bytes, 40), u64_at(&bytes, 48), large);
         }
     }
-    if length > LONGEST_DIRECTORY {
+    if length > MAX_DIRECTORY_BYTES {
         return Err("its directory is too long".to_owned());
     }
     let directory = below.checked_sub(length).ok_or("its directory is not where it says")?;
@@ -108,7 +108,7 @@ fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, String> {
             packed: u64::from(u32_at(bytes, 20)),
             header: u64::from(u32_at(bytes, 42)),
         };
-        let is_large = |of: usize| u32_at(bytes, of) == u32::MAX;
+        let is_large = |at: usize| u32_at(bytes, at) == u32::MAX;
         let wanted = (is_large(24), is_large(20), is_large(42));
         large_fields(
             &bytes[CENTRAL_HEADER_BYTES + name..CENTRAL_HEADER_BYTES + name + extra],

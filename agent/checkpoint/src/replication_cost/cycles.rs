@@ -15,8 +15,8 @@ use mainstay_model::time::{Mono, Span};
 const MAX_CYCLES: usize = 640;
 
 /// A cycle is without replication if its share of replication is below the first limit, and with it above the second.
-const WITHOUT: f64 = 0.05;
-const WITH: f64 = 0.3;
+const MAX_SHARE_WITHOUT: f64 = 0.05;
+const MIN_SHARE_WITH: f64 = 0.3;
 
 /// Maximum distance of two cycles that are compared.
 const MAX_CYCLE_DISTANCE: usize = 4;
@@ -26,16 +26,16 @@ const MIN_COMPARISONS: usize = 6;
 
 /// One replica in this many is left out, while there are too few comparisons and after that: at least 95 % of the saves
 /// should be replicated.
-const LEFT_OUT_FIRST: u64 = 4;
-const LEFT_OUT: u64 = 32;
+const SKIP_EVERY_FIRST: u64 = 4;
+const SKIP_EVERY: u64 = 32;
 
 /// Maximum number of replicas in a row that are left out until a cycle is without replication: an earlier transfer may
 /// extend into a cycle, and steps are reported up to a second late.
-const MOST_AT_A_TIME: u32 = 6;
+const MAX_SKIPPED_IN_A_ROW: u32 = 6;
 
 /// Allowance for late reports of steps. A replica that was left out is sent if the job does not save again within this
 /// time plus twice the time between its last two saves.
-const REPORTED_LATE: Span = Span::seconds(2);
+const MAX_REPORT_DELAY: Span = Span::seconds(2);
 
 /// The cycles of a job.
 #[derive(Clone, Debug, Default)]
@@ -72,8 +72,8 @@ impl Cycle {
     /// Whether it is with replication; `None` if its share is between the limits.
     fn is_with(&self) -> Option<bool> {
         match self.share() {
-            share if share < WITHOUT => Some(false),
-            share if share > WITH => Some(true),
+            share if share < MAX_SHARE_WITHOUT => Some(false),
+            share if share > MIN_SHARE_WITH => Some(true),
             _ => None,
         }
     }
@@ -112,7 +112,7 @@ impl Cycles {
             (true, 0) => (0, self.without + 1),
             (true, _) => (0, 1),
         };
-        let goes_on = self.left_out > 0 && !is_without && self.left_out < MOST_AT_A_TIME;
+        let goes_on = self.left_out > 0 && !is_without && self.left_out < MAX_SKIPPED_IN_A_ROW;
         let starts = self.left_out == 0 && self.since >= self.every() && self.is_dense();
         self.left_out = if goes_on || starts { self.left_out + 1 } else { 0 };
     }
@@ -122,14 +122,15 @@ impl Cycles {
         let mut newest = self.before.iter().rev().map(|cycle| cycle.end);
         let (Some(last), Some(one_before)) = (newest.next(), newest.next()) else { return false };
         let apart = last.since(one_before);
-        self.left_out > 0 && now.since(last) < apart.plus(apart).plus(REPORTED_LATE)
+        self.left_out > 0 && now.since(last) < apart.plus(apart).plus(MAX_REPORT_DELAY)
     }
 
     /// Cycles from one measurement to the next. Varies, so that other work every N saves does not look like a cost.
     fn every(&self) -> u64 {
-        let every = if self.comparisons().len() < 2 * MIN_COMPARISONS { LEFT_OUT_FIRST } else { LEFT_OUT };
+        let every =
+            if self.comparisons().len() < 2 * MIN_COMPARISONS { SKIP_EVERY_FIRST } else { SKIP_EVERY };
         let newest = self.before.back().map_or(0, |cycle| cycle.end.0);
-        let every = every * self.without.clamp(1, MOST_AT_A_TIME.into());
+        let every = every * self.without.clamp(1, MAX_SKIPPED_IN_A_ROW.into());
         every - every / 4 + newest.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (every / 2)
     }
 

@@ -96,7 +96,7 @@ impl Job {
             unreported.push((time, span(beside)));
             if now - reported_at >= self.reported_each_s {
                 reported_at = now;
-                unreported.drain(..).for_each(|(time, beside)| replication.stepped(time, beside));
+                unreported.drain(..).for_each(|(time, beside)| replication.record_step(time, beside));
             }
             if to_send > 0.0 && sending_until <= now {
                 replication.replicated(span(to_send), mono(now));
@@ -190,7 +190,7 @@ fn evaluations_and_pauses_do_not_raise_the_cost() {
     let mut step = |replication: &mut ReplicationCost, took: f64, beside: f64| {
         let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
         now += took;
-        replication.stepped(time, span(beside));
+        replication.record_step(time, span(beside));
     };
     (0..100).for_each(|_| step(&mut replication, 0.1, 0.0));
     (0..100).for_each(|_| step(&mut replication, 0.1, 0.1));
@@ -206,7 +206,7 @@ fn with_expensive_replicas() -> (ReplicationCost, f64) {
         for _ in 0..100 {
             let took = 0.1 + beside;
             let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
-            replication.stepped(time, span(beside));
+            replication.record_step(time, span(beside));
             now += took;
         }
     }
@@ -222,7 +222,7 @@ fn a_replica_is_sent_after_ten_minutes_however_high_the_cost() {
     for second in 1..600 {
         let end = now + f64::from(second);
         let time = StepTime { start: mono(end - 0.2), end: mono(end), saving: Span::default() };
-        replication.stepped(time, span(0.2));
+        replication.record_step(time, span(0.2));
         assert_eq!(replication.holds(mono(end)), Some(DelayReason::Spent), "{second}");
     }
     assert_eq!(replication.holds(mono(now + 601.0)), None);
@@ -242,7 +242,7 @@ fn a_replica_that_was_left_out_is_sent_if_the_job_stops_saving() {
     let mut step = |replication: &mut ReplicationCost, saving: f64, beside: f64| {
         let time = StepTime { start: mono(now), end: mono(now + 0.1), saving: span(saving) };
         now += 0.1;
-        replication.stepped(time, span(beside));
+        replication.record_step(time, span(beside));
         now
     };
     // Cycles of 1 s, half of each with replication.
@@ -266,7 +266,7 @@ fn a_pause_of_training_adds_no_budget_and_replication_is_free_during_it() {
     let resumed = now + 300.0;
     assert_eq!(replication.replicated(span(100.0), mono(resumed - 100.0)), 0.0);
     let step = StepTime { start: mono(resumed), end: mono(resumed + 0.1), saving: Span::default() };
-    replication.stepped(step, Span::default());
+    replication.record_step(step, Span::default());
     assert_eq!(
         replication.holds(mono(resumed + 0.1)),
         Some(DelayReason::Spent),
@@ -284,7 +284,7 @@ fn steps_of_several_ranks_at_the_same_time_add_to_the_budget_once() {
             for step in 0..10 {
                 let start = now + f64::from(step) * 0.1;
                 let time = StepTime { start: mono(start), end: mono(start + 0.1), saving: Span::default() };
-                replication.stepped(time, Span::default());
+                replication.record_step(time, Span::default());
             }
         }
         replication.left_s - before
@@ -312,10 +312,10 @@ fn without_steps_there_is_no_cost() {
 fn a_clock_that_goes_back_and_steps_without_duration_are_tolerated() {
     let mut replication = ReplicationCost::new(0.01);
     let time = |start, end| StepTime { start: Mono(start), end: Mono(end), saving: Span(7) };
-    replication.stepped(time(9, 3), Span(5));
-    replication.stepped(time(5, 5), Span(0));
-    replication.stepped(time(u64::MAX, 0), Span(u64::MAX));
-    replication.stepped(time(0, u64::MAX), Span(u64::MAX));
+    replication.record_step(time(9, 3), Span(5));
+    replication.record_step(time(5, 5), Span(0));
+    replication.record_step(time(u64::MAX, 0), Span(u64::MAX));
+    replication.record_step(time(0, u64::MAX), Span(u64::MAX));
     replication.replicated(Span(u64::MAX), Mono(u64::MAX));
     replication.holds(Mono(0));
     assert_eq!(replication.holds(Mono(1)), None);

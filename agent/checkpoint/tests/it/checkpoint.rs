@@ -21,9 +21,10 @@ fn key(step: u64, attempt: u64, world: u32) -> StepKey {
     StepKey { step, job: "job.2".into(), run: "job".into(), attempt, world }
 }
 
-fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
-    let root = format!("{}-{}-{rank}", of.step, of.attempt);
-    let shard = Shard { of: of.clone(), rank, root, bytes: 100, created: of.step.cast_signed(), piece: None };
+fn copy(holder: &str, own: bool, key: &StepKey, rank: u32) -> Copy {
+    let root = format!("{}-{}-{rank}", key.step, key.attempt);
+    let shard =
+        Shard { key: key.clone(), rank, root, bytes: 100, created: key.step.cast_signed(), piece: None };
     Copy { holder: holder.into(), medium: Medium::Disk, own, verified: true, shard }
 }
 
@@ -43,10 +44,10 @@ fn the_leader_chooses_the_step_that_ranks_of_one_host_would_choose() {
         let world = case["world"].as_u64().unwrap();
         let saved = case["saved"].as_array().unwrap().iter().map(|shard| {
             let number = |name: &str, otherwise| shard[name].as_u64().unwrap_or(otherwise);
-            let of = u32::try_from(number("of", world)).unwrap();
+            let ranks = u32::try_from(number("of", world)).unwrap();
             let run = format!("job@{}", shard["launch"].as_str().unwrap_or("a")).into();
-            let of = StepKey { run, ..key(number("step", 0), number("attempt", 0), of) };
-            copy("a", true, &of, u32::try_from(number("rank", 0)).unwrap())
+            let step_key = StepKey { run, ..key(number("step", 0), number("attempt", 0), ranks) };
+            copy("a", true, &step_key, u32::try_from(number("rank", 0)).unwrap())
         });
         let saved: Vec<Copy> = saved.collect();
         let wanted = RestoreRequest { world: u32::try_from(world).ok(), ..RestoreRequest::default() };
@@ -57,13 +58,13 @@ fn the_leader_chooses_the_step_that_ranks_of_one_host_would_choose() {
 
 #[test]
 fn a_restore_also_uses_replicas_that_are_not_verified_yet_but_no_damaged_shard_of_its_owner() {
-    let of = key(10, 0, 2);
+    let step_key = key(10, 0, 2);
     let unverified =
-        |holder: &str, own: bool, rank: u32| Copy { verified: false, ..copy(holder, own, &of, rank) };
+        |holder: &str, own: bool, rank: u32| Copy { verified: false, ..copy(holder, own, &step_key, rank) };
     let replicas = vec![unverified("a", false, 0), unverified("b", false, 1)];
     assert!(newest_whole(&replicas, "job").is_none());
-    assert_eq!(newest_whole(&restorable(replicas), "job").unwrap().key, of);
-    let damaged = vec![unverified("a", true, 0), copy("b", false, &of, 1)];
+    assert_eq!(newest_whole(&restorable(replicas), "job").unwrap().key, step_key);
+    let damaged = vec![unverified("a", true, 0), copy("b", false, &step_key, 1)];
     assert!(newest_whole(&restorable(damaged), "job").is_none());
 }
 
@@ -84,11 +85,11 @@ fn a_step_is_whole_if_one_attempt_has_a_verified_shard_of_every_rank() {
 
 #[test]
 fn of_a_shard_sealed_twice_only_the_later_one_counts() {
-    let of = key(5, 0, 1);
-    let mut again = copy("a", true, &of, 0);
+    let step_key = key(5, 0, 1);
+    let mut again = copy("a", true, &step_key, 0);
     again.shard.root = "later".to_owned();
     again.shard.created += 1;
-    let whole = newest_whole(&[copy("b", false, &of, 0), again], "job").unwrap();
+    let whole = newest_whole(&[copy("b", false, &step_key, 0), again], "job").unwrap();
     assert_eq!(whole.ranks[&0].len(), 1);
     assert_eq!(whole.ranks[&0][0].shard.root, "later");
 }
@@ -96,9 +97,9 @@ fn of_a_shard_sealed_twice_only_the_later_one_counts() {
 #[test]
 fn memory_is_prepared_where_a_step_may_arrive_and_none_can_be_reused() {
     let (small, large) = (key(20, 0, 1), StepKey { run: "large".into(), ..key(10, 0, 2) });
-    let sized = |holder: &str, own, of: &StepKey, rank, bytes| {
-        let mut copy = copy(holder, own, of, rank);
-        copy.shard.root.push_str(&of.run);
+    let sized = |holder: &str, own, step_key: &StepKey, rank, bytes| {
+        let mut copy = copy(holder, own, step_key, rank);
+        copy.shard.root.push_str(&step_key.run);
         copy.shard.bytes = bytes;
         copy
     };
@@ -119,18 +120,19 @@ fn memory_is_prepared_where_a_step_may_arrive_and_none_can_be_reused() {
 
 #[test]
 fn launches_of_a_run_are_found_by_run_id_and_not_mixed() {
-    let of = |launch: &str| StepKey { run: format!("job@{launch}").into(), ..key(5, 0, 2) };
-    let mut copies = vec![copy("a", true, &of("a-17"), 0), copy("b", true, &of("b-4"), 1)];
+    let key_of_launch = |launch: &str| StepKey { run: format!("job@{launch}").into(), ..key(5, 0, 2) };
+    let mut copies =
+        vec![copy("a", true, &key_of_launch("a-17"), 0), copy("b", true, &key_of_launch("b-4"), 1)];
     assert!(newest_whole(&copies, "job").is_none(), "half a step of each launch");
-    copies.push(copy("a", true, &of("a-17"), 1));
+    copies.push(copy("a", true, &key_of_launch("a-17"), 1));
     assert_eq!(newest_whole(&copies, "job").unwrap().key.run, "job@a-17");
     assert!(newest_whole(&copies, "jo").is_none());
 }
 
 #[test]
 fn a_rank_outside_its_world_makes_no_step_whole() {
-    let of = key(5, 0, 1);
-    assert!(newest_whole(&[copy("a", true, &of, 7)], "job").is_none());
+    let step_key = key(5, 0, 1);
+    assert!(newest_whole(&[copy("a", true, &step_key, 7)], "job").is_none());
     assert!(newest_whole(&[copy("a", true, &key(5, 0, 0), 0)], "job").is_none());
 }
 
@@ -142,11 +144,19 @@ fn replicas_go_to_the_own_domain_or_a_pipeline_neighbour_only_as_a_last_resort()
     hosts[3].usable = false;
     let placement = place("a", &hosts, &avoid);
     assert_eq!(placement.hosts, ["c"]);
-    assert!(placement.compromises[0].contains("neighbour in the pipeline"), "{:?}", placement.compromises);
+    testing::snapshot!(
+        "messages",
+        "checkpoint: replicas go to the own domain or a pipeline neighbour only as a last resort",
+        placement.compromises[0]
+    );
     hosts[2].usable = false;
     let placement = place("a", &hosts, &avoid);
     assert_eq!(placement.hosts, ["b"]);
-    assert!(placement.compromises[0].contains("own failure domain"), "{:?}", placement.compromises);
+    testing::snapshot!(
+        "messages",
+        "checkpoint: replicas go to the own domain or a pipeline neighbour only as a last resort 2",
+        placement.compromises[0]
+    );
     hosts[1].usable = false;
     let placement = place("a", &hosts, &avoid);
     assert!(placement.hosts.is_empty());
@@ -172,12 +182,12 @@ fn a_clock_jump_does_not_change_the_order_of_steps() {
         assert_eq!(gone, [key(10, 1, 1), key(20, 0, 1)], "{first} and {second}");
     }
     // Launches are ordered only by their clocks, and the attempts of a launch stay together.
-    let of = |job: &str, attempt, created| {
+    let sealed_at = |job: &str, attempt, created| {
         let mut copy = sealed(20, attempt, created);
-        copy.shard.of.job = job.into();
+        copy.shard.key.job = job.into();
         copy
     };
-    let copies = [of("x", 0, 5), of("y", 1, 7), of("y", 2, 3)];
+    let copies = [sealed_at("x", 0, 5), sealed_at("y", 1, 7), sealed_at("y", 2, 3)];
     let order: Vec<u64> = steps(&copies, None).iter().map(|state| state.key.attempt).collect();
     assert_eq!(order, [2, 1, 0]);
 }
@@ -186,8 +196,10 @@ fn a_clock_jump_does_not_change_the_order_of_steps() {
 fn copies_on_an_excluded_host_neither_keep_nor_free_a_step() {
     let mut hosts: Vec<Host> = ["a", "b", "c"].map(|name| host(name, name)).into();
     let (one, two) = (key(1, 0, 1), key(2, 0, 1));
-    let copies: Vec<Copy> =
-        [&one, &two].into_iter().flat_map(|of| [copy("a", true, of, 0), copy("b", false, of, 0)]).collect();
+    let copies: Vec<Copy> = [&one, &two]
+        .into_iter()
+        .flat_map(|step_key| [copy("a", true, step_key, 0), copy("b", false, step_key, 0)])
+        .collect();
     let gone = |hosts: &[Host], copies: &[Copy]| {
         let (copies, wanted) = counting("a", copies.to_vec(), hosts, 2);
         deletable(&steps(&copies, None), |_| false, Retention { keep: 1, copies: wanted })
@@ -213,12 +225,12 @@ fn copies_on_an_excluded_host_neither_keep_nor_free_a_step() {
 
 #[test]
 fn a_plan_takes_the_nearest_copy_and_balances_the_load() {
-    let of = key(1, 0, 4);
+    let step_key = key(1, 0, 4);
     let mut copies = Vec::new();
     for rank in 0..4 {
-        copies.extend(["x", "y"].map(|holder| copy(holder, false, &of, rank)));
+        copies.extend(["x", "y"].map(|holder| copy(holder, false, &step_key, rank)));
     }
-    copies.push(copy("new", true, &of, 3));
+    copies.push(copy("new", true, &step_key, 3));
     let state = newest_whole(&copies, "job").unwrap();
     let wanted = (0..4).map(|rank| (rank, vec!["new".to_owned()])).collect();
     let plan = plan(&state, &wanted);
@@ -234,7 +246,7 @@ fn a_plan_takes_the_nearest_copy_and_balances_the_load() {
     let mut near = copies.clone();
     near.retain(|copy| copy.holder != "new");
     near.iter_mut().filter(|copy| copy.holder == "y").for_each(|copy| copy.medium = Medium::Memory);
-    let mut far = copy("bucket", false, &of, 0);
+    let mut far = copy("bucket", false, &step_key, 0);
     far.medium = Medium::Durable;
     near.push(far);
     let state = newest_whole(&near, "job").unwrap();
@@ -279,18 +291,23 @@ fn no_step_is_deleted_before_a_newer_one_has_all_its_copies() {
 
 #[test]
 fn an_incomplete_step_that_may_be_whole_is_kept_like_a_whole_one() {
-    let whole = |of: &StepKey| {
-        [copy("a", true, of, 0), copy("b", false, of, 0), copy("b", true, of, 1), copy("a", false, of, 1)]
+    let whole = |step_key: &StepKey| {
+        [
+            copy("a", true, step_key, 0),
+            copy("b", false, step_key, 0),
+            copy("b", true, step_key, 1),
+            copy("a", false, step_key, 1),
+        ]
     };
     let steps_of_two = [1, 2, 3, 4, 5].map(|step| key(step, 0, 2));
     let [one, two, three, four, five] = &steps_of_two;
     let mut copies: Vec<Copy> = [one, two, five].into_iter().flat_map(whole).collect();
     // The other rank's copies are on hosts that were restarted: they are not verified yet.
-    copies.extend([three, four].map(|of| copy("a", true, of, 0)));
+    copies.extend([three, four].map(|step_key| copy("a", true, step_key, 0)));
     let gone = |keep, may_be_whole: &[&StepKey]| -> Vec<u64> {
         let retention = Retention { keep, copies: 2 };
-        let gone = deletable(&steps(&copies, None), |of| may_be_whole.contains(&of), retention);
-        gone.into_iter().map(|of| of.step).collect()
+        let gone = deletable(&steps(&copies, None), |step_key| may_be_whole.contains(&step_key), retention);
+        gone.into_iter().map(|step_key| step_key.step).collect()
     };
     assert_eq!(gone(2, &[]), [3, 4, 1]);
     assert_eq!(gone(2, &[four]), [3, 1], "the two newest whole ones, and the one between");
@@ -304,8 +321,8 @@ fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
     let (five, six) = (key(5, 0, 2), key(6, 0, 2));
     let first = leader.decide("a", "job", "a", Some(&five));
     assert_eq!(first.fence, 1);
-    assert_eq!(other.report(&first), DecisionReply::Accepted);
-    assert_eq!(other.report(&first), DecisionReply::Accepted, "a repeated report is accepted");
+    assert_eq!(other.store(&first), DecisionReply::Accepted);
+    assert_eq!(other.store(&first), DecisionReply::Accepted, "a repeated report is accepted");
     assert_eq!(
         leader.decide("a", "job", "b", Some(&five)),
         first,
@@ -319,11 +336,11 @@ fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
     );
     assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "and the others join it");
     assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step starts a new round");
-    assert_eq!(other.report(&again), DecisionReply::Accepted);
-    assert_eq!(other.report(&first), DecisionReply::Refused(again.clone()), "a late decision is refused");
+    assert_eq!(other.store(&again), DecisionReply::Accepted);
+    assert_eq!(other.store(&first), DecisionReply::Refused(again.clone()), "a late decision is refused");
     let rival = mainstay_checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
     assert_eq!(
-        other.report(&rival),
+        other.store(&rival),
         DecisionReply::Refused(again),
         "of two with the same number the first holds"
     );
@@ -332,14 +349,14 @@ fn all_hosts_of_a_round_get_one_decision_and_a_new_round_has_a_higher_number() {
 /// Hosts in several failure domains, some of them not usable.
 fn clusters() -> impl Strategy<Value = Vec<Host>> {
     prop::collection::vec((0..6_u8, prop::bool::weighted(0.85)), 1..24).prop_map(|hosts| {
-        let of = |(index, (domain, usable)): (usize, (u8, bool))| Host {
+        let host = |(index, (domain, usable)): (usize, (u8, bool))| Host {
             name: format!("host{index}"),
             // Domain 0: a host without a label.
             domain: if domain == 0 { String::new() } else { format!("rack{domain}") },
             usable,
             excluded: false,
         };
-        hosts.into_iter().enumerate().map(of).collect()
+        hosts.into_iter().enumerate().map(host).collect()
     })
 }
 
@@ -420,7 +437,7 @@ proptest! {
             let at = index.index(hosts.len());
             hosts[at].excluded = true;
         }
-        let of = key(1, 0, 1);
+        let step_key = key(1, 0, 1);
         for owner in &hosts {
             let is_fit = |host: &&Host| host.name != owner.name && host.usable && !host.excluded;
             let fit: BTreeSet<&str> = hosts.iter().filter(is_fit).map(|host| host.name.as_str()).collect();
@@ -433,9 +450,9 @@ proptest! {
             prop_assert_eq!(placed.len(), copies.min(fit.len()));
             prop_assert!(placed.iter().all(|name| fit.contains(name.as_str())), "{:?}", placed);
             // The same if the excluded hosts already have a copy: as many other hosts get one.
-            let mut known = vec![copy(&owner.name, true, &of, 0)];
+            let mut known = vec![copy(&owner.name, true, &step_key, 0)];
             let out = hosts.iter().filter(|host| host.excluded && host.name != owner.name);
-            known.extend(out.map(|host| copy(&host.name, false, &of, 0)));
+            known.extend(out.map(|host| copy(&host.name, false, &step_key, 0)));
             let sent: Vec<String> =
                 repairs(&owner.name, &known, &hosts, &rules(copies)).into_iter().map(|repair| repair.to).collect();
             prop_assert_eq!(sent, placed);
@@ -444,10 +461,10 @@ proptest! {
 
     #[test]
     fn a_plan_sends_each_shard_once_and_balances_the_holders(world in 1..40_u32, holders in 1..6_usize) {
-        let of = key(1, 0, world);
+        let step_key = key(1, 0, world);
         let names: Vec<String> = (0..holders).map(|index| format!("h{index}")).collect();
         let copies: Vec<Copy> =
-            (0..world).flat_map(|rank| names.iter().map(move |name| (rank, name))).map(|(rank, name)| copy(name, false, &of, rank)).collect();
+            (0..world).flat_map(|rank| names.iter().map(move |name| (rank, name))).map(|(rank, name)| copy(name, false, &step_key, rank)).collect();
         let state = newest_whole(&copies, "job").unwrap();
         let wanted = (0..world).map(|rank| (rank, vec![format!("new{}", rank % 3)])).collect();
         let plan = plan(&state, &wanted);
@@ -523,7 +540,7 @@ impl Cluster {
     fn prune(&mut self) {
         let retention = Retention { keep: 1, copies: self.redundancy + 1 };
         let gone = deletable(&steps(&self.copies, None), |_| false, retention);
-        self.copies.retain(|copy| !gone.contains(&copy.shard.of));
+        self.copies.retain(|copy| !gone.contains(&copy.shard.key));
     }
 
     /// The newest step that has all its copies, and the newest whole step.
@@ -542,7 +559,7 @@ impl Cluster {
     /// New hosts replace the lost ones, the ranks go back to step `to`, and all missing copies are made again.
     fn recover(&mut self, to: Option<u64>) {
         let to = to.unwrap_or(0);
-        self.copies.retain(|copy| copy.shard.of.step <= to);
+        self.copies.retain(|copy| copy.shard.key.step <= to);
         self.sealed.clear();
         self.next_step = to + 1;
         while (0..self.hosts.len()).any(|from| self.replicate(from)) {}

@@ -18,19 +18,19 @@ fn key(step: u64, attempt: u64) -> StepKey {
     StepKey { step, job: "job.2".into(), run: "job@7".into(), attempt, world: 1 }
 }
 
-fn shard(of: &StepKey) -> Shard {
-    let root = format!("{}-{}", of.step, of.attempt);
-    Shard { of: of.clone(), rank: 0, root, bytes: 3_000, created: of.step.cast_signed(), piece: None }
+fn shard(key: &StepKey) -> Shard {
+    let root = format!("{}-{}", key.step, key.attempt);
+    Shard { key: key.clone(), rank: 0, root, bytes: 3_000, created: key.step.cast_signed(), piece: None }
 }
 
-fn whole(holder: &str, of: &StepKey) -> Copy {
-    let shard = shard(of);
+fn whole(holder: &str, key: &StepKey) -> Copy {
+    let shard = shard(key);
     Copy { holder: holder.into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 
-fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
-    let shard = shard(of);
-    let which = Piece { root: shard.root.clone(), bytes: shard.bytes, of: way, index };
+fn piece(holder: &str, key: &StepKey, way: Parity, index: u32) -> Copy {
+    let shard = shard(key);
+    let which = Piece { root: shard.root.clone(), bytes: shard.bytes, parity: way, index };
     let root = format!("{}.{way}.{index}", shard.root);
     let shard = Shard { root, bytes: 1_024, piece: Some(which), ..shard };
     Copy { holder: holder.into(), medium: Medium::Memory, own: false, verified: true, shard }
@@ -59,9 +59,9 @@ fn parity_is_parsed_as_it_is_printed_and_anything_else_is_refused() {
 
 #[test]
 fn versions_without_pieces_read_them_as_shards_of_another_run() {
-    let reported = piece("a", &key(10, 0), OF, 4).shard;
-    let text = serde_json::to_string(&reported).unwrap();
-    assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), reported);
+    let sent = piece("a", &key(10, 0), OF, 4).shard;
+    let text = serde_json::to_string(&sent).unwrap();
+    assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), sent);
     let plain: serde_json::Value = serde_json::from_str(&text).unwrap();
     let run = plain["of"]["run"].as_str().unwrap();
     assert_eq!(run, "parity/4/3+2/3000/10-0/job@7");
@@ -75,32 +75,35 @@ fn versions_without_pieces_read_them_as_shards_of_another_run() {
         "parity/4/3+9/1/r/x",
         "parity/+4/3+2/1/r/x",
     ] {
-        let of = StepKey { run: run.into(), ..key(10, 0) };
-        assert!(Shard { of, ..shard(&key(10, 0)) }.understood().piece.is_none(), "{run}");
+        let step_key = StepKey { run: run.into(), ..key(10, 0) };
+        assert!(Shard { key: step_key, ..shard(&key(10, 0)) }.understood().piece.is_none(), "{run}");
     }
-    let slashes = Piece { root: "r".to_owned(), bytes: 1, of: OF, index: 0 };
+    let slashes = Piece { root: "r".to_owned(), bytes: 1, parity: OF, index: 0 };
     assert_eq!(Piece::read(&slashes.name("a/b@c/d")), Some((slashes.clone(), "a/b@c/d")));
 }
 
 #[test]
 fn a_step_is_whole_with_enough_pieces_of_one_kind() {
-    let of = key(10, 0);
-    let mut copies = vec![piece("h1", &of, OF, 0), piece("h2", &of, OF, 4)];
+    let step_key = key(10, 0);
+    let mut copies = vec![piece("h1", &step_key, OF, 0), piece("h2", &step_key, OF, 4)];
     // None of these is a third piece: a second copy, another parity, another attempt, an unverified piece.
-    copies.push(piece("h3", &of, OF, 4));
-    copies.push(piece("h4", &of, Parity { data: 3, parity: 1 }, 1));
+    copies.push(piece("h3", &step_key, OF, 4));
+    copies.push(piece("h4", &step_key, Parity { data: 3, parity: 1 }, 1));
     copies.push(piece("h5", &key(10, 1), OF, 1));
-    copies.push(Copy { verified: false, ..piece("h6", &of, OF, 1) });
+    copies.push(Copy { verified: false, ..piece("h6", &step_key, OF, 1) });
     assert!(newest_whole(&copies, "job").is_none());
     let found = steps(&copies, Some("job"));
     assert!(newest_by_tier(&copies).is_empty());
-    let short = found.iter().find(|state| state.key == of).unwrap();
+    let short = found.iter().find(|state| state.key == step_key).unwrap();
     assert_eq!((short.short_of_pieces(), short.missing(9)), (vec![(0, 2, 3)], vec![0]));
-    copies.push(piece("h7", &of, OF, 2));
+    copies.push(piece("h7", &step_key, OF, 2));
     let state = newest_whole(&copies, "job").unwrap();
     assert_eq!((state.least_copies(), state.bytes(), state.short_of_pieces()), (1, 3_000, vec![]));
     assert_eq!(state.roots().collect::<Vec<_>>(), ["10-0"]);
-    assert_eq!(newest_by_tier(&copies).iter().map(|of| of.tier).collect::<Vec<_>>(), [Tier::Peer]);
+    assert_eq!(
+        newest_by_tier(&copies).iter().map(|step_key| step_key.tier).collect::<Vec<_>>(),
+        [Tier::Peer]
+    );
     let plan = plan(&state, &BTreeMap::from([(0, vec!["h9".to_owned()])]));
     assert!(plan.missing.is_empty() && plan.transfers[0].sources.is_empty());
     // Data pieces come before parity pieces.
@@ -111,10 +114,10 @@ fn a_step_is_whole_with_enough_pieces_of_one_kind() {
 
 #[test]
 fn pieces_of_a_later_seal_replace_a_shard_only_when_there_are_enough() {
-    let of = key(10, 0);
-    let mut copies = vec![whole("h0", &of)];
+    let step_key = key(10, 0);
+    let mut copies = vec![whole("h0", &step_key)];
     let again = |holder: &str, index| {
-        let mut later = piece(holder, &of, OF, index);
+        let mut later = piece(holder, &step_key, OF, index);
         later.shard.created += 1;
         later.shard.piece.as_mut().unwrap().root = "later".to_owned();
         later
@@ -131,8 +134,8 @@ fn settle(copies: &mut Vec<Copy>, hosts: &[Host]) -> usize {
     while let Some(next) = repairs("h0", copies, hosts, &rules()).into_iter().next() {
         assert!(sent < 50, "repairs do not end: {next:?}");
         copies.push(match next.piece {
-            Some((way, index)) => piece(&next.to, &next.shard.of, way, index),
-            None => Copy { own: false, ..whole(&next.to, &next.shard.of) },
+            Some((way, index)) => piece(&next.to, &next.shard.key, way, index),
+            None => Copy { own: false, ..whole(&next.to, &next.shard.key) },
         });
         sent += 1;
     }
@@ -141,9 +144,9 @@ fn settle(copies: &mut Vec<Copy>, hosts: &[Host]) -> usize {
 
 #[test]
 fn each_piece_goes_to_a_different_domain_and_a_lost_one_is_created_again() {
-    let of = key(10, 0);
+    let step_key = key(10, 0);
     let mut hosts: Vec<Host> = (0..8).map(host).collect();
-    let mut copies = vec![whole("h0", &of)];
+    let mut copies = vec![whole("h0", &step_key)];
     assert_eq!(settle(&mut copies, &hosts), 5);
     let state = newest_whole(&copies, "job").unwrap();
     let holders: BTreeSet<&str> = copies.iter().map(|copy| copy.holder.as_str()).collect();
@@ -161,11 +164,11 @@ fn each_piece_goes_to_a_different_domain_and_a_lost_one_is_created_again() {
 
 #[test]
 fn with_too_few_domains_there_are_replicas_instead_of_pieces() {
-    let of = key(10, 0);
+    let step_key = key(10, 0);
     let mut hosts: Vec<Host> = (0..6).map(host).collect();
     // Two hosts in one rack: four other domains for five pieces.
     hosts[2].domain = "d1".to_owned();
-    let mut copies = vec![whole("h0", &of)];
+    let mut copies = vec![whole("h0", &step_key)];
     assert_eq!(settle(&mut copies, &hosts), 1);
     assert!(copies[1].shard.piece.is_none());
     assert_eq!(newest_whole(&copies, "job").unwrap().least_copies(), 2);
@@ -193,11 +196,11 @@ proptest! {
         placed in prop::collection::vec(0..6_usize, 5),
         owner in any::<bool>(),
     ) {
-        let of = key(10, 0);
+        let step_key = key(10, 0);
         let mut copies: Vec<Copy> =
-            (0_u32..).zip(&placed).map(|(index, host)| piece(&format!("h{host}"), &of, OF, index)).collect();
+            (0_u32..).zip(&placed).map(|(index, host)| piece(&format!("h{host}"), &step_key, OF, index)).collect();
         if owner {
-            copies.push(whole("h9", &of));
+            copies.push(whole("h9", &step_key));
         }
         let least = newest_whole(&copies, "job").unwrap().least_copies();
         let hosts: Vec<String> = copies.iter().map(|copy| copy.holder.to_string()).collect::<BTreeSet<_>>().into_iter().collect();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use mainstay_checkpoint::owner;
-use mainstay_durable::direct::Direct;
+use mainstay_durable::direct::DirectBucket;
 use serde_json::json;
 
 use super::files::{print_steps, weighed};
@@ -21,7 +21,7 @@ pub(super) fn is_url(place: &Path) -> bool {
 /// The name under which a run is stored: agents store a user's run with its owner, `UID!NAME`; a run without an
 /// owner was stored by a user or by an older agent. The caller's run is preferred. A name alone means the only run
 /// that has it.
-fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
+fn stored_name(storage: &DirectBucket, run: &str) -> anyhow::Result<String> {
     if owner::owner(run).is_some() {
         return Ok(run.to_owned());
     }
@@ -44,7 +44,7 @@ fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
 
 pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let url = url.display().to_string();
-    let storage = Direct::open(&url)?;
+    let storage = DirectBucket::open(&url)?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
     let (states, problems) = storage.list(run.as_deref())?;
     print_steps(&url, &states, &problems, as_json)
@@ -52,7 +52,7 @@ pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Resu
 
 pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let (mut good, mut bytes, mut bad) = (0, 0, Vec::new());
-    let storage = Direct::open(&url.display().to_string())?;
+    let storage = DirectBucket::open(&url.display().to_string())?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
     storage.verify(run.as_deref(), |checked| match checked {
         Ok(size) => (good, bytes) = (good + 1, bytes + size),
@@ -69,7 +69,7 @@ pub(super) fn pull(
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let say = |line: String| output::note(&clean(&line));
-    let storage = Direct::open(url)?;
+    let storage = DirectBucket::open(url)?;
     let run = stored_name(&storage, run)?;
     let Some(pulled) = storage.pull(&run, ranks, directory, &say)? else {
         print_result(as_json, &json!({"step": null}), "no complete step of this run exists")?;
@@ -81,7 +81,7 @@ pub(super) fn pull(
 }
 
 pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
-    let Some((step, sent)) = Direct::open(url)?.push(run, directory)? else {
+    let Some((step, sent)) = DirectBucket::open(url)?.push(run, directory)? else {
         print_result(as_json, &json!({"step": null}), "the directory has no whole step of this run")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps};
 use mainstay_checkpoint::lineage;
-use mainstay_tier::peer::{Sealed, look_directory, verify_directory};
+use mainstay_tier::peer::{SealedShard, look_directory, verify_directory};
 use serde_json::{Value, json};
 
 use super::show::{age, size};
@@ -24,7 +24,7 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Ok(sealed) => copies.push(copy(sealed)),
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
-    copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.of.run_id(), run)));
+    copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.key.run_id(), run)));
     print_steps(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
 }
 
@@ -77,7 +77,7 @@ pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], as_json: bool) ->
     }))
 }
 
-fn copy(sealed: Sealed) -> Copy {
+fn copy(sealed: SealedShard) -> Copy {
     // There is one holder: this host.
     Copy { holder: "".into(), medium: Medium::Disk, own: true, verified: true, shard: sealed.shard }
 }

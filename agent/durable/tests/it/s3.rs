@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use mainstay_checkpoint::inventory::{Copy, Medium, steps};
 use mainstay_checkpoint_format::bucket::{StepName, run_directory, shard_names};
 use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
-use mainstay_durable::direct::Direct;
-use mainstay_durable::upload::{self, How};
+use mainstay_durable::direct::DirectBucket;
+use mainstay_durable::upload::{self, UploadOptions};
 use mainstay_durable::{Bucket, listing};
 use mainstay_tier::disk::Pace;
-use mainstay_tier::peer::{Sealed, look_directory};
+use mainstay_tier::peer::{SealedShard, look_directory};
 use mainstay_tier::seal::Bytes;
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3Builder;
@@ -99,7 +99,7 @@ fn save(directory: &Path) {
 }
 
 /// The shard in a directory.
-fn sealed(directory: &Path) -> (Sealed, Bytes) {
+fn sealed(directory: &Path) -> (SealedShard, Bytes) {
     let mut found = None;
     look_directory(directory, |path, sealed| {
         let sealed = sealed.unwrap();
@@ -119,7 +119,7 @@ fn bring(
     directory: &Path,
     notes: &Path,
     given_up: &(dyn Fn() -> bool + Sync),
-) -> Result<upload::Sent, String> {
+) -> Result<upload::UploadResult, String> {
     let (sealed, bytes) = sealed(directory);
     let copy = Copy {
         holder: "".into(),
@@ -129,9 +129,9 @@ fn bring(
         shard: sealed.shard.clone(),
     };
     let record = listing::record(&steps(&[copy], Some(RUN))[0]).unwrap();
-    let how = How { notes: Some(notes), pace: &Pace::default(), part_bytes: Some(PART), given_up };
+    let how = UploadOptions { notes: Some(notes), pace: &Pace::default(), part_bytes: Some(PART), given_up };
     let done = runtime().block_on(async {
-        upload::begin(bucket, &record.of).await?;
+        upload::begin(bucket, &record.name).await?;
         let sent = upload::shard(bucket, &sealed, &bytes, &how).await?;
         upload::commit(bucket, &record).await?;
         Ok::<_, mainstay_durable::DurableError>(sent)
@@ -159,8 +159,8 @@ fn a_step_is_uploaded_to_an_s3_server_and_restored() {
         ("AWS_REGION", "us-east-1"),
     ]);
     let done = inside.output().unwrap();
-    let reported = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&reported));
+    let output = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&output));
 }
 
 /// The part of the test above that runs in a separate process.
@@ -182,22 +182,22 @@ fn a_kill_offers_nothing_and_the_next_try_goes_on() {
     let asked = AtomicU32::new(0);
     // It stops when the first part is uploaded.
     bring(&bucket, from.path(), notes.path(), &|| asked.fetch_add(1, Ordering::SeqCst) >= 2).unwrap_err();
-    assert!(Direct::open(url).unwrap().list(Some(RUN)).unwrap().0.is_empty(), "half a step is none");
+    assert!(DirectBucket::open(url).unwrap().list(Some(RUN)).unwrap().0.is_empty(), "half a step is none");
     let sent = bring(&bucket, from.path(), notes.path(), &|| false).unwrap();
     assert_eq!(sent.bytes + sent.there, SIZE as u64);
-    let (states, _) = Direct::open(url).unwrap().list(Some(RUN)).unwrap();
+    let (states, _) = DirectBucket::open(url).unwrap().list(Some(RUN)).unwrap();
     assert!(states.len() == 1 && states[0].is_whole());
 }
 
 fn what_lies_there_comes_back() {
     let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     save(from.path());
-    let direct = Direct::open("s3://bucket/whole").unwrap();
+    let direct = DirectBucket::open("s3://bucket/whole").unwrap();
     let (step, sent) = direct.push(RUN, from.path()).unwrap().unwrap();
     assert_eq!((step, sent.bytes), (STEP, SIZE as u64));
     let (_, again) = direct.push(RUN, from.path()).unwrap().unwrap();
     assert_eq!((again.bytes, again.there), (0, SIZE as u64));
-    Direct::open("s3://bucket/whole").unwrap().pull(RUN, &[], to.path(), &|_| {}).unwrap().unwrap();
+    DirectBucket::open("s3://bucket/whole").unwrap().pull(RUN, &[], to.path(), &|_| {}).unwrap().unwrap();
     let got = to.path().join(format!("step-{STEP:012}/rank-00000/state.safetensors"));
     assert!(fs::read(got).unwrap() == content());
 }
@@ -206,7 +206,7 @@ fn what_was_changed_there_is_seen() {
     let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     save(from.path());
     let url = "s3://bucket/changed";
-    Direct::open(url).unwrap().push(RUN, from.path()).unwrap().unwrap();
+    DirectBucket::open(url).unwrap().push(RUN, from.path()).unwrap().unwrap();
     let mut spoilt = content();
     spoilt[SIZE / 2] ^= 1;
     let (sealed, _) = sealed(from.path());
@@ -219,7 +219,7 @@ fn what_was_changed_there_is_seen() {
         assert_eq!(store.head(&path).await.unwrap().size, SIZE as u64, "it is the shard that is replaced");
         store.put(&path, spoilt.into()).await.unwrap();
     });
-    let pulled = Direct::open(url).unwrap().pull(RUN, &[], to.path(), &|_| {});
+    let pulled = DirectBucket::open(url).unwrap().pull(RUN, &[], to.path(), &|_| {});
     assert!(!matches!(pulled, Ok(Some(_))), "bytes that were not sealed were given back");
     assert!(!to.path().join(format!("step-{STEP:012}/rank-00000")).exists());
 }

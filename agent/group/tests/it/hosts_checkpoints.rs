@@ -21,7 +21,7 @@ fn key() -> StepKey {
 
 fn own(rank: u32) -> Copy {
     let root = format!("7.{rank}");
-    let shard = Shard { of: key(), rank, root, bytes: 1, created: 0, piece: None };
+    let shard = Shard { key: key(), rank, root, bytes: 1, created: 0, piece: None };
     Copy { holder: format!("h{rank}:1").into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 

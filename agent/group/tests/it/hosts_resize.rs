@@ -76,7 +76,8 @@ fn member(name: &str, ranks: u32, domain: String) -> Member {
 
 fn shard(step: u64, world: u32, rank: u32) -> Copy {
     let of = StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world };
-    let shard = Shard { of, rank, root: format!("{step}.{world}.{rank}"), bytes: 1, created: 0, piece: None };
+    let shard =
+        Shard { key: of, rank, root: format!("{step}.{world}.{rank}"), bytes: 1, created: 0, piece: None };
     Copy { holder: format!("h{rank}").into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 

@@ -126,8 +126,11 @@ impl Files {
             name,
             manifest,
         });
-        let unfit =
-            unfit.into_iter().map(|PutBackUnfit { name, step, why }| files::Unfit { name, step, why });
+        let unfit = unfit.into_iter().map(|PutBackUnfit { name, step, why }| files::PartialCheckpoint {
+            name,
+            step,
+            why,
+        });
         let asked = files::PutBack {
             token,
             step,

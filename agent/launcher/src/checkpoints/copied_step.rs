@@ -8,7 +8,7 @@ use mainstay_checkpoint::copied_step::CopiedStep;
 use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_checkpoint::lag::LagReason;
 use mainstay_tier::peer::Service;
-use mainstay_tier::pool::View;
+use mainstay_tier::pool::PoolView;
 
 /// How long a newer step may lack its copies before that is reported.
 const COPIED_WITHIN: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub(crate) enum CopyNews {
 /// Reports to the pool which step has its copies, while the service exists. Without a view, only what is kept for others follows.
 pub(crate) fn keep_what_is_copied(
     service: &Weak<Service>,
-    view: Option<&View>,
+    view: Option<&PoolView>,
     (launch, every): (&str, Duration),
     stop: &AtomicBool,
     report: &dyn Fn(CopyNews),
@@ -116,9 +116,9 @@ impl Copies {
 
 /// Whether ranks of this host have saved a newer step.
 fn saved_after(service: &Service, launch: &str, newest: Option<(u64, u64)>) -> bool {
-    let of_launch = |copy: &&Copy| copy.own && copy.shard.of.run == launch;
+    let of_launch = |copy: &&Copy| copy.own && copy.shard.key.run == launch;
     service.copies().iter().filter(of_launch).any(|copy| {
-        let StepKey { attempt, step, .. } = copy.shard.of;
+        let StepKey { attempt, step, .. } = copy.shard.key;
         Some((attempt, step)) > newest
     })
 }

@@ -19,8 +19,8 @@ use mainstay_model::observation::{Observation, Weight};
 use mainstay_recovery::job::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 use mainstay_recovery::protocol::{Event, Seat};
 use mainstay_sys::clock;
-use mainstay_tier::peer::Brought;
-use mainstay_tier::pool::{PoolError, PoolOwner, Whole};
+use mainstay_tier::peer::FetchedShards;
+use mainstay_tier::pool::{PoolError, PoolOwner, WholeStep};
 use tokio::task::JoinHandle;
 
 use crate::group::Group;
@@ -228,7 +228,7 @@ impl Checkpoints {
     /// Compares what ranks saved of a step, once all have saved.
     pub(crate) fn compare(&self, first_rank: u32, group: &mut Group) {
         let whole = self.pool_owner.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
-        for Whole { attempt, step, chunks } in whole {
+        for WholeStep { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
             let shards = (first_rank..).map(Rank).zip(chunks).collect();
             group.step(clock::mono(), Event::Saved { attempt, step, shards });
@@ -297,8 +297,8 @@ impl Moving {
 }
 
 /// The line about shards that are on this host now.
-fn came(brought: &Brought, step: &StepKey, ranks: u32) -> String {
-    let Brought { roots, fetched, bytes } = brought;
+fn came(brought: &FetchedShards, step: &StepKey, ranks: u32) -> String {
+    let FetchedShards { roots, fetched, bytes } = brought;
     let here = roots.len().saturating_sub(*fetched);
     let kib = bytes.div_ceil(1024);
     let StepKey { step, attempt, world, .. } = step;

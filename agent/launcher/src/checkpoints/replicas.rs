@@ -13,8 +13,8 @@ use mainstay_checkpoint::replication_cost::StepTime;
 use mainstay_group::merge::{COPIES_AMONG, SUMMED_WITHIN};
 use mainstay_model::id::Attempt;
 use mainstay_tier::peer::credentials::Credentials;
-use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
-use mainstay_tier::pool::{self, PoolOwner, View};
+use mainstay_tier::peer::{FetchedShards, Service, Settings, User, WatchedDirectory};
+use mainstay_tier::pool::{self, PoolOwner, PoolView};
 use tokio::sync::mpsc;
 
 use crate::checkpoints::copied_step::{self, CopyNews};
@@ -99,9 +99,9 @@ impl ReplicaPlan {
 #[derive(Debug)]
 pub struct Replicas {
     service: Arc<Service>,
-    place: Watched,
+    place: WatchedDirectory,
     ranks: Vec<u32>,
-    view: Option<View>,
+    view: Option<PoolView>,
     sender: mpsc::UnboundedSender<FromReplicas>,
     update: mpsc::UnboundedReceiver<FromReplicas>,
     launch: String,
@@ -118,7 +118,7 @@ pub(crate) enum FromReplicas {
     Line(String),
     Copies(CopyNews),
     Holding(Attempt, Vec<Copy>),
-    Brought(Attempt, StepKey, Result<Brought, String>),
+    Brought(Attempt, StepKey, Result<FetchedShards, String>),
 }
 
 impl Replicas {
@@ -150,7 +150,7 @@ impl Replicas {
         };
         let service = Service::start_at(at.0, settings, known.pass).map_err(|error| error.to_string())?;
         let service = Arc::new(service);
-        let place = Watched {
+        let place = WatchedDirectory {
             run: rank_spec.checkpoint_run().to_owned(),
             directory: rank_spec.checkpoint_dir.clone(),
             user: User::own(),
@@ -238,7 +238,7 @@ impl Replicas {
 
     /// A rank of this host completed steps. Their times show what copying costs training.
     pub(crate) fn stepped(&self, steps: &[StepTime]) {
-        self.service.stepped(&self.place.run, steps);
+        self.service.record_steps(&self.place.run, steps);
     }
 
     pub(crate) fn gather(&self, attempt: Attempt, peers: Vec<String>) {
@@ -264,9 +264,9 @@ impl Replicas {
             let print = |line: String| {
                 let _ = sender.send(FromReplicas::Line(format!("checkpoint: {line}")));
             };
-            let brought = service.bring(&step, &place, &ranks, &|at| {
-                if !at.reported.is_empty() {
-                    print(at.reported);
+            let brought = service.fetch_shards(&step, &place, &ranks, &|at| {
+                if !at.message.is_empty() {
+                    print(at.message);
                 }
             });
             let brought = brought.map_err(|error| error.to_string());
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_first_line_says_whether_copies_are_encrypted() {
-        let token = mainstay_tier::peer::token::Token::of_no_process().expect("random bytes");
+        let token = mainstay_tier::peer::token::Token::random().expect("random bytes");
         let known = ReplicaPlan {
             name: "a:1".to_owned(),
             pass: token.into(),

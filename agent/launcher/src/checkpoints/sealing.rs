@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mainstay_checkpoint::files::title::title;
 use mainstay_checkpoint::files::{Kind, Rule, is_unknown_checkpoint};
-use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
+use mainstay_tier::files::{FileWatch, Files, FilesError, FilesSettings, WatchRequest};
 use mainstay_tier::peer::{Progress, Service, Settings};
 use tokio::sync::mpsc;
 
@@ -104,8 +104,8 @@ impl Sealing {
         let work = tokio::task::spawn_blocking(move || {
             let watch = sealing.watch(&of)?;
             let report = |at: Progress| {
-                if !at.reported.is_empty() {
-                    let _ = sender.send(format!("checkpoint: {}", at.reported));
+                if !at.message.is_empty() {
+                    let _ = sender.send(format!("checkpoint: {}", at.message));
                 }
             };
             let restored = watch.restore(again, &report)?;
@@ -148,7 +148,7 @@ impl Sealing {
                 files
             }
         };
-        let wanted = Wanted {
+        let wanted = WatchRequest {
             directory: directory.to_owned(),
             run: output.run.clone(),
             user: None,
@@ -174,10 +174,9 @@ impl Sealing {
             interval: POLL_INTERVAL,
             ..Settings::alone(self.run_dir.join("sealing"), name.unwrap_or_default())
         };
-        let pass =
-            mainstay_tier::peer::token::Token::of_no_process().map_err(|error| failed(error.to_string()))?;
+        let pass = mainstay_tier::peer::token::Token::random().map_err(|error| failed(error.to_string()))?;
         let service = Service::start(settings, pass).map_err(|error| failed(error.to_string()))?;
-        let plan = Plan {
+        let plan = FilesSettings {
             home: self.home.clone(),
             spool: self.run_dir.join("sealing/spool"),
             hosts: Vec::new(),

@@ -20,7 +20,7 @@ type Entry = (usize, u32, String, u64, i64, Medium, bool, bool, SmolStr);
 pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, S::Error> {
     let mut steps: Vec<StepKey> = Vec::new();
     let copies = copies.iter().map(|Copy { holder, medium, own, verified, shard }| {
-        let Shard { of, rank, root, bytes, created, piece } = shard;
+        let Shard { key: of, rank, root, bytes, created, piece } = shard;
         // As everywhere on the wire, the name of a piece replaces the run.
         let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run).into());
         let step_key = StepKey { run, ..of.clone() };
@@ -40,7 +40,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Copy
         let step_key = steps.get(step).ok_or_else(|| {
             D::Error::custom(format!("copy of step {step} of the list, which has {}", steps.len()))
         })?;
-        let shard = Shard { of: step_key.clone(), rank, root, bytes, created, piece: None }.understood();
+        let shard = Shard { key: step_key.clone(), rank, root, bytes, created, piece: None }.understood();
         Ok(Copy { holder, medium, own, verified, shard })
     };
     copies.into_iter().map(copy).collect()
@@ -56,13 +56,13 @@ mod tests {
 
     fn copy(step: u64, rank: u32, piece: Option<Piece>) -> Copy {
         let step_key = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
-        let shard = Shard { of: step_key, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
+        let shard = Shard { key: of: step_key, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
         Copy { holder: "a:1".into(), medium: Medium::Memory, own: true, verified: false, shard }
     }
 
     #[test]
     fn a_list_survives_a_round_trip_and_names_each_step_once() {
-        let piece = Piece { root: "r".to_owned(), bytes: 9, of: Parity { data: 2, parity: 1 }, index: 1 };
+        let piece = Piece { root: "r".to_owned(), bytes: 9, parity: Parity { data: 2, parity: 1 }, index: 1 };
         let copies = vec![copy(1, 0, None), copy(2, 0, None), copy(1, 1, Some(piece)), copy(2, 1, None)];
         let report = Event::Holding { attempt: Attempt(3), copies };
         let bytes = postcard::to_allocvec(&report).unwrap();

@@ -82,7 +82,7 @@ fn holding(plan: &Plan, host: &Follower) -> Vec<Copy> {
         own,
         verified: own,
         shard: Shard {
-            of: StepKey { step, job: "job".into(), run: "llm@1732535000".into(), attempt: 0, world },
+            key: StepKey { step, job: "job".into(), run: "llm@1732535000".into(), attempt: 0, world },
             rank,
             root: format!("{rank:064x}"),
             bytes: 400_000_000,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
-use mainstay_tier::peer::{Service, Settings, User, Watched};
+use mainstay_tier::peer::{Service, Settings, User, WatchedDirectory};
 use twox_hash::XxHash3_128;
 
 use super::server::{EPOCH, SECOND};
@@ -44,7 +44,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         users: Arc::default(),
     };
     let service = Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap();
-    service.watch(Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None });
+    service.watch(WatchedDirectory { run: RUN.to_owned(), directory, user: User::own(), pool: None });
     // Listing the copies scans the directory first.
     assert_eq!(service.copies().len(), 1);
     Arc::new(service)

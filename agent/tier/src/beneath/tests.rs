@@ -14,9 +14,9 @@ use super::Beneath;
 /// A directory `home` with `sub/file`, and next to it a directory `secret` with a file of the same name.
 fn place() -> (TempDir, Beneath) {
     let at = TempDir::new().unwrap();
-    for (directory, words) in [("home/sub", "own"), ("secret", "secret")] {
+    for (directory, text) in [("home/sub", "own"), ("secret", "secret")] {
         fs::create_dir_all(at.path().join(directory)).unwrap();
-        fs::write(at.path().join(directory).join("file"), words).unwrap();
+        fs::write(at.path().join(directory).join("file"), text).unwrap();
     }
     let home = Beneath::open(&at.path().join("home")).unwrap();
     (at, home)
@@ -105,9 +105,9 @@ fn a_name_that_is_exchanged_constantly_never_leads_out() {
         while read < 500 || refused < 50 {
             match home.read(Path::new("sub/file")) {
                 Ok(mut file) => {
-                    let mut words = String::new();
-                    file.read_to_string(&mut words).unwrap();
-                    assert_eq!(words, "own");
+                    let mut text = String::new();
+                    file.read_to_string(&mut text).unwrap();
+                    assert_eq!(text, "own");
                     read += 1;
                 }
                 Err(_) => refused += 1,

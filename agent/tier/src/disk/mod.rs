@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME, Manifest};
+use mainstay_checkpoint_format::{MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest};
 use serde::Deserialize;
 use serde_json::Value;
 pub(crate) use volume::FileSink;
@@ -29,7 +29,7 @@ pub fn shard_directory(directory: &Path, step: u64, rank: u32) -> PathBuf {
 
 /// A shard on disk whose manifest is intact and whose file has the length in the manifest.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct StoredShard {
     /// Its manifest.
     pub manifest: Manifest,
     /// The manifest's bytes.
@@ -60,7 +60,7 @@ pub fn manifest_path(directory: &Path, step: u64, rank: u32) -> PathBuf {
 
 /// The manifest of a shard, if it is intact and of this step and rank.
 pub fn manifest(volume: &dyn Volume, directory: &Path, step: u64, rank: u32) -> Option<(Manifest, Vec<u8>)> {
-    let bytes = read(volume, &manifest_path(directory, step, rank), MANIFEST_LIMIT).ok()?;
+    let bytes = read(volume, &manifest_path(directory, step, rank), MAX_MANIFEST_BYTES).ok()?;
     let manifest = Manifest::decode(&bytes).ok()?;
     let is_it = (manifest.identity.step, manifest.identity.rank) == (step, rank);
     is_it.then_some((manifest, bytes))
@@ -78,18 +78,18 @@ fn read(volume: &dyn Volume, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
 }
 
 /// A shard whose manifest is intact and whose file has the length in the manifest. Its bytes are not read.
-pub fn found(volume: &dyn Volume, directory: &Path, step: u64, rank: u32) -> Option<Found> {
+pub fn stored_shard(volume: &dyn Volume, directory: &Path, step: u64, rank: u32) -> Option<StoredShard> {
     let (manifest, manifest_bytes) = manifest(volume, directory, step, rank)?;
     let path = shard_directory(directory, step, rank).join(&manifest.file.name);
     let (_, length) = volume.open(&path).ok()?;
-    (length == manifest.file.size).then_some(Found { manifest, manifest_bytes, path })
+    (length == manifest.file.size).then_some(StoredShard { manifest, manifest_bytes, path })
 }
 
 /// The shards of a step, if every rank has one and all are of the same job, launch, attempt and world size. Bytes are not read.
-pub fn is_whole(volume: &dyn Volume, directory: &Path, step: u64) -> Option<Vec<Found>> {
-    let first = found(volume, directory, step, *ranks(volume, directory, step).first()?)?;
+pub fn whole_step(volume: &dyn Volume, directory: &Path, step: u64) -> Option<Vec<StoredShard>> {
+    let first = stored_shard(volume, directory, step, *ranks(volume, directory, step).first()?)?;
     let shards = (0..first.manifest.identity.world_size).map(|rank| {
-        let shard = found(volume, directory, step, rank)?;
+        let shard = stored_shard(volume, directory, step, rank)?;
         let (a, b) = (&shard.manifest.identity, &first.manifest.identity);
         let agree = (&a.job, a.attempt, a.world_size) == (&b.job, b.attempt, b.world_size);
         (agree && is_of_one_launch(&shard.manifest.run, &first.manifest.run)).then_some(shard)
@@ -152,12 +152,12 @@ impl Doubts {
 
     /// Whether a shard is of a doubtful step. A later attempt or another launch computed its steps of the same number again.
     pub fn about(&self, shard: &Manifest) -> bool {
-        let of = &shard.identity;
+        let key = &shard.identity;
         self.0.iter().any(|doubt| {
-            doubt.job == of.job
+            doubt.job == key.job
                 && is_of_one_launch(doubt.run.as_deref().unwrap_or_default(), &shard.run)
-                && of.attempt <= doubt.attempt
-                && doubt.after.is_none_or(|after| of.step > after)
+                && key.attempt <= doubt.attempt
+                && doubt.after.is_none_or(|after| key.step > after)
         })
     }
 }
@@ -170,7 +170,7 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts,
     let mut oldest = None;
     let all = steps(volume, directory);
     for step in &all {
-        let Some(shards) = is_whole(volume, directory, *step) else { continue };
+        let Some(shards) = whole_step(volume, directory, *step) else { continue };
         bytes = shards.iter().fold(bytes, |sum, shard| sum.saturating_add(shard.manifest.file.size));
         if shards.first().is_some_and(|shard| doubts.about(&shard.manifest)) {
             continue;
@@ -194,7 +194,8 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts,
 /// Same as [`prune`] on one of several hosts, for the shards of its own ranks: the directory may also have shards of other hosts, which
 /// stay. `copied` is a step that all hosts can go back to: this step and newer ones stay.
 pub fn prune_of_ranks(volume: &dyn Volume, directory: &Path, ranks: &Range<u32>, keep: Keep, copied: u64) {
-    let is_there = |step: &u64| ranks.clone().all(|rank| found(volume, directory, *step, rank).is_some());
+    let is_there =
+        |step: &u64| ranks.clone().all(|rank| stored_shard(volume, directory, *step, rank).is_some());
     let all = steps(volume, directory);
     let Some(oldest) = all.iter().copied().filter(is_there).nth(keep.steps.max(1) - 1) else { return };
     for step in all.into_iter().filter(|step| *step < oldest && *step < copied) {

@@ -3,18 +3,19 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
 
 use crate::aside;
 use crate::disk::volume::Volume;
-use crate::disk::{found, shard_directory, step_directory, steps};
+use crate::disk::{shard_directory, step_directory, steps, stored_shard};
+use crate::lock;
 use crate::seal::ReadAt;
 
 /// Maximum number of bytes that wait for the disk: more would evict pages that training reads, and cause one long stall.
-const SYNC_EVERY: u64 = 64 << 20;
+const MAX_UNSYNCED_BYTES: u64 = 64 << 20;
 
 /// Why a shard was not written. A previous shard stays.
 #[derive(Debug, thiserror::Error)]
@@ -54,13 +55,13 @@ struct Paced {
 
 impl Pace {
     /// Maximum number of bytes per second; none: as fast as the disk.
-    pub fn of(bytes_per_second: Option<u64>) -> Pace {
+    pub fn new(bytes_per_second: Option<u64>) -> Pace {
         Pace { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), ..Pace::default() }
     }
 
     /// Removes the limit, also for threads that wait: there is no training left to protect.
     pub fn hurry(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).hurry = true;
+        lock(&self.state).hurry = true;
         self.hurried.notify_all();
     }
 
@@ -68,7 +69,7 @@ impl Pace {
     pub fn wait(&self, bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let from = state.next.map_or(now, |next| next.max(now));
         state.next = Some(from + Duration::from_secs_f64(bytes as f64 / rate as f64));
         let wait = from.saturating_duration_since(now);
@@ -90,7 +91,7 @@ pub fn write(
     given_up: &dyn Fn() -> bool,
 ) -> Result<(), WriteError> {
     let identity = &manifest.identity;
-    if let Some(there) = found(volume, directory, identity.step, identity.rank)
+    if let Some(there) = stored_shard(volume, directory, identity.step, identity.rank)
         && there.manifest.root().is_some()
         && there.manifest.root() == manifest.root()
     {
@@ -117,12 +118,12 @@ impl Job<'_> {
         let name = shard.file_name().unwrap_or_default().to_string_lossy();
         let aside = home.join(aside::name(&name));
         let done = (|| {
-            self.volume.make_directory(&aside).map_err(reported(&aside))?;
+            self.volume.make_directory(&aside).map_err(write_error(&aside))?;
             self.data(&aside.join(&self.manifest.file.name))?;
             self.small(&aside.join(MANIFEST_NAME), &self.manifest.encode())?;
-            self.volume.sync_directory(&aside).map_err(reported(&aside))?;
-            self.volume.rename(&aside, shard).map_err(reported(shard))?;
-            self.volume.sync_directory(home).map_err(reported(home))
+            self.volume.sync_directory(&aside).map_err(write_error(&aside))?;
+            self.volume.rename(&aside, shard).map_err(write_error(shard))?;
+            self.volume.sync_directory(home).map_err(write_error(home))
         })();
         if done.is_err() {
             remove_tree(self.volume, &aside);
@@ -133,7 +134,7 @@ impl Job<'_> {
 
     /// Replaces the shard of the same step: the new state next to the old one, then the manifest over the old manifest.
     fn write_again(&self, shard: &Path) -> Result<(), WriteError> {
-        let there = self.volume.list(shard).map_err(reported(shard))?;
+        let there = self.volume.list(shard).map_err(write_error(shard))?;
         let names = (0_u32..).map(|turn| match turn {
             0 => self.manifest.file.name.clone(),
             _ => format!("state.{turn}.safetensors"),
@@ -147,16 +148,16 @@ impl Job<'_> {
             self.data(&state)?;
             self.small(&aside, &manifest.encode())?;
             // The state's name must be on disk before the manifest that names it.
-            self.volume.sync_directory(shard).map_err(reported(shard))?;
+            self.volume.sync_directory(shard).map_err(write_error(shard))?;
             let over = shard.join(MANIFEST_NAME);
-            self.volume.rename(&aside, &over).map_err(reported(&over))
+            self.volume.rename(&aside, &over).map_err(write_error(&over))
         })();
         if let Err(error) = done {
             remove_tree(self.volume, &state);
             remove_tree(self.volume, &aside);
             return Err(error);
         }
-        self.volume.sync_directory(shard).map_err(reported(shard))?;
+        self.volume.sync_directory(shard).map_err(write_error(shard))?;
         for old in there.iter().filter(|old| **old != name && *old != MANIFEST_NAME) {
             remove_tree(self.volume, &shard.join(old));
         }
@@ -167,7 +168,7 @@ impl Job<'_> {
         let size = self.manifest.file.size;
         let chunks = self.manifest.chunks.as_ref();
         let chunk = chunks.map_or(CHUNK_BYTES, |chunks| chunks.bytes);
-        let mut sink = self.volume.create(path).map_err(reported(path))?;
+        let mut sink = self.volume.create(path).map_err(write_error(path))?;
         let mut buffer = Vec::new();
         let (mut at, mut waiting) = (0, 0);
         for index in 0_usize.. {
@@ -180,31 +181,31 @@ impl Job<'_> {
             }
             self.pace.wait(length);
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
-            self.source.read_exact_at(&mut buffer, at).map_err(reported(path))?;
+            self.source.read_exact_at(&mut buffer, at).map_err(write_error(path))?;
             // Verify the bytes that are written, not those at their source.
             if chunks.is_some_and(|chunks| chunks.sums.get(index) != Some(&chunk_sum(&buffer))) {
                 return Err(WriteError::Changed { chunk: index });
             }
-            sink.write(&buffer).map_err(reported(path))?;
+            sink.write(&buffer).map_err(write_error(path))?;
             at += length;
             waiting += length;
-            if waiting >= SYNC_EVERY {
-                sink.sync().map_err(reported(path))?;
+            if waiting >= MAX_UNSYNCED_BYTES {
+                sink.sync().map_err(write_error(path))?;
                 waiting = 0;
             }
         }
-        sink.sync().map_err(reported(path))?;
+        sink.sync().map_err(write_error(path))?;
         sink.forget();
         Ok(())
     }
 
     fn small(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
-        let mut sink = self.volume.create(path).map_err(reported(path))?;
-        sink.write(content).and_then(|()| sink.sync()).map_err(reported(path))
+        let mut sink = self.volume.create(path).map_err(write_error(path))?;
+        sink.write(content).and_then(|()| sink.sync()).map_err(write_error(path))
     }
 }
 
-fn reported(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
+fn write_error(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
     move |source| WriteError::Io { path: path.to_owned(), source }
 }
 
@@ -217,9 +218,9 @@ fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> 
     make_directories(volume, parent)?;
     match volume.make_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && volume.is_directory(path) => {}
-        made => made.map_err(reported(path))?,
+        made => made.map_err(write_error(path))?,
     }
-    volume.sync_directory(parent).map_err(reported(parent))
+    volume.sync_directory(parent).map_err(write_error(parent))
 }
 
 /// Removes a file, or a directory with its content. What cannot be removed stays for the next call.

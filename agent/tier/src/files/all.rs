@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mainstay_checkpoint::files::Rule;
@@ -14,12 +14,13 @@ use super::FilesError;
 use super::cache::Cache;
 use super::replicator::Replicator;
 use super::watch::{self, FileWatch};
+use crate::lock;
 use crate::peer::Service;
 use crate::peer::user::{Access, User};
 
 /// Directories and the interval of checks.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct FilesSettings {
     /// Directory of the notes.
     pub home: PathBuf,
     /// Directory of restored archives until they are unpacked. Needs as much room as a step of this host.
@@ -32,7 +33,7 @@ pub struct Plan {
 
 /// What this process keeps for one directory, outside it.
 #[derive(Clone, Debug)]
-pub(super) struct Room {
+pub(super) struct HostStorage {
     /// Directory of the notes.
     pub(super) home: PathBuf,
     /// Directory of restored archives until they are unpacked.
@@ -41,15 +42,15 @@ pub(super) struct Room {
     pub(super) interval: Duration,
 }
 
-impl Plan {
-    fn room(&self, place: &str) -> Room {
-        Room { home: self.home.join(place), spool: self.spool.join(place), interval: self.interval }
+impl FilesSettings {
+    fn storage(&self, name: &str) -> HostStorage {
+        HostStorage { home: self.home.join(name), spool: self.spool.join(name), interval: self.interval }
     }
 }
 
 /// A directory to watch.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WatchRequest {
     /// The directory.
     pub directory: PathBuf,
     /// The run id of what is in it, the same on each host.
@@ -71,7 +72,7 @@ pub struct Wanted {
 
 /// A cache to be kept.
 #[derive(Clone, Debug)]
-pub struct WantedCache {
+pub struct CacheRequest {
     /// Its name, the same on all hosts.
     pub name: String,
     /// The directory that compilers write to.
@@ -86,7 +87,7 @@ pub struct WantedCache {
 #[derive(Debug)]
 pub struct Files {
     service: Arc<Service>,
-    plan: Plan,
+    plan: FilesSettings,
     inner: Mutex<Inner>,
 }
 
@@ -99,12 +100,12 @@ struct Inner {
 
 impl Files {
     /// Creates an empty set.
-    pub fn new(service: Arc<Service>, plan: Plan) -> Files {
+    pub fn new(service: Arc<Service>, plan: FilesSettings) -> Files {
         Files { service, plan, inner: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Ensures that a directory exists and belongs to this user; creates it with the user's rights.
@@ -116,21 +117,23 @@ impl Files {
     ///
     /// # Errors
     /// This host is not one of those that hold a part, or the directory of notes cannot be created.
-    pub fn watch(&self, wanted: Wanted) -> Result<Arc<FileWatch>, FilesError> {
+    pub fn watch(&self, request: WatchRequest) -> Result<Arc<FileWatch>, FilesError> {
         let mut inner = self.inner();
         // A request of another user for a directory of the same name is a separate watch.
-        let is_it =
-            |of: &FileWatch| of.directory() == wanted.directory && owner(of.run()) == owner(&wanted.run);
-        let known = inner.watches.iter().find(|(of, _)| is_it(of));
-        if let Some((known, _)) = known.filter(|(of, rules)| of.run() == wanted.run && *rules == wanted.rules)
+        let is_it = |known: &FileWatch| {
+            known.directory() == request.directory && owner(known.run()) == owner(&request.run)
+        };
+        let same = inner.watches.iter().find(|(known, _)| is_it(known));
+        if let Some((known, _)) =
+            same.filter(|(known, rules)| known.run() == request.run && *rules == request.rules)
         {
             return Ok(Arc::clone(known));
         }
-        inner.watches.retain(|(of, _)| !is_it(of));
-        let part = self.part(&wanted.hosts)?;
-        let rules = wanted.rules.clone();
-        let room = self.plan.room(&place_for(&wanted.directory, &wanted.run));
-        let settings = watch::Settings { wanted, part, room };
+        inner.watches.retain(|(known, _)| !is_it(known));
+        let part = self.part(&request.hosts)?;
+        let rules = request.rules.clone();
+        let room = self.plan.storage(&name_for_run(&request.directory, &request.run));
+        let settings = watch::Settings { request, part, storage: room };
         let watch = Arc::new(FileWatch::start(&self.service, settings)?);
         inner.watches.push((Arc::clone(&watch), rules));
         Ok(watch)
@@ -155,25 +158,26 @@ impl Files {
     pub fn find(&self, directory: &Path, run: &str) -> Option<Arc<FileWatch>> {
         let inner = self.inner();
         let named = |run: &str| {
-            let of_run =
-                |(of, _): &&(Arc<FileWatch>, Vec<Rule>)| of.directory() == directory && of.run() == run;
-            inner.watches.iter().find(of_run).map(|(of, _)| Arc::clone(of))
+            let of_run = |(watch, _): &&(Arc<FileWatch>, Vec<Rule>)| {
+                watch.directory() == directory && watch.run() == run
+            };
+            inner.watches.iter().find(of_run).map(|(watch, _)| Arc::clone(watch))
         };
         named(run).or_else(|| named(name(run)))
     }
 
     /// Serves a directory with the protocol of GKE's replicator.
     pub fn replicate(&self, directory: &Path) -> Result<(), FilesError> {
-        let room = self.plan.room(&place_of(directory));
+        let room = self.plan.storage(&name_of_directory(directory));
         let replicator = Replicator::start(&self.service, directory, room)?;
         self.inner().replicators.push(replicator);
         Ok(())
     }
 
     /// Starts to keep a cache.
-    pub fn cache(&self, wanted: WantedCache) -> Result<(), FilesError> {
-        let room = self.plan.room(&place_of(&wanted.directory));
-        let cache = Arc::new(Cache::start(&self.service, wanted, room)?);
+    pub fn cache(&self, request: CacheRequest) -> Result<(), FilesError> {
+        let room = self.plan.storage(&name_of_directory(&request.directory));
+        let cache = Arc::new(Cache::start(&self.service, request, room)?);
         self.inner().caches.push(cache);
         Ok(())
     }
@@ -187,7 +191,7 @@ impl Files {
     /// All directories to monitor for changes.
     pub fn directories(&self) -> Vec<PathBuf> {
         let inner = self.inner();
-        let watched = inner.watches.iter().map(|(of, _)| of.directory());
+        let watched = inner.watches.iter().map(|(watch, _)| watch.directory());
         let replicated = inner.replicators.iter().map(Replicator::directory);
         watched.chain(replicated).map(Path::to_owned).collect()
     }
@@ -195,21 +199,25 @@ impl Files {
     /// Reports a change in one of the directories.
     pub fn nudge(&self, directory: &Path) {
         let inner = self.inner();
-        inner.watches.iter().filter(|(of, _)| of.directory() == directory).for_each(|(of, _)| of.nudge());
-        inner.replicators.iter().filter(|of| of.directory() == directory).for_each(Replicator::nudge);
+        inner
+            .watches
+            .iter()
+            .filter(|(item, _)| item.directory() == directory)
+            .for_each(|(item, _)| item.nudge());
+        inner.replicators.iter().filter(|item| item.directory() == directory).for_each(Replicator::nudge);
     }
 }
 
 /// Name of the notes of a directory.
-fn place_of(directory: &Path) -> String {
+fn name_of_directory(directory: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     blake3::hash(directory.as_os_str().as_bytes()).to_hex()[..16].to_owned()
 }
 
 /// Name of the notes of a directory for one owner's run: notes of two users are never shared.
-fn place_for(directory: &Path, run: &str) -> String {
-    let place = place_of(directory);
-    owner(run).map_or(place.clone(), |uid| format!("{place}-{uid}"))
+fn name_for_run(directory: &Path, run: &str) -> String {
+    let name = name_of_directory(directory);
+    owner(run).map_or(name.clone(), |uid| format!("{name}-{uid}"))
 }
 
 fn ensure_directory(directory: &Path, access: &Access) -> io::Result<()> {

@@ -4,24 +4,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use mainstay_checkpoint::cache::{Cached, chosen, run_of, worth_bringing};
 use mainstay_checkpoint::inventory::StepState;
 use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
-use super::all::{Room, WantedCache};
+use super::all::{CacheRequest, HostStorage};
 use super::catalog::Catalog;
-use super::host::{self, Bell, DirectoryUser, Place};
+use super::host::{self, Bell, DirectoryUser, UserDirectory};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
+use crate::lock;
 use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::error::PeerError;
 use crate::peer::user::User;
 use crate::peer::{Progress, Service};
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 
 /// The name of the job of all caches.
 const JOB: &str = "cache";
@@ -34,8 +35,8 @@ pub struct Cache {
 
 #[derive(Debug)]
 struct Inner {
-    wanted: WantedCache,
-    room: Room,
+    request: CacheRequest,
+    room: HostStorage,
     service: Arc<Service>,
     catalog: Mutex<Catalog>,
     /// The files of each archive that was added, by its root: it is not fetched again while they exist.
@@ -48,15 +49,15 @@ impl Cache {
     /// Starts to keep a cache.
     pub(super) fn start(
         service: &Arc<Service>,
-        wanted: WantedCache,
-        room: Room,
+        request: CacheRequest,
+        room: HostStorage,
     ) -> Result<Cache, FilesError> {
         let catalog = Mutex::new(Catalog::open(&room.home, service.users(), false)?);
         let service = Arc::clone(service);
         let acting = DirectoryUser::new(service.users(), None);
-        let _ = acting.in_directory(&wanted.directory);
+        let _ = acting.in_directory(&request.directory);
         let inner = Arc::new(Inner {
-            wanted,
+            request,
             room,
             service,
             catalog,
@@ -71,7 +72,7 @@ impl Cache {
 
     /// The name.
     pub fn name(&self) -> &str {
-        &self.inner.wanted.name
+        &self.inner.request.name
     }
 
     /// Adds files that other hosts have compiled and this one lacks. Returns their number. A missing directory is created as `user`'s.
@@ -91,15 +92,15 @@ impl Drop for Cache {
 
 impl Inner {
     fn catalog(&self) -> MutexGuard<'_, Catalog> {
-        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.catalog)
     }
 
     fn brought(&self) -> MutexGuard<'_, BTreeMap<String, Vec<String>>> {
-        self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.brought)
     }
 
     fn run_id(&self) -> String {
-        run_of(&self.wanted.name, self.service.name())
+        run_of(&self.request.name, self.service.name())
     }
 
     fn work(&self) {
@@ -107,11 +108,11 @@ impl Inner {
         let mut message = String::new();
         loop {
             if let Err(error) = self.look() {
-                let words = error.to_string();
-                if words != message {
-                    tracing::warn!(cache = self.wanted.name, error = words, "a cache");
+                let text = error.to_string();
+                if text != message {
+                    tracing::warn!(cache = self.request.name, error = text, "a cache");
                 }
-                message = words;
+                message = text;
             }
             if !self.bell.wait(self.room.interval) {
                 return;
@@ -120,24 +121,28 @@ impl Inner {
     }
 
     fn look(&self) -> Result<(), FilesError> {
-        let WantedCache { directory, quota, quiet, .. } = &self.wanted;
-        let Some(place) = self.acting.in_directory(directory) else { return Ok(()) };
-        let user = place.access.user();
+        let CacheRequest { directory, quota, quiet, .. } = &self.request;
+        let Some(folder) = self.acting.in_directory(directory) else { return Ok(()) };
+        let user = folder.access.user();
         let members = {
-            let _as_user = place.act()?;
-            tree::plain(&place.at)
+            let _as_user = folder.act()?;
+            tree::plain(&folder.at)
         };
         let now = now_unix_s();
         let cached: Vec<Cached> = members
             .iter()
-            .map(|of| Cached { path: of.path.clone(), size: of.mark.size, written: of.mark.written.0 })
+            .map(|member| Cached {
+                path: member.path.clone(),
+                size: member.mark.size,
+                written: member.mark.written.0,
+            })
             .collect();
         let (signed_now, quiet) =
             (i64::try_from(now).unwrap_or(0), i64::try_from(*quiet).unwrap_or(i64::MAX));
         let kept: BTreeSet<&str> =
             chosen(&cached, signed_now, quiet, *quota).iter().map(|file| file.path.as_str()).collect();
         let kept: Vec<Member> =
-            members.iter().filter(|of| kept.contains(of.path.as_str())).cloned().collect();
+            members.iter().filter(|member| kept.contains(member.path.as_str())).cloned().collect();
         let mut catalog = self.catalog();
         let before = catalog.packs().values().next_back().cloned();
         if kept.is_empty() || before.as_ref().is_some_and(|pack| pack.content.members() == kept) {
@@ -145,9 +150,9 @@ impl Inner {
             host::offer(&self.service, directory, &self.run_id(), packs);
             return Ok(());
         }
-        let content = Content::of(directory, place.access, kept)?;
+        let content = Content::new(directory, folder.access, kept)?;
         // Steps increase with time, also if the clock was set back.
-        let step = before.as_ref().map_or(now, |before| now.max(before.sealed.shard.of.step + 1));
+        let step = before.as_ref().map_or(now, |before| now.max(before.sealed.shard.key.step + 1));
         let identity = Identity { job: JOB.to_owned(), attempt: 0, step, rank: 0, world_size: 1 };
         let manifest = match content.seal(&identity, &self.run_id(), now) {
             Err(FilesError::Changed(_)) => return Ok(()),
@@ -157,22 +162,22 @@ impl Inner {
         let files = members.len();
         catalog.insert(manifest.encode(), directory, user, members, false)?;
         if let Some(before) = before {
-            catalog.remove(before.sealed.shard.of.step);
+            catalog.remove(before.sealed.shard.key.step);
         }
         host::offer(&self.service, directory, &self.run_id(), catalog.packs().values().cloned().collect());
-        tracing::info!(cache = self.wanted.name, files, "a cache was sealed");
+        tracing::info!(cache = self.request.name, files, "a cache was sealed");
         Ok(())
     }
 
     fn pull(&self, user: User) -> Result<usize, FilesError> {
-        let (directory, spool) = (&self.wanted.directory, &self.room.spool);
+        let (directory, spool) = (&self.request.directory, &self.room.spool);
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         {
             let _as_user =
                 self.service.users().access(user).act_to_write().map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
-        let place = self
+        let folder = self
             .acting
             .in_directory(directory)
             .ok_or_else(|| PeerError::Local(format!("{} is not a directory", directory.display())))?;
@@ -180,17 +185,21 @@ impl Inner {
         let _catalog = self.catalog();
         self.service.refresh();
         self.service.refresh_durable(&self.run_id());
-        let sources =
-            worth_bringing(&self.service.copies(), &self.wanted.name, self.service.name(), self.wanted.quota);
+        let sources = worth_bringing(
+            &self.service.copies(),
+            &self.request.name,
+            self.service.name(),
+            self.request.quota,
+        );
         let roots: BTreeSet<&str> = sources.iter().flat_map(StepState::roots).collect();
         self.brought().retain(|root, _| roots.contains(root.as_str()));
         let (mut added, mut failed) = (0, None);
-        for source in sources.iter().filter(|source| !self.is_here(source, &place)) {
-            match self.bring(source, &place) {
+        for source in sources.iter().filter(|source| !self.is_here(source, &folder)) {
+            match self.restore(source, &folder) {
                 Ok(files) => added += files,
                 // Other hosts may have compiled the same files.
                 Err(error) => {
-                    tracing::warn!(cache = self.wanted.name, run = %source.key.run, %error, "a cache was not brought");
+                    tracing::warn!(cache = self.request.name, run = %source.key.run, %error, "a cache was not brought");
                     failed = Some(error);
                 }
             }
@@ -202,29 +211,29 @@ impl Inner {
     }
 
     /// Whether all of it was added before and still exists.
-    fn is_here(&self, source: &StepState, place: &Place) -> bool {
+    fn is_here(&self, source: &StepState, folder: &UserDirectory) -> bool {
         let brought = self.brought();
         let files = source.roots().find_map(|root| brought.get(root));
-        let Ok(_as_user) = place.act() else { return false };
-        files.is_some_and(|files| files.iter().all(|file| place.at.is_there(Path::new(file))))
+        let Ok(_as_user) = folder.act() else { return false };
+        files.is_some_and(|files| files.iter().all(|file| folder.at.is_there(Path::new(file))))
     }
 
     /// Adds the files that one host has sealed. Returns how many were missing.
-    fn bring(&self, source: &StepState, place: &Place) -> Result<usize, FilesError> {
-        let (name, spool) = (&self.wanted.name, &self.room.spool);
+    fn restore(&self, source: &StepState, folder: &UserDirectory) -> Result<usize, FilesError> {
+        let (name, spool) = (&self.request.name, &self.room.spool);
         let run = source.key.run_id();
         let silent = |_: Progress| {};
         let restored = self.service.restore(&host::spool_of(spool, run), Some(&[0]), &silent)?;
         let Some(key) = restored.decision.step else { return Ok(0) };
         let home = host::in_spool(spool, key.step, 0);
         // This host's own archive was not fetched.
-        let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
+        let Ok(sealed) = SealedShard::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
         let before: BTreeSet<String> = {
-            let _as_user = place.act()?;
-            tree::plain(&place.at).into_iter().map(|member| member.path).collect()
+            let _as_user = folder.act()?;
+            tree::plain(&folder.at).into_iter().map(|member| member.path).collect()
         };
         // Any file may be written by a compiler.
-        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, UnpackMode::Add, &|_, _| true);
+        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, folder, UnpackMode::Add, &|_, _| true);
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
         let files: Vec<String> = members?.into_iter().map(|member| member.path).collect();
         let added = files.iter().filter(|file| !before.contains(*file)).count();

@@ -19,7 +19,7 @@ const DECISION_NAME: &str = "decision.json";
 
 /// The note of a step.
 #[derive(Serialize, Deserialize)]
-struct Note {
+struct StepNote {
     manifest: String,
     /// Directory of the files.
     base: PathBuf,
@@ -31,7 +31,7 @@ struct Note {
 
 /// A step that was sealed and is no longer whole in its directory.
 #[derive(Clone, Debug)]
-pub(super) struct Lost {
+pub(super) struct LostStep {
     /// What was sealed.
     pub(super) pack: Arc<Pack>,
     /// The reason.
@@ -48,7 +48,7 @@ pub(super) struct Catalog {
     home: PathBuf,
     users: Arc<Users>,
     packs: BTreeMap<u64, Arc<Pack>>,
-    lost: BTreeMap<u64, Lost>,
+    lost: BTreeMap<u64, LostStep>,
 }
 
 impl Catalog {
@@ -81,7 +81,7 @@ impl Catalog {
             }
             match read(&path, users, is_shared) {
                 Some(pack) => {
-                    let (step, is_still) = (pack.sealed.shard.of.step, pack.content.is_still());
+                    let (step, is_still) = (pack.sealed.shard.key.step, pack.content.is_still());
                     catalog.packs.insert(step, Arc::new(pack));
                     if !is_still {
                         catalog.lose(step, "it changed between two readings".to_owned(), false, false);
@@ -94,7 +94,7 @@ impl Catalog {
     }
 
     /// Steps that were sealed and are no longer whole here.
-    pub(super) fn lost(&self) -> &BTreeMap<u64, Lost> {
+    pub(super) fn lost(&self) -> &BTreeMap<u64, LostStep> {
         &self.lost
     }
 
@@ -107,7 +107,7 @@ impl Catalog {
             (None, None) => return false,
         };
         let is_news = before.as_ref() != Some(&why);
-        self.lost.insert(step, Lost { pack, why, is_again, is_gone });
+        self.lost.insert(step, LostStep { pack, why, is_again, is_gone });
         is_news
     }
 
@@ -135,14 +135,14 @@ impl Catalog {
         members: Vec<Member>,
         is_shared: bool,
     ) -> Result<Arc<Pack>, FilesError> {
-        let content = Content::of(base, self.users.access(user), members.clone())?;
+        let content = Content::new(base, self.users.access(user), members.clone())?;
         let pack = Arc::new(Pack::new(content, manifest.clone(), is_shared)?);
         let manifest =
             String::from_utf8(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
-        let note = Note { manifest, base: base.to_owned(), user, members };
-        let step = pack.sealed.shard.of.step;
-        let words = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
-        write_at_once(&self.home, &name(step), &words).map_err(FilesError::reading(&self.home))?;
+        let note = StepNote { manifest, base: base.to_owned(), user, members };
+        let step = pack.sealed.shard.key.step;
+        let bytes = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        write_at_once(&self.home, &name(step), &bytes).map_err(FilesError::reading(&self.home))?;
         self.lost.remove(&step);
         self.packs.insert(step, Arc::clone(&pack));
         Ok(pack)
@@ -161,8 +161,8 @@ impl Catalog {
     }
 
     pub(super) fn note_decision(&self, decision: &Decision) {
-        let words = serde_json::to_vec(decision).unwrap_or_default();
-        if let Err(error) = write_at_once(&self.home, DECISION_NAME, &words) {
+        let bytes = serde_json::to_vec(decision).unwrap_or_default();
+        if let Err(error) = write_at_once(&self.home, DECISION_NAME, &bytes) {
             tracing::warn!(home = %self.home.display(), %error, "a decision cannot be written down");
         }
     }
@@ -173,7 +173,7 @@ fn name(step: u64) -> String {
 }
 
 fn read(path: &Path, users: &Arc<Users>, is_shared: bool) -> Option<Pack> {
-    let note: Note = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    let content = Content::of(&note.base, users.access(note.user), note.members).ok()?;
+    let note: StepNote = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let content = Content::new(&note.base, users.access(note.user), note.members).ok()?;
     Pack::new(content, note.manifest.into_bytes(), is_shared).ok()
 }

@@ -12,13 +12,14 @@ use super::FilesError;
 use super::catalog::Catalog;
 use super::tree::Member;
 use crate::beneath::Beneath;
+use crate::lock;
 use crate::peer::service::Service;
 use crate::peer::user::{Access, User, UserGuard, Users};
-use crate::peer::{Progress, Watched};
+use crate::peer::{Progress, WatchedDirectory};
 
 /// Number of attempts per decision: a step that is written again long after it was sealed gets the next one, so that its parts are
 /// never joined with earlier parts.
-pub(super) const AGAIN: u64 = 1000;
+pub(super) const ATTEMPTS_PER_DECISION: u64 = 1000;
 
 /// Wakes a thread when there may be work, or when it has to stop.
 #[derive(Debug, Default)]
@@ -30,7 +31,7 @@ pub(super) struct Bell {
 
 impl Bell {
     pub(super) fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.rung) = true;
         self.received.notify_all();
     }
 
@@ -45,7 +46,7 @@ impl Bell {
 
     /// Waits until it is rung, at most `longest`. Returns false when the thread has to stop.
     pub(super) fn wait(&self, longest: Duration) -> bool {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let rung = lock(&self.rung);
         let waited = self.received.wait_timeout_while(rung, longest, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         !self.is_over()
@@ -54,12 +55,12 @@ impl Bell {
 
 /// A directory and the user whose rights are used in it.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct UserDirectory {
     pub(super) access: Access,
     pub(super) at: Beneath,
 }
 
-impl Place {
+impl UserDirectory {
     /// Makes this thread act as the user while the returned value lives.
     pub(super) fn act(&self) -> Result<UserGuard, FilesError> {
         self.access.act().map_err(FilesError::reading(self.at.path()))
@@ -87,12 +88,12 @@ impl DirectoryUser {
 
     /// The directory and its user, if it exists and still belongs to this user; this process's user if it may not act as another one.
     /// Everything after this goes through the descriptor, so a later change of the name has no effect.
-    pub(super) fn in_directory(&self, directory: &Path) -> Option<Place> {
+    pub(super) fn in_directory(&self, directory: &Path) -> Option<UserDirectory> {
         let own = User::own();
         let is_root = own.uid == 0;
         // A directory that a user requested is accessed as that user only; one of the configuration with this process's rights.
         let user = self.known().filter(|_| is_root || self.asked_for).unwrap_or(own);
-        let place = |user, at| Place { access: self.users.access(user), at };
+        let with_rights = |user, at| UserDirectory { access: self.users.access(user), at };
         let as_user = self.users.access(user).act().ok()?;
         let at = match self.asked_for {
             true => as_user.open_no_link(directory),
@@ -101,10 +102,10 @@ impl DirectoryUser {
         let at = at.ok()?;
         let found = at.own_stat().ok()?;
         if !is_root {
-            return (!self.asked_for || user.uid == found.st_uid).then(|| place(user, at));
+            return (!self.asked_for || user.uid == found.st_uid).then(|| with_rights(user, at));
         }
         let user = *self.user.get_or_init(|| User { uid: found.st_uid, gid: found.st_gid });
-        (user.uid == found.st_uid).then(|| place(user, at))
+        (user.uid == found.st_uid).then(|| with_rights(user, at))
     }
 
     /// The user, if known before the directory exists.
@@ -115,14 +116,14 @@ impl DirectoryUser {
 
 /// Identity of the directory: its file system and its inode number.
 #[allow(clippy::useless_conversion, reason = "the kernel's types differ between processors")]
-pub(super) fn identity(place: &Place) -> Option<(u64, u64)> {
-    let found = place.at.own_stat().ok()?;
+pub(super) fn identity(folder: &UserDirectory) -> Option<(u64, u64)> {
+    let found = folder.at.own_stat().ok()?;
     Some((found.st_dev.into(), found.st_ino.into()))
 }
 
 /// The directory of restored archives until they are unpacked.
-pub(super) fn spool_of(spool: &Path, run: &str) -> Watched {
-    Watched { run: run.to_owned(), directory: spool.to_owned(), user: User::own(), pool: None }
+pub(super) fn spool_of(spool: &Path, run: &str) -> WatchedDirectory {
+    WatchedDirectory { run: run.to_owned(), directory: spool.to_owned(), user: User::own(), pool: None }
 }
 
 /// The archive of one part of a step in the spool, and its directory.
@@ -132,10 +133,13 @@ pub(super) fn in_spool(spool: &Path, step: u64, part: u32) -> PathBuf {
 
 /// The number of the current decision for a run that this agent has received.
 pub(super) fn fence(service: &Service, run: &str) -> u64 {
-    let reported = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
+    let known = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
     let copies = service.shared.copies();
-    let of_run = copies.iter().filter(|copy| copy.shard.of.run_id() == run);
-    of_run.map(|copy| copy.shard.of.attempt / AGAIN).max().map_or(reported, |seen| seen.max(reported))
+    let of_run = copies.iter().filter(|copy| copy.shard.key.run_id() == run);
+    of_run
+        .map(|copy| copy.shard.key.attempt / ATTEMPTS_PER_DECISION)
+        .max()
+        .map_or(known, |newest| newest.max(known))
 }
 
 /// Stores the current decision so that it outlives this process: what is sealed next belongs to it.
@@ -143,7 +147,7 @@ pub(super) fn keep_decision(service: &Service, run: &str, catalog: &Catalog) {
     let known = catalog.decision();
     let newest = service.shared.decisions().newest(run).cloned();
     match (newest, known) {
-        (None, Some(known)) => _ = service.shared.decisions().report(&known),
+        (None, Some(known)) => _ = service.shared.decisions().store(&known),
         (Some(newest), known) if known.as_ref() != Some(&newest) => catalog.note_decision(&newest),
         _ => {}
     }
@@ -161,11 +165,11 @@ pub(super) fn since(
     mut before: BTreeMap<u64, (Instant, Vec<Member>)>,
     now: BTreeMap<u64, Vec<Member>>,
 ) -> BTreeMap<u64, (Instant, Vec<Member>)> {
-    let of = |(step, members): (u64, Vec<Member>)| match before.remove(&step) {
+    let with_time = |(step, members): (u64, Vec<Member>)| match before.remove(&step) {
         Some((since, same)) if same == members => (step, (since, same)),
         _ => (step, (Instant::now(), members)),
     };
-    now.into_iter().map(of).collect()
+    now.into_iter().map(with_time).collect()
 }
 
 /// Whether they have been unchanged for at least one check interval.
@@ -179,8 +183,8 @@ pub(super) fn is_same(
 }
 
 /// Reports one line to the caller of a restore.
-pub(super) fn report_line(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
-    report(Progress::words(step, 0, reported));
+pub(super) fn report_line(report: &(dyn Fn(Progress) + Sync), step: u64, message: String) {
+    report(Progress::line(step, 0, message));
 }
 
 /// Offers these packs in place of the previous ones.

@@ -22,10 +22,10 @@ mod watch;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use all::{Files, Plan, Wanted, WantedCache};
+pub use all::{CacheRequest, Files, FilesSettings, WatchRequest};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
-pub use put_back::{PutBack, Started, Unfit, put_back};
-pub use tree::{Mark, Member, is_shared, members};
+pub use put_back::{PartialCheckpoint, PutBack, Started, put_back};
+pub use tree::{FileVersion, Member, is_shared, members};
 pub use watch::FileWatch;
 
 /// Why files were not sealed or restored.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mainstay_checkpoint::archive::{self, Entry, Layout, Piece};
 use mainstay_checkpoint::inventory::Medium;
@@ -13,10 +13,11 @@ use mainstay_checkpoint_format::{CHUNK_BYTES, Chunks, Identity, Manifest, Sealed
 use rustix::fs::FileType;
 
 use super::FilesError;
-use super::tree::{Mark, Member};
+use super::tree::{FileVersion, Member};
 use crate::beneath::medium_at;
+use crate::lock;
 use crate::peer::user::Access;
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 use crate::seal::{ReadAt, sums};
 
 /// File name of the archive.
@@ -26,7 +27,7 @@ pub const ARCHIVE_NAME: &str = "files.tar";
 pub const SERIALISATION: &str = "files";
 
 /// Maximum number of files kept open for reading.
-const MOST_OPEN: usize = 32;
+const MAX_OPEN_FILES: usize = 32;
 
 /// Files, read as one archive.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ pub struct Content {
 
 impl Content {
     /// Creates the content from files below `base`, which are read with these rights.
-    pub fn of(base: &Path, access: Access, members: Vec<Member>) -> Result<Content, FilesError> {
+    pub fn new(base: &Path, access: Access, members: Vec<Member>) -> Result<Content, FilesError> {
         let entry =
             |member: &Member| Entry { path: member.path.clone(), size: member.size(), mode: member.mode };
         let layout = archive::layout(&members.iter().map(entry).collect::<Vec<_>>())?;
@@ -66,11 +67,11 @@ impl Content {
     pub fn is_still(&self) -> bool {
         let Ok(as_user) = self.access.act() else { return false };
         let Ok(base) = as_user.open(&self.base) else { return false };
-        let files = self.members.iter().filter(|member| member.words.is_none());
+        let files = self.members.iter().filter(|member| member.content.is_none());
         files.into_iter().all(|member| {
             base.stat(Path::new(&member.path)).is_ok_and(|found| {
                 FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
-                    && Mark::of_stat(&found) == member.mark
+                    && FileVersion::from_stat(&found) == member.mark
             })
         })
     }
@@ -96,24 +97,24 @@ impl Content {
 
     fn read_member(&self, index: usize, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let member = self.members.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
-        if let Some(words) = &member.words {
-            return words.as_bytes().to_vec().read_exact_at(buffer, offset);
+        if let Some(text) = &member.content {
+            return text.as_bytes().to_vec().read_exact_at(buffer, offset);
         }
         self.opened(index, member)?.read_exact_at(buffer, offset)
     }
 
     fn opened(&self, index: usize, member: &Member) -> io::Result<Arc<File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(file) = open.get(&index) {
             return Ok(Arc::clone(file));
         }
         let as_user = self.access.act()?;
         let file = Arc::new(as_user.open(&self.base)?.read(Path::new(&member.path))?);
-        if Mark::of(&file.metadata()?) != member.mark {
+        if FileVersion::of(&file.metadata()?) != member.mark {
             let path = self.base.join(&member.path);
             return Err(io::Error::other(format!("{} has changed since it was sealed", path.display())));
         }
-        if open.len() >= MOST_OPEN {
+        if open.len() >= MAX_OPEN_FILES {
             open.clear();
         }
         open.insert(index, Arc::clone(&file));
@@ -136,7 +137,7 @@ impl ReadAt for Content {
                     let from = usize::try_from(at - begin).unwrap_or(usize::MAX);
                     now.copy_from_slice(bytes.get(from..from + count).ok_or(io::ErrorKind::UnexpectedEof)?);
                 }
-                Piece::Content(of) => self.read_member(*of, now, at - begin)?,
+                Piece::Content(index) => self.read_member(*index, now, at - begin)?,
             }
             (at, left, index) = (at + count as u64, later, index + 1);
         }
@@ -148,7 +149,7 @@ impl ReadAt for Content {
 #[derive(Debug)]
 pub struct Pack {
     /// What was sealed.
-    pub sealed: Arc<Sealed>,
+    pub sealed: Arc<SealedShard>,
     /// The files.
     pub content: Content,
     /// The medium of the files.
@@ -163,7 +164,7 @@ impl Pack {
     /// # Errors
     /// The manifest is not one of such files.
     pub fn new(content: Content, manifest: Vec<u8>, is_shared: bool) -> Result<Pack, FilesError> {
-        let sealed = Sealed::of(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        let sealed = SealedShard::of(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
         if sealed.shard.bytes != content.size() {
             return Err(FilesError::Manifest("it is of other files".to_owned()));
         }

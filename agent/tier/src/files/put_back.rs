@@ -18,34 +18,34 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mainstay_checkpoint::archive::{self, Entry};
-use mainstay_checkpoint::files::{Rule, in_place, rule_of, texts};
+use mainstay_checkpoint::files::{Rule, in_place, matching_rule, texts};
 use mainstay_checkpoint::inventory::StepKey;
 use rustix::fs::FileType;
 
 use crate::beneath::Beneath;
 use crate::files::FilesError;
-use crate::files::all::Wanted;
-use crate::files::host::{Place, report_line};
+use crate::files::all::WatchRequest;
+use crate::files::host::{UserDirectory, report_line};
 use crate::files::pack::{ARCHIVE_NAME, Content};
-use crate::files::tree::{Mark, Member};
+use crate::files::tree::{FileVersion, Member};
 use crate::files::unpack::{UnpackMode, unpack};
 use crate::files::watch::{Inner, Settings, State, read_text};
 use crate::lent_files::RestoredShard;
 use crate::peer::user::{Access, User};
 use crate::peer::{Progress, Restored};
 use crate::seal::ReadAt;
-use crate::seal::{Sealed, open_plainly};
+use crate::seal::{SealedShard, open_plainly};
 
 /// Maximum number of names tried when something is set aside. An existing name stays.
-const MOST_ASIDE: usize = 100;
+const MAX_NAMES_ASIDE: usize = 100;
 
 /// The changes to make.
 pub(super) struct Changes {
     step: Option<StepKey>,
     /// The archive with the files of the step, and its seal.
-    pub(super) archive: Option<(PathBuf, Sealed)>,
+    pub(super) archive: Option<(PathBuf, SealedShard)>,
     pub(super) texts: Vec<(String, String)>,
-    pub(super) unfit: Vec<Unfit>,
+    pub(super) unfit: Vec<PartialCheckpoint>,
 }
 
 impl Changes {
@@ -59,23 +59,23 @@ impl Inner {
     pub(super) fn change(
         &self,
         state: &mut State,
-        place: &Place,
+        folder: &UserDirectory,
         changes: Changes,
         restored: Restored,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Started, FilesError> {
-        if place.access.act_to_write().is_err() {
-            return self.leave(state, place, changes, restored, report);
+        if folder.access.act_to_write().is_err() {
+            return self.leave(state, folder, changes, restored, report);
         }
-        let Settings { wanted: Wanted { rules, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { rules, .. }, .. } = &self.settings;
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
-            let members = unpack_step(place, rules, archive, sealed, key.step)?;
-            self.note(state, place, key, sealed, members)?;
+            let members = unpack_step(folder, rules, archive, sealed, key.step)?;
+            self.note(state, folder, key, sealed, members)?;
         }
-        write_texts(place, &changes.texts)?;
+        write_texts(folder, &changes.texts)?;
         self.empty_spool(&changes);
-        for (step, words) in set_aside(place, &changes.unfit)? {
-            report_line(report, step, words);
+        for (step, message) in set_aside(folder, &changes.unfit)? {
+            report_line(report, step, message);
         }
         self.offer(state);
         Ok(Started::Done(restored))
@@ -84,7 +84,7 @@ impl Inner {
     fn leave(
         &self,
         state: &mut State,
-        place: &Place,
+        folder: &UserDirectory,
         changes: Changes,
         restored: Restored,
         report: &(dyn Fn(Progress) + Sync),
@@ -92,9 +92,9 @@ impl Inner {
         let step = changes.step.as_ref().map(|key| key.step);
         let mut put_back = PutBack { step, unfit: changes.unfit.clone(), ..PutBack::default() };
         {
-            let _as_user = place.act()?;
-            let differs = |(name, words): &&(String, String)| {
-                read_text(&place.at, name).is_none_or(|(text, _)| text != *words)
+            let _as_user = folder.act()?;
+            let differs = |(name, expected): &&(String, String)| {
+                read_text(&folder.at, name).is_none_or(|(text, _)| text != *expected)
             };
             put_back.texts = changes.texts.iter().filter(differs).cloned().collect();
         }
@@ -102,7 +102,8 @@ impl Inner {
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
             let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
             unpacked = Some((key.clone(), sealed.clone(), entries(&file, sealed)?));
-            put_back.archive = Some(self.lend(key, place.access.user(), (&file, archive), sealed, report)?);
+            put_back.archive =
+                Some(self.lend(key, folder.access.user(), (&file, archive), sealed, report)?);
         }
         self.empty_spool(&changes);
         if put_back.archive.is_none() && put_back.texts.is_empty() && put_back.unfit.is_empty() {
@@ -111,8 +112,12 @@ impl Inner {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         put_back.token = format!("{since:x}");
-        state.left =
-            Some(Left { token: put_back.token.clone(), since: Instant::now(), restored, step: unpacked });
+        state.left = Some(PendingPutBack {
+            token: put_back.token.clone(),
+            since: Instant::now(),
+            restored,
+            step: unpacked,
+        });
         Ok(Started::Left(put_back))
     }
 
@@ -122,7 +127,7 @@ impl Inner {
         key: &StepKey,
         user: User,
         (mut from, path): (&File, &Path),
-        sealed: &Sealed,
+        sealed: &SealedShard,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<RestoredShard, FilesError> {
         let none = || FilesError::reading(path)(io::Error::other("no file was lent for it"));
@@ -135,25 +140,25 @@ impl Inner {
 
     /// Handles the report that the user's process has finished.
     pub(super) fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
-        let Settings { wanted: Wanted { directory, rules, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { directory, rules, .. }, .. } = &self.settings;
         let mut state = self.state();
         let left = state.left.take_if(|left| left.token == token);
         let left = left.ok_or_else(|| FilesError::Manifest("no restore waits for this".to_owned()))?;
-        let place = self.acting.in_directory(directory);
+        let folder = self.acting.in_directory(directory);
         if let Some((key, sealed, entries)) = left.step {
             let gone = || FilesError::reading(directory)(io::ErrorKind::NotFound.into());
-            let place = place.ok_or_else(gone)?;
-            let members = members(&place, rules, &entries)?;
-            let content = Content::of(directory, place.access.clone(), members.clone())?;
+            let folder = folder.ok_or_else(gone)?;
+            let members = members(&folder, rules, &entries)?;
+            let content = Content::new(directory, folder.access.clone(), members.clone())?;
             if !matches!(sealed.first_bad_from_start(&content), Ok(None)) {
-                let words = format!(
+                let message = format!(
                     "what was put back into {} is not what was sealed of step {}",
                     directory.display(),
                     key.step
                 );
-                return Err(FilesError::Lost(words));
+                return Err(FilesError::Lost(message));
             }
-            self.note(&mut state, &place, &key, &sealed, members)?;
+            self.note(&mut state, &folder, &key, &sealed, members)?;
         }
         self.offer(&state);
         Ok(left.restored)
@@ -163,13 +168,13 @@ impl Inner {
     fn note(
         &self,
         state: &mut State,
-        place: &Place,
+        folder: &UserDirectory,
         key: &StepKey,
-        sealed: &Sealed,
+        sealed: &SealedShard,
         members: Vec<Member>,
     ) -> Result<(), FilesError> {
         state.first_seen.insert(key.step, key.attempt);
-        let (base, user) = (&self.settings.wanted.directory, place.access.user());
+        let (base, user) = (&self.settings.request.directory, folder.access.user());
         state.catalog.insert(sealed.manifest.clone(), base, user, members, self.is_shared)?;
         self.service.shared.trust_own(&sealed.shard.root);
         Ok(())
@@ -178,7 +183,7 @@ impl Inner {
     fn empty_spool(&self, changes: &Changes) {
         if let Some(key) = &changes.step {
             let step = format!("step-{:012}", key.step);
-            let _ = std::fs::remove_dir_all(self.settings.room.spool.join(step));
+            let _ = std::fs::remove_dir_all(self.settings.storage.spool.join(step));
         }
     }
 }
@@ -194,38 +199,38 @@ pub fn put_back(
     let wrong =
         |what: &str| FilesError::Manifest(format!("the agent asks for {what}, which is of no trainer here"));
     let at = Beneath::open(directory).map_err(FilesError::reading(directory))?;
-    let place = Place { access: Access::own(), at };
+    let folder = UserDirectory { access: Access::own(), at };
     let trackers = texts(rules);
     if let Some((name, _)) = asked.texts.iter().find(|(name, _)| !trackers.contains(name.as_str())) {
         return Err(wrong(&format!("{name:?}")));
     }
-    for Unfit { name, step, .. } in &asked.unfit {
-        let is_directory = place.at.stat(Path::new(name)).is_ok_and(|found| is_directory(found.st_mode));
-        let of = rule_of(rules, name, is_directory).map(|(_, of)| of);
-        if name.contains('/') || of != Some(*step) || asked.step.is_some_and(|from| *step <= from) {
+    for PartialCheckpoint { name, step, .. } in &asked.unfit {
+        let is_directory = folder.at.stat(Path::new(name)).is_ok_and(|found| is_directory(found.st_mode));
+        let step_of_name = matching_rule(rules, name, is_directory).map(|(_, step_of_name)| step_of_name);
+        if name.contains('/') || step_of_name != Some(*step) || asked.step.is_some_and(|from| *step <= from) {
             return Err(wrong(&format!("{name:?}")));
         }
     }
     if let (Some(landed), Some(step)) = (&asked.archive, asked.step) {
         let archive = archive.ok_or_else(|| wrong("a file that was not lent"))?;
-        let sealed = Sealed::of(landed.manifest.clone());
+        let sealed = SealedShard::of(landed.manifest.clone());
         let sealed = sealed.map_err(|error| FilesError::Manifest(error.to_string()))?;
         let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
         let bad = sealed.first_bad(&file).map_err(FilesError::reading(archive))?;
-        if sealed.shard.of.step != step || bad.is_some() {
+        if sealed.shard.key.step != step || bad.is_some() {
             return Err(FilesError::Manifest("what the agent wrote is not what was sealed".to_owned()));
         }
-        unpack_step(&place, rules, archive, &sealed, step)?;
+        unpack_step(&folder, rules, archive, &sealed, step)?;
     }
-    write_texts(&place, &asked.texts)?;
-    Ok(set_aside(&place, &asked.unfit)?.into_iter().map(|(_, words)| words).collect())
+    write_texts(&folder, &asked.texts)?;
+    Ok(set_aside(&folder, &asked.unfit)?.into_iter().map(|(_, message)| message).collect())
 }
 
 fn is_directory(mode: u32) -> bool {
     FileType::from_raw_mode(mode) == FileType::Directory
 }
 
-fn entries(file: &File, sealed: &Sealed) -> Result<Vec<Entry>, FilesError> {
+fn entries(file: &File, sealed: &SealedShard) -> Result<Vec<Entry>, FilesError> {
     let mut read = |at: u64, buffer: &mut [u8]| {
         ReadAt::read_exact_at(file, buffer, at).map_err(|error| error.to_string())
     };
@@ -235,96 +240,101 @@ fn entries(file: &File, sealed: &Sealed) -> Result<Vec<Entry>, FilesError> {
 
 /// Unpacks the files of a step into their places.
 fn unpack_step(
-    place: &Place,
+    folder: &UserDirectory,
     rules: &[Rule],
     archive: &Path,
-    sealed: &Sealed,
+    sealed: &SealedShard,
     step: u64,
 ) -> Result<Vec<Member>, FilesError> {
     let trackers = texts(rules);
     let is_of_rules = |name: &str, is_directory: bool| {
-        rule_of(rules, name, is_directory).is_some()
+        matching_rule(rules, name, is_directory).is_some()
             || in_place(rules, name, is_directory).is_some()
             || (!is_directory && trackers.contains(name))
     };
-    let mut members = unpack(archive, sealed, place, UnpackMode::Replace, &is_of_rules)?;
-    let _as_user = place.act()?;
+    let mut members = unpack(archive, sealed, folder, UnpackMode::Replace, &is_of_rules)?;
+    let _as_user = folder.act()?;
     for member in &mut members {
         if trackers.contains(member.path.as_str()) {
-            member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
+            member.content = read_text(&folder.at, &member.path).map(|(text, _)| text);
         } else if in_place(rules, &member.path, false).is_some() {
             // For this rule, the step is the second in which the file was written.
-            set_time(place, member, step).map_err(FilesError::reading(place.at.path()))?;
+            set_time(folder, member, step).map_err(FilesError::reading(folder.at.path()))?;
         }
     }
     Ok(members)
 }
 
 /// The files of a step as they are in the directory.
-fn members(place: &Place, rules: &[Rule], entries: &[Entry]) -> Result<Vec<Member>, FilesError> {
+fn members(folder: &UserDirectory, rules: &[Rule], entries: &[Entry]) -> Result<Vec<Member>, FilesError> {
     let trackers = texts(rules);
-    let _as_user = place.act()?;
+    let _as_user = folder.act()?;
     let member = |entry: &Entry| -> io::Result<Member> {
-        let found = place.at.stat(Path::new(&entry.path))?;
+        let found = folder.at.stat(Path::new(&entry.path))?;
         let is_tracker = trackers.contains(entry.path.as_str());
-        let words = is_tracker.then(|| read_text(&place.at, &entry.path)).flatten().map(|(text, _)| text);
-        Ok(Member { path: entry.path.clone(), mode: entry.mode, mark: Mark::of_stat(&found), words })
+        let text = is_tracker.then(|| read_text(&folder.at, &entry.path)).flatten().map(|(text, _)| text);
+        Ok(Member {
+            path: entry.path.clone(),
+            mode: entry.mode,
+            mark: FileVersion::from_stat(&found),
+            content: text,
+        })
     };
-    entries.iter().map(member).collect::<io::Result<_>>().map_err(FilesError::reading(place.at.path()))
+    entries.iter().map(member).collect::<io::Result<_>>().map_err(FilesError::reading(folder.at.path()))
 }
 
-fn write_texts(place: &Place, texts: &[(String, String)]) -> Result<(), FilesError> {
-    let _as_user = place.act()?;
-    for (name, words) in texts {
-        let put = place.at.write_whole(Path::new(name), words.as_bytes());
-        put.map_err(FilesError::reading(place.at.path()))?;
+fn write_texts(folder: &UserDirectory, texts: &[(String, String)]) -> Result<(), FilesError> {
+    let _as_user = folder.act()?;
+    for (name, text) in texts {
+        let put = folder.at.write_whole(Path::new(name), text.as_bytes());
+        put.map_err(FilesError::reading(folder.at.path()))?;
     }
     Ok(())
 }
 
 /// Renames what is not whole; never deletes it. Returns what was done, in words.
-fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, FilesError> {
-    let _as_user = place.act()?;
-    let directory = place.at.path();
+fn set_aside(folder: &UserDirectory, unfit: &[PartialCheckpoint]) -> Result<Vec<(u64, String)>, FilesError> {
+    let _as_user = folder.act()?;
+    let directory = folder.at.path();
     let mut done = Vec::new();
-    for Unfit { name, step, why } in unfit {
-        let aside = rename_aside(place, name).map_err(FilesError::reading(directory))?;
-        let words = format!(
+    for PartialCheckpoint { name, step, why } in unfit {
+        let aside = rename_aside(folder, name).map_err(FilesError::reading(directory))?;
+        let message = format!(
             "{} is not a whole checkpoint ({why}): it is now called {aside}",
             directory.join(name).display()
         );
-        done.push((*step, words));
+        done.push((*step, message));
     }
     Ok(done)
 }
 
 /// Renames it to a free name that no trainer recognizes.
-fn rename_aside(place: &Place, name: &str) -> io::Result<String> {
-    for number in 0..MOST_ASIDE {
+fn rename_aside(folder: &UserDirectory, name: &str) -> io::Result<String> {
+    for number in 0..MAX_NAMES_ASIDE {
         let more = if number == 0 { String::new() } else { format!("-{number}") };
         let aside = format!(".{name}.not-whole{more}");
-        match place.at.rename_new(Path::new(name), &PathBuf::from(&aside)) {
+        match folder.at.rename_new(Path::new(name), &PathBuf::from(&aside)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             renamed => return renamed.map(|()| aside),
         }
     }
     Err(io::Error::new(
         io::ErrorKind::AlreadyExists,
-        format!("{MOST_ASIDE} names as .{name}.not-whole are there"),
+        format!("{MAX_NAMES_ASIDE} names as .{name}.not-whole are there"),
     ))
 }
 
-fn set_time(place: &Place, member: &mut Member, second: u64) -> io::Result<()> {
-    let file = place.at.read(Path::new(&member.path))?;
+fn set_time(folder: &UserDirectory, member: &mut Member, second: u64) -> io::Result<()> {
+    let file = folder.at.read(Path::new(&member.path))?;
     file.set_modified(UNIX_EPOCH + Duration::from_secs(second))?;
-    member.mark = Mark::of(&file.metadata()?);
+    member.mark = FileVersion::of(&file.metadata()?);
     Ok(())
 }
 
 // Work that an agent that may not act as a user leaves to a process of that user.
 
 /// A process that has not finished by then is not expected to finish.
-const WITHIN: Duration = Duration::from_secs(3600);
+const PUT_BACK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The result of starting a restore.
 #[derive(Debug)]
@@ -347,12 +357,12 @@ pub struct PutBack {
     /// Names and contents of tracker files.
     pub texts: Vec<(String, String)>,
     /// Names to set aside.
-    pub unfit: Vec<Unfit>,
+    pub unfit: Vec<PartialCheckpoint>,
 }
 
 /// A name that a trainer would treat as a checkpoint, but that is not whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfit {
+pub struct PartialCheckpoint {
     /// Its name in the directory.
     pub name: String,
     /// The step in the name.
@@ -363,18 +373,19 @@ pub struct Unfit {
 
 /// Work that was left to a process of the user.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct PendingPutBack {
     pub(super) token: String,
     pub(super) since: Instant,
     pub(super) restored: Restored,
     /// The step that the process unpacks.
-    pub(super) step: Option<(StepKey, Sealed, Vec<Entry>)>,
+    pub(super) step: Option<(StepKey, SealedShard, Vec<Entry>)>,
 }
 
-impl Left {
+impl PendingPutBack {
     /// Whether the files of this step are being put back. They are not sealed as new ones meanwhile.
     pub(super) fn is_of(&self, step: u64) -> bool {
-        self.since.elapsed() < WITHIN && self.step.as_ref().is_some_and(|(key, ..)| key.step == step)
+        self.since.elapsed() < PUT_BACK_TIMEOUT
+            && self.step.as_ref().is_some_and(|(key, ..)| key.step == step)
     }
 }
 
@@ -398,7 +409,7 @@ mod tests {
         fs::write(out.join("checkpoint-10/weights"), "the state").unwrap();
         fs::write(out.join("checkpoint-10/trainer_state.json"), "{}").unwrap();
         let members = members_of(&Beneath::open(&out).unwrap(), "checkpoint-10").unwrap();
-        let content = Content::of(&out, Access::own(), members).unwrap();
+        let content = Content::new(&out, Access::own(), members).unwrap();
         let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
         content.read_exact_at(&mut bytes, 0).unwrap();
         let archive = at.path().join("lent");
@@ -430,15 +441,14 @@ mod tests {
         let out = at.path().join("out");
         fs::write(out.join("checkpoint-10/weights"), "torn").unwrap();
         fs::create_dir(out.join("checkpoint-20")).unwrap();
-        let unfit =
-            Unfit { name: "checkpoint-20".to_owned(), step: 20, why: "half of it is missing".to_owned() };
+        let unfit = PartialCheckpoint { name: "checkpoint-20".to_owned(), step: 20, why: "torn".to_owned() };
         let texts = vec![("latest".to_owned(), "global_step10".to_owned())];
         let asked = PutBack { unfit: vec![unfit], texts, ..asked };
         let lines = put_back(&out, &rules(), Some(&archive), &asked).unwrap();
         assert_eq!(fs::read_to_string(out.join("checkpoint-10/weights")).unwrap(), "the state");
         assert_eq!(fs::read_to_string(out.join("latest")).unwrap(), "global_step10");
         assert!(out.join(".checkpoint-20.not-whole").is_dir() && !out.join("checkpoint-20").exists());
-        assert!(lines.len() == 1 && lines[0].contains("half of it is missing"), "{lines:?}");
+        assert!(lines.len() == 1 && lines[0].contains("torn"), "{lines:?}");
     }
 
     #[test]
@@ -449,7 +459,7 @@ mod tests {
         fs::write(out.join("train.py"), "theirs").unwrap();
         fs::create_dir(out.join("checkpoint-5")).unwrap();
         let unfit = |name: &str, step| {
-            let unfit = Unfit { name: name.to_owned(), step, why: String::new() };
+            let unfit = PartialCheckpoint { name: name.to_owned(), step, why: String::new() };
             PutBack { archive: None, unfit: vec![unfit], ..asked.clone() }
         };
         let text = |name: &str| PutBack {

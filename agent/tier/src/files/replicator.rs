@@ -5,38 +5,39 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::fs::FileType;
 
 use mainstay_checkpoint::inventory::StepKey;
 use mainstay_checkpoint::replicator::{
-    ASKED_NAME, ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, ReplicatorRequest, data_name, parse, prerestore,
+    ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, REQUEST_NAME, ReplicatorRequest, data_name, parse, prerestore,
     restore_name, stays, step_of,
 };
 use mainstay_checkpoint_format::{Identity, MANIFEST_NAME};
 
 use super::FilesError;
-use super::all::Room;
+use super::all::HostStorage;
 use super::catalog::Catalog;
-use super::host::{self, AGAIN, Bell, DirectoryUser, Place};
+use super::host::{self, ATTEMPTS_PER_DECISION, Bell, DirectoryUser, UserDirectory};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{UnpackMode, unpack};
 use crate::aside::write_at_once;
+use crate::lock;
 use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::{Progress, Service};
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 
 /// Job name of the steps; the run id distinguishes the jobs.
 const JOB: &str = "replicator";
 
 /// Maximum number of bytes read of a trainer's request.
-const LONGEST_ASKED: u64 = 64 << 10;
+const MAX_REQUEST_BYTES: u64 = 64 << 10;
 
 /// Number of tries to restore a step.
-const TRIES: u32 = 3;
+const MAX_TRIES: u32 = 3;
 
 /// Name under which all jobs of a directory are offered: it has one job at a time.
 const REPLICATED: &str = "";
@@ -53,7 +54,7 @@ impl Replicator {
     pub(super) fn start(
         service: &Arc<Service>,
         directory: &Path,
-        room: Room,
+        room: HostStorage,
     ) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
         let directory = directory.to_owned();
@@ -93,7 +94,7 @@ impl Drop for Replicator {
 struct Work {
     acting: DirectoryUser,
     directory: PathBuf,
-    room: Room,
+    room: HostStorage,
     service: Arc<Service>,
     bell: Arc<Bell>,
     job: Option<Job>,
@@ -115,15 +116,15 @@ impl Work {
         self.resume();
         let mut message = String::new();
         loop {
-            if let Some(place) = self.acting.in_directory(&self.directory)
-                && let Err(error) = self.look(&place)
+            if let Some(folder) = self.acting.in_directory(&self.directory)
+                && let Err(error) = self.look(&folder)
             {
-                let words = error.to_string();
-                if words != message {
-                    tracing::warn!(directory = %self.directory.display(), error = words, "a replicator's directory");
-                    let _ = report(&place, ERRORS_NAME, &format!("{words}\n"));
+                let text = error.to_string();
+                if text != message {
+                    tracing::warn!(directory = %self.directory.display(), error = text, "a replicator's directory");
+                    let _ = report(&folder, ERRORS_NAME, &format!("{text}\n"));
                 }
-                message = words;
+                message = text;
             }
             if !self.bell.wait(self.room.interval) {
                 return;
@@ -133,7 +134,7 @@ impl Work {
 
     /// Continues the job that was served before a restart of the agent. Its trainer does not notice.
     fn resume(&mut self) {
-        let asked = fs::read_to_string(self.room.home.join(ASKED_NAME)).ok();
+        let asked = fs::read_to_string(self.room.home.join(REQUEST_NAME)).ok();
         if let Some(asked) = asked.and_then(|text| parse(&text).ok()) {
             self.job = self.begin(asked).ok();
         }
@@ -146,50 +147,50 @@ impl Work {
         Ok(Job { asked, run, catalog })
     }
 
-    fn look(&mut self, place: &Place) -> Result<(), FilesError> {
+    fn look(&mut self, folder: &UserDirectory) -> Result<(), FilesError> {
         let text = {
-            let _as_user = place.act()?;
-            place.at.read(Path::new(ASKED_NAME)).and_then(|file| {
+            let _as_user = folder.act()?;
+            folder.at.read(Path::new(REQUEST_NAME)).and_then(|file| {
                 let mut text = String::new();
-                file.take(LONGEST_ASKED).read_to_string(&mut text).map(|_| text)
+                file.take(MAX_REQUEST_BYTES).read_to_string(&mut text).map(|_| text)
             })
         };
         match text {
-            Ok(text) if text.is_empty() => remove(place, ASKED_NAME),
-            Ok(text) => self.take_up(place, &text),
+            Ok(text) if text.is_empty() => remove(folder, REQUEST_NAME),
+            Ok(text) => self.take_up(folder, &text),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(FilesError::reading(&self.directory.join(ASKED_NAME))(error))
+                Err(FilesError::reading(&self.directory.join(REQUEST_NAME))(error))
             }
-            Err(_) => self.serve(place),
+            Err(_) => self.serve(folder),
         }
     }
 
     /// Handles the request of a new trainer: ends the previous job, stores and removes the request, and restores a step.
-    fn take_up(&mut self, place: &Place, text: &str) -> Result<(), FilesError> {
+    fn take_up(&mut self, folder: &UserDirectory, text: &str) -> Result<(), FilesError> {
         let directory = self.directory.clone();
         let asked = match parse(text) {
             Ok(asked) => asked,
             Err(problem) => {
-                report(place, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
-                return remove(place, ASKED_NAME);
+                report(folder, FAILED_NAME, &format!("{REQUEST_NAME}: {problem}\n"))?;
+                return remove(folder, REQUEST_NAME);
             }
         };
-        for word in &asked.refused {
-            tracing::warn!(job = asked.job, "a setting of a trainer's replicator.yaml is ignored: {word}");
+        for refusal in &asked.refused {
+            tracing::warn!(job = asked.job, "a setting of a trainer's replicator.yaml is ignored: {refusal}");
         }
         self.before.clear();
         self.job = None;
-        tidy(place)?;
+        tidy(folder)?;
         fs::create_dir_all(&self.room.home).map_err(FilesError::reading(&self.room.home))?;
-        write_at_once(&self.room.home, ASKED_NAME, text.as_bytes())
+        write_at_once(&self.room.home, REQUEST_NAME, text.as_bytes())
             .map_err(FilesError::reading(&self.room.home))?;
         let mut job = self.begin(asked)?;
         let packs = job.catalog.packs().values().cloned().collect();
         host::offer(&self.service, &directory, REPLICATED, packs);
-        remove(place, ASKED_NAME)?;
+        remove(folder, REQUEST_NAME)?;
         let mut last = None;
-        for _ in 0..TRIES {
-            match self.restore(place, &mut job) {
+        for _ in 0..MAX_TRIES {
+            match self.restore(folder, &mut job) {
                 Ok(step) => {
                     tracing::info!(
                         run = job.run,
@@ -202,73 +203,73 @@ impl Work {
                     return Ok(());
                 }
                 Err(error) => {
-                    report(place, ERRORS_NAME, &format!("restore: {error}\n"))?;
+                    report(folder, ERRORS_NAME, &format!("restore: {error}\n"))?;
                     last = Some(error);
                 }
             }
         }
-        let words = last.map(|error| error.to_string()).unwrap_or_default();
-        report(place, FAILED_NAME, &format!("no step could be restored: {words}\n"))
+        let message = last.map(|error| error.to_string()).unwrap_or_default();
+        report(folder, FAILED_NAME, &format!("no step could be restored: {message}\n"))
     }
 
     /// Decides on a step, fetches this node's part and reports it to the trainer.
-    fn restore(&self, place: &Place, job: &mut Job) -> Result<Option<u64>, FilesError> {
+    fn restore(&self, folder: &UserDirectory, job: &mut Job) -> Result<Option<u64>, FilesError> {
         let spool = &self.room.spool;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        let reported = Mutex::new(None);
+        let progress = Mutex::new(None);
         let tell_of = |at: Progress| {
-            let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
-            if reported.replace(at.step) != Some(at.step) {
-                let _ = report(place, PRERESTORE_NAME, &prerestore(Some(at.step)));
+            let mut progress = lock(&progress);
+            if progress.replace(at.step) != Some(at.step) {
+                let _ = report(folder, PRERESTORE_NAME, &prerestore(Some(at.step)));
             }
         };
         let node = job.asked.node;
         let restored = self.service.restore(&host::spool_of(spool, &job.run), Some(&[node]), &tell_of)?;
         host::keep_decision(&self.service, &job.run, &job.catalog);
         let key = restored.decision.step;
-        report(place, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
-        let data = key.as_ref().map(|key| self.land(place, job, key)).transpose()?;
-        let _as_user = place.act()?;
+        report(folder, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
+        let data = key.as_ref().map(|key| self.land(folder, job, key)).transpose()?;
+        let _as_user = folder.act()?;
         for worker in 0..job.asked.workers {
             let link = PathBuf::from(restore_name(&job.asked, key.as_ref().map(|key| key.step), worker));
             let made = match &data {
-                Some(data) => place.at.link_to(Path::new(data), &link),
-                None => place.at.write_whole(&link, &[]),
+                Some(data) => folder.at.link_to(Path::new(data), &link),
+                None => folder.at.write_whole(&link, &[]),
             };
-            made.map_err(FilesError::reading(&place.at.path().join(link)))?;
+            made.map_err(FilesError::reading(&folder.at.path().join(link)))?;
         }
         Ok(key.map(|key| key.step))
     }
 
     /// Unpacks this node's part of a step. Returns the name of its directory.
-    fn land(&self, place: &Place, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
+    fn land(&self, folder: &UserDirectory, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
         let (directory, spool) = (&self.directory, &self.room.spool);
         let home = host::in_spool(spool, key.step, job.asked.node);
         if let Ok(sealed) =
-            Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run))
+            SealedShard::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run))
         {
             let data = data_name(&sealed.shard.root);
             let base = directory.join(&data);
             {
-                let _as_user = place.act()?;
-                let _ = place.at.remove_tree(Path::new(&data));
+                let _as_user = folder.act()?;
+                let _ = folder.at.remove_tree(Path::new(&data));
             }
             let way = UnpackMode::Inside(Path::new(&data));
-            let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, way, &|_, _| true)?;
-            job.catalog.insert(sealed.manifest, &base, place.access.user(), members, false)?;
+            let members = unpack(&home.join(ARCHIVE_NAME), &sealed, folder, way, &|_, _| true)?;
+            job.catalog.insert(sealed.manifest, &base, folder.access.user(), members, false)?;
             let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
             return Ok(data);
         }
-        let pack = job.catalog.packs().get(&key.step).filter(|pack| pack.sealed.shard.of == *key);
+        let pack = job.catalog.packs().get(&key.step).filter(|pack| pack.sealed.shard.key == *key);
         let pack = pack.ok_or_else(|| FilesError::Manifest(format!("step {} is not here", key.step)))?;
         Ok(data_name(&pack.sealed.shard.root))
     }
 
     /// Seals new steps and renames them to their root; deletes old ones when newer ones are safe.
-    fn serve(&mut self, place: &Place) -> Result<(), FilesError> {
+    fn serve(&mut self, folder: &UserDirectory) -> Result<(), FilesError> {
         let Some(mut job) = self.job.take() else { return Ok(()) };
-        let served = self.seal_new(place, &mut job);
-        self.collect(place, &mut job);
+        let served = self.seal_new(folder, &mut job);
+        self.collect(folder, &mut job);
         host::keep_decision(&self.service, &job.run, &job.catalog);
         self.offer(&job);
         self.job = Some(job);
@@ -284,16 +285,16 @@ impl Work {
         );
     }
 
-    fn seal_new(&mut self, place: &Place, job: &mut Job) -> Result<(), FilesError> {
+    fn seal_new(&mut self, folder: &UserDirectory, job: &mut Job) -> Result<(), FilesError> {
         let directory = self.directory.clone();
         let mut now = BTreeMap::new();
         {
-            let _as_user = place.act()?;
-            for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(&directory))? {
+            let _as_user = folder.act()?;
+            for (name, kind) in folder.at.list(Path::new("")).map_err(FilesError::reading(&directory))? {
                 let step = name.to_str().and_then(step_of);
                 // A link is from a restore.
                 let Some(step) = step.filter(|_| kind == FileType::Directory) else { continue };
-                match place.at.below(Path::new(&name)).and_then(|at| tree::members(&at, "")) {
+                match folder.at.below(Path::new(&name)).and_then(|at| tree::members(&at, "")) {
                     Ok(members) => _ = now.insert(step, (name, members)),
                     Err(error) => tracing::debug!(step, %error, "a step that cannot be read yet"),
                 }
@@ -304,10 +305,10 @@ impl Work {
                 continue;
             }
             let from = directory.join(name);
-            let content = Content::of(&from, place.access.clone(), members.clone())?;
+            let content = Content::new(&from, folder.access.clone(), members.clone())?;
             let identity = Identity {
                 job: JOB.to_owned(),
-                attempt: host::fence(&self.service, &job.run) * AGAIN,
+                attempt: host::fence(&self.service, &job.run) * ATTEMPTS_PER_DECISION,
                 step: *step,
                 rank: job.asked.node,
                 world_size: job.asked.nodes,
@@ -317,23 +318,23 @@ impl Work {
                 sealed => sealed?,
             };
             let sealed = manifest.encode();
-            let root = Sealed::of(sealed.clone())
+            let root = SealedShard::of(sealed.clone())
                 .map_err(|error| FilesError::Manifest(error.to_string()))?
                 .shard
                 .root;
             let data = data_name(&root);
             let base = directory.join(&data);
             {
-                let _as_user = place.act()?;
-                let _ = place.at.remove_tree(Path::new(&data));
-                let named = place.at.rename(Path::new(name), Path::new(&data));
+                let _as_user = folder.act()?;
+                let _ = folder.at.remove_tree(Path::new(&data));
+                let named = folder.at.rename(Path::new(name), Path::new(&data));
                 named.map_err(FilesError::reading(&from))?;
             }
             if let Some(before) = job.catalog.remove(*step) {
                 self.service.shared.withdraw(&before.sealed.shard.root);
-                self.delete(place, before.content.base());
+                self.delete(folder, before.content.base());
             }
-            job.catalog.insert(sealed, &base, place.access.user(), members.clone(), false)?;
+            job.catalog.insert(sealed, &base, folder.access.user(), members.clone(), false)?;
             tracing::info!(run = job.run, step, "a step of a trainer was sealed");
         }
         let now = now.into_iter().map(|(step, (_, members))| (step, members)).collect();
@@ -342,45 +343,45 @@ impl Work {
     }
 
     /// Deletes steps that no rule keeps: the volume is memory, and its trainer leaves the cleanup to the replicator.
-    fn collect(&self, place: &Place, job: &mut Job) {
+    fn collect(&self, folder: &UserDirectory, job: &mut Job) {
         let gone = self.service.shared.deletable();
         let of_job = gone.iter().filter(|key| key.run == job.run && key.job == JOB);
         for key in of_job {
-            let is_it = job.catalog.packs().get(&key.step).is_some_and(|pack| pack.sealed.shard.of == *key);
+            let is_it = job.catalog.packs().get(&key.step).is_some_and(|pack| pack.sealed.shard.key == *key);
             if let Some(pack) = is_it.then(|| job.catalog.remove(key.step)).flatten() {
-                self.delete(place, pack.content.base());
+                self.delete(folder, pack.content.base());
             }
         }
     }
 
-    fn delete(&self, place: &Place, base: &Path) {
+    fn delete(&self, folder: &UserDirectory, base: &Path) {
         let Ok(below) = base.strip_prefix(&self.directory) else { return };
-        let Ok(_as_user) = place.act() else { return };
-        let _ = place.at.remove_tree(below);
+        let Ok(_as_user) = folder.act() else { return };
+        let _ = folder.at.remove_tree(below);
     }
 }
 
 /// Removes what an earlier trainer left, except sealed steps.
-fn tidy(place: &Place) -> Result<(), FilesError> {
-    let _as_user = place.act()?;
-    for (name, _) in place.at.list(Path::new("")).map_err(FilesError::reading(place.at.path()))? {
+fn tidy(folder: &UserDirectory) -> Result<(), FilesError> {
+    let _as_user = folder.act()?;
+    for (name, _) in folder.at.list(Path::new("")).map_err(FilesError::reading(folder.at.path()))? {
         if name.to_str().is_none_or(stays) {
             continue;
         }
-        let removed = place.at.remove_tree(Path::new(&name));
-        removed.map_err(FilesError::reading(&place.at.path().join(&name)))?;
+        let removed = folder.at.remove_tree(Path::new(&name));
+        removed.map_err(FilesError::reading(&folder.at.path().join(&name)))?;
     }
     Ok(())
 }
 
-fn remove(place: &Place, name: &str) -> Result<(), FilesError> {
-    let _as_user = place.act()?;
-    place.at.remove_file(Path::new(name)).map_err(FilesError::reading(&place.at.path().join(name)))
+fn remove(folder: &UserDirectory, name: &str) -> Result<(), FilesError> {
+    let _as_user = folder.act()?;
+    folder.at.remove_file(Path::new(name)).map_err(FilesError::reading(&folder.at.path().join(name)))
 }
 
 /// Writes a file for the trainer atomically.
-fn report(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
-    let _as_user = place.act()?;
-    let put = place.at.write_whole(Path::new(name), words.as_bytes());
-    put.map_err(FilesError::reading(&place.at.path().join(name)))
+fn report(folder: &UserDirectory, name: &str, text: &str) -> Result<(), FilesError> {
+    let _as_user = folder.act()?;
+    let put = folder.at.write_whole(Path::new(name), text.as_bytes());
+    put.map_err(FilesError::reading(&folder.at.path().join(name)))
 }

@@ -6,32 +6,32 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::files::{Proof, Rule, complete, rule_of};
+use mainstay_checkpoint::files::{Proof, Rule, complete, matching_rule};
 use mainstay_checkpoint_format::MANIFEST_NAME;
 use rustix::fs::FileType;
 
 use super::FilesError;
-use super::all::{Room, Wanted};
-use super::host::{self, Place, report_line};
+use super::all::{HostStorage, WatchRequest};
+use super::host::{self, UserDirectory, report_line};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;
 use super::watch::{DirectoryScan, Inner, Settings, State};
-use crate::files::put_back::{Started, Unfit};
+use crate::files::put_back::{PartialCheckpoint, Started};
 use crate::files::watch::is_alike;
 use crate::peer::Progress;
 use crate::peer::error::PeerError;
 use crate::peer::user::User;
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 
 /// Time within which a directory that disappeared with all sealed steps may reappear.
-const AWAY: Duration = Duration::from_secs(5);
+const REAPPEAR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks for it.
-const LOOK_FOR_IT: Duration = Duration::from_millis(50);
+const REAPPEAR_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum number of steps that are sealed before the decision: those that were complete when their trainer ended.
-const MOST_SEALED: usize = 4;
+const MAX_SEALED_STEPS: usize = 4;
 
 impl Inner {
     pub(super) fn restore(
@@ -39,11 +39,15 @@ impl Inner {
         again: bool,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Started, FilesError> {
-        let Settings { wanted: Wanted { directory, run, .. }, part, room: Room { spool, .. }, .. } =
-            &self.settings;
+        let Settings {
+            request: WatchRequest { directory, run, .. },
+            part,
+            storage: HostStorage { spool, .. },
+            ..
+        } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         self.wait_for_directory(again, report)?;
-        let place = self.place_for_restore()?;
+        let folder = self.directory_for_restore()?;
         let mut state = self.state();
         state.left = None;
         host::keep_decision(&self.service, run, &state.catalog);
@@ -80,27 +84,28 @@ impl Inner {
             Some(key) => {
                 let home = host::in_spool(spool, key.step, rank);
                 if let Ok(sealed) =
-                    Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run))
+                    SealedShard::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run))
                 {
                     changes.archive = Some((home.join(ARCHIVE_NAME), sealed));
                 } else if let Some(pack) = state.catalog.packs().get(&key.step) {
                     // The step is here, but its tracker may name a newer one that is not whole.
                     let members = pack.content.members().iter();
-                    let words = members.filter_map(|of| Some((of.path.clone(), of.words.clone()?)));
-                    changes.texts.extend(words);
+                    let texts =
+                        members.filter_map(|member| Some((member.path.clone(), member.content.clone()?)));
+                    changes.texts.extend(texts);
                 }
             }
         }
         if is_bringing {
             changes.unfit =
-                self.unfit(restored.decision.step.as_ref().map(|key| key.step), &place, &mut state)?;
+                self.unfit(restored.decision.step.as_ref().map(|key| key.step), &folder, &mut state)?;
         }
-        self.change(&mut state, &place, changes, restored, report)
+        self.change(&mut state, &folder, changes, restored, report)
     }
 
     /// Waits for a directory that disappeared with all sealed steps: its absence may be temporary.
     fn wait_for_directory(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<(), FilesError> {
-        let directory = &self.settings.wanted.directory;
+        let directory = &self.settings.request.directory;
         let newest = {
             let state = self.state();
             state.catalog.packs().keys().chain(state.catalog.lost().keys()).max().copied()
@@ -110,11 +115,15 @@ impl Inner {
             "{} is gone, or is another directory than the one in which steps up to {newest} were sealed",
             directory.display()
         );
-        report_line(report, newest, format!("{what}; waiting for it, {} s at most", AWAY.as_secs()));
+        report_line(
+            report,
+            newest,
+            format!("{what}; waiting for it, {} s at most", REAPPEAR_TIMEOUT.as_secs()),
+        );
         let began = Instant::now();
         while self.is_away() {
-            if began.elapsed() < AWAY {
-                std::thread::sleep(LOOK_FOR_IT);
+            if began.elapsed() < REAPPEAR_TIMEOUT {
+                std::thread::sleep(REAPPEAR_INTERVAL);
                 continue;
             }
             if again && !self.has_copies() {
@@ -130,36 +139,36 @@ impl Inner {
 
     /// Whether the directory is not the one in which steps were sealed. In that one, a trainer or its user may delete all steps.
     fn is_away(&self) -> bool {
-        let Some(place) = self.acting.in_directory(&self.settings.wanted.directory) else { return true };
+        let Some(folder) = self.acting.in_directory(&self.settings.request.directory) else { return true };
         let state = self.state();
         let lost = state.catalog.lost().values().map(|lost| &lost.pack);
         let mut files = state.catalog.packs().values().chain(lost).flat_map(|pack| pack.content.members());
-        if files.any(|of| of.words.is_none() && place.at.is_there(Path::new(&of.path))) {
+        if files.any(|member| member.content.is_none() && folder.at.is_there(Path::new(&member.path))) {
             return false;
         }
         match state.home {
-            Some(home) => host::identity(&place) != Some(home),
-            None => place.at.list(Path::new("")).is_ok_and(|names| names.is_empty()),
+            Some(home) => host::identity(&folder) != Some(home),
+            None => folder.at.list(Path::new("")).is_ok_and(|names| names.is_empty()),
         }
     }
 
     /// Whether a copy of a step of this run is known outside the directory.
     fn has_copies(&self) -> bool {
         // After this check, steps in the directory are no longer offered.
-        let _ = self.look(&mut self.state(), self.settings.room.interval);
+        let _ = self.look(&mut self.state(), self.settings.storage.interval);
         self.service.refresh();
-        let run = &self.settings.wanted.run;
-        self.service.copies().iter().any(|copy| copy.shard.of.run_id() == run)
+        let run = &self.settings.request.run;
+        self.service.copies().iter().any(|copy| copy.shard.key.run_id() == run)
     }
 
     /// Seals complete steps without a second check: their trainer has ended.
     fn seal_what_is_complete(&self, state: &mut State) {
-        for _ in 0..MOST_SEALED {
+        for _ in 0..MAX_SEALED_STEPS {
             match self.look(state, Duration::ZERO) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    let directory = self.settings.wanted.directory.display();
+                    let directory = self.settings.request.directory.display();
                     tracing::warn!("checkpoints in {directory}, before a start: {error}");
                     return;
                 }
@@ -201,17 +210,17 @@ impl Inner {
             FilesError::Lost(format!(
                 "no whole checkpoint is left in {} or elsewhere{error}: {}. The trainer is not started: bring a whole one back, or \
                  move these away to start from the beginning",
-                self.settings.wanted.directory.display(),
+                self.settings.request.directory.display(),
                 all.join("; ")
             ))
         })
     }
 
     /// The directory and user for the restore. A missing directory is created with that user's rights, never with this process's.
-    fn place_for_restore(&self) -> Result<Place, FilesError> {
-        let directory = &self.settings.wanted.directory;
-        if let Some(place) = self.acting.in_directory(directory) {
-            return Ok(place);
+    fn directory_for_restore(&self) -> Result<UserDirectory, FilesError> {
+        let directory = &self.settings.request.directory;
+        if let Some(folder) = self.acting.in_directory(directory) {
+            return Ok(folder);
         }
         let own = User::own();
         let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
@@ -237,20 +246,28 @@ impl Inner {
 
     /// Names of incomplete or invalid checkpoints that a trainer that loads the newest name must not find. Excludes
     /// names that may not be checkpoints.
-    fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
-        let Settings { wanted: Wanted { directory, rules, expect, quiet, .. }, .. } = &self.settings;
-        let DirectoryScan { look, .. } = self.sight(place, state)?;
-        let done: Vec<u64> = complete(rules, &look, *expect, *quiet).iter().map(|of| of.step).collect();
-        let _as_user = place.act()?;
+    fn unfit(
+        &self,
+        step: Option<u64>,
+        folder: &UserDirectory,
+        state: &mut State,
+    ) -> Result<Vec<PartialCheckpoint>, FilesError> {
+        let Settings { request: WatchRequest { directory, rules, expect, quiet, .. }, .. } = &self.settings;
+        let DirectoryScan { look, .. } = self.scan(folder, state)?;
+        let done: Vec<u64> =
+            complete(rules, &look, *expect, *quiet).iter().map(|found_step| found_step.step).collect();
+        let _as_user = folder.act()?;
         let mut unfit = Vec::new();
-        for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(directory))? {
+        for (name, kind) in folder.at.list(Path::new("")).map_err(FilesError::reading(directory))? {
             let Ok(name) = name.into_string() else { continue };
-            let Some((rule, of)) = rule_of(rules, &name, kind == FileType::Directory) else { continue };
-            if step.is_some_and(|step| of <= step) || matches!(rule.proof, Proof::Tracker(_)) {
+            let Some((rule, found_step)) = matching_rule(rules, &name, kind == FileType::Directory) else {
+                continue;
+            };
+            if step.is_some_and(|step| found_step <= step) || matches!(rule.proof, Proof::Tracker(_)) {
                 continue;
             }
-            if let Some(why) = not_whole(state, rule, &name, of, done.contains(&of)) {
-                unfit.push(Unfit { name, step: of, why });
+            if let Some(why) = not_whole(state, rule, &name, found_step, done.contains(&found_step)) {
+                unfit.push(PartialCheckpoint { name, step: found_step, why });
             }
         }
         Ok(unfit)
@@ -269,7 +286,7 @@ fn not_whole(state: &State, rule: &Rule, name: &str, step: u64, is_complete: boo
         return Some("not every host has its part of it".to_owned());
     }
     let first_names = |pack: &std::sync::Arc<super::Pack>| -> Vec<String> {
-        let first = |of: &Member| of.path.split('/').next().unwrap_or_default().to_owned();
+        let first = |member: &Member| member.path.split('/').next().unwrap_or_default().to_owned();
         pack.content.members().iter().map(first).collect()
     };
     let mut sealed = state.catalog.packs().values().flat_map(first_names);

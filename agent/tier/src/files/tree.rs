@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::beneath::Beneath;
 
 /// Maximum depth of directories; deeper trees are not checkpoints.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 /// Maximum number of files of one checkpoint or cache.
-const MOST: usize = 1 << 20;
+const MAX_FILES: usize = 1 << 20;
 
 /// Identifies a version of a file: it changes if the file is written or replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct FileVersion {
     /// Inode number.
     pub ino: u64,
     /// Bytes.
@@ -28,17 +28,17 @@ pub struct Mark {
     pub written: (i64, i64),
 }
 
-impl Mark {
+impl FileVersion {
     /// From the metadata of a file.
-    pub(crate) fn of(found: &Metadata) -> Mark {
-        Mark { ino: found.ino(), size: found.size(), written: (found.mtime(), found.mtime_nsec()) }
+    pub(crate) fn of(found: &Metadata) -> FileVersion {
+        FileVersion { ino: found.ino(), size: found.size(), written: (found.mtime(), found.mtime_nsec()) }
     }
 
     /// From the result of stat(2).
     #[allow(clippy::unnecessary_cast, reason = "the kernel's types differ between processors")]
-    pub(crate) fn of_stat(found: &Stat) -> Mark {
+    pub(crate) fn from_stat(found: &Stat) -> FileVersion {
         let written = (found.st_mtime as i64, found.st_mtime_nsec as i64);
-        Mark { ino: found.st_ino, size: found.st_size.unsigned_abs(), written }
+        FileVersion { ino: found.st_ino, size: found.st_size.unsigned_abs(), written }
     }
 }
 
@@ -50,15 +50,15 @@ pub struct Member {
     /// Permission bits.
     pub mode: u32,
     /// Version of the file.
-    pub mark: Mark,
+    pub mark: FileVersion,
     /// Content, if it is not read from the file but must be written at a restore.
-    #[serde(default)]
-    pub words: Option<String>,
+    #[serde(default, rename = "words")]
+    pub content: Option<String>,
 }
 
 impl Member {
     pub(crate) fn size(&self) -> u64 {
-        self.words.as_ref().map_or(self.mark.size, |words| words.len() as u64)
+        self.content.as_ref().map_or(self.mark.size, |text| text.len() as u64)
     }
 }
 
@@ -75,11 +75,16 @@ pub fn members(base: &Beneath, name: &str) -> io::Result<Vec<Member>> {
 }
 
 /// One regular file of `base`; none if it does not exist or is something else.
-pub(crate) fn one(base: &Beneath, name: &str) -> Option<Member> {
-    let of = base.stat(Path::new(name)).ok()?;
-    let is_file = FileType::from_raw_mode(of.st_mode) == FileType::RegularFile;
-    let mode = of.st_mode & 0o777;
-    is_file.then(|| Member { path: name.to_owned(), mode, mark: Mark::of_stat(&of), words: None })
+pub(crate) fn regular_file(base: &Beneath, name: &str) -> Option<Member> {
+    let found = base.stat(Path::new(name)).ok()?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    let mode = found.st_mode & 0o777;
+    is_file.then(|| Member {
+        path: name.to_owned(),
+        mode,
+        mark: FileVersion::from_stat(&found),
+        content: None,
+    })
 }
 
 /// The regular files below `base`, by name. Other entries, and files that disappear meanwhile, are skipped.
@@ -98,18 +103,23 @@ fn collect(
     found: &mut Vec<Member>,
 ) -> io::Result<()> {
     let path = || base.path().join(name);
-    let of = base.stat(Path::new(name))?;
-    let kind = FileType::from_raw_mode(of.st_mode);
+    let stat = base.stat(Path::new(name))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::RegularFile {
-        if found.len() >= MOST {
-            let problem = format!("{}: more than {MOST} files", base.path().display());
+        if found.len() >= MAX_FILES {
+            let problem = format!("{}: more than {MAX_FILES} files", base.path().display());
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
         }
-        let mode = of.st_mode & 0o777;
-        found.push(Member { path: name.to_owned(), mode, mark: Mark::of_stat(&of), words: None });
+        let mode = stat.st_mode & 0o777;
+        found.push(Member {
+            path: name.to_owned(),
+            mode,
+            mark: FileVersion::from_stat(&stat),
+            content: None,
+        });
         return Ok(());
     }
-    if kind != FileType::Directory || depth > DEEPEST {
+    if kind != FileType::Directory || depth > MAX_DEPTH {
         if !strict {
             return Ok(());
         }
@@ -134,7 +144,7 @@ fn collect(
 pub fn is_shared(directory: &Path) -> bool {
     // Magic numbers of statfs(2): NFS, SMB (three), Lustre, GPFS, Ceph, BeeGFS, AFS, PanFS, 9p, OCFS2, GFS2, and FUSE, which mounts
     // buckets.
-    const SHARED: [i64; 14] = [
+    const SHARED_FILE_SYSTEMS: [i64; 14] = [
         0x6969,
         0x517b,
         0xff53_4d42,
@@ -150,5 +160,6 @@ pub fn is_shared(directory: &Path) -> bool {
         0x0116_1970,
         0x6573_5546,
     ];
-    rustix::fs::statfs(directory).is_ok_and(|of| SHARED.contains(&(of.f_type & 0xffff_ffff)))
+    rustix::fs::statfs(directory)
+        .is_ok_and(|found| SHARED_FILE_SYSTEMS.contains(&(found.f_type & 0xffff_ffff)))
 }

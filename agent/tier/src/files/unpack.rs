@@ -10,14 +10,14 @@ use mainstay_checkpoint::archive::{self, Entry};
 use rustix::fs::FileType;
 
 use super::FilesError;
-use super::host::Place;
-use super::tree::{Mark, Member};
+use super::host::UserDirectory;
+use super::tree::{FileVersion, Member};
 use crate::beneath::Beneath;
 use crate::seal::{ReadAt, pass_on};
-use crate::seal::{Sealed, open_plainly};
+use crate::seal::{SealedShard, open_plainly};
 
 /// Prefix of names that an agent creates in trainers' directories; no name in an archive may have it.
-const ASIDE: &str = ".mainstay-";
+const ASIDE_PREFIX: &str = ".mainstay-";
 
 /// How the files of an archive are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub(super) enum UnpackMode<'a> {
 /// It is not an archive, has an unwanted file, or the files cannot be written; then the directory is unchanged.
 pub(super) fn unpack(
     from: &Path,
-    sealed: &Sealed,
-    place: &Place,
+    sealed: &SealedShard,
+    folder: &UserDirectory,
     way: UnpackMode<'_>,
     is_wanted: &dyn Fn(&str, bool) -> bool,
 ) -> Result<Vec<Member>, FilesError> {
@@ -52,16 +52,17 @@ pub(super) fn unpack(
             Some((first, _)) => (first, true),
             None => (entry.path.as_str(), false),
         };
-        if first.starts_with(ASIDE) || !is_wanted(first, is_directory) {
+        if first.starts_with(ASIDE_PREFIX) || !is_wanted(first, is_directory) {
             return Err(FilesError::Manifest(format!(
                 "{:?} is not a file of what this directory holds",
                 entry.path
             )));
         }
     }
-    let (at, directory) = (&place.at, place.at.path());
-    let _as_user = place.act()?;
-    let aside = PathBuf::from(format!("{ASIDE}{}", &sealed.shard.root[..16.min(sealed.shard.root.len())]));
+    let (at, directory) = (&folder.at, folder.at.path());
+    let _as_user = folder.act()?;
+    let aside =
+        PathBuf::from(format!("{ASIDE_PREFIX}{}", &sealed.shard.root[..16.min(sealed.shard.root.len())]));
     let put = || -> io::Result<()> {
         at.remove_tree(&aside)?;
         at.make_directory(&aside)?;
@@ -89,7 +90,12 @@ pub(super) fn unpack(
     };
     let member = |(entry, _): &(Entry, u64)| -> io::Result<Member> {
         let found = home.stat(Path::new(&entry.path))?;
-        Ok(Member { path: entry.path.clone(), mode: entry.mode, mark: Mark::of_stat(&found), words: None })
+        Ok(Member {
+            path: entry.path.clone(),
+            mode: entry.mode,
+            mark: FileVersion::from_stat(&found),
+            content: None,
+        })
     };
     entries.iter().map(member).collect::<io::Result<_>>().map_err(FilesError::reading(directory))
 }
@@ -169,16 +175,16 @@ mod tests {
     use crate::peer::Access;
 
     /// An archive with `sub/file` and `one`, and its seal.
-    fn archive() -> (TempDir, Sealed) {
+    fn archive() -> (TempDir, SealedShard) {
         let at = TempDir::new().unwrap();
         let from = at.path().join("from");
         fs::create_dir_all(from.join("sub")).unwrap();
         fs::write(from.join("sub/file"), "new").unwrap();
         fs::write(from.join("one"), "new").unwrap();
         let members = tree::members(&Beneath::open(&from).unwrap(), "").unwrap();
-        let content = Content::of(&from, Access::own(), members).unwrap();
+        let content = Content::new(&from, Access::own(), members).unwrap();
         let identity = Identity { job: "files".to_owned(), attempt: 0, step: 1, rank: 0, world_size: 1 };
-        let sealed = Sealed::of(content.seal(&identity, "run", 0).unwrap().encode()).unwrap();
+        let sealed = SealedShard::of(content.seal(&identity, "run", 0).unwrap().encode()).unwrap();
         let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
         content.read_exact_at(&mut bytes, 0).unwrap();
         fs::write(at.path().join("files.tar"), bytes).unwrap();
@@ -187,8 +193,8 @@ mod tests {
         (at, sealed)
     }
 
-    fn home(at: &TempDir) -> Place {
-        Place { access: Access::own(), at: Beneath::open(&at.path().join("home")).unwrap() }
+    fn home(at: &TempDir) -> UserDirectory {
+        UserDirectory { access: Access::own(), at: Beneath::open(&at.path().join("home")).unwrap() }
     }
 
     #[test]
@@ -199,7 +205,7 @@ mod tests {
         assert!(put.is_err());
         assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
         let left: Vec<_> = fs::read_dir(at.path().join("home")).unwrap().flatten().collect();
-        assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().starts_with(ASIDE)));
+        assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().starts_with(ASIDE_PREFIX)));
     }
 
     #[test]
@@ -271,7 +277,7 @@ mod tests {
                         let _ = renameat_with(CWD, &sub, CWD, &link, RenameFlags::EXCHANGE);
                         // Also the temporary directories.
                         for aside in fs::read_dir(at.path().join("home")).into_iter().flatten().flatten() {
-                            if aside.file_name().to_string_lossy().starts_with(ASIDE) {
+                            if aside.file_name().to_string_lossy().starts_with(ASIDE_PREFIX) {
                                 let _ = renameat_with(CWD, aside.path(), CWD, &link, RenameFlags::EXCHANGE);
                             }
                         }
@@ -290,14 +296,14 @@ mod tests {
     fn without_descriptors_no_file_is_unpacked_and_existing_files_stay() {
         let (at, sealed) = archive();
         fs::write(at.path().join("home/one"), "old").unwrap();
-        let place = home(&at);
+        let folder = home(&at);
         testing::without_descriptors(|| {
             let put =
-                unpack(&at.path().join("files.tar"), &sealed, &place, UnpackMode::Replace, &|_, _| true);
+                unpack(&at.path().join("files.tar"), &sealed, &folder, UnpackMode::Replace, &|_, _| true);
             assert!(put.is_err());
         });
         let left: Vec<_> =
-            fs::read_dir(at.path().join("home")).unwrap().flatten().map(|of| of.file_name()).collect();
+            fs::read_dir(at.path().join("home")).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left, ["one"]);
         assert_eq!(fs::read_to_string(at.path().join("home/one")).unwrap(), "old");
     }

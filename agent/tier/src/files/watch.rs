@@ -7,12 +7,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::files::{
-    Complete, DirectoryEntry, DirectorySnapshot, ModifiedTime, Proof, complete, in_place, proof, rule_of,
-    texts,
+    Complete, DirectoryEntry, DirectorySnapshot, ModifiedTime, Proof, complete, in_place, matching_rule,
+    proof, texts,
 };
 use mainstay_checkpoint::inventory::Shard;
 use mainstay_checkpoint_format::Identity;
@@ -20,30 +20,31 @@ use rustix::fs::FileType;
 
 use crate::beneath::Beneath;
 use crate::files::FilesError;
-use crate::files::all::{Room, Wanted};
-use crate::files::catalog::{Catalog, Lost};
-use crate::files::host::{self, AGAIN, Bell, DirectoryUser, Place};
+use crate::files::all::{HostStorage, WatchRequest};
+use crate::files::catalog::{Catalog, LostStep};
+use crate::files::host::{self, ATTEMPTS_PER_DECISION, Bell, DirectoryUser, UserDirectory};
 use crate::files::pack::{Content, Pack};
-use crate::files::put_back::{Left, Started};
-use crate::files::tree::{self, Mark, Member};
+use crate::files::put_back::{PendingPutBack, Started};
+use crate::files::tree::{self, FileVersion, Member};
+use crate::lock;
 use crate::os::{lower_priority, now_unix_s, spawn};
 use crate::peer::error::PeerError;
 use crate::peer::user::User;
-use crate::peer::{Progress, Restored, Service, Watched, land};
+use crate::peer::{Progress, Restored, Service, WatchedDirectory, land};
 
 /// Number of the newest steps that are checked: older ones were sealed when they were new, or are no longer of use.
-const NEWEST: usize = 4;
+const MAX_CHECKED_STEPS: usize = 4;
 
 /// Maximum length of a tracker file, bytes.
-const LONGEST_TEXT: u64 = 4096;
+const MAX_TEXT_BYTES: u64 = 4096;
 
 /// Settings of a watch.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    pub(super) wanted: Wanted,
+    pub(super) request: WatchRequest,
     /// Index of this host, and the number of hosts that hold a part of each step.
     pub(super) part: (u32, u32),
-    pub(super) room: Room,
+    pub(super) storage: HostStorage,
 }
 
 /// A directory that is watched until this value is dropped.
@@ -71,7 +72,7 @@ pub(super) struct State {
     /// The attempt of each step: that of the decision under which it was first seen.
     pub(super) first_seen: BTreeMap<u64, u64>,
     /// Containers that were checked.
-    containers: BTreeMap<String, (Mark, bool)>,
+    containers: BTreeMap<String, (FileVersion, bool)>,
     /// Steps that have their mark but are not sound, with the checked files and the problem.
     pub(super) unsound: BTreeMap<u64, (Vec<Member>, String)>,
     /// Sealed steps that have more files than when they were sealed.
@@ -83,7 +84,7 @@ pub(super) struct State {
     /// Checks in which the complete step had changed.
     unsealed: Unsealed,
     /// Work that was left to the user's process and is not reported as done.
-    pub(super) left: Option<Left>,
+    pub(super) left: Option<PendingPutBack>,
     /// The last error.
     problem: Option<String>,
 }
@@ -97,11 +98,12 @@ pub(super) struct DirectoryScan {
 impl FileWatch {
     /// Starts to watch. The directory need not exist yet.
     pub(super) fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
-        let is_shared = settings.wanted.shared.unwrap_or_else(|| tree::is_shared(&settings.wanted.directory));
-        let catalog = Catalog::open_with_lost(&settings.room.home, service.users(), is_shared)?;
+        let is_shared =
+            settings.request.shared.unwrap_or_else(|| tree::is_shared(&settings.request.directory));
+        let catalog = Catalog::open_with_lost(&settings.storage.home, service.users(), is_shared)?;
         let lost = catalog.lost().values().map(|lost| &lost.pack);
-        let known = catalog.packs().values().chain(lost).map(|pack| &pack.sealed.shard.of);
-        let first_seen = known.map(|of| (of.step, of.attempt)).collect();
+        let known = catalog.packs().values().chain(lost).map(|pack| &pack.sealed.shard.key);
+        let first_seen = known.map(|key| (key.step, key.attempt)).collect();
         let state = State {
             catalog,
             before: BTreeMap::new(),
@@ -115,16 +117,16 @@ impl FileWatch {
             left: None,
             problem: None,
         };
-        let copies = Copies::open(&settings.room.home, &settings.wanted.run, service);
+        let copies = Copies::open(&settings.storage.home, &settings.request.run, service);
         let service = Arc::clone(service);
         let (state, bell, acting) =
-            (Mutex::new(state), Bell::default(), DirectoryUser::new(service.users(), settings.wanted.user));
+            (Mutex::new(state), Bell::default(), DirectoryUser::new(service.users(), settings.request.user));
         // Determine the owner of a directory of the configuration now, before another user can exchange it.
-        let _ = acting.in_directory(&settings.wanted.directory);
+        let _ = acting.in_directory(&settings.request.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
         let working = Arc::clone(&inner);
         spawn("ckpt-files", move || working.work())
-            .map_err(FilesError::reading(&inner.settings.room.home))?;
+            .map_err(FilesError::reading(&inner.settings.storage.home))?;
         Ok(FileWatch { inner })
     }
 
@@ -135,12 +137,12 @@ impl FileWatch {
 
     /// The directory.
     pub fn directory(&self) -> &Path {
-        &self.inner.settings.wanted.directory
+        &self.inner.settings.request.directory
     }
 
     /// The run id.
     pub fn run(&self) -> &str {
-        &self.inner.settings.wanted.run
+        &self.inner.settings.request.run
     }
 
     /// Whether a step was sealed in it at any time and is not forgotten.
@@ -199,16 +201,19 @@ impl Drop for FileWatch {
 
 impl Inner {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn work(&self) {
         lower_priority(5, true);
         loop {
             let mut state = self.state();
-            let looked = self.look(&mut state, self.settings.room.interval);
-            let Settings { wanted: Wanted { directory, .. }, room: Room { interval, .. }, .. } =
-                &self.settings;
+            let looked = self.look(&mut state, self.settings.storage.interval);
+            let Settings {
+                request: WatchRequest { directory, .. },
+                storage: HostStorage { interval, .. },
+                ..
+            } = &self.settings;
             let problem = match looked {
                 Ok(_) => state.unsealed.problem(*interval),
                 Err(error) => Some(error.to_string()),
@@ -219,7 +224,7 @@ impl Inner {
             }
             state.problem = problem;
             drop(state);
-            if !self.bell.wait(self.settings.room.interval) {
+            if !self.bell.wait(self.settings.storage.interval) {
                 return;
             }
         }
@@ -228,9 +233,9 @@ impl Inner {
     /// One check: steps that have changed are no longer offered; steps that are complete and unchanged for the time `settled` are sealed.
     /// Returns whether something was sealed.
     pub(super) fn look(&self, state: &mut State, settled: Duration) -> Result<bool, FilesError> {
-        let Settings { wanted: Wanted { directory, run, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { directory, run, .. }, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
-        let Some(place) = self.acting.in_directory(directory) else {
+        let Some(folder) = self.acting.in_directory(directory) else {
             // The directory may reappear unchanged: its steps are not forgotten.
             let gone: Vec<u64> = state.catalog.packs().keys().copied().collect();
             let why = || format!("{} is not there", directory.display());
@@ -242,37 +247,43 @@ impl Inner {
             host::offer(&self.service, directory, run, Vec::new());
             return Ok(false);
         }
-        let DirectoryScan { look, files } = self.sight(&place, state)?;
-        let attempt = host::fence(&self.service, run) * AGAIN;
+        let DirectoryScan { look, files } = self.scan(&folder, state)?;
+        let attempt = host::fence(&self.service, run) * ATTEMPTS_PER_DECISION;
         files.keys().for_each(|step| _ = state.first_seen.entry(*step).or_insert(attempt));
-        self.judge(state, &look, &files, &place)?;
+        self.judge(state, &look, &files, &folder)?;
         if state.home.is_none() || !state.catalog.packs().is_empty() {
-            state.home = host::identity(&place);
+            state.home = host::identity(&folder);
         }
         state.unsound.retain(|step, _| files.contains_key(step));
-        let Settings { wanted: Wanted { rules, expect, quiet, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { rules, expect, quiet, .. }, .. } = &self.settings;
         let mut changed = None;
         let all_complete = complete(rules, &look, *expect, *quiet);
         let has_complete = !all_complete.is_empty();
-        let due = all_complete.into_iter().find(|of| {
-            let files = files.get(&of.step);
-            let may_be = match (state.catalog.packs().get(&of.step), state.catalog.lost().get(&of.step)) {
-                (Some(_), _) => state.grown.contains(&of.step),
+        let due = all_complete.into_iter().find(|complete_step| {
+            let files = files.get(&complete_step.step);
+            let may_be = match (
+                state.catalog.packs().get(&complete_step.step),
+                state.catalog.lost().get(&complete_step.step),
+            ) {
+                (Some(_), _) => state.grown.contains(&complete_step.step),
                 (None, Some(lost)) => lost.is_again || lost.is_gone,
                 (None, None) => true,
             };
-            let is_unsound = state.unsound.get(&of.step).is_some_and(|(were, _)| Some(were) == files);
-            let is_same = settled.is_zero() || host::is_same(&state.before, of.step, files, settled);
-            let is_put_back = state.left.as_ref().is_some_and(|left| left.is_of(of.step));
+            let is_unsound =
+                state.unsound.get(&complete_step.step).is_some_and(|(were, _)| Some(were) == files);
+            let is_same =
+                settled.is_zero() || host::is_same(&state.before, complete_step.step, files, settled);
+            let is_put_back = state.left.as_ref().is_some_and(|left| left.is_of(complete_step.step));
             if may_be && !is_same && changed.is_none() {
-                changed = of.names.first().cloned();
+                changed = complete_step.names.first().cloned();
             }
             may_be && is_same && !is_unsound && !is_put_back
         });
         let newest = state.catalog.packs().keys().next_back().copied();
-        let due = due.filter(|of| state.catalog.packs().len() < 2 || Some(of.step) >= newest);
+        let due =
+            due.filter(|complete_step| state.catalog.packs().len() < 2 || Some(complete_step.step) >= newest);
         let sealed = match &due {
-            Some(due) => self.seal(state, due, &look, files.get(&due.step), &place),
+            Some(due) => self.seal(state, due, &look, files.get(&due.step), &folder),
             None => Ok(false),
         };
         match (&changed, &due) {
@@ -287,24 +298,28 @@ impl Inner {
     }
 
     /// The directory as it is now.
-    pub(super) fn sight(&self, place: &Place, state: &mut State) -> Result<DirectoryScan, FilesError> {
-        let _as_user = place.act()?;
-        let (look, files) = self.see(&place.at, &mut state.containers)?;
+    pub(super) fn scan(
+        &self,
+        folder: &UserDirectory,
+        state: &mut State,
+    ) -> Result<DirectoryScan, FilesError> {
+        let _as_user = folder.act()?;
+        let (look, files) = self.see(&folder.at, &mut state.containers)?;
         Ok(DirectoryScan { look, files })
     }
 
     pub(super) fn offer(&self, state: &State) {
         let packs = state.catalog.packs().values().cloned().collect();
-        host::offer(&self.service, &self.settings.wanted.directory, &self.settings.wanted.run, packs);
+        host::offer(&self.service, &self.settings.request.directory, &self.settings.request.run, packs);
     }
 
     /// The directory as it is now, and the files of its newest steps.
     fn see(
         &self,
         at: &Beneath,
-        containers: &mut BTreeMap<String, (Mark, bool)>,
+        containers: &mut BTreeMap<String, (FileVersion, bool)>,
     ) -> Result<(DirectorySnapshot, BTreeMap<u64, Vec<Member>>), FilesError> {
-        let Settings { wanted: Wanted { directory, rules, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { directory, rules, .. }, .. } = &self.settings;
         let reading = FilesError::reading;
         let mut look = DirectorySnapshot {
             now: i64::try_from(now_unix_s()).unwrap_or(0),
@@ -312,17 +327,17 @@ impl Inner {
         };
         let mut steps: BTreeMap<u64, Vec<(String, bool)>> = BTreeMap::new();
         let mut written_over = Vec::new();
-        let wanted = texts(rules);
+        let text_names = texts(rules);
         for (name, kind) in at.list(Path::new("")).map_err(reading(directory))? {
             let Ok(name) = name.into_string() else { continue };
             let is_directory = kind == FileType::Directory;
-            if let Some((_, step)) =
-                rule_of(rules, &name, is_directory).filter(|_| is_directory || kind == FileType::RegularFile)
+            if let Some((_, step)) = matching_rule(rules, &name, is_directory)
+                .filter(|_| is_directory || kind == FileType::RegularFile)
             {
                 steps.entry(step).or_default().push((name, is_directory));
             } else if kind == FileType::RegularFile && in_place(rules, &name, false).is_some() {
                 written_over.push(name);
-            } else if wanted.contains(name.as_str())
+            } else if text_names.contains(name.as_str())
                 && let Some(text) = read_text(at, &name)
             {
                 look.texts.insert(name, text);
@@ -332,7 +347,7 @@ impl Inner {
         }
         // Step numbers and seconds are never compared.
         for name in written_over.into_iter().filter(|_| steps.is_empty()) {
-            let Some(file) = tree::one(at, &name) else { continue };
+            let Some(file) = tree::regular_file(at, &name) else { continue };
             let step = u64::try_from(file.mark.written.0).unwrap_or(0);
             look.in_place.insert(name.clone(), step);
         }
@@ -340,12 +355,13 @@ impl Inner {
             steps.entry(*step).or_default().push((name.clone(), false));
         }
         let mut files = BTreeMap::new();
-        for (step, names) in steps.into_iter().rev().take(NEWEST) {
+        for (step, names) in steps.into_iter().rev().take(MAX_CHECKED_STEPS) {
             let mut of_step = Vec::new();
             for (name, is_directory) in names {
                 // A step that disappears during the check is checked the next time.
                 let Ok(members) = tree::members(at, &name) else { continue };
-                look.names.insert(name.clone(), seen(at, &name, is_directory, &members, containers));
+                look.names
+                    .insert(name.clone(), directory_entry(at, &name, is_directory, &members, containers));
                 of_step.extend(members);
             }
             of_step.sort_by(|a, b| a.path.cmp(&b.path));
@@ -356,17 +372,17 @@ impl Inner {
     }
 }
 
-fn seen(
+fn directory_entry(
     at: &Beneath,
     name: &str,
     is_directory: bool,
     members: &[Member],
-    containers: &mut BTreeMap<String, (Mark, bool)>,
+    containers: &mut BTreeMap<String, (FileVersion, bool)>,
 ) -> DirectoryEntry {
-    let newest = members.iter().map(|of| of.mark.written).max().unwrap_or_default();
-    let direct = |of: &Member| {
-        let below = of.path.strip_prefix(name)?.strip_prefix('/')?;
-        (!below.contains('/')).then(|| (below.to_owned(), of.mark.written))
+    let newest = members.iter().map(|member| member.mark.written).max().unwrap_or_default();
+    let direct = |member: &Member| {
+        let below = member.path.strip_prefix(name)?.strip_prefix('/')?;
+        (!below.contains('/')).then(|| (below.to_owned(), member.mark.written))
     };
     let container = members.first().filter(|_| !is_directory && proof::is_known(name)).map(|file| {
         let known = containers.get(name).filter(|(mark, _)| *mark == file.mark).map(|(_, whole)| *whole);
@@ -387,15 +403,15 @@ fn is_whole(at: &Beneath, name: &str) -> io::Result<bool> {
     };
     let head = some(0, proof::HEAD_BYTES as u64)?;
     let head = some(0, proof::head_wanted(name, &head).max(proof::HEAD_BYTES as u64))?;
-    let tail = (proof::TAIL as u64).min(size);
+    let tail = (proof::TAIL_BYTES as u64).min(size);
     Ok(proof::is_whole(name, size, &head, &some(size - tail, tail)?))
 }
 
 pub(super) fn read_text(at: &Beneath, name: &str) -> Option<(String, ModifiedTime)> {
     let file = at.read(Path::new(name)).ok()?;
-    let written = Mark::of(&file.metadata().ok()?).written;
+    let written = FileVersion::of(&file.metadata().ok()?).written;
     let mut text = String::new();
-    file.take(LONGEST_TEXT).read_to_string(&mut text).ok()?;
+    file.take(MAX_TEXT_BYTES).read_to_string(&mut text).ok()?;
     Some((text, written))
 }
 
@@ -408,9 +424,9 @@ impl Inner {
         state: &mut State,
         look: &DirectorySnapshot,
         files: &BTreeMap<u64, Vec<Member>>,
-        place: &Place,
+        folder: &UserDirectory,
     ) -> Result<(), FilesError> {
-        let Settings { wanted: Wanted { run, .. }, .. } = &self.settings;
+        let Settings { request: WatchRequest { run, .. }, .. } = &self.settings;
         let trackers: BTreeMap<String, ModifiedTime> =
             look.texts.iter().map(|(name, (_, written))| (name.clone(), *written)).collect();
         let lost = state.catalog.lost().iter().map(|(step, lost)| (*step, Arc::clone(&lost.pack)));
@@ -424,15 +440,15 @@ impl Inner {
                 Some(now) => now.clone(),
                 // An older step, or one whose names are gone.
                 None => {
-                    let _as_user = place.act()?;
-                    let there = |of: &&Member| of.words.is_none();
-                    let of = |of: &Member| tree::one(&place.at, &of.path);
-                    members.iter().filter(there).filter_map(of).collect()
+                    let _as_user = folder.act()?;
+                    let there = |member: &&Member| member.content.is_none();
+                    let current = |member: &Member| tree::regular_file(&folder.at, &member.path);
+                    members.iter().filter(there).filter_map(current).collect()
                 }
             };
-            let went_back = fence * AGAIN > pack.sealed.shard.of.attempt;
+            let went_back = fence * ATTEMPTS_PER_DECISION > pack.sealed.shard.key.attempt;
             let became = compare(members, &now, &trackers, went_back);
-            if pack.sealed.shard.of.run_id() != run
+            if pack.sealed.shard.key.run_id() != run
                 && matches!(became, StepChange::Unchanged | StepChange::Extended)
             {
                 // It is sealed for this run too after its bytes are compared.
@@ -455,7 +471,7 @@ impl Inner {
         }
         // A step that a trainer deletes when it has newer ones is no loss.
         let newest = state.catalog.packs().keys().next_back().copied();
-        let is_over = |(step, lost): (&u64, &Lost)| {
+        let is_over = |(step, lost): (&u64, &LostStep)| {
             let is_replaced = self.is_in_place(&lost.pack.content);
             ((lost.is_gone || is_replaced) && Some(*step) < newest).then_some(*step)
         };
@@ -468,19 +484,19 @@ impl Inner {
     }
 
     pub(super) fn lose(&self, state: &mut State, step: u64, why: String, is_again: bool, is_gone: bool) {
-        let words = why.clone();
+        let reason = why.clone();
         let sealed = state.catalog.sealed(step);
         let is_overwritten = is_again && sealed.is_some_and(|pack| self.is_in_place(&pack.content));
         if !state.catalog.lose(step, why, is_again, is_gone) || is_gone {
             return;
         }
-        let Settings { wanted: Wanted { run, directory, .. }, .. } = &self.settings;
-        let place = directory.display();
+        let Settings { request: WatchRequest { run, directory, .. }, .. } = &self.settings;
+        let shown = directory.display();
         if !is_overwritten {
-            tracing::warn!(run, step, directory = %place, "a sealed step is no longer offered here: {words}");
+            tracing::warn!(run, step, directory = %shown, "a sealed step is no longer offered here: {reason}");
         } else if !std::mem::replace(&mut state.overwriting_reported, true) {
             tracing::warn!(
-                "{place}: each save overwrites the one before, so a failure during a save leaves no whole step there: write \
+                "{shown}: each save overwrites the one before, so a failure during a save leaves no whole step there: write \
                  each step to a file of its own, or keep copies on peers (`checkpoint.peers` of the agent)"
             );
         }
@@ -488,7 +504,10 @@ impl Inner {
 
     /// Whether the next step overwrites these files.
     pub(super) fn is_in_place(&self, content: &Content) -> bool {
-        content.members().iter().all(|of| in_place(&self.settings.wanted.rules, &of.path, false).is_some())
+        content
+            .members()
+            .iter()
+            .all(|member| in_place(&self.settings.request.rules, &member.path, false).is_some())
     }
 }
 
@@ -498,64 +517,66 @@ impl Inner {
 const JOB: &str = "files";
 
 /// A step that is written again more than this many seconds after it was sealed is another step. Before that, its writer was not done.
-const ANOTHER: u64 = 120;
+const MAX_REWRITE_S: u64 = 120;
 
 impl Inner {
     /// Seals a step that has its mark, if its files are sound. Returns whether it was sealed.
     pub(super) fn seal(
         &self,
         state: &mut State,
-        of: &Complete,
+        complete_step: &Complete,
         look: &DirectorySnapshot,
         files: Option<&Vec<Member>>,
-        place: &Place,
+        folder: &UserDirectory,
     ) -> Result<bool, FilesError> {
         let Some(mut members) = files.cloned().filter(|files| !files.is_empty()) else { return Ok(false) };
-        let Settings { wanted: Wanted { directory, run, .. }, part, .. } = &self.settings;
-        if let Err(why) = sound(place, &members) {
-            tracing::warn!(run, step = of.step, directory = %directory.display(), "a step has its mark and is not sealed: {why}");
-            state.unsound.insert(of.step, (members, why));
+        let Settings { request: WatchRequest { directory, run, .. }, part, .. } = &self.settings;
+        if let Err(why) = sound(folder, &members) {
+            tracing::warn!(run, step = complete_step.step, directory = %directory.display(), "a step has its mark and is not sealed: {why}");
+            state.unsound.insert(complete_step.step, (members, why));
             return Ok(false);
         }
-        let of_another_run = |pack: &&Arc<Pack>| pack.sealed.shard.of.run_id() != run;
-        if let Some(known) = state.catalog.sealed(of.step).filter(of_another_run).cloned()
+        let of_another_run = |pack: &&Arc<Pack>| pack.sealed.shard.key.run_id() != run;
+        if let Some(known) = state.catalog.sealed(complete_step.step).filter(of_another_run).cloned()
             && known.content.is_still()
             && !matches!(known.sealed.first_bad_from_start(&known.content), Ok(None))
         {
             let why = "its bytes are not those that were sealed for another run".to_owned();
-            self.lose(state, of.step, why, false, false);
+            self.lose(state, complete_step.step, why, false, false);
             return Ok(false);
         }
-        let trackers = of.trackers.iter().map(|(name, words)| {
+        let trackers = complete_step.trackers.iter().map(|(name, text)| {
             let written = look.texts.get(name).map_or_else(Default::default, |(_, written)| *written);
-            let mark = Mark { written, ..Mark::default() };
-            Member { path: name.clone(), mode: 0o644, mark, words: Some(words.clone()) }
+            let mark = FileVersion { written, ..FileVersion::default() };
+            Member { path: name.clone(), mode: 0o644, mark, content: Some(text.clone()) }
         });
         members.extend(trackers);
-        let former = state.catalog.sealed(of.step).map(|pack| pack.sealed.shard.clone());
-        if former.as_ref().is_some_and(|former| former.of.run_id() != run) {
-            state.first_seen.insert(of.step, host::fence(&self.service, run) * AGAIN);
-        } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
+        let former = state.catalog.sealed(complete_step.step).map(|pack| pack.sealed.shard.clone());
+        if former.as_ref().is_some_and(|former| former.key.run_id() != run) {
+            state
+                .first_seen
+                .insert(complete_step.step, host::fence(&self.service, run) * ATTEMPTS_PER_DECISION);
+        } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&complete_step.step)) {
             let age = now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
-            if age > ANOTHER {
+            if age > MAX_REWRITE_S {
                 // ModifiedTime by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
-                state.first_seen.insert(of.step, former.of.attempt + 1);
+                state.first_seen.insert(complete_step.step, former.key.attempt + 1);
             }
         }
         let (rank, world_size) = if self.is_shared { (0, 1) } else { *part };
-        let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
-        let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
-        let content = Content::of(directory, place.access.clone(), members)?;
+        let attempt = state.first_seen.get(&complete_step.step).copied().unwrap_or(0);
+        let identity = Identity { job: JOB.to_owned(), attempt, step: complete_step.step, rank, world_size };
+        let content = Content::new(directory, folder.access.clone(), members)?;
         let manifest = match content.seal(&identity, run, now_unix_s()) {
             // The next check decides.
             Err(FilesError::Changed(_)) => return Ok(false),
             sealed => sealed?,
         };
         let members = content.members().to_vec();
-        let user = place.access.user();
+        let user = folder.access.user();
         let pack = state.catalog.insert(manifest.encode(), directory, user, members, self.is_shared)?;
-        state.unsound.remove(&of.step);
-        let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.of.run_id() == run;
+        state.unsound.remove(&complete_step.step);
+        let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.key.run_id() == run;
         if let Some(former) = former.filter(replaced) {
             // Its replicas are of files that no longer exist.
             self.service.shared.own.forget_pack(&former.root);
@@ -566,18 +587,18 @@ impl Inner {
         {
             tracing::warn!(run, directory = %directory.display(), %error, "no copy of a file that is written over could be kept");
         }
-        tracing::info!(run, step = of.step, directory = %directory.display(), "a step was sealed as its trainer wrote it");
+        tracing::info!(run, step = complete_step.step, directory = %directory.display(), "a step was sealed as its trainer wrote it");
         Ok(true)
     }
 }
 
 /// Checks by their formats whether all files are complete.
-fn sound(place: &Place, members: &[Member]) -> Result<(), String> {
+fn sound(folder: &UserDirectory, members: &[Member]) -> Result<(), String> {
     for member in members {
         let problem = |problem: String| format!("{}: {problem}", member.path);
         let open = || {
-            let _as_user = place.act().map_err(|error| error.to_string())?;
-            place.at.read(Path::new(&member.path)).map_err(|error| error.to_string())
+            let _as_user = folder.act().map_err(|error| error.to_string())?;
+            folder.at.read(Path::new(&member.path)).map_err(|error| error.to_string())
         };
         let file = open().map_err(problem)?;
         let mut read = |at: u64, buffer: &mut [u8]| {
@@ -614,24 +635,25 @@ pub(super) fn compare(
     trackers: &BTreeMap<String, ModifiedTime>,
     went_back: bool,
 ) -> StepChange {
-    let now: BTreeMap<&str, Mark> = now.iter().map(|of| (of.path.as_str(), of.mark)).collect();
-    let files: Vec<&Member> = sealed.iter().filter(|of| of.words.is_none()).collect();
-    let there = |of: &&&Member| now.contains_key(of.path.as_str());
+    let now: BTreeMap<&str, FileVersion> =
+        now.iter().map(|member| (member.path.as_str(), member.mark)).collect();
+    let files: Vec<&Member> = sealed.iter().filter(|member| member.content.is_none()).collect();
+    let there = |member: &&&Member| now.contains_key(member.path.as_str());
     if files.iter().filter(there).count() == 0 {
         return StepChange::Missing;
     }
     let changed: Vec<&Member> =
-        files.iter().copied().filter(|of| now.get(of.path.as_str()) != Some(&of.mark)).collect();
+        files.iter().copied().filter(|member| now.get(member.path.as_str()) != Some(&member.mark)).collect();
     let Some(first) = changed.first() else {
         return if now.len() == files.len() { StepChange::Unchanged } else { StepChange::Extended };
     };
     let is_whole_set = files.iter().filter(there).count() == files.len();
     if is_whole_set {
-        let newest = changed.iter().filter_map(|of| now.get(of.path.as_str())).map(|mark| mark.written).max();
-        let reported_again = sealed
-            .iter()
-            .filter(|of| of.words.is_some())
-            .any(|of| trackers.get(&of.path).is_some_and(|at| *at > of.mark.written && Some(*at) >= newest));
+        let newest =
+            changed.iter().filter_map(|member| now.get(member.path.as_str())).map(|mark| mark.written).max();
+        let reported_again = sealed.iter().filter(|member| member.content.is_some()).any(|member| {
+            trackers.get(&member.path).is_some_and(|at| *at > member.mark.written && Some(*at) >= newest)
+        });
         // A single file without its own checksum may also be damaged.
         let is_evident = files.len() > 1 || !first.path.ends_with(".safetensors") || went_back;
         if reported_again || (changed.len() == files.len() && is_evident) {
@@ -666,7 +688,7 @@ pub(super) fn is_alike(a: &str, b: &str) -> bool {
 // Detects a trainer whose checkpoints are never sealed, because it changes each of them before the next check.
 
 /// Number of checks, without a sealed step between them, in which the complete step had changed again.
-const CHECKS: u32 = 30;
+const MAX_CHANGED_CHECKS: u32 = 30;
 
 /// The checks since a step was sealed or was found unchanged.
 #[derive(Debug, Default)]
@@ -689,9 +711,9 @@ impl Unsealed {
 
     /// The problem and how to fix it; none after fewer checks.
     pub(super) fn problem(&self, interval: Duration) -> Option<String> {
-        (self.changed >= CHECKS).then(|| {
+        (self.changed >= MAX_CHANGED_CHECKS).then(|| {
             format!(
-                "{} is not protected: {CHECKS} checks in a row, {} s apart, found that it had changed again; save less often, or \
+                "{} is not protected: {MAX_CHANGED_CHECKS} checks in a row, {} s apart, found that it had changed again; save less often, or \
                  write each step to a file of its own",
                 self.name,
                 interval.as_secs_f64()
@@ -720,8 +742,13 @@ impl Copies {
         copies
     }
 
-    fn watched(&self) -> Watched {
-        Watched { run: self.run.clone(), directory: self.directory.clone(), user: User::own(), pool: None }
+    fn watched(&self) -> WatchedDirectory {
+        WatchedDirectory {
+            run: self.run.clone(),
+            directory: self.directory.clone(),
+            user: User::own(),
+            pool: None,
+        }
     }
 
     /// Copies a step and removes previous copies.
@@ -733,7 +760,7 @@ impl Copies {
             |error: std::io::Error| PeerError::Local(format!("{}: {error}", self.directory.display()));
         fs::create_dir_all(&self.directory).map_err(local)?;
         land(service, &self.directory, &pack.sealed, &pack.content)?;
-        let newest = format!("step-{:012}", pack.sealed.shard.of.step);
+        let newest = format!("step-{:012}", pack.sealed.shard.key.step);
         for entry in fs::read_dir(&self.directory).map_err(local)?.flatten() {
             if entry.file_name().to_str() != Some(&newest) {
                 let _ = fs::remove_dir_all(entry.path());
@@ -749,12 +776,12 @@ mod compare_tests {
     use super::*;
 
     fn file(path: &str, size: u64, written: i64) -> Member {
-        let mark = Mark { ino: 1, size, written: (written, 0) };
-        Member { path: path.to_owned(), mode: 0o644, mark, words: None }
+        let mark = FileVersion { ino: 1, size, written: (written, 0) };
+        Member { path: path.to_owned(), mode: 0o644, mark, content: None }
     }
 
     fn tracker(written: i64) -> Member {
-        Member { words: Some("10".to_owned()), ..file("latest", 2, written) }
+        Member { content: Some("10".to_owned()), ..file("latest", 2, written) }
     }
 
     fn became(sealed: &[Member], now: &[Member], tracker: i64) -> StepChange {
@@ -822,13 +849,17 @@ mod unsealed_tests {
     fn a_checkpoint_that_changes_before_each_check_is_reported_until_one_settles() {
         let interval = Duration::from_secs(1);
         let mut unsealed = Unsealed::default();
-        for _ in 1..CHECKS {
+        for _ in 1..MAX_CHANGED_CHECKS {
             unsealed.changed("ckpt.pt");
             assert_eq!(unsealed.problem(interval), None);
         }
         unsealed.changed("ckpt.pt");
         let problem = unsealed.problem(interval).unwrap();
-        assert!(problem.starts_with("ckpt.pt is not protected"), "{problem}");
+        testing::snapshot!(
+            "messages",
+            "watch: a checkpoint that changes before each check is reported until one settles",
+            problem
+        );
         unsealed.settled();
         unsealed.changed("ckpt.pt");
         assert_eq!(unsealed.problem(interval), None);

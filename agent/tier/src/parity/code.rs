@@ -23,20 +23,23 @@ impl From<reed_solomon_simd::Error> for CodeError {
 
 /// Computes parity, one block at a time.
 pub struct Encoder {
-    of: Parity,
+    parity: Parity,
     encoder: ReedSolomonEncoder,
 }
 
 impl fmt::Debug for Encoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoder").field("of", &self.of).finish_non_exhaustive()
+        f.debug_struct("Encoder").field("parity", &self.parity).finish_non_exhaustive()
     }
 }
 
 impl Encoder {
     /// For blocks of `block` bytes, an even number.
-    pub fn new(of: Parity, block: usize) -> Result<Encoder, CodeError> {
-        Ok(Encoder { of, encoder: ReedSolomonEncoder::new(of.data as usize, of.parity as usize, block)? })
+    pub fn new(parity: Parity, block: usize) -> Result<Encoder, CodeError> {
+        Ok(Encoder {
+            parity,
+            encoder: ReedSolomonEncoder::new(parity.data as usize, parity.parity as usize, block)?,
+        })
     }
 
     /// Parity number `index`, from 0, over one block of each lane of data.
@@ -47,8 +50,8 @@ impl Encoder {
         into: &mut [u8],
     ) -> Result<(), CodeError> {
         self.encoder.reset(
-            self.of.data as usize,
-            self.of.parity as usize,
+            self.parity.data as usize,
+            self.parity.parity as usize,
             blocks.first().map_or(0, |block| block.as_ref().len()),
         )?;
         for block in blocks {
@@ -62,14 +65,14 @@ impl Encoder {
 }
 
 /// The blocks of data that are not among `given`, each with its number.
-pub fn restore(of: Parity, given: &[(u32, &[u8])]) -> Result<Vec<(u32, Vec<u8>)>, CodeError> {
-    if given.len() < of.data as usize {
-        return Err(CodeError::TooFew { left: given.len(), needed: of.data });
+pub fn restore(cut: Parity, given: &[(u32, &[u8])]) -> Result<Vec<(u32, Vec<u8>)>, CodeError> {
+    if given.len() < cut.data as usize {
+        return Err(CodeError::TooFew { left: given.len(), needed: cut.data });
     }
     let length = given.first().map_or(0, |(_, block)| block.len());
-    let mut decoder = ReedSolomonDecoder::new(of.data as usize, of.parity as usize, length)?;
+    let mut decoder = ReedSolomonDecoder::new(cut.data as usize, cut.parity as usize, length)?;
     for (index, block) in given {
-        match index.checked_sub(of.data) {
+        match index.checked_sub(cut.data) {
             None => decoder.add_original_shard(*index as usize, block)?,
             Some(parity) => decoder.add_recovery_shard(parity as usize, block)?,
         }

@@ -8,19 +8,19 @@ use std::os::unix::fs::FileExt;
 use mainstay_checkpoint::parity::{Parity, Piece};
 use mainstay_checkpoint_format::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
 
-use super::BLOCK;
+use super::BLOCK_BYTES;
 use super::code::Encoder;
-use crate::peer::Sealed;
+use crate::peer::SealedShard;
 use crate::peer::error::PeerError;
 use crate::seal::{ReadAt, sums};
 
 /// Name of a piece's file in its manifest.
-const NAME: &str = "piece";
+const PIECE_NAME: &str = "piece";
 
 /// Reads a shard in order; returns only bytes that were compared with the seal.
 struct Reader<'a> {
     from: &'a dyn ReadAt,
-    sealed: &'a Sealed,
+    sealed: &'a SealedShard,
     /// The index of the chunk in `held`.
     chunk: Option<u32>,
     held: Vec<u8>,
@@ -69,31 +69,31 @@ impl Reader<'_> {
 /// # Errors
 /// The shard cannot be read, differs from its seal ([`PeerError::Corrupt`]), or the file cannot be written.
 pub(crate) fn cut(
-    sealed: &Sealed,
+    sealed: &SealedShard,
     from: &dyn ReadAt,
-    of: Parity,
+    way: Parity,
     index: u32,
     into: &File,
-) -> Result<Sealed, PeerError> {
-    let lane = of.lane(sealed.shard.bytes);
+) -> Result<SealedShard, PeerError> {
+    let lane = way.lane(sealed.shard.bytes);
     let writing = |error: io::Error| PeerError::Local(format!("making a piece: {error}"));
-    let lanes = if index < of.data { index..index + 1 } else { 0..of.data };
+    let lanes = if index < way.data { index..index + 1 } else { 0..way.data };
     let reader = |_| Reader { from, sealed, chunk: None, held: Vec::new() };
     let mut readers: Vec<(u64, Reader<'_>)> =
         lanes.map(|number| (u64::from(number) * lane, reader(number))).collect();
-    let mut blocks = vec![vec![0; BLOCK]; readers.len()];
-    let mut made = vec![0; BLOCK];
+    let mut blocks = vec![vec![0; BLOCK_BYTES]; readers.len()];
+    let mut made = vec![0; BLOCK_BYTES];
     let disorder = |error: super::CodeError| PeerError::Local(format!("computing parity: {error}"));
-    let mut encoder = Encoder::new(of, BLOCK).map_err(disorder)?;
+    let mut encoder = Encoder::new(way, BLOCK_BYTES).map_err(disorder)?;
     let mut at = 0;
     while at < lane {
-        let length = usize::try_from(lane - at).unwrap_or(BLOCK).min(BLOCK);
+        let length = usize::try_from(lane - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
         for ((start, reader), block) in readers.iter_mut().zip(&mut blocks) {
             block.resize(length, 0);
             reader.read(*start + at, block)?;
         }
         made.resize(length, 0);
-        match index.checked_sub(of.data) {
+        match index.checked_sub(way.data) {
             None => made.copy_from_slice(&blocks[0]),
             Some(parity) => encoder.parity(&blocks, parity, &mut made).map_err(disorder)?,
         }
@@ -101,16 +101,17 @@ pub(crate) fn cut(
         at += length as u64;
     }
     into.write_all_at(&sealed.manifest, lane).map_err(writing)?;
-    let manifest = seal(sealed, of, index, into, lane + sealed.manifest.len() as u64).map_err(writing)?;
-    Sealed::of(manifest.encode()).map_err(|error| PeerError::Local(format!("a piece's manifest: {error}")))
+    let manifest = seal(sealed, way, index, into, lane + sealed.manifest.len() as u64).map_err(writing)?;
+    SealedShard::of(manifest.encode())
+        .map_err(|error| PeerError::Local(format!("a piece's manifest: {error}")))
 }
 
-fn seal(whole: &Sealed, of: Parity, index: u32, file: &File, size: u64) -> io::Result<Manifest> {
+fn seal(whole: &SealedShard, parity: Parity, index: u32, file: &File, size: u64) -> io::Result<Manifest> {
     let shard = &whole.shard;
-    let piece = Piece { root: shard.root.clone(), bytes: shard.bytes, of, index };
+    let piece = Piece { root: shard.root.clone(), bytes: shard.bytes, parity, index };
     let chunk = u64::from(whole.chunk_bytes);
     let (xxh3_128, parts) = sums(file, size, chunk)?;
-    let key = &shard.of;
+    let key = &shard.key;
     Ok(Manifest {
         identity: Identity {
             job: key.job.to_string(),
@@ -123,7 +124,7 @@ fn seal(whole: &Sealed, of: Parity, index: u32, file: &File, size: u64) -> io::R
         created_unix_s: u64::try_from(shard.created).unwrap_or(0),
         serialisation: "piece".to_owned(),
         software: BTreeMap::new(),
-        file: SealedFile { name: NAME.to_owned(), size, xxh3_128 },
+        file: SealedFile { name: PIECE_NAME.to_owned(), size, xxh3_128 },
         chunks: Some(Chunks { bytes: chunk, sums: parts }),
         shared_content: None,
     })

@@ -17,7 +17,7 @@ pub(crate) use cut::cut;
 pub(crate) use join::{LocalPiece, join, whole_of};
 
 /// Number of bytes of each lane that are computed at once.
-const BLOCK: usize = 256 << 10;
+const BLOCK_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test reports")]

@@ -11,13 +11,13 @@ use proptest::prelude::*;
 use twox_hash::XxHash3_128;
 
 use super::{LocalPiece, cut, join, restore, whole_of};
-use crate::peer::Sealed;
+use crate::peer::SealedShard;
 use crate::peer::client::Target;
 use crate::peer::error::PeerError;
 
 const CHUNK: u64 = 4 << 10;
 
-fn sealed(content: &[u8]) -> Sealed {
+fn sealed(content: &[u8]) -> SealedShard {
     let manifest = Manifest {
         identity: Identity { job: "job".to_owned(), attempt: 1, step: 10, rank: 0, world_size: 1 },
         run: "run@1".to_owned(),
@@ -32,7 +32,7 @@ fn sealed(content: &[u8]) -> Sealed {
         chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
         shared_content: None,
     };
-    Sealed::of(manifest.encode()).unwrap()
+    SealedShard::of(manifest.encode()).unwrap()
 }
 
 fn room(bytes: u64) -> std::io::Result<File> {
@@ -41,21 +41,21 @@ fn room(bytes: u64) -> std::io::Result<File> {
     Ok(file)
 }
 
-fn pieces(content: &Vec<u8>, of: Parity) -> Vec<LocalPiece> {
+fn pieces(content: &Vec<u8>, parity: Parity) -> Vec<LocalPiece> {
     let whole = sealed(content);
     let make = |index| {
         let file = room(0).unwrap();
-        let piece = cut(&whole, content, of, index, &file).unwrap();
+        let piece = cut(&whole, content, parity, index, &file).unwrap();
         assert_eq!(piece.first_bad(&file).unwrap(), None, "it is what its own manifest says");
         LocalPiece { shard: piece.shard, holder: "peer".to_owned(), file }
     };
-    (0..of.pieces()).map(make).collect()
+    (0..parity.pieces()).map(make).collect()
 }
 
 struct Memory(Mutex<Vec<u8>>);
 
 impl Target for Memory {
-    fn begin(&mut self, _sealed: &Sealed) -> Result<(), PeerError> {
+    fn begin(&mut self, _sealed: &SealedShard) -> Result<(), PeerError> {
         Ok(())
     }
 
@@ -67,10 +67,10 @@ impl Target for Memory {
     }
 }
 
-fn joined(content: &[u8], of: Parity, given: &[&LocalPiece]) -> Result<Vec<u8>, PeerError> {
+fn joined(content: &[u8], parity: Parity, given: &[&LocalPiece]) -> Result<Vec<u8>, PeerError> {
     let target = Memory(Mutex::new(vec![0; content.len()]));
     let whole = whole_of(given[0])?;
-    join(&whole, of, given, &target, &room)?;
+    join(&whole, parity, given, &target, &room)?;
     Ok(target.0.into_inner().unwrap())
 }
 
@@ -92,36 +92,36 @@ proptest! {
 
     #[test]
     fn enough_pieces_restore_the_shard_and_one_fewer_is_an_error(
-        of in parity(), length in 1..40_000_usize, seed in any::<u64>(), order in any::<prop::sample::Index>(),
+        way in parity(), length in 1..40_000_usize, seed in any::<u64>(), order in any::<prop::sample::Index>(),
     ) {
         let content = content(length, seed);
-        let all = pieces(&content, of);
+        let all = pieces(&content, way);
         // Any choice of the needed number of pieces, in any order.
         let mut chosen: Vec<&LocalPiece> = all.iter().collect();
         chosen.rotate_left(order.index(all.len()));
         chosen.sort_by_key(|piece| piece.index().wrapping_mul(seed as u32 | 1) % 31);
-        let enough = &chosen[..of.data as usize];
-        prop_assert_eq!(&joined(&content, of, enough).unwrap(), &content);
-        prop_assert!(joined(&content, of, &enough[1..]).is_err());
+        let enough = &chosen[..way.data as usize];
+        prop_assert_eq!(&joined(&content, way, enough).unwrap(), &content);
+        prop_assert!(joined(&content, way, &enough[1..]).is_err());
     }
 
     #[test]
     fn a_bit_that_flips_in_any_piece_is_found(
-        of in parity(), length in 1..40_000_usize, seed in any::<u64>(), at in any::<prop::sample::Index>(),
+        way in parity(), length in 1..40_000_usize, seed in any::<u64>(), at in any::<prop::sample::Index>(),
         bit in 0..8_u8, which in any::<prop::sample::Index>(),
     ) {
         let content = content(length, seed);
-        let all = pieces(&content, of);
+        let all = pieces(&content, way);
         let bad = which.index(all.len());
-        let at = at.index(usize::try_from(of.lane(length as u64)).unwrap()) as u64;
+        let at = at.index(usize::try_from(way.lane(length as u64)).unwrap()) as u64;
         let mut byte = [0];
         all[bad].file.read_exact_at(&mut byte, at).unwrap();
         all[bad].file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
         // For every choice: correct bytes or an error.
         for first in 0..all.len() {
-            let mut chosen: Vec<&LocalPiece> = all.iter().cycle().skip(first).take(of.data as usize).collect();
+            let mut chosen: Vec<&LocalPiece> = all.iter().cycle().skip(first).take(way.data as usize).collect();
             chosen.sort_by_key(|piece| piece.index());
-            match joined(&content, of, &chosen) {
+            match joined(&content, way, &chosen) {
                 Ok(made) => prop_assert_eq!(&made, &content),
                 Err(error) => prop_assert!(matches!(error, PeerError::Corrupt { .. }), "{}", error),
             }
@@ -131,26 +131,26 @@ proptest! {
 
 #[test]
 fn every_choice_of_losses_is_survived() {
-    let of = Parity { data: 4, parity: 2 };
+    let parity = Parity { data: 4, parity: 2 };
     let content = content(70_001, 3);
-    let all = pieces(&content, of);
+    let all = pieces(&content, parity);
     for lost in 0_u32..1 << 6 {
         let left: Vec<&LocalPiece> = all.iter().filter(|piece| lost >> piece.index() & 1 == 0).collect();
         if lost.count_ones() == 2 {
-            assert_eq!(joined(&content, of, &left).unwrap(), content, "without {lost:06b}");
+            assert_eq!(joined(&content, parity, &left).unwrap(), content, "without {lost:06b}");
         } else if lost.count_ones() == 3 {
-            assert!(joined(&content, of, &left).is_err(), "without {lost:06b}");
+            assert!(joined(&content, parity, &left).is_err(), "without {lost:06b}");
         }
     }
 }
 
 #[test]
 fn bytes_that_differ_from_the_seal_go_into_no_piece() {
-    let of = Parity { data: 2, parity: 1 };
+    let parity = Parity { data: 2, parity: 1 };
     let mut content = content(20_000, 5);
     let whole = sealed(&content);
     content[19_999] ^= 1;
-    let make = |index| cut(&whole, &content, of, index, &room(0).unwrap());
+    let make = |index| cut(&whole, &content, parity, index, &room(0).unwrap());
     assert!(make(0).is_ok(), "the first piece has none of it");
     for index in [1, 2] {
         assert!(matches!(make(index), Err(PeerError::Corrupt { ref peer, .. }) if peer == "this host"));
@@ -159,19 +159,19 @@ fn bytes_that_differ_from_the_seal_go_into_no_piece() {
 
 #[test]
 fn a_piece_is_the_same_on_every_host() {
-    let of = Parity { data: 3, parity: 1 };
+    let parity = Parity { data: 3, parity: 1 };
     let content = content(12_345, 9);
     let roots =
         |pieces: Vec<LocalPiece>| pieces.into_iter().map(|piece| piece.shard.root).collect::<Vec<_>>();
-    assert_eq!(roots(pieces(&content, of)), roots(pieces(&content, of)));
+    assert_eq!(roots(pieces(&content, parity)), roots(pieces(&content, parity)));
 }
 
 #[test]
 fn a_piece_of_another_shard_is_not_accepted() {
-    let of = Parity { data: 2, parity: 1 };
+    let parity = Parity { data: 2, parity: 1 };
     let (one, other) = (content(9_000, 1), content(9_000, 2));
-    let (ones, others) = (pieces(&one, of), pieces(&other, of));
-    assert!(joined(&one, of, &[&ones[0], &others[1]]).is_err());
+    let (ones, others) = (pieces(&one, parity), pieces(&other, parity));
+    assert!(joined(&one, parity, &[&ones[0], &others[1]]).is_err());
     // It is reported as a piece of the first shard, but includes the manifest of the second.
     let lying = LocalPiece {
         shard: ones[1].shard.clone(),
@@ -183,13 +183,13 @@ fn a_piece_of_another_shard_is_not_accepted() {
 
 #[test]
 fn inconsistent_blocks_are_an_error() {
-    let of = Parity { data: 2, parity: 1 };
+    let parity = Parity { data: 2, parity: 1 };
     let (even, long) = ([1_u8; 64], [2_u8; 128]);
     for given in [
         vec![(0, &even[..]), (0, &even[..])],
         vec![(0, &even[..]), (9, &even[..])],
         vec![(0, &even[..]), (2, &long[..])],
     ] {
-        assert!(restore(of, &given).is_err(), "{given:?}");
+        assert!(restore(parity, &given).is_err(), "{given:?}");
     }
 }

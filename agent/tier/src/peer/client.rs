@@ -4,31 +4,32 @@ use std::collections::VecDeque;
 use std::hash::Hasher;
 use std::net::TcpStream;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::backoff::Backoff;
 use mainstay_checkpoint::decision::{Decision, DecisionReply};
 use twox_hash::XxHash3_64;
 
-use crate::os::{Lent, monotonic_ms, signs};
+use crate::lock;
+use crate::os::{MappedRange, monotonic_ms, signs};
 use crate::peer::credentials::Credentials;
 use crate::peer::error::{PeerError, Reason};
 use crate::peer::frame::{Header, Kind};
-use crate::peer::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
+use crate::peer::message::{Decide, Dropped, Get, Inventory, MissingChunks, Withdrawal};
 use crate::peer::pace::{Limit, pace};
 use crate::peer::wire::{Frame, Timeouts, Wire};
 use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::Bytes;
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 
 /// A peer below this rate is too slow, bytes per second.
-const SLOWEST: u64 = 1 << 20;
+const MIN_BYTES_PER_S: u64 = 1 << 20;
 
 /// How to reach other agents.
 #[derive(Debug)]
-pub struct Asking<'a> {
+pub struct PeerClient<'a> {
     /// Credentials of this agent.
     pub pass: &'a Credentials,
     /// Time limits.
@@ -36,7 +37,7 @@ pub struct Asking<'a> {
 }
 
 /// How a shard is sent.
-pub struct Sending<'a> {
+pub struct SendOptions<'a> {
     /// Rate limit over all transfers.
     pub limit: &'a Limit,
     /// Connections for one shard, 1 to 4.
@@ -47,7 +48,7 @@ pub struct Sending<'a> {
     pub lock: Option<WithdrawalLock>,
 }
 
-impl std::fmt::Debug for Sending<'_> {
+impl std::fmt::Debug for SendOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sending")
             .field("limit", self.limit)
@@ -58,14 +59,14 @@ impl std::fmt::Debug for Sending<'_> {
 
 /// The result of sending a shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sent {
+pub struct SendResult {
     /// Bytes sent; 0 if the peer already had the shard.
     pub bytes: u64,
     /// The time it took.
     pub took: Duration,
 }
 
-impl Asking<'_> {
+impl PeerClient<'_> {
     fn connect(&self, address: &str) -> Result<Wire, PeerError> {
         Wire::connect(address, self.pass, self.patience)
     }
@@ -95,10 +96,10 @@ impl Asking<'_> {
     }
 
     /// Sends a decision to `address`.
-    pub fn report(&self, address: &str, decision: &Decision) -> Result<DecisionReply, PeerError> {
+    pub fn announce(&self, address: &str, decision: &Decision) -> Result<DecisionReply, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Announce), decision)?;
-        wire.expect_json(Kind::Reported)
+        wire.expect_json(Kind::Announced)
     }
 
     /// Withdraws replicas at `address`. With `everything`, it also deletes what its own ranks have written of these shards. Returns how
@@ -116,13 +117,13 @@ impl Asking<'_> {
     pub fn put(
         &self,
         address: &str,
-        sealed: &Sealed,
+        sealed: &SealedShard,
         from: &Bytes,
-        how: &Sending<'_>,
-    ) -> Result<Sent, PeerError> {
+        how: &SendOptions<'_>,
+    ) -> Result<SendResult, PeerError> {
         let began = Instant::now();
         let Some((mut first, wanted)) = self.offer(address, sealed, how.lock)? else {
-            return Ok(Sent { bytes: 0, took: began.elapsed() });
+            return Ok(SendResult { bytes: 0, took: began.elapsed() });
         };
         let chunks: Vec<u32> =
             wanted.chunks.into_iter().filter(|index| sealed.chunk(*index).is_some()).collect();
@@ -132,7 +133,7 @@ impl Asking<'_> {
             .map(|(_, length, _)| u64::from(length))
             .sum();
         let streams = how.streams.clamp(1, 4).min(chunks.len().max(1));
-        let upload = Upload {
+        let upload = OutgoingShard {
             sealed,
             bytes: from,
             how,
@@ -154,40 +155,40 @@ impl Asking<'_> {
             })
         });
         sent?;
-        first.send(header_of(sealed, Kind::Commit), &[])?;
+        first.send(shard_header(sealed, Kind::Commit), &[])?;
         let (_, root) = first.expect(Kind::Stored)?;
         check_root(&first, sealed, &root)?;
-        Ok(Sent { bytes, took: began.elapsed() })
+        Ok(SendResult { bytes, took: began.elapsed() })
     }
 
     /// Offers a shard; none if the peer already has it.
     fn offer(
         &self,
         address: &str,
-        sealed: &Sealed,
+        sealed: &SealedShard,
         lock: Option<WithdrawalLock>,
-    ) -> Result<Option<(Wire, Wanted)>, PeerError> {
+    ) -> Result<Option<(Wire, MissingChunks)>, PeerError> {
         let mut wire = self.connect(address)?;
-        let (offset, digest) = lock.map_or((0, 0), |lock| lock.words());
-        wire.send(Header { offset, digest, ..header_of(sealed, Kind::Put) }, &sealed.manifest)?;
+        let (offset, digest) = lock.map_or((0, 0), |lock| lock.to_header());
+        wire.send(Header { offset, digest, ..shard_header(sealed, Kind::Put) }, &sealed.manifest)?;
         match wire.receive()? {
             Some(Frame::Message(header, message)) if header.kind == Kind::Stored => {
                 check_root(&wire, sealed, &message)?;
                 Ok(None)
             }
-            Some(Frame::Message(header, message)) if header.kind == Kind::Wanted => {
+            Some(Frame::Message(header, message)) if header.kind == Kind::Missing => {
                 let wanted = wire.parse(&message)?;
                 Ok(Some((wire, wanted)))
             }
-            other => Err(wire.unexpected(other, Kind::Wanted)),
+            other => Err(wire.unexpected(other, Kind::Missing)),
         }
     }
 
     /// Runs one more connection for a shard that is being sent.
-    fn help(&self, address: &str, upload: &Upload<'_>) -> Result<(), PeerError> {
+    fn help(&self, address: &str, upload: &OutgoingShard<'_>) -> Result<(), PeerError> {
         let Some((mut wire, _)) = self.offer(address, upload.sealed, upload.how.lock)? else { return Ok(()) };
         upload.send(&mut wire)?;
-        wire.send(header_of(upload.sealed, Kind::End), &[])
+        wire.send(shard_header(upload.sealed, Kind::End), &[])
     }
 
     /// Fetches a shard over `streams` parallel connections, 1 to 4. `begin` gets its manifest first, then `write` gets each part with its
@@ -205,7 +206,7 @@ impl Asking<'_> {
         first.send_json(Header::of(Kind::Get), &Get { root: root.to_owned(), from: 0, to: Some(0) })?;
         let (_, manifest) = first.expect(Kind::Manifest)?;
         first.expect(Kind::End)?;
-        let sealed = Sealed::of(manifest).map_err(|error| unreadable(error.to_string()))?;
+        let sealed = SealedShard::of(manifest).map_err(|error| unreadable(error.to_string()))?;
         if sealed.shard.root != root {
             return Err(unreadable("it sent another shard than was asked for".to_owned()));
         }
@@ -230,23 +231,23 @@ impl Asking<'_> {
 /// The destination of a fetched shard.
 pub trait Target: Sync {
     /// Called when the manifest is valid, before the first byte.
-    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError>;
+    fn begin(&mut self, sealed: &SealedShard) -> Result<(), PeerError>;
 
     /// Writes a part of the bytes; called from several threads. The bytes are verified only when all have arrived.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
 
     /// The memory for a part of the bytes, if it is mapped; otherwise they are written.
-    fn memory(&self, _offset: u64, _length: u32) -> Option<Lent<'_>> {
+    fn memory(&self, _offset: u64, _length: u32) -> Option<MappedRange<'_>> {
         None
     }
 }
 
-fn header_of(sealed: &Sealed, kind: Kind) -> Header {
-    let of = &sealed.shard.of;
-    Header { attempt: of.attempt, step: of.step, key: sealed.key, ..Header::of(kind) }
+fn shard_header(sealed: &SealedShard, kind: Kind) -> Header {
+    let key = &sealed.shard.key;
+    Header { attempt: key.attempt, step: key.step, key: sealed.key, ..Header::of(kind) }
 }
 
-fn check_root(wire: &Wire, sealed: &Sealed, root: &[u8]) -> Result<(), PeerError> {
+fn check_root(wire: &Wire, sealed: &SealedShard, root: &[u8]) -> Result<(), PeerError> {
     if root == sealed.shard.root.as_bytes() {
         return Ok(());
     }
@@ -266,16 +267,16 @@ fn check_speed(peer: &str, began: Instant, bytes: u64, grace: Duration, floor: u
 // Sends a shard to a peer over one or more connections.
 
 /// Number of times a chunk is sent if it arrives damaged: a third failure is no accident.
-const TRIES: u32 = 3;
+const MAX_TRIES: u32 = 3;
 
 /// A shard that is being sent over one or more connections.
-pub struct Upload<'a> {
+pub struct OutgoingShard<'a> {
     /// The shard.
-    pub sealed: &'a Sealed,
+    pub sealed: &'a SealedShard,
     /// Its bytes.
     pub bytes: &'a Bytes,
     /// How it is sent.
-    pub how: &'a Sending<'a>,
+    pub how: &'a SendOptions<'a>,
     /// Start time.
     pub began: Instant,
     /// Number of chunks that the peer accepts before it confirms one.
@@ -288,9 +289,9 @@ pub struct Upload<'a> {
     pub left: Mutex<VecDeque<u32>>,
 }
 
-impl Upload<'_> {
+impl OutgoingShard<'_> {
     fn next(&self) -> Option<u32> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        lock(&self.left).pop_front()
     }
 
     /// Sends chunks until none are left, as many at once as the peer gives credit for.
@@ -331,28 +332,29 @@ impl Upload<'_> {
                 }
             }
             let floor = if self.how.limit.rate() == 0 {
-                SLOWEST
+                MIN_BYTES_PER_S
             } else {
                 // On a full link it may be at a sixteenth of the limit.
-                SLOWEST.min(self.how.limit.rate() / 256).max(1)
+                MIN_BYTES_PER_S.min(self.how.limit.rate() / 256).max(1)
             };
             check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        lock(&self.left).is_empty()
     }
 
     fn send_chunk(&self, wire: &mut Wire, way: &mut Backoff, index: u32) -> Result<u64, PeerError> {
         let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
-        let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
+        let header =
+            Header { offset, length, digest, chunk: index, ..shard_header(self.sealed, Kind::Chunk) };
         wire.send_chunk(header, self.bytes, |stream, left| {
             (self.how.going)();
             self.spread(stream);
             // Also within a chunk: if a chunk takes long, so would the detection of a lost share.
             if let Some(signs) = signs(stream) {
-                way.saw(monotonic_ms(), signs);
+                way.record(monotonic_ms(), signs);
             }
             let piece = self.how.limit.piece(way, self.stall, left);
             let wait = self.how.limit.take_by(way, piece, Instant::now());
@@ -373,10 +375,10 @@ impl Upload<'_> {
         if !good {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
-        if failures >= TRIES {
+        if failures >= MAX_TRIES {
             return Err(PeerError::Corrupt { peer: wire.peer().to_owned(), chunk });
         }
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).push_back(chunk);
+        lock(&self.left).push_back(chunk);
         Ok(())
     }
 }
@@ -398,11 +400,11 @@ fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
 // Fetches a shard from a peer over one or more connections.
 
 /// Maximum number of chunks per request.
-const MOST_CHUNKS: u32 = 64;
+const MAX_CHUNKS: u32 = 64;
 
 /// A shard that is being fetched over one or more connections.
 pub struct Fetch<'a> {
-    sealed: &'a Sealed,
+    sealed: &'a SealedShard,
     target: &'a dyn Target,
     /// Number of chunks that a connection requests at a time.
     share: u32,
@@ -412,8 +414,13 @@ pub struct Fetch<'a> {
 
 impl<'a> Fetch<'a> {
     /// For `streams` connections. A peer may send almost nothing for `stall` before it counts as too slow.
-    pub fn new(sealed: &'a Sealed, target: &'a dyn Target, streams: usize, stall: Duration) -> Fetch<'a> {
-        let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MOST_CHUNKS);
+    pub fn new(
+        sealed: &'a SealedShard,
+        target: &'a dyn Target,
+        streams: usize,
+        stall: Duration,
+    ) -> Fetch<'a> {
+        let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MAX_CHUNKS);
         Fetch { sealed, target, share, next: AtomicU32::new(0), stall }
     }
 
@@ -480,7 +487,7 @@ impl<'a> Fetch<'a> {
                 return Err(PeerError::Corrupt { peer, chunk: index });
             }
             bytes += u64::from(header.length);
-            check_speed(&peer, began, before + bytes, self.stall, SLOWEST)?;
+            check_speed(&peer, began, before + bytes, self.stall, MIN_BYTES_PER_S)?;
         }
         wire.expect(Kind::End)?;
         Ok(bytes)

@@ -31,13 +31,13 @@ impl Credentials {
     /// What both ends of a connection must know. With TLS it is valid for this connection only, so a relayed proof is worthless.
     pub(super) fn session(&self, channel: &Channel, peer: &str) -> Result<Token, PeerError> {
         let secret = || {
-            let secret = channel.secret().map_err(|error| tls::reported(peer, error))?;
+            let secret = channel.secret().map_err(|error| tls::stream_error(peer, error))?;
             secret.ok_or_else(|| PeerError::SpeaksPlainly { peer: peer.to_owned() })
         };
         Ok(match self {
             Credentials::Token(token) => token.clone(),
-            Credentials::Certificate(_, Some(token)) => token.over(&secret()?),
-            Credentials::Certificate(_, None) => Token::of_session(&secret()?),
+            Credentials::Certificate(_, Some(token)) => token.for_connection(&secret()?),
+            Credentials::Certificate(_, None) => Token::for_certificates(&secret()?),
         })
     }
 }

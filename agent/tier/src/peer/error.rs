@@ -111,7 +111,7 @@ impl PeerError {
         PeerError::Frame { peer: peer.to_owned(), error }
     }
 
-    pub(crate) fn reported(peer: &str, message: &[u8]) -> PeerError {
+    pub(crate) fn from_report(peer: &str, message: &[u8]) -> PeerError {
         match serde_json::from_slice::<Report>(message) {
             Ok(report) => {
                 // Text of other agents goes into logs and onto terminals.

@@ -49,7 +49,7 @@ pub enum Kind {
     /// Offers a shard; its manifest follows.
     Put = 1,
     /// The shard is wanted; the numbers of the missing chunks follow.
-    Wanted = 2,
+    Missing = 2,
     /// A chunk of the shard follows.
     Chunk = 3,
     /// A chunk was verified and stored: one more may be sent.
@@ -75,7 +75,7 @@ pub enum Kind {
     /// Announces a decision.
     Announce = 14,
     /// The answer to an announced decision follows.
-    Reported = 15,
+    Announced = 15,
     /// Withdraws replicas.
     Drop = 16,
     /// The result of a withdrawal follows.
@@ -88,7 +88,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Kind; 18] = [
         Kind::Put,
-        Kind::Wanted,
+        Kind::Missing,
         Kind::Chunk,
         Kind::Taken,
         Kind::Commit,
@@ -101,7 +101,7 @@ impl Kind {
         Kind::Decide,
         Kind::Decided,
         Kind::Announce,
-        Kind::Reported,
+        Kind::Announced,
         Kind::Drop,
         Kind::Dropped,
         Kind::Error,
@@ -176,10 +176,10 @@ pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
     bytes[6] = u8::from(header.code);
     bytes[8..12].copy_from_slice(&header.request.to_le_bytes());
     bytes[12..16].copy_from_slice(&header.length.to_le_bytes());
-    for (at, word) in
+    for (at, value) in
         [header.attempt, header.step, header.key, header.offset, header.digest].iter().enumerate()
     {
-        bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&word.to_le_bytes());
+        bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&value.to_le_bytes());
     }
     bytes[56..60].copy_from_slice(&header.chunk.to_le_bytes());
     bytes

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
@@ -18,17 +18,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::beneath::{Beneath, medium_at};
 use crate::files::Pack;
-use crate::files::tree::Mark;
-use crate::os::{Outgoing, monotonic_ms, spawn};
+use crate::files::tree::FileVersion;
+use crate::lock;
+use crate::os::{SendMapping, monotonic_ms, spawn};
 use crate::peer::user::{Access, User, Users};
-use crate::seal::{Bytes, Sealed};
+use crate::seal::{Bytes, SealedShard};
 
 /// Maximum number of watched directories of one user.
-const WATCHED_EACH: usize = 64;
+const MAX_WATCHED_EACH: usize = 64;
 
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Watched {
+pub struct WatchedDirectory {
     /// The run id of the job; with its owner (`core::checkpoint::owner`) if a user requested it.
     pub run: String,
     /// The directory of its steps.
@@ -49,18 +50,18 @@ pub struct LocalShards {
 
 #[derive(Debug, Default)]
 struct Inner {
-    watched: Vec<Watched>,
-    shards: BTreeMap<String, Found>,
+    watched: Vec<WatchedDirectory>,
+    shards: BTreeMap<String, LocalShard>,
     /// Shards in launchers' memory, by root: preferred to the copy on disk.
-    pooled: BTreeMap<String, Pooled>,
+    pooled: BTreeMap<String, PooledShard>,
     /// Sealed steps of trainers' files, by watched directory and run.
     packs: BTreeMap<(PathBuf, String), Vec<Arc<Pack>>>,
     /// Manifests that were read, by user and path, with a mark that shows whether they changed.
-    read: Read,
+    read: KnownManifests,
     /// Running checks, by user and directory.
-    turns: BTreeMap<(u32, PathBuf), Arc<Turn>>,
+    turns: BTreeMap<(u32, PathBuf), Arc<CheckTurn>>,
     /// Mapped memory of sent slots, by file, with device, inode and length to detect another file.
-    mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
+    mapped: BTreeMap<PathBuf, ((u64, u64, u64), SendMapping)>,
     /// Shards on disk whose files stay open until their replicas are stored, by root.
     held: BTreeMap<String, PinnedShard>,
     /// The step that is being sent. Its files are opened as soon as they are on disk.
@@ -70,8 +71,8 @@ struct Inner {
 }
 
 #[derive(Clone, Debug)]
-struct Found {
-    sealed: Arc<Sealed>,
+struct LocalShard {
+    sealed: Arc<SealedShard>,
     /// The watched directory.
     root: PathBuf,
     /// The shard's directory below it.
@@ -87,11 +88,11 @@ impl LocalShards {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Starts to watch a directory.
-    pub fn watch(&self, watched: Watched) {
+    pub fn watch(&self, watched: WatchedDirectory) {
         let mut inner = self.inner();
         // A watch of another user for the same directory does not replace this one.
         inner.watched.retain(|other| {
@@ -102,16 +103,16 @@ impl LocalShards {
         let uid = watched.user.uid;
         inner.watched.push(watched);
         // A user with too many watches loses the oldest one.
-        let of_user = inner.watched.iter().filter(|place| place.user.uid == uid).count();
-        if of_user > WATCHED_EACH
-            && let Some(oldest) = inner.watched.iter().position(|place| place.user.uid == uid)
+        let of_user = inner.watched.iter().filter(|other| other.user.uid == uid).count();
+        if of_user > MAX_WATCHED_EACH
+            && let Some(oldest) = inner.watched.iter().position(|other| other.user.uid == uid)
         {
             inner.watched.remove(oldest);
         }
     }
 
     /// All watched directories.
-    pub fn watched(&self) -> Vec<Watched> {
+    pub fn watched(&self) -> Vec<WatchedDirectory> {
         self.inner().watched.clone()
     }
 
@@ -119,15 +120,15 @@ impl LocalShards {
     pub fn look(&self) -> bool {
         let (watched, were_read, known) = {
             let mut inner = self.inner();
-            let known: Vec<Pooled> = inner.pooled.values().cloned().collect();
+            let known: Vec<PooledShard> = inner.pooled.values().cloned().collect();
             (inner.watched.clone(), std::mem::take(&mut inner.read), known)
         };
         let (were_read, known) = (Arc::new(were_read), Arc::new(known));
-        let mut pooled: BTreeMap<String, Pooled> = BTreeMap::new();
+        let mut pooled: BTreeMap<String, PooledShard> = BTreeMap::new();
         let mut looked = BTreeMap::new();
         let mut shards = BTreeMap::new();
-        for place in &watched {
-            match self.look_aside(place, &were_read, &known) {
+        for directory in &watched {
+            match self.look_aside(directory, &were_read, &known) {
                 Some(seen) => {
                     pooled.extend(
                         seen.pooled.into_iter().map(|found| (found.sealed.shard.root.clone(), found)),
@@ -138,13 +139,13 @@ impl LocalShards {
                 // Its file system does not answer: keep the last known shards, and continue with the other directories.
                 None => {
                     let inner = self.inner();
-                    let is_there = |found: &Found| {
-                        found.root == place.directory && found.access.user().uid == place.user.uid
+                    let is_there = |found: &LocalShard| {
+                        found.root == directory.directory && found.access.user().uid == directory.user.uid
                     };
                     let before = inner.shards.iter().filter(|(_, found)| is_there(found));
                     shards.extend(before.map(|(root, found)| (root.clone(), found.clone())));
                     let is_read = |(uid, path): &(u32, PathBuf)| {
-                        *uid == place.user.uid && path.starts_with(&place.directory)
+                        *uid == directory.user.uid && path.starts_with(&directory.directory)
                     };
                     let before = were_read.iter().filter(|(at, _)| is_read(at));
                     looked.extend(before.map(|(at, read)| (at.clone(), read.clone())));
@@ -156,7 +157,7 @@ impl LocalShards {
         let packed: BTreeSet<String> =
             inner.packs.values().flatten().map(|pack| pack.sealed.shard.root.clone()).collect();
         let Inner { bad, held, watched, .. } = &mut *inner;
-        held.retain(|_, shard| watched.iter().any(|place| shard.is_of(place)));
+        held.retain(|_, shard| watched.iter().any(|directory| shard.is_of(directory)));
         bad.retain(|root| {
             shards.contains_key(root)
                 || pooled.contains_key(root)
@@ -166,32 +167,33 @@ impl LocalShards {
         let is_new = |root: &String| !inner.shards.contains_key(root) && !inner.pooled.contains_key(root);
         let news = shards.keys().chain(pooled.keys()).any(is_new);
         // The kernel frees memory that a launcher released only when no process has it mapped.
-        inner.mapped.retain(|place, (was, _)| is_still(place, was));
+        inner.mapped.retain(|directory, (was, _)| is_still(directory, was));
         (inner.shards, inner.pooled) = (shards, pooled);
         let sending = inner.sending.clone();
         drop(inner);
-        sending.iter().for_each(|of| self.hold(of));
+        sending.iter().for_each(|step| self.hold(step));
         news
     }
 
     /// A number that changes when something is sealed or released in launchers' memory. Much cheaper than a full check.
     pub(crate) fn stamp_of_memory(&self) -> u64 {
         let watched = self.watched();
-        let pools =
-            watched.iter().filter_map(|place| Some((place.pool.as_ref()?, self.users.access(place.user))));
+        let pools = watched
+            .iter()
+            .filter_map(|directory| Some((directory.pool.as_ref()?, self.users.access(directory.user))));
         pools.fold(0, |sum: u64, (pool, access)| sum.rotate_left(7) ^ stamp_of_pool(pool, &access))
     }
 
     /// For each rank of this host, the memory that its launcher reserves for a shard.
     pub(crate) fn reserved(&self) -> Vec<u64> {
         let watched = self.watched();
-        let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
+        let pools = watched.iter().filter_map(|directory| Some((directory.pool.as_ref()?, directory.user)));
         pools.flat_map(|(pool, user)| reserved_in_pool(pool, &self.users.access(user))).collect()
     }
 
     /// Whether any watched job has a launcher's memory.
     pub(crate) fn has_memory(&self) -> bool {
-        self.inner().watched.iter().any(|place| place.pool.is_some())
+        self.inner().watched.iter().any(|watched| watched.pool.is_some())
     }
 
     /// Whether the last check found any shard.
@@ -203,36 +205,40 @@ impl LocalShards {
     /// The shards, each with its medium and whether it is, as far as known, intact.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
-        let reported =
-            |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
+        let listed = |sealed: &SealedShard, medium| {
+            (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root))
+        };
         // A shard in memory and on disk is listed twice: each copy may be lost alone.
-        let in_memory = inner.pooled.values().map(|of| reported(&of.sealed, Medium::Memory));
-        let packs = inner.packs.values().flatten().map(|pack| reported(&pack.sealed, pack.medium));
-        let on_disk = inner.shards.values().map(|of| reported(&of.sealed, of.medium));
+        let in_memory = inner.pooled.values().map(|shard| listed(&shard.sealed, Medium::Memory));
+        let packs = inner.packs.values().flatten().map(|pack| listed(&pack.sealed, pack.medium));
+        let on_disk = inner.shards.values().map(|shard| listed(&shard.sealed, shard.medium));
         let deleted = inner.held.iter().filter(|(root, _)| !inner.shards.contains_key(*root));
-        let held = deleted.map(|(_, of)| reported(of.sealed(), of.medium()));
+        let held = deleted.map(|(_, shard)| listed(shard.sealed(), shard.medium()));
         in_memory.chain(on_disk).chain(held).chain(packs).collect()
     }
 
     /// For shards whose ranks named ranks that should save the same: the group and the root over the saved bytes, by the shard's root.
     pub(crate) fn shared_content(&self) -> BTreeMap<String, (String, String)> {
         let inner = self.inner();
-        let sealed =
-            inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
-        let reported =
+        let sealed = inner
+            .pooled
+            .values()
+            .map(|shard| &shard.sealed)
+            .chain(inner.shards.values().map(|shard| &shard.sealed));
+        let declared =
             sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.shared_content.clone()?)));
-        reported.map(|(root, shared)| (root, (shared.group, shared.root))).collect()
+        declared.map(|(root, shared)| (root, (shared.group, shared.root))).collect()
     }
 
     /// Sets what is offered of a watched directory for one run; watches of other users are not affected. Returns whether it changed.
     pub(crate) fn set_packs(&self, directory: &Path, run: &str, packs: Vec<Arc<Pack>>) -> bool {
         let mut inner = self.inner();
-        let place = (directory.to_owned(), run.to_owned());
-        let is_same = inner.packs.get(&place).is_some_and(|before| {
+        let watched = (directory.to_owned(), run.to_owned());
+        let is_same = inner.packs.get(&watched).is_some_and(|before| {
             before.len() == packs.len() && before.iter().zip(&packs).all(|(a, b)| Arc::ptr_eq(a, b))
         });
         if !is_same {
-            inner.packs.insert(place, packs);
+            inner.packs.insert(watched, packs);
         }
         !is_same
     }
@@ -251,18 +257,18 @@ impl LocalShards {
     }
 
     /// The memory of a slot. It stays mapped for later steps in the slot: mapping it again each time takes longer than sending it.
-    fn mapped(&self, pooled: &Pooled, file: &File) -> Option<Outgoing> {
+    fn mapped(&self, pooled: &PooledShard, file: &File) -> Option<SendMapping> {
         let found = file.metadata().ok()?;
         let is = (found.dev(), found.ino(), found.len());
-        let place = pooled.place();
+        let watched = pooled.path();
         let mut inner = self.inner();
-        if let Some((was, memory)) = inner.mapped.get(&place)
+        if let Some((was, memory)) = inner.mapped.get(&watched)
             && *was == is
         {
             return Some(memory.clone());
         }
-        let memory = Outgoing::of(file, found.len()).ok()?;
-        inner.mapped.insert(place, (is, memory.clone()));
+        let memory = SendMapping::new(file, found.len()).ok()?;
+        inner.mapped.insert(watched, (is, memory.clone()));
         Some(memory)
     }
 
@@ -271,26 +277,26 @@ impl LocalShards {
     }
 
     /// Opens a shard in a launcher's memory by its root.
-    pub(crate) fn open_pooled(&self, root: &str) -> Option<Opened> {
+    pub(crate) fn open_pooled(&self, root: &str) -> Option<OpenShard> {
         let pooled = self.inner().pooled.get(root).cloned()?;
         let file = pooled.open()?;
         let memory = self.mapped(&pooled, &file);
         let bytes = Arc::new(Bytes::File(file, memory));
-        Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) })
+        Some(OpenShard { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) })
     }
 
     /// Opens a shard by its root: from memory, or from its checkpoint directory.
-    pub(crate) fn open(&self, root: &str) -> Option<Opened> {
+    pub(crate) fn open(&self, root: &str) -> Option<OpenShard> {
         if let Some(opened) = self.open_pooled(root) {
             return Some(opened);
         }
         if let Some(pack) = self.pack(root) {
-            return Some(Opened::of_pack(&pack));
+            return Some(OpenShard::of_pack(&pack));
         }
-        self.open_file(root).or_else(|| self.open_pinned(root)).map(Opened::of_file)
+        self.open_file(root).or_else(|| self.open_pinned(root)).map(OpenShard::of_file)
     }
 
-    pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<SealedShard>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
         let as_user = found.access.act().ok()?;
         let file = as_user.open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
@@ -299,14 +305,14 @@ impl LocalShards {
     }
 
     /// Records that the bytes of a shard differ from its seal: it is no longer offered.
-    pub fn is_bad(&self, root: &str) {
+    pub fn mark_bad(&self, root: &str) {
         let mut inner = self.inner();
         inner.held.remove(root);
         inner.bad.insert(root.to_owned());
     }
 
     /// Records that such a shard exists again and its bytes were verified.
-    pub(crate) fn is_good(&self, root: &str) {
+    pub(crate) fn mark_good(&self, root: &str) {
         self.inner().bad.remove(root);
     }
 
@@ -332,37 +338,37 @@ impl LocalShards {
 }
 
 /// Whether a slot's file exists and is unchanged: device, inode and length.
-fn is_still(place: &Path, was: &(u64, u64, u64)) -> bool {
-    fs::symlink_metadata(place).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
+fn is_still(path: &Path, was: &(u64, u64, u64)) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
 }
 
 // Checks the watched directories and launchers' memory with the rights of their users.
 
 /// The mark of a file when it was last read, and its manifest; none if it was not valid.
-type LastRead = (Mark, Option<Arc<Sealed>>);
+type LastRead = (FileVersion, Option<Arc<SealedShard>>);
 
 /// Maximum time for the check of one place before the check continues without it.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Manifests that were read, by user and path.
-type Read = BTreeMap<(u32, PathBuf), LastRead>;
+type KnownManifests = BTreeMap<(u32, PathBuf), LastRead>;
 
 /// The result of checking one place.
 #[derive(Debug, Default)]
-struct Seen {
-    pooled: Vec<Pooled>,
-    looked: Read,
-    shards: Vec<(String, Found)>,
+struct DirectoryShards {
+    pooled: Vec<PooledShard>,
+    looked: KnownManifests,
+    shards: Vec<(String, LocalShard)>,
 }
 
 /// Whether a check of a place is running, and whether it is stuck.
 #[derive(Debug, Default)]
-struct Turn {
+struct CheckTurn {
     is_taken: AtomicBool,
     is_stuck: AtomicBool,
 }
 
-impl Turn {
+impl CheckTurn {
     fn take(&self) -> bool {
         !self.is_taken.swap(true, Ordering::SeqCst)
     }
@@ -375,16 +381,21 @@ impl Turn {
 
 impl LocalShards {
     /// Checks one place on a separate thread. A check that does not return is waited for once, and not started again until it has returned.
-    fn look_aside(&self, place: &Watched, were_read: &Arc<Read>, known: &Arc<Vec<Pooled>>) -> Option<Seen> {
+    fn look_aside(
+        &self,
+        directory: &WatchedDirectory,
+        were_read: &Arc<KnownManifests>,
+        known: &Arc<Vec<PooledShard>>,
+    ) -> Option<DirectoryShards> {
         let turn = {
             let mut inner = self.inner();
             let Inner { turns, watched, .. } = &mut *inner;
             turns.retain(|(uid, directory), _| {
-                watched.iter().any(|of| of.user.uid == *uid && of.directory == *directory)
+                watched.iter().any(|other| other.user.uid == *uid && other.directory == *directory)
             });
-            Arc::clone(turns.entry((place.user.uid, place.directory.clone())).or_default())
+            Arc::clone(turns.entry((directory.user.uid, directory.directory.clone())).or_default())
         };
-        let until = Instant::now() + LOOK_WITHIN;
+        let until = Instant::now() + CHECK_TIMEOUT;
         // Another check may be running that started before the change that this one is about.
         while !turn.take() {
             if turn.is_stuck.load(Ordering::SeqCst) || Instant::now() >= until {
@@ -392,62 +403,67 @@ impl LocalShards {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (reported, reports) = std::sync::mpsc::sync_channel(1);
-        let access = self.users.access(place.user);
-        let (place, were_read, known, of_thread) =
-            (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let access = self.users.access(directory.user);
+        let (directory, were_read, known, of_thread) =
+            (directory.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
         let work = move || {
-            let seen = look_at(&place, &access, &were_read, &known);
+            let found = look_at(&directory, &access, &were_read, &known);
             of_thread.end();
-            let _ = reported.send(seen);
+            let _ = sender.send(found);
         };
         if spawn("ckpt-look", work).is_err() {
             turn.end();
             return None;
         }
-        let seen = reports.recv_timeout(until.saturating_duration_since(Instant::now()));
-        if seen.is_err() {
+        let found = receiver.recv_timeout(until.saturating_duration_since(Instant::now()));
+        if found.is_err() {
             turn.is_stuck.store(true, Ordering::SeqCst);
             tracing::warn!(
                 "a watched checkpoint directory does not answer: what was seen there last is offered"
             );
         }
-        seen.ok()
+        found.ok()
     }
 }
 
 /// Checks one place.
-fn look_at(place: &Watched, access: &Access, were_read: &Read, known: &[Pooled]) -> Seen {
-    let mut seen = Seen::default();
-    if let Some(pool) = &place.pool {
-        seen.pooled = look_into_pool(pool, access, &place.run, known);
+fn look_at(
+    directory: &WatchedDirectory,
+    access: &Access,
+    were_read: &KnownManifests,
+    known: &[PooledShard],
+) -> DirectoryShards {
+    let mut shards = DirectoryShards::default();
+    if let Some(pool) = &directory.pool {
+        shards.pooled = look_into_pool(pool, access, &directory.run, known);
     }
-    let Ok(as_user) = access.act() else { return seen };
-    let Ok(at) = as_user.open(&place.directory) else { return seen };
+    let Ok(as_user) = access.act() else { return shards };
+    let Ok(at) = as_user.open(&directory.directory) else { return shards };
     let medium = medium_at(&at);
     for below in rank_directories(&at) {
         let manifest = below.join(MANIFEST_NAME);
-        let path = place.directory.join(&manifest);
-        let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
+        let path = directory.directory.join(&manifest);
+        let Some(mark) = version_of(&at, &manifest, directory.user) else { continue };
         let known = were_read
-            .get(&(place.user.uid, path.clone()))
+            .get(&(directory.user.uid, path.clone()))
             .filter(|(before, _)| *before == mark)
             .map(|(_, sealed)| sealed.clone());
         // Only agents create and store pieces: no rank seals one.
         let read = || {
-            let sealed = Sealed::read_in(&at, &manifest).ok();
+            let sealed = SealedShard::read_in(&at, &manifest).ok();
             let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
-            sealed.owned_as(&place.run).ok()
+            sealed.owned_as(&directory.run).ok()
         };
         let sealed = known.unwrap_or_else(|| read().map(Arc::new));
-        seen.looked.insert((place.user.uid, path), (mark, sealed.clone()));
+        shards.looked.insert((directory.user.uid, path), (mark, sealed.clone()));
         if let Some(sealed) = sealed {
-            let (root, access) = (place.directory.clone(), access.clone());
-            let found = Found { sealed: Arc::clone(&sealed), root, below, access, medium };
-            seen.shards.push((sealed.shard.root.clone(), found));
+            let (root, access) = (directory.directory.clone(), access.clone());
+            let found = LocalShard { sealed: Arc::clone(&sealed), root, below, access, medium };
+            shards.shards.push((sealed.shard.root.clone(), found));
         }
     }
-    seen
+    shards
 }
 
 /// The directories of ranks below `directory`: `step-*/rank-*`.
@@ -464,10 +480,10 @@ pub(crate) fn rank_directories(at: &Beneath) -> Vec<PathBuf> {
     named(Path::new(""), "step-").iter().flat_map(|step| named(step, "rank-")).collect()
 }
 
-fn mark_of(at: &Beneath, below: &Path, user: User) -> Option<Mark> {
+fn version_of(at: &Beneath, below: &Path, user: User) -> Option<FileVersion> {
     let found = at.stat(below).ok().filter(|found| found.st_uid == user.uid)?;
     let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-    is_file.then(|| Mark::of_stat(&found))
+    is_file.then(|| FileVersion::from_stat(&found))
 }
 
 // Steps whose files stay open until their copies are made. If saves are faster than copies, each step is overwritten in memory and
@@ -476,12 +492,12 @@ fn mark_of(at: &Beneath, below: &Path, user: User) -> Option<Mark> {
 /// A shard whose bytes exist as long as its file is open, even if it is deleted.
 #[derive(Debug)]
 struct PinnedShard {
-    found: Found,
+    found: LocalShard,
     file: Arc<File>,
 }
 
 impl PinnedShard {
-    fn sealed(&self) -> &Sealed {
+    fn sealed(&self) -> &SealedShard {
         &self.found.sealed
     }
 
@@ -490,8 +506,8 @@ impl PinnedShard {
     }
 
     /// Whether it is from that directory.
-    fn is_of(&self, place: &Watched) -> bool {
-        self.found.root == place.directory && self.found.access.user().uid == place.user.uid
+    fn is_of(&self, watched: &WatchedDirectory) -> bool {
+        self.found.root == watched.directory && self.found.access.user().uid == watched.user.uid
     }
 }
 
@@ -500,10 +516,10 @@ impl LocalShards {
     pub(crate) fn on_disk(&self) -> BTreeSet<StepKey> {
         let inner = self.inner();
         let in_files = || {
-            let held = inner.held.values().map(|of| &of.found.sealed);
-            inner.shards.values().map(|of| &of.sealed).chain(held)
+            let held = inner.held.values().map(|shard| &shard.found.sealed);
+            inner.shards.values().map(|shard| &shard.sealed).chain(held)
         };
-        let all = ranks_of_steps(inner.pooled.values().map(|of| &of.sealed).chain(in_files()));
+        let all = ranks_of_steps(inner.pooled.values().map(|shard| &shard.sealed).chain(in_files()));
         // A rank that has saved nothing of a step yet may be about to.
         let most = |run: &str| {
             let of_run = all.iter().filter(|(key, _)| key.run_id() == run);
@@ -517,28 +533,28 @@ impl LocalShards {
     pub(crate) fn holds_all_of(&self, launch: &str, at: (u64, u64)) -> bool {
         let inner = self.inner();
         // In another attempt this host may have other ranks.
-        let of_attempt = |sealed: &&Arc<Sealed>| {
-            let of = &sealed.shard.of;
-            of.run == launch && of.attempt == at.0
+        let of_attempt = |sealed: &&Arc<SealedShard>| {
+            let shard = &sealed.shard.key;
+            shard.run == launch && shard.attempt == at.0
         };
-        let in_memory = inner.pooled.values().map(|of| &of.sealed);
-        let saved = in_memory.chain(inner.shards.values().map(|of| &of.sealed)).filter(of_attempt);
+        let in_memory = inner.pooled.values().map(|shard| &shard.sealed);
+        let saved = in_memory.chain(inner.shards.values().map(|shard| &shard.sealed)).filter(of_attempt);
         let ranks: BTreeSet<u32> = saved.map(|sealed| sealed.shard.rank).collect();
-        let held = inner.held.values().map(|of| &of.found.sealed).filter(of_attempt);
-        let of_step = held.filter(|sealed| sealed.shard.of.step == at.1);
+        let held = inner.held.values().map(|shard| &shard.found.sealed).filter(of_attempt);
+        let of_step = held.filter(|sealed| sealed.shard.key.step == at.1);
         let held: BTreeSet<u32> = of_step.map(|sealed| sealed.shard.rank).collect();
         !held.is_empty() && held.is_superset(&ranks)
     }
 
     /// Keeps the files of a step that are on disk open.
-    pub(crate) fn hold(&self, of: &StepKey) {
-        let wanted: Vec<(String, Found)> = {
+    pub(crate) fn hold(&self, key: &StepKey) {
+        let missing: Vec<(String, LocalShard)> = {
             let Inner { shards, held, bad, .. } = &*self.inner();
-            let of_step = shards.iter().filter(|(_, found)| found.sealed.shard.of == *of);
-            let wanted = of_step.filter(|(root, _)| !held.contains_key(*root) && !bad.contains(*root));
-            wanted.map(|(root, found)| (root.clone(), found.clone())).collect()
+            let of_step = shards.iter().filter(|(_, found)| found.sealed.shard.key == *key);
+            let missing = of_step.filter(|(root, _)| !held.contains_key(*root) && !bad.contains(*root));
+            missing.map(|(root, found)| (root.clone(), found.clone())).collect()
         };
-        for (root, found) in wanted {
+        for (root, found) in missing {
             if let Some((_, file)) = self.open_file(&root) {
                 self.inner().held.insert(root, PinnedShard { found, file: Arc::new(file) });
             }
@@ -547,8 +563,8 @@ impl LocalShards {
 
     /// Sets the step that is being sent, or none. A step that is sent from memory may be overwritten there and deleted from disk before its
     /// copy is complete: without its owner's copy, it would have one too few. So its files are opened as soon as they are on disk.
-    pub(crate) fn set_sending(&self, of: Option<StepKey>) {
-        self.inner().sending = of;
+    pub(crate) fn set_sending(&self, key: Option<StepKey>) {
+        self.inner().sending = key;
     }
 
     /// Closes the files of all steps except the wanted ones, and those of the step of a launch that is kept from. A step of an
@@ -558,23 +574,25 @@ impl LocalShards {
         if held.is_empty() {
             return;
         }
-        let own = shards.values().map(|of| &of.sealed).chain(pooled.values().map(|of| &of.sealed));
+        let own =
+            shards.values().map(|shard| &shard.sealed).chain(pooled.values().map(|shard| &shard.sealed));
         let mut attempts: BTreeMap<&str, u64> = BTreeMap::new();
-        for of in own.map(|sealed| &sealed.shard.of) {
-            let newest = attempts.entry(of.run_id()).or_default();
-            *newest = of.attempt.max(*newest);
+        for key in own.map(|sealed| &sealed.shard.key) {
+            let newest = attempts.entry(key.run_id()).or_default();
+            *newest = key.attempt.max(*newest);
         }
         held.retain(|_, shard| {
-            let of = &shard.sealed().shard.of;
-            let is_kept = from.is_some_and(|(launch, at)| of.run == *launch && (of.attempt, of.step) == *at);
-            (is_kept || wanted.contains(of))
-                && attempts.get(of.run_id()).is_none_or(|newest| of.attempt >= *newest)
+            let key = &shard.sealed().shard.key;
+            let is_kept =
+                from.is_some_and(|(launch, at)| key.run == *launch && (key.attempt, key.step) == *at);
+            (is_kept || wanted.contains(key))
+                && attempts.get(key.run_id()).is_none_or(|newest| key.attempt >= *newest)
         });
     }
 
     /// The runs with files that are kept open.
     pub(crate) fn pinned_runs(&self) -> BTreeSet<String> {
-        self.inner().held.values().map(|shard| shard.sealed().shard.of.run_id().to_owned()).collect()
+        self.inner().held.values().map(|shard| shard.sealed().shard.key.run_id().to_owned()).collect()
     }
 
     /// Whether the file of a shard is kept open.
@@ -583,7 +601,7 @@ impl LocalShards {
     }
 
     /// Opens a shard whose file is kept open.
-    pub(crate) fn open_pinned(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    pub(crate) fn open_pinned(&self, root: &str) -> Option<(Arc<SealedShard>, File)> {
         let inner = self.inner();
         let shard = inner.held.get(root)?;
         Some((Arc::clone(&shard.found.sealed), shard.file.try_clone().ok()?))
@@ -591,10 +609,12 @@ impl LocalShards {
 }
 
 /// The ranks that have saved each step.
-fn ranks_of_steps<'s>(shards: impl Iterator<Item = &'s Arc<Sealed>>) -> BTreeMap<&'s StepKey, BTreeSet<u32>> {
+fn ranks_of_steps<'s>(
+    shards: impl Iterator<Item = &'s Arc<SealedShard>>,
+) -> BTreeMap<&'s StepKey, BTreeSet<u32>> {
     let mut steps: BTreeMap<&StepKey, BTreeSet<u32>> = BTreeMap::new();
     for shard in shards.map(|sealed| &sealed.shard) {
-        steps.entry(&shard.of).or_default().insert(shard.rank);
+        steps.entry(&shard.key).or_default().insert(shard.rank);
     }
     steps
 }
@@ -603,30 +623,32 @@ fn ranks_of_steps<'s>(shards: impl Iterator<Item = &'s Arc<Sealed>>) -> BTreeMap
 
 /// A shard that is open for reading.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenShard {
     /// Its manifest.
-    pub sealed: Arc<Sealed>,
+    pub sealed: Arc<SealedShard>,
     /// Its bytes: they start with the shard.
     pub bytes: Arc<Bytes>,
     /// Its slot in a launcher's memory, which may be used for another step at any time.
-    pooled: Option<Pooled>,
+    pooled: Option<PooledShard>,
 }
 
-impl Opened {
+impl OpenShard {
     /// From a file that has only the shard.
-    pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
-        Opened { sealed, bytes: Arc::new(file.into()), pooled: None }
+    pub(crate) fn of_file((sealed, file): (Arc<SealedShard>, File)) -> OpenShard {
+        OpenShard { sealed, bytes: Arc::new(file.into()), pooled: None }
     }
 
     /// From a replica in the store.
-    pub(crate) fn of_replica((sealed, file, memory): (Arc<Sealed>, File, Option<Outgoing>)) -> Opened {
-        Opened { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
+    pub(crate) fn of_replica(
+        (sealed, file, memory): (Arc<SealedShard>, File, Option<SendMapping>),
+    ) -> OpenShard {
+        OpenShard { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
     }
 
     /// From files in their trainer's directory.
-    fn of_pack(pack: &Arc<Pack>) -> Opened {
+    fn of_pack(pack: &Arc<Pack>) -> OpenShard {
         let bytes = Arc::new(Bytes::Pack(Arc::clone(pack)));
-        Opened { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
+        OpenShard { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
     }
 
     /// Whether it is in files of a trainer: it need not be fetched to this host.
@@ -638,13 +660,13 @@ impl Opened {
     pub fn is_still(&self) -> bool {
         match &*self.bytes {
             Bytes::Pack(pack) => pack.content.is_still(),
-            Bytes::File(..) => self.pooled.as_ref().is_none_or(Pooled::is_still),
+            Bytes::File(..) => self.pooled.as_ref().is_none_or(PooledShard::is_still),
         }
     }
 
     /// Asks the pool owner to keep it in its slot for the next seconds.
     pub fn pin(&self) {
-        self.pooled.iter().for_each(Pooled::pin);
+        self.pooled.iter().for_each(PooledShard::pin);
     }
 
     /// Whether the file is long enough.
@@ -676,8 +698,8 @@ const PIN_MS: u64 = 10_000;
 
 /// A sealed slot.
 #[derive(Clone, Debug)]
-pub(crate) struct Pooled {
-    pub(crate) sealed: Arc<Sealed>,
+pub(crate) struct PooledShard {
+    pub(crate) sealed: Arc<SealedShard>,
     pool: PathBuf,
     /// The directory of the rank in the pool.
     home: PathBuf,
@@ -685,7 +707,7 @@ pub(crate) struct Pooled {
     slot: Slot,
 }
 
-impl Pooled {
+impl PooledShard {
     /// Opens the slot's file, which starts with the shard. None if the slot now holds another shard.
     pub(crate) fn open(&self) -> Option<File> {
         self.pin();
@@ -694,7 +716,7 @@ impl Pooled {
     }
 
     /// The slot's file, which later steps use again.
-    pub(crate) fn place(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.pool.join(self.file())
     }
 
@@ -730,7 +752,7 @@ impl Pooled {
 }
 
 /// The sealed shards in a pool, from files of this user only. `known` are manifests that were read before, by slot.
-fn look_into_pool(pool: &Path, access: &Access, run: &str, known: &[Pooled]) -> Vec<Pooled> {
+fn look_into_pool(pool: &Path, access: &Access, run: &str, known: &[PooledShard]) -> Vec<PooledShard> {
     let Ok(as_user) = access.act() else { return Vec::new() };
     let Ok(at) = as_user.open(pool) else { return Vec::new() };
     let mut found = Vec::new();
@@ -746,16 +768,16 @@ fn look_into_pool(pool: &Path, access: &Access, run: &str, known: &[Pooled]) -> 
                 found.push(known.clone());
                 continue;
             }
-            let sealed = Sealed::read_in(&at, &home.join(format!("slot-{}.json", slot.index)));
+            let sealed = SealedShard::read_in(&at, &home.join(format!("slot-{}.json", slot.index)));
             let Ok(sealed) = sealed.and_then(|sealed| sealed.owned_as(run)) else { continue };
-            let of = &sealed.shard.of;
-            let is_it = (of.attempt, of.step, u64::from(of.world), sealed.shard.bytes)
+            let key = &sealed.shard.key;
+            let is_it = (key.attempt, key.step, u64::from(key.world), sealed.shard.bytes)
                 == (slot.epoch, slot.step, slot.world_size, slot.used);
             // The manifest and the slot belong together only if nothing changed in between.
             if is_it && with_page(&at, &home, |page| page.is_still(&slot)) == Some(true) {
                 let (pool, home) = (pool.to_owned(), home.clone());
                 let (access, sealed) = (access.clone(), Arc::new(sealed));
-                found.push(Pooled { sealed, pool, home, access, slot });
+                found.push(PooledShard { sealed, pool, home, access, slot });
             }
         }
     }
@@ -774,15 +796,18 @@ fn reserved_in_pool(pool: &Path, access: &Access) -> Vec<u64> {
 fn stamp_of_pool(pool: &Path, access: &Access) -> u64 {
     let Ok(as_user) = access.act() else { return 0 };
     let Ok(at) = as_user.open(pool) else { return 0 };
-    let sealed = ranks(&at).into_iter().enumerate().flat_map(|(place, home)| {
-        let of = |page: &Control<'_>| {
+    let sealed = ranks(&at).into_iter().enumerate().flat_map(|(index_of_rank, home)| {
+        let sealed_slots = |page: &Control<'_>| {
             let sealed = page.all().filter(|slot| slot.state == State::Sealed);
             sealed.map(|slot| (slot.index as u64, slot.generation)).collect::<Vec<_>>()
         };
-        with_page(&at, &home, of).unwrap_or_default().into_iter().map(move |at| (place as u64, at))
+        with_page(&at, &home, sealed_slots)
+            .unwrap_or_default()
+            .into_iter()
+            .map(move |at| (index_of_rank as u64, at))
     });
-    sealed.fold(0xcbf2_9ce4_8422_2325, |sum, (place, (index, generation))| {
-        [place, index, generation]
+    sealed.fold(0xcbf2_9ce4_8422_2325, |sum, (index_of_rank, (index, generation))| {
+        [index_of_rank, index, generation]
             .into_iter()
             .fold(sum, |sum: u64, word| (sum ^ word).wrapping_mul(0x0100_0000_01b3))
     })
@@ -849,7 +874,7 @@ mod tests {
     fn watching(directory: &Path) -> LocalShards {
         let own = LocalShards::default();
         let (run, directory) = ("run".to_owned(), directory.to_owned());
-        own.watch(Watched { run, directory, user: User::own(), pool: None });
+        own.watch(WatchedDirectory { run, directory, user: User::own(), pool: None });
         own
     }
 
@@ -860,12 +885,12 @@ mod tests {
         [10, 20].into_iter().for_each(|step| seal(directory.path(), step, 0));
         own.look();
         let shards: Vec<_> = own.list().into_iter().map(|(shard, ..)| shard).collect();
-        let of = |step: u64| shards.iter().find(|shard| shard.of.step == step).unwrap().clone();
-        let (sent, other) = (of(10), of(20));
+        let shard_of = |step: u64| shards.iter().find(|shard| shard.key.step == step).unwrap().clone();
+        let (sent, other) = (shard_of(10), shard_of(20));
         fs::remove_dir_all(directory.path().join("step-000000000010")).unwrap();
         own.look();
         // As if it had been sent from memory all the time.
-        own.set_sending(Some(sent.of.clone()));
+        own.set_sending(Some(sent.key.clone()));
         seal(directory.path(), 10, 0);
         own.look();
         // A newer step has replaced it.
@@ -873,9 +898,9 @@ mod tests {
         own.look();
         assert!(own.is_held(&sent.root), "its owner still has it");
         assert!(!own.is_held(&other.root));
-        assert_eq!(own.open_pinned(&sent.root).map(|(sealed, _)| sealed.shard.of.step), Some(10));
+        assert_eq!(own.open_pinned(&sent.root).map(|(sealed, _)| sealed.shard.key.step), Some(10));
         // It stays as long as it is the step that the job goes back to.
-        let launch = sent.of.run.to_string();
+        let launch = sent.key.run.to_string();
         assert!(own.holds_all_of(&launch, (0, 10)) && !own.holds_all_of(&launch, (0, 20)));
         own.hold_only(&BTreeSet::new(), Some(&(launch.clone(), (0, 10))));
         assert!(own.holds_all_of(&launch, (0, 10)));
@@ -891,13 +916,13 @@ mod tests {
         seal(directory.path(), 20, 1);
         own.look();
         let shards = own.list();
-        let of = |step: u64| &shards.iter().find(|(shard, ..)| shard.of.step == step).unwrap().0.of;
-        own.hold(of(10));
-        assert!(!own.holds_all_of(&of(10).run, (0, 10)), "the other rank of the host has no shard of it");
+        let key_of = |step: u64| &shards.iter().find(|(shard, ..)| shard.key.step == step).unwrap().0.key;
+        own.hold(key_of(10));
+        assert!(!own.holds_all_of(&key_of(10).run, (0, 10)), "the other rank of the host has no shard of it");
         seal(directory.path(), 10, 1);
         own.look();
-        own.hold(of(10));
-        assert!(own.holds_all_of(&of(10).run, (0, 10)));
+        own.hold(key_of(10));
+        assert!(own.holds_all_of(&key_of(10).run, (0, 10)));
         assert!(!own.holds_all_of("another", (0, 10)));
     }
 }

@@ -9,7 +9,7 @@ use super::withdrawal::WithdrawalKey;
 
 /// The missing chunks of an offered shard.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct MissingChunks {
     pub(crate) chunks: Vec<u32>,
     /// Maximum number of chunks in flight on one connection.
     pub(crate) credits: u32,
@@ -94,7 +94,7 @@ pub(crate) struct Withdrawal {
 
 impl Withdrawal {
     /// Withdraws replicas that this agent has sent, completely or partly; its key has the secrets.
-    pub(crate) fn of<'s>(shards: impl IntoIterator<Item = &'s Shard>, key: &WithdrawalKey) -> Withdrawal {
+    pub(crate) fn new<'s>(shards: impl IntoIterator<Item = &'s Shard>, key: &WithdrawalKey) -> Withdrawal {
         let both = shards.into_iter().map(|shard| (shard.root.clone(), key.secret(shard.whole())));
         let (roots, secrets) = both.unzip();
         Withdrawal { roots, secrets, everything: false }

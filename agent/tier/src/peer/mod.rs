@@ -32,13 +32,13 @@ mod withdrawal;
 /// `throttle` limits what that costs training, and a replica that never arrives is of no use.
 const REPLICATE_NICE: i32 = 10;
 
-pub use crate::seal::{Sealed, SealedError};
-pub use local_shards::{Opened, Watched};
+pub use crate::seal::{SealedShard, SealedShardError};
+pub use local_shards::{OpenShard, WatchedDirectory};
 pub use message::{Inventory, StoredCopy};
 pub use receive::{ShardWriter, settle_lent};
 pub(crate) use restore::land;
-pub use restore::{Brought, Progress, Restored, look_directory, verify_directory};
-pub use service::{Counts, Durable, Figures, Lag, Peer, Service, Settings, StartError};
+pub use restore::{FetchedShards, Progress, Restored, look_directory, verify_directory};
+pub use service::{Counts, Durable, DurableFigures, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use user::{Access, User, Users};
 pub use withdrawal::{WithdrawalKey, WithdrawalLock};

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use mainstay_checkpoint::backoff::Backoff;
 use nix::libc;
 
+use crate::lock;
+
 /// Maximum silence while a chunk is sent slowly: the other side must not consider the sender dead.
-const SILENCE: Duration = Duration::from_millis(250);
+const MAX_SILENCE: Duration = Duration::from_millis(250);
 
 /// A peer waits this many times as long as one sender may be silent: several may share the limit and take turns.
-const PATIENCE: u32 = 16;
+const PEER_PATIENCE_FACTOR: u32 = 16;
 
 /// A limit in bytes per second over all who share it.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl Limit {
         if self.rate == 0 {
             return Duration::ZERO;
         }
-        let mut bucket = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut bucket = lock(&self.state);
         let rate = self.rate as f64;
         let passed = bucket.at.map_or(0.25, |at| now.saturating_duration_since(at).as_secs_f64());
         bucket.at = Some(now);
@@ -57,7 +59,7 @@ impl Limit {
 
     /// The known state of the path to a peer, for a new connection.
     pub(crate) fn way(&self, peer: &str) -> Backoff {
-        let ways = self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ways = lock(&self.ways);
         let mut way = ways.get(peer).copied().unwrap_or_default();
         way.reconnected();
         way
@@ -65,7 +67,7 @@ impl Limit {
 
     /// Stores the state of the path to a peer that a connection has measured.
     pub(crate) fn keep_way(&self, peer: &str, way: Backoff) {
-        self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(peer.to_owned(), way);
+        lock(&self.ways).insert(peer.to_owned(), way);
     }
 
     /// Same as [`Limit::take`], for a path of which only a share may be used.
@@ -79,7 +81,7 @@ impl Limit {
         if self.rate == 0 {
             return left;
         }
-        let silence = SILENCE.min(stall / PATIENCE).as_secs_f64();
+        let silence = MAX_SILENCE.min(stall / PEER_PATIENCE_FACTOR).as_secs_f64();
         ((self.rate as f64 * way.share() * silence) as u64).clamp(1, left.max(1))
     }
 
@@ -136,7 +138,7 @@ mod tests {
             sent_again: 0,
         };
         let mut slow = Backoff::default();
-        (0..100).for_each(|look| slow.saw(look * 100, full(look)));
+        (0..100).for_each(|look| slow.record(look * 100, full(look)));
         for (rate, stall_ms) in [(10_000, 10_000), (1 << 20, 500), (1 << 30, 10_000)] {
             for way in [Backoff::default(), slow] {
                 let (limit, stall) = (Limit::new(rate), Duration::from_millis(stall_ms));
@@ -167,7 +169,7 @@ mod tests {
             deviation_us: 1_000,
             sent_again: 0,
         };
-        (0..20).for_each(|look| way.saw(look * 100, full(look)));
+        (0..20).for_each(|look| way.record(look * 100, full(look)));
         limit.keep_way("peer", way);
         assert!(limit.way("peer").share() < 0.1);
         assert_eq!(limit.way("another").share(), 1.0);

@@ -15,11 +15,11 @@ use super::receive::ShardWriter;
 use super::service::Shared;
 use super::store::Store;
 use crate::parity::{CodeError, LocalPiece, join, whole_of};
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 use crate::seal::pass_on;
 
 /// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.
-pub(super) fn bring<'a>(
+pub(super) fn restore_from_pieces<'a>(
     shared: &Shared,
     landing: &dyn Fn() -> ShardWriter<'a>,
     transfer: &Transfer,
@@ -29,8 +29,9 @@ pub(super) fn bring<'a>(
     for way in by_way(&transfer.pieces) {
         // In the order of the plan: data first, the nearest copy of each piece.
         let left: Vec<&Copy> =
-            transfer.pieces.iter().filter(|copy| way_of(copy) == Some(way.of)).rev().collect();
-        let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, report };
+            transfer.pieces.iter().filter(|copy| best_cut(copy) == Some(way.parity)).rev().collect();
+        let mut gathering =
+            Gathering { shared, rank: transfer.rank, parity: way.parity, left, bytes: 0, report };
         match gathering.make(landing) {
             Ok(()) => return Ok(gathering.bytes),
             Err(error) => last = Some(error),
@@ -39,12 +40,12 @@ pub(super) fn bring<'a>(
     Err(last.unwrap_or_else(|| PeerError::Local("no piece is left".to_owned())))
 }
 
-fn way_of(copy: &Copy) -> Option<Parity> {
-    copy.shard.piece.as_ref().map(|piece| piece.of)
+fn best_cut(copy: &Copy) -> Option<Parity> {
+    copy.shard.piece.as_ref().map(|piece| piece.parity)
 }
 
 /// Maximum number of combinations that are tried if some pieces are wrong: each costs as much as the whole shard.
-const TRIES: u32 = 100;
+const MAX_TRIES: u32 = 100;
 
 /// Whether the error means that the pieces do not form the shard.
 fn is_of_the_pieces(error: &PeerError) -> bool {
@@ -52,12 +53,12 @@ fn is_of_the_pieces(error: &PeerError) -> bool {
 }
 
 /// All choices of `count` numbers below `of`, in order.
-fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
-    let mut next = (count <= of).then(|| (0..count).collect::<Vec<usize>>());
+fn choices(all: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
+    let mut next = (count <= all).then(|| (0..count).collect::<Vec<usize>>());
     std::iter::from_fn(move || {
         let now = next.take()?;
         // Increase the last number that can grow; the numbers after it follow consecutively.
-        let raised = (0..count).rev().find(|at| now[*at] < of - count + at);
+        let raised = (0..count).rev().find(|at| now[*at] < all - count + at);
         next = raised.map(|at| {
             let from = now[at] + 1;
             now[..at].iter().copied().chain(from..from + count - at).collect()
@@ -70,7 +71,7 @@ fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
 struct Gathering<'a> {
     shared: &'a Shared,
     rank: u32,
-    of: Parity,
+    parity: Parity,
     /// Copies that were not tried yet, the best last.
     left: Vec<&'a Copy>,
     bytes: u64,
@@ -92,7 +93,7 @@ impl<'a> Gathering<'a> {
         ));
         let (mut have, mut tried) = (given, 0);
         while let Some(other) = self.next() {
-            for rest in choices(have.len(), self.of.data as usize - 1) {
+            for rest in choices(have.len(), self.parity.data as usize - 1) {
                 let chosen: Vec<&LocalPiece> = rest.iter().map(|at| &have[*at]).chain([&other]).collect();
                 let numbers: BTreeSet<u32> = chosen.iter().map(|piece| piece.index()).collect();
                 if numbers.len() < chosen.len() {
@@ -109,7 +110,7 @@ impl<'a> Gathering<'a> {
                     other => return other,
                 }
                 tried += 1;
-                if tried == TRIES {
+                if tried == MAX_TRIES {
                     return Err(self.give_up(&have, failed));
                 }
             }
@@ -143,10 +144,10 @@ impl<'a> Gathering<'a> {
     /// Fetches the needed number of different pieces, those of a round in parallel.
     fn gather(&mut self) -> Result<Vec<LocalPiece>, PeerError> {
         let mut given: Vec<LocalPiece> = Vec::new();
-        while given.len() < self.of.data as usize {
+        while given.len() < self.parity.data as usize {
             let round = self.round(&given);
             if round.is_empty() {
-                let few = CodeError::TooFew { left: given.len(), needed: self.of.data };
+                let few = CodeError::TooFew { left: given.len(), needed: self.parity.data };
                 return Err(PeerError::Local(few.to_string()));
             }
             let shared = self.shared;
@@ -168,7 +169,7 @@ impl<'a> Gathering<'a> {
         let mut have: BTreeSet<u32> = given.iter().map(LocalPiece::index).collect();
         let mut round = Vec::new();
         let mut passed = Vec::new();
-        while have.len() < self.of.data as usize {
+        while have.len() < self.parity.data as usize {
             let Some(copy) = self.left.pop() else { break };
             let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
             if have.insert(index) { round.push(copy) } else { passed.push(copy) }
@@ -216,7 +217,7 @@ impl<'a> Gathering<'a> {
         let whole = given.iter().find_map(|piece| whole_of(piece).ok());
         let whole = whole.map_or_else(|| whole_of(first), Ok)?;
         landing.begin(&whole)?;
-        join(&whole, self.of, given, &landing, &|bytes| self.shared.store.scratch(bytes))?;
+        join(&whole, self.parity, given, &landing, &|bytes| self.shared.store.scratch(bytes))?;
         landing.finish()
     }
 }
@@ -229,7 +230,7 @@ fn fetch(shared: &Shared, copy: &Copy) -> Result<(LocalPiece, u64), PeerError> {
         take(shared, copy, &mut destination)?;
         0
     } else {
-        shared.asking().get(&copy.holder, &copy.shard.root, &mut destination, shared.settings.streams)?
+        shared.client().get(&copy.holder, &copy.shard.root, &mut destination, shared.settings.streams)?
     };
     let file = destination.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
     Ok((LocalPiece { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
@@ -255,7 +256,7 @@ struct Destination<'a> {
 }
 
 impl Target for Destination<'_> {
-    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+    fn begin(&mut self, sealed: &SealedShard) -> Result<(), PeerError> {
         let destination = self.store.scratch(sealed.shard.bytes);
         self.file =
             Some(destination.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?);

@@ -18,8 +18,8 @@ use super::store::{PreparedMemory, Store};
 use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
-use crate::os::Lent;
-use crate::seal::Sealed;
+use crate::os::MappedRange;
+use crate::seal::SealedShard;
 
 /// Writes a shard into a checkpoint directory: next to its place, and moves it into that when all bytes are there.
 pub struct ShardWriter<'a> {
@@ -27,8 +27,8 @@ pub struct ShardWriter<'a> {
     access: Access,
     /// Has memory with allocated pages.
     store: Option<&'a Store>,
-    lot: Option<Arc<RestoreFiles>>,
-    taken: Option<Taken<'a>>,
+    files: Option<Arc<RestoreFiles>>,
+    taken: Option<ShardInProgress<'a>>,
     lent: Option<LentFile>,
 }
 
@@ -38,7 +38,7 @@ struct LentFile {
     shard: RestoredShard,
 }
 
-struct Taken<'a> {
+struct ShardInProgress<'a> {
     destination: Destination<'a>,
     /// The checkpoint directory.
     at: Beneath,
@@ -59,19 +59,19 @@ enum Destination<'a> {
 }
 
 /// Path of a shard relative to its checkpoint directory.
-pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
-    let step = PathBuf::from(format!("step-{:012}", sealed.shard.of.step));
+pub(super) fn shard_directory(sealed: &SealedShard) -> PathBuf {
+    let step = PathBuf::from(format!("step-{:012}", sealed.shard.key.step));
     step.join(format!("rank-{:05}", sealed.shard.rank))
 }
 
 impl<'a> ShardWriter<'a> {
     /// Writes with the rights of this process.
     pub fn new(directory: &'a Path) -> ShardWriter<'a> {
-        ShardWriter { directory, access: Access::own(), store: None, lot: None, taken: None, lent: None }
+        ShardWriter { directory, access: Access::own(), store: None, files: None, taken: None, lent: None }
     }
 
     /// Writes with these rights, into memory of this agent's store if that can be moved into the directory.
-    pub(super) fn of_user(directory: &'a Path, access: Access, store: &'a Store) -> ShardWriter<'a> {
+    pub(super) fn as_user(directory: &'a Path, access: Access, store: &'a Store) -> ShardWriter<'a> {
         let mut writer = ShardWriter::new(directory);
         (writer.access, writer.store) = (access, Some(store));
         writer
@@ -79,26 +79,26 @@ impl<'a> ShardWriter<'a> {
 
     /// Writes into the files of this lot, if there is one.
     pub(super) fn in_files(mut self, lot: Option<Arc<RestoreFiles>>) -> ShardWriter<'a> {
-        self.lot = lot;
+        self.files = lot;
         self
     }
 
-    fn reported(&self, what: &str, error: &io::Error) -> PeerError {
+    fn io_error(&self, what: &str, error: &io::Error) -> PeerError {
         PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
     }
 
     /// Writes the manifest and moves the shard into place. All bytes are verified.
     pub fn finish(mut self) -> Result<(), PeerError> {
-        if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
+        if let (Some(lot), Some(LentFile { file, shard })) = (&self.files, self.lent.take()) {
             let synced = file.sync_data();
             return match synced {
                 Ok(()) => {
-                    lot.landed(shard);
+                    lot.record_written(shard);
                     Ok(())
                 }
                 Err(error) => {
                     lot.give_back(shard.file, file);
-                    Err(self.reported("writing a shard for", &error))
+                    Err(self.io_error("writing a shard for", &error))
                 }
             };
         }
@@ -113,11 +113,11 @@ impl<'a> ShardWriter<'a> {
         };
         put().map_err(|error| {
             remove(&at, &aside, &self.access);
-            self.reported("writing a shard into", &error)
+            self.io_error("writing a shard into", &error)
         })
     }
 
-    fn begin_in_file(&self, lot: &RestoreFiles, sealed: &Sealed) -> io::Result<LentFile> {
+    fn begin_in_file(&self, lot: &RestoreFiles, sealed: &SealedShard) -> io::Result<LentFile> {
         let (number, file) = lot.take().ok_or_else(|| io::Error::other("no lent file is left"))?;
         if let Err(error) = file.set_len(0).and_then(|()| make_room(&file, sealed.shard.bytes)) {
             lot.give_back(number, file);
@@ -128,7 +128,7 @@ impl<'a> ShardWriter<'a> {
         Ok(LentFile { file, shard: RestoredShard { file: number, home, name, manifest: written.manifest } })
     }
 
-    fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
+    fn begin_as_user(&self, sealed: &SealedShard) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
         let as_user = self.access.act_to_write()?;
         fs::create_dir_all(self.directory)?;
         let at = as_user.open(self.directory)?;
@@ -143,7 +143,7 @@ impl<'a> ShardWriter<'a> {
     }
 }
 
-impl Taken<'_> {
+impl ShardInProgress<'_> {
     /// Moves the file into its directory if it was not created there; returns the manifest.
     fn fill_directory(self, user: User) -> io::Result<Vec<u8>> {
         match self.destination {
@@ -163,7 +163,7 @@ impl Taken<'_> {
 impl Drop for ShardWriter<'_> {
     fn drop(&mut self) {
         // Another copy of the shard may be written into the same file.
-        if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
+        if let (Some(lot), Some(LentFile { file, shard })) = (&self.files, self.lent.take()) {
             lot.give_back(shard.file, file);
         }
         if let Some(taken) = self.taken.take() {
@@ -173,13 +173,13 @@ impl Drop for ShardWriter<'_> {
 }
 
 impl Target for ShardWriter<'_> {
-    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
-        if let Some(lot) = &self.lot {
+    fn begin(&mut self, sealed: &SealedShard) -> Result<(), PeerError> {
+        if let Some(lot) = &self.files {
             let started = self.begin_in_file(lot, sealed);
-            self.lent = Some(started.map_err(|error| self.reported("making room for a shard of", &error))?);
+            self.lent = Some(started.map_err(|error| self.io_error("making room for a shard of", &error))?);
             return Ok(());
         }
-        let begin = || -> io::Result<Taken<'_>> {
+        let begin = || -> io::Result<ShardInProgress<'_>> {
             let (at, home, aside, opened) = self.begin_as_user(sealed)?;
             let bytes = sealed.shard.bytes;
             // With its own rights, this agent puts a file only where the user may put one.
@@ -197,23 +197,23 @@ impl Target for ShardWriter<'_> {
             // The user sees the run under the name that the user gave.
             let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
             let (file, manifest) = (sealed.file.clone(), written.manifest);
-            Ok(Taken { destination, at, aside, opened, home, file, manifest })
+            Ok(ShardInProgress { destination, at, aside, opened, home, file, manifest })
         };
-        self.taken = Some(begin().map_err(|error| self.reported("making room for a shard in", &error))?);
+        self.taken = Some(begin().map_err(|error| self.io_error("making room for a shard in", &error))?);
         Ok(())
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
         let file = match (&self.lent, &self.taken) {
             (Some(lent), _) => &lent.file,
-            (None, Some(Taken { destination: Destination::New(file), .. })) => file,
-            (None, Some(Taken { destination: Destination::Ready(ready), .. })) => &ready.file,
+            (None, Some(ShardInProgress { destination: Destination::New(file), .. })) => file,
+            (None, Some(ShardInProgress { destination: Destination::Ready(ready), .. })) => &ready.file,
             (None, None) => return Ok(()),
         };
-        file.write_all_at(bytes, offset).map_err(|error| self.reported("writing a shard into", &error))
+        file.write_all_at(bytes, offset).map_err(|error| self.io_error("writing a shard into", &error))
     }
 
-    fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+    fn memory(&self, offset: u64, length: u32) -> Option<MappedRange<'_>> {
         match &self.taken.as_ref()?.destination {
             Destination::New(_) => None,
             Destination::Ready(ready) => ready.memory(offset, length),
@@ -242,7 +242,8 @@ fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Resul
 /// The agent names a place that no shard has, the bytes do not match the manifest, or an I/O error.
 pub fn settle_lent(directory: &Path, file: &Path, shard: &RestoredShard) -> io::Result<()> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent names a place that no shard has");
-    let sealed = Sealed::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
+    let sealed =
+        SealedShard::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
     if shard_directory(&sealed) != shard.home || sealed.file != shard.name || shard.name.contains('/') {
         return Err(wrong());
     }

@@ -14,23 +14,24 @@ use mainstay_checkpoint_format::MANIFEST_NAME;
 
 use super::client::Target;
 use super::error::PeerError;
-use super::local_shards::Watched;
+use super::local_shards::WatchedDirectory;
 use super::receive::{ShardWriter, shard_directory};
 use super::service::{Service, Shared};
 use super::user::{Access, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{RestoreFiles, RestoredShard};
+use crate::lock;
 use crate::seal::pass_on;
-use crate::seal::{Sealed, open_plainly};
+use crate::seal::{SealedShard, open_plainly};
 
 /// Number of shards that are fetched in parallel.
-const AT_ONCE: usize = 4;
+const MAX_AT_ONCE: usize = 4;
 
 /// Maximum number of decisions that are tried: each one after a failure excludes the copies that were found damaged.
-const TRIES: usize = 4;
+const MAX_TRIES: usize = 4;
 
 /// Time within which the process that requested the restore must lend its files.
-const LENT_WITHIN: Duration = Duration::from_secs(10);
+const LEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Progress of a restore.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,7 +43,7 @@ pub struct Progress {
     /// Bytes received from peers, and all that are needed.
     pub bytes: (u64, u64),
     /// A message in one line; empty if only the counts changed.
-    pub reported: String,
+    pub message: String,
     /// Number of files to lend for the shards (`lent_files`), with this token; 0 if this agent creates them itself.
     pub files_wanted: usize,
     /// The token; empty if no files are wanted.
@@ -50,8 +51,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn words(step: u64, shards: usize, reported: String) -> Progress {
-        Progress { step, shards: (0, shards), reported, ..Progress::default() }
+    pub(crate) fn line(step: u64, shards: usize, message: String) -> Progress {
+        Progress { step, shards: (0, shards), message, ..Progress::default() }
     }
 }
 
@@ -80,26 +81,26 @@ impl Service {
     /// There is no decision, or no step could be restored because all copies are damaged.
     pub fn restore(
         &self,
-        place: &Watched,
+        watched: &WatchedDirectory,
         ranks: Option<&[u32]>,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Restored, PeerError> {
         let shared = &*self.shared;
         let began = Instant::now();
-        shared.own.watch(place.clone());
+        shared.own.watch(watched.clone());
         shared.own.look();
         let mut last = None;
         let done = |decision, came: FetchResult| {
             let FetchResult { bytes, fetched, here, landed } = came;
             Restored { decision, bytes, fetched, here, seconds: began.elapsed().as_secs_f64(), landed }
         };
-        for _ in 0..TRIES {
-            let decision = shared.decide(&place.run)?;
-            self.report_lost_pieces(&place.run, decision.step.as_ref(), report);
+        for _ in 0..MAX_TRIES {
+            let decision = shared.decide(&watched.run)?;
+            self.report_lost_pieces(&watched.run, decision.step.as_ref(), report);
             let Some(key) = decision.step.clone() else {
                 return Ok(done(decision, FetchResult::default()));
             };
-            match self.fetch_step(&key, place, ranks, report) {
+            match self.fetch_step(&key, watched, ranks, report) {
                 Ok(came) => {
                     shared.own.look();
                     return Ok(done(decision, came));
@@ -107,12 +108,12 @@ impl Service {
                 // The error would be the same for each step.
                 Err(error @ PeerError::NoFiles(_)) => return Err(error),
                 Err(error) => {
-                    let reported = format!(
+                    let message = format!(
                         "step {} cannot be restored: {error}; the next older whole one is looked for",
                         key.step
                     );
-                    tracing::warn!("{reported}");
-                    report(Progress::words(key.step, key.world as usize, reported));
+                    tracing::warn!("{message}");
+                    report(Progress::line(key.step, key.world as usize, message));
                     last = Some(error);
                 }
             }
@@ -128,12 +129,12 @@ impl Service {
                 continue;
             }
             if let Some((rank, left, needed)) = state.short_of_pieces().first() {
-                let reported = format!(
+                let message = format!(
                     "step {} is lost: of the shard of rank {rank} {left} piece(s) are left, and {needed} are needed",
                     key.step
                 );
-                tracing::warn!("{reported}");
-                report(Progress::words(key.step, key.world as usize, reported));
+                tracing::warn!("{message}");
+                report(Progress::line(key.step, key.world as usize, message));
             }
         }
     }
@@ -142,7 +143,7 @@ impl Service {
     fn fetch_step(
         &self,
         key: &StepKey,
-        place: &Watched,
+        watched: &WatchedDirectory,
         ranks: Option<&[u32]>,
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<FetchResult, PeerError> {
@@ -159,27 +160,27 @@ impl Service {
             return Err(PeerError::Local(format!("no peer that answers has the shard of rank {rank}")));
         }
         let count = plan.transfers.len();
-        let lot = self.lent_files(key, place.user, count, report)?;
-        let work = Work {
+        let lot = self.lent_files(key, watched.user, count, report)?;
+        let work = FetchWork {
             shared,
-            place,
-            access: shared.settings.users.access(place.user),
-            lot: lot.clone(),
+            watched,
+            access: shared.settings.users.access(watched.user),
+            files: lot.clone(),
             left: Mutex::new(plan.transfers.iter().rev().collect()),
             done: AtomicUsize::new(0),
             fetched: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             failed: Mutex::new(None),
-            report: &|progress: &Work<'_>, reported: String| {
+            report: &|progress: &FetchWork<'_>, message: String| {
                 report(Progress {
                     shards: (progress.done.load(Ordering::Relaxed), count),
                     bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
-                    ..Progress::words(key.step, count, reported)
+                    ..Progress::line(key.step, count, message)
                 });
             },
         };
         std::thread::scope(|scope| {
-            for _ in 0..AT_ONCE.min(count) {
+            for _ in 0..MAX_AT_ONCE.min(count) {
                 scope.spawn(|| work.run());
             }
         });
@@ -187,7 +188,7 @@ impl Service {
             return Err(error);
         }
         let fetched = work.fetched.into_inner();
-        let landed = lot.map(|lot| lot.all_landed()).unwrap_or_default();
+        let landed = lot.map(|lot| lot.take_written()).unwrap_or_default();
         Ok(FetchResult { bytes: work.bytes.into_inner(), fetched, here: count - fetched, landed })
     }
 
@@ -200,12 +201,12 @@ impl Service {
         report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<RestoreFiles>>, PeerError> {
         let Err(cannot) = self.users().access(user).act_to_write() else { return Ok(None) };
-        let wanted = self.users().lent_files.want(user.uid, count);
-        let wanted = wanted.map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
-        let files_token = wanted.token().to_owned();
-        let words = Progress::words(key.step, count, String::new());
-        report(Progress { files_wanted: count, files_token, ..words });
-        let lot = wanted.wait(LENT_WITHIN);
+        let pending = self.users().lent_files.request(user.uid, count);
+        let pending = pending.map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
+        let files_token = pending.token().to_owned();
+        let line = Progress::line(key.step, count, String::new());
+        report(Progress { files_wanted: count, files_token, ..line });
+        let lot = pending.wait(LEND_TIMEOUT);
         let none =
             || PeerError::NoFiles(format!("{cannot}, and no files were lent for its {count} shard(s)"));
         lot.ok_or_else(none).map(Some)
@@ -224,37 +225,37 @@ struct FetchResult {
 }
 
 /// Whether this exact shard is in the directory; the caller has verified its bytes.
-fn is_there(directory: &Path, sealed: &Sealed, access: &Access) -> bool {
+fn is_there(directory: &Path, sealed: &SealedShard, access: &Access) -> bool {
     let Ok(as_user) = access.act() else { return false };
     let Ok(at) = as_user.open(directory) else { return false };
-    Sealed::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
-        .and_then(|there| there.owned_as(&sealed.shard.of.run))
+    SealedShard::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
+        .and_then(|there| there.owned_as(&sealed.shard.key.run))
         .is_ok_and(|there| there.shard.root == sealed.shard.root)
 }
 
 /// The shards to fetch, for the threads that do it.
-struct Work<'a> {
+struct FetchWork<'a> {
     shared: &'a Shared,
-    place: &'a Watched,
+    watched: &'a WatchedDirectory,
     access: Access,
-    lot: Option<Arc<RestoreFiles>>,
+    files: Option<Arc<RestoreFiles>>,
     left: Mutex<Vec<&'a Transfer>>,
     done: AtomicUsize,
     fetched: AtomicUsize,
     bytes: AtomicU64,
     failed: Mutex<Option<PeerError>>,
-    report: &'a (dyn Fn(&Work<'_>, String) + Sync),
+    report: &'a (dyn Fn(&FetchWork<'_>, String) + Sync),
 }
 
-impl Work<'_> {
+impl FetchWork<'_> {
     fn run(&self) {
         loop {
-            let next = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let next = lock(&self.left).pop();
             let Some(transfer) = next else { return };
-            if let Err(error) = self.bring(transfer) {
+            if let Err(error) = self.fetch_shard(transfer) {
                 // Without this shard the step is incomplete: do not fetch the others.
-                self.left.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                lock(&self.left).clear();
+                *lock(&self.failed) = Some(error);
                 return;
             }
             self.done.fetch_add(1, Ordering::Relaxed);
@@ -263,10 +264,10 @@ impl Work<'_> {
     }
 
     /// Fetches one shard from its nearest copy; if that fails, from the next one.
-    fn bring(&self, transfer: &Transfer) -> Result<(), PeerError> {
+    fn fetch_shard(&self, transfer: &Transfer) -> Result<(), PeerError> {
         let mut last = None;
         for copy in &transfer.sources {
-            match self.bring_from(copy) {
+            match self.fetch_from(copy) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
                     let holder = &copy.holder;
@@ -285,36 +286,37 @@ impl Work<'_> {
             }
         }
         if !transfer.pieces.is_empty() {
-            let reported = |reported: String| (self.report)(self, reported);
-            let bytes = super::pieces::bring(self.shared, &|| self.landing(), transfer, &reported)?;
-            self.came(bytes);
+            let report = |report: String| (self.report)(self, report);
+            let bytes =
+                super::pieces::restore_from_pieces(self.shared, &|| self.shard_writer(), transfer, &report)?;
+            self.count_fetched(bytes);
             return Ok(());
         }
         Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
     }
 
-    fn came(&self, bytes: u64) {
+    fn count_fetched(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.fetched.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn landing(&self) -> ShardWriter<'_> {
-        ShardWriter::of_user(&self.place.directory, self.access.clone(), &self.shared.store)
-            .in_files(self.lot.clone())
+    fn shard_writer(&self) -> ShardWriter<'_> {
+        ShardWriter::as_user(&self.watched.directory, self.access.clone(), &self.shared.store)
+            .in_files(self.files.clone())
     }
 
-    fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
+    fn fetch_from(&self, copy: &Copy) -> Result<(), PeerError> {
         let (shared, root) = (self.shared, &copy.shard.root);
         if copy.medium == Medium::Durable || copy.holder != shared.name() {
-            let mut landing = self.landing();
+            let mut landing = self.shard_writer();
             let bytes = if copy.medium == Medium::Durable {
                 let gone = || PeerError::Local("durable storage is unknown here".to_owned());
                 shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?
             } else {
-                shared.asking().get(&copy.holder, root, &mut landing, shared.settings.streams)?
+                shared.client().get(&copy.holder, root, &mut landing, shared.settings.streams)?
             };
             landing.finish()?;
-            self.came(bytes);
+            self.count_fetched(bytes);
             return Ok(());
         }
         let opened =
@@ -327,10 +329,10 @@ impl Work<'_> {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
         // Files of a trainer are already in place.
-        if opened.is_pack() || is_there(&self.place.directory, sealed, &self.access) {
+        if opened.is_pack() || is_there(&self.watched.directory, sealed, &self.access) {
             return Ok(());
         }
-        let mut landing = self.landing();
+        let mut landing = self.shard_writer();
         landing.begin(sealed)?;
         let bytes = 0..sealed.shard.bytes;
         pass_on(from, bytes, reading, |offset, piece| landing.write(offset, piece))?;
@@ -345,11 +347,11 @@ impl Work<'_> {
 pub(crate) fn land(
     service: &Service,
     directory: &Path,
-    sealed: &Sealed,
+    sealed: &SealedShard,
     content: &crate::files::Content,
 ) -> Result<(), PeerError> {
     let reading = |error: io::Error| PeerError::Local(format!("{}: {error}", content.base().display()));
-    let mut landing = ShardWriter::of_user(directory, Access::own(), &service.shared.store);
+    let mut landing = ShardWriter::as_user(directory, Access::own(), &service.shared.store);
     landing.begin(sealed)?;
     pass_on(content, 0..sealed.shard.bytes, reading, |offset, piece| landing.write(offset, piece))?;
     // A file that was written meanwhile has a new modification time and is not part of this step.
@@ -360,16 +362,16 @@ pub(crate) fn land(
 }
 
 /// Reads the manifests in a checkpoint directory without an agent and without reading the shards. Reports the problem of each invalid one.
-pub fn look_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
+pub fn look_directory(directory: &Path, mut report: impl FnMut(&Path, Result<SealedShard, String>)) {
     let Ok(at) = Beneath::open(directory) else { return };
     for shard in super::local_shards::rank_directories(&at) {
-        let found = Sealed::read_in(&at, &shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
-        reported(&directory.join(shard), found);
+        let found = SealedShard::read_in(&at, &shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
+        report(&directory.join(shard), found);
     }
 }
 
 /// Same as [`look_directory`], and verifies all bytes.
-pub fn verify_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
+pub fn verify_directory(directory: &Path, mut report: impl FnMut(&Path, Result<SealedShard, String>)) {
     look_directory(directory, |shard, found| {
         let checked = found.and_then(|sealed| {
             let failed = |error: io::Error| format!("{}: {error}", sealed.file);
@@ -379,7 +381,7 @@ pub fn verify_directory(directory: &Path, mut reported: impl FnMut(&Path, Result
                 Some(chunk) => Err(format!("{}: chunk {chunk} is not what was sealed", sealed.file)),
             }
         });
-        reported(shard, checked);
+        report(shard, checked);
     });
 }
 
@@ -390,7 +392,7 @@ const MAX_REPORTED: usize = 16;
 
 /// The shards of a host's ranks are in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brought {
+pub struct FetchedShards {
     /// The root of each rank's shard.
     pub roots: BTreeMap<u32, String>,
     /// Shards fetched from other hosts.
@@ -411,7 +413,7 @@ impl Service {
         let mut copies = mine(restorable(self.copies()));
         let newest: Vec<StepKey> =
             steps(&copies, Some(run)).into_iter().take(MAX_REPORTED).map(|step| step.key).collect();
-        copies.retain(|copy| newest.contains(&copy.shard.of));
+        copies.retain(|copy| newest.contains(&copy.shard.key));
         copies
     }
 
@@ -420,15 +422,15 @@ impl Service {
     ///
     /// # Errors
     /// A shard is not available: no answering host has a good copy.
-    pub fn bring(
+    pub fn fetch_shards(
         &self,
         key: &StepKey,
-        place: &Watched,
+        watched: &WatchedDirectory,
         ranks: &[u32],
         report: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Brought, PeerError> {
+    ) -> Result<FetchedShards, PeerError> {
         let shared = &*self.shared;
-        shared.own.watch(place.clone());
+        shared.own.watch(watched.clone());
         shared.own.look();
         shared.refresh();
         let step = shared.step(key);
@@ -456,11 +458,11 @@ impl Service {
                     || PeerError::Local(format!("no host that answers has a good shard of rank {rank}"));
                 roots.insert(*rank, copies.ok_or_else(none)?.shard.root.clone());
             }
-            let came = self.fetch_step(key, place, Some(&absent), report)?;
+            let came = self.fetch_step(key, watched, Some(&absent), report)?;
             (bytes, fetched) = (came.bytes, came.fetched);
             shared.own.look();
         }
-        Ok(Brought { roots, fetched, bytes })
+        Ok(FetchedShards { roots, fetched, bytes })
     }
 
     /// Whether a shard in the memory of this host's launcher matches its seal.
@@ -477,7 +479,7 @@ impl Service {
     /// The steps of a launch of which each shard is on at least two hosts, newest first: as attempt and step.
     pub fn copied(&self, launch: &str) -> Vec<(u64, u64)> {
         let mut copies = self.shared.copies();
-        copies.retain(|copy| copy.shard.of.run == launch);
+        copies.retain(|copy| copy.shard.key.run == launch);
         let all = steps(&copies, None);
         let copied = all.iter().filter(|step| step.is_whole() && step.least_copies() > self.redundancy());
         let mut copied: Vec<(u64, u64)> = copied.map(|step| (step.key.attempt, step.key.step)).collect();

@@ -14,17 +14,17 @@ use crate::os::lower_priority;
 use crate::peer::REPLICATE_NICE;
 use crate::peer::error::{PeerError, Reason, Report};
 use crate::peer::frame::{Header, Kind};
-use crate::peer::local_shards::Opened;
-use crate::peer::message::{Decide, Dropped, Get, Wanted, Withdrawal};
+use crate::peer::local_shards::OpenShard;
+use crate::peer::message::{Decide, Dropped, Get, MissingChunks, Withdrawal};
 use crate::peer::service::Shared;
-use crate::peer::store::{Claim, Offer, StoreError, Upload, Withdrawn};
+use crate::peer::store::{ChunkClaim, IncomingShard, Offer, StoreError, WithdrawalResult};
 use crate::peer::wire::{Frame, Wire};
 use crate::peer::withdrawal::WithdrawalLock;
-use crate::seal::Sealed;
-use crate::seal::{PIECE, ReadAt};
+use crate::seal::SealedShard;
+use crate::seal::{READ_BYTES, ReadAt};
 
 /// Maximum number of chunks in flight on one connection.
-const CREDITS: u32 = 4;
+const MAX_CHUNKS_IN_FLIGHT: u32 = 4;
 
 /// Serves one peer until it disconnects. Returns whether the stored shards may have changed: most peers only ask for the inventory.
 pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerError> {
@@ -48,8 +48,8 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
             }
             Kind::Announce => {
                 let decision: Decision = wire.parse(&message)?;
-                let word = shared.decisions().report(&decision);
-                wire.send_json(Header::of(Kind::Reported), &word)?;
+                let reply = shared.decisions().store(&decision);
+                wire.send_json(Header::of(Kind::Announced), &reply)?;
             }
             Kind::Drop => {
                 let asked: Withdrawal = wire.parse(&message)?;
@@ -73,9 +73,9 @@ fn drop_for(shared: &Shared, asked: &Withdrawal, shows_certificate: bool) -> Dro
     let mut dropped = Dropped { count: 0, refused: 0 };
     for (at, root) in asked.roots.iter().enumerate() {
         match shared.store.withdraw(root, asked.secrets.get(at).map(String::as_str)) {
-            Withdrawn::Deleted => dropped.count += 1,
-            Withdrawn::Refused => dropped.refused += 1,
-            Withdrawn::NotHere => {}
+            WithdrawalResult::Deleted => dropped.count += 1,
+            WithdrawalResult::Refused => dropped.refused += 1,
+            WithdrawalResult::NotHere => {}
         }
     }
     dropped
@@ -87,29 +87,29 @@ fn report(wire: &mut Wire, header: Header, reason: Reason, text: &str) -> Result
 
 /// Receives an offered shard. After a refusal the connection continues.
 fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> Result<(), PeerError> {
-    let lock = WithdrawalLock::from_words((header.offset, header.digest));
+    let lock = WithdrawalLock::from_header((header.offset, header.digest));
     let answer = Header { length: 0, offset: 0, digest: 0, ..header };
-    let sealed = match Sealed::of(manifest) {
+    let sealed = match SealedShard::of(manifest) {
         Ok(sealed) => sealed,
         Err(error) => return report(wire, answer, Reason::Bad, &error.to_string()),
     };
-    let of = &sealed.shard.of;
-    if (header.key, header.attempt, header.step) != (sealed.key, of.attempt, of.step) {
+    let key = &sealed.shard.key;
+    if (header.key, header.attempt, header.step) != (sealed.key, key.attempt, key.step) {
         return report(wire, answer, Reason::Bad, "the header speaks of another shard than the manifest");
     }
     shared.compare_offered(&sealed);
     let root = sealed.shard.root.clone();
     match shared.store.offer(sealed, &shared.deletable(), lock) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
-        Ok(Offer::Wanted(upload)) => {
+        Ok(Offer::Missing(upload)) => {
             // The thread keeps this priority: a replicating peer requests nothing else over the same connection.
             lower_priority(REPLICATE_NICE, false);
             let _busy = shared.throttle.begin_to_receive();
             if upload.search_begins() {
                 fill(shared, &upload);
             }
-            let wanted = Wanted { chunks: upload.missing(), credits: CREDITS };
-            wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;
+            let missing = MissingChunks { chunks: upload.missing(), credits: MAX_CHUNKS_IN_FLIGHT };
+            wire.send_json(Header { kind: Kind::Missing, ..answer }, &missing)?;
             take(wire, shared, answer, &upload)
         }
         Err(error @ (StoreError::Full { .. } | StoreError::Part { .. })) => {
@@ -121,7 +121,12 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
 
 /// Receives chunks until the shard is committed or the connection ends. Received chunks stay for a while, so that a sender
 /// that reconnects can resume.
-fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) -> Result<(), PeerError> {
+fn take(
+    wire: &mut Wire,
+    shared: &Shared,
+    answer: Header,
+    upload: &Arc<IncomingShard>,
+) -> Result<(), PeerError> {
     let mut buffer = Vec::new();
     loop {
         match wire.receive()? {
@@ -150,13 +155,13 @@ fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) 
 fn take_chunk(
     wire: &mut Wire,
     answer: Header,
-    upload: &Upload,
+    upload: &IncomingShard,
     header: Header,
     buffer: &mut Vec<u8>,
 ) -> Result<(), PeerError> {
     let sealed = &upload.sealed;
     let fits = sealed.chunk(header.chunk) == Some((header.offset, header.length, header.digest));
-    if !fits || (header.key, header.attempt) != (sealed.key, sealed.shard.of.attempt) {
+    if !fits || (header.key, header.attempt) != (sealed.key, sealed.shard.key.attempt) {
         report(wire, answer, Reason::Bad, "a chunk that is none of the manifest's")?;
         return Err(PeerError::Local(format!("{} sent a chunk that is none of the manifest's", wire.peer())));
     }
@@ -201,23 +206,23 @@ fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError
         return report(wire, Header::of(Kind::Error), Reason::NotHere, "that shard is not here");
     };
     let sealed = &opened.sealed;
-    let of = Header {
-        attempt: sealed.shard.of.attempt,
-        step: sealed.shard.of.step,
+    let header = Header {
+        attempt: sealed.shard.key.attempt,
+        step: sealed.shard.key.step,
         key: sealed.key,
         ..Header::of(Kind::Manifest)
     };
     if !opened.fits() {
-        return report(wire, of, Reason::Corrupt, "its file is not as long as its manifest says");
+        return report(wire, header, Reason::Corrupt, "its file is not as long as its manifest says");
     }
-    wire.send(of, &sealed.manifest)?;
+    wire.send(header, &sealed.manifest)?;
     for index in asked.from..asked.to.unwrap_or(u32::MAX).min(sealed.chunks()) {
         let Some((offset, length, digest)) = sealed.chunk(index) else { break };
         opened.pin();
-        let header = Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..of };
+        let header = Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..header };
         wire.send_chunk(header, &opened.bytes, |_, left| left)?;
     }
-    wire.send(Header { kind: Kind::End, ..of }, &[])
+    wire.send(Header { kind: Kind::End, ..header }, &[])
 }
 
 // Chunks that need not be sent because the same bytes are on this host: shards of the same step of ranks that hold the same
@@ -228,13 +233,13 @@ fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError
 // were sealed, the owner sends the chunk.
 
 /// Maximum time that the owner waits while chunks are copied. The rest is sent over the wire.
-const LONGEST: Duration = Duration::from_secs(2);
+const MAX_COPY_TIME: Duration = Duration::from_secs(2);
 
 /// Maximum number of shards to search for chunks: those of the step first, then older ones of the same rank.
-const MOST: usize = 16;
+const MAX_SEARCHED_SHARDS: usize = 16;
 
 /// Fills the chunks of an upload that are already on this host. Returns the number of bytes.
-pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
+pub(crate) fn fill(shared: &Shared, upload: &IncomingShard) -> u64 {
     let began = Instant::now();
     let sources = probably_equal(shared, &upload.sealed.shard);
     let mut places: HashMap<(u32, u64), (usize, u64)> = HashMap::new();
@@ -244,11 +249,11 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
             places.entry((length, sum)).or_insert((number, offset));
         });
     }
-    let (mut bytes, mut buffer) = (0, vec![0; PIECE]);
+    let (mut bytes, mut buffer) = (0, vec![0; READ_BYTES]);
     for index in upload.missing() {
         let Some((offset, length, sum)) = upload.sealed.chunk(index) else { continue };
         let Some(&(number, from)) = places.get(&(length, sum)) else { continue };
-        if began.elapsed() > LONGEST {
+        if began.elapsed() > MAX_COPY_TIME {
             break;
         }
         let Some(claim) = upload.claim(index) else { continue };
@@ -263,19 +268,24 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
 }
 
 /// Local shards that may have chunks in common with this one.
-fn probably_equal(shared: &Shared, of: &Shard) -> Vec<Opened> {
+fn probably_equal(shared: &Shared, wanted: &Shard) -> Vec<OpenShard> {
     let own = shared.own.list().into_iter().filter(|(.., good)| *good).map(|(shard, ..)| shard);
     let kept = shared.store.list().into_iter().filter(|(.., verified)| *verified).map(|(shard, ..)| shard);
     let mut shards: Vec<Shard> = own
         .chain(kept)
-        .filter(|shard| shard.of == of.of || (shard.of.run_id() == of.of.run_id() && shard.rank == of.rank))
+        .filter(|shard| {
+            shard.key == wanted.key
+                || (shard.key.run_id() == wanted.key.run_id() && shard.rank == wanted.rank)
+        })
         .collect();
-    shards.sort_by_key(|shard| (shard.of != of.of, std::cmp::Reverse(shard.of.step), shard.root.clone()));
+    shards.sort_by_key(|shard| {
+        (shard.key != wanted.key, std::cmp::Reverse(shard.key.step), shard.root.clone())
+    });
     shards.dedup_by(|a, b| a.root == b.root);
     shards
         .iter()
-        .filter(|shard| shard.root != of.root)
-        .take(MOST)
+        .filter(|shard| shard.root != wanted.root)
+        .take(MAX_SEARCHED_SHARDS)
         .filter_map(|shard| shared.open(&shard.root))
         .collect()
 }
@@ -284,13 +294,13 @@ fn probably_equal(shared: &Shared, of: &Shard) -> Vec<Opened> {
 fn copy(
     from: &dyn ReadAt,
     mut at: u64,
-    claim: &Claim<'_>,
+    claim: &ChunkClaim<'_>,
     (mut offset, length): (u64, u32),
     buffer: &mut [u8],
 ) -> io::Result<u64> {
     let mut hasher = XxHash3_64::new();
     if let Some(mut memory) = claim.memory(offset, length) {
-        for piece in memory.bytes().chunks_mut(PIECE) {
+        for piece in memory.bytes().chunks_mut(READ_BYTES) {
             from.read_exact_at(piece, at)?;
             hasher.write(piece);
             at += piece.len() as u64;

@@ -26,11 +26,12 @@ use mainstay_checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 use mainstay_sys::clock::mono;
 
+use crate::lock;
 use crate::os::{lower_priority, spawn};
-use crate::peer::client::{Asking, Target};
+use crate::peer::client::{PeerClient, Target};
 use crate::peer::credentials::Credentials;
 use crate::peer::error::PeerError;
-use crate::peer::local_shards::{LocalShards, Opened, Watched};
+use crate::peer::local_shards::{LocalShards, OpenShard, WatchedDirectory};
 use crate::peer::message::{Inventory, Withdrawal};
 use crate::peer::pace::Limit;
 use crate::peer::service::ask_pace::AskPace;
@@ -42,22 +43,22 @@ use crate::peer::wire::{Timeouts, Wire};
 use crate::peer::{REPLICATE_NICE, server};
 
 /// Time until an incomplete shard without new chunks is discarded.
-const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Interval of checks for sealed shards in launchers' memory: a few reads for each rank.
-const LOOK_INTO_MEMORY: Duration = Duration::from_millis(50);
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The same while nothing is sealed there yet.
-const LOOK_FOR_THE_FIRST: Duration = Duration::from_millis(200);
+const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pause after a failure of a peer, doubled with each further failure: first and longest.
-const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+const BACK_OFF_BOUNDS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
 /// Time for which a copy that was found damaged does not count.
-const DISTRUST: Duration = Duration::from_secs(600);
+const DISTRUST_TIME: Duration = Duration::from_secs(600);
 
 /// Time for which a withdrawal is remembered: a peer that was unreachable may still have a copy.
-const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+const WITHDRAWAL_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// The known state of a peer.
 #[derive(Clone, Debug, Default)]
@@ -115,7 +116,7 @@ struct Withdrawals {
 #[derive(Debug, Default)]
 struct Reports {
     /// Shards that should have been equal and were not.
-    divergences: Mutex<known_copies::Found>,
+    divergences: Mutex<known_copies::Divergences>,
     /// The time since which steps wait for their copies.
     lags: Mutex<CopyLags>,
     /// This host's eligibility as a holder of replicas.
@@ -241,13 +242,13 @@ impl Service {
     }
 
     /// Starts to watch a checkpoint directory of a job.
-    pub fn watch(&self, watched: Watched) {
+    pub fn watch(&self, watched: WatchedDirectory) {
         self.shared.own.watch(watched);
         self.nudge();
     }
 
     /// All watched directories.
-    pub fn watched(&self) -> Vec<Watched> {
+    pub fn watched(&self) -> Vec<WatchedDirectory> {
         self.shared.own.watched()
     }
 
@@ -257,10 +258,10 @@ impl Service {
     }
 
     /// Opens a shard on this host for a slow reader: from disk rather than from a launcher's memory.
-    pub fn open(&self, root: &str) -> Option<Opened> {
+    pub fn open(&self, root: &str) -> Option<OpenShard> {
         let shared = &self.shared;
-        let on_disk = shared.own.open_file(root).map(Opened::of_file);
-        let kept = || shared.store.open_replica(root).map(Opened::of_replica);
+        let on_disk = shared.own.open_file(root).map(OpenShard::of_file);
+        let kept = || shared.store.open_replica(root).map(OpenShard::of_replica);
         on_disk.or_else(kept).or_else(|| shared.own.open(root))
     }
 
@@ -301,11 +302,11 @@ impl Service {
 
     /// Counters since the start.
     pub fn counts(&self) -> Counts {
-        *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.shared.counts)
     }
 
     /// Reports steps that a rank of a job on this host completed, oldest first: they show what replication costs training.
-    pub fn stepped(&self, job: &str, steps: &[StepTime]) {
+    pub fn record_steps(&self, job: &str, steps: &[StepTime]) {
         self.shared.throttle.stepped(job, steps);
     }
 
@@ -316,12 +317,12 @@ impl Service {
 
     /// Steps of which ranks saved different bytes although they declared them equal; the newest steps last.
     pub fn divergences(&self) -> Vec<ReplicaDivergence> {
-        let found = self.shared.reports.divergences.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = lock(&self.shared.reports.divergences);
         found.values().cloned().collect()
     }
 
     /// Transfers to durable storage, if there is any.
-    pub fn durable_figures(&self) -> Option<Figures> {
+    pub fn durable_figures(&self) -> Option<DurableFigures> {
         self.shared.durable().map(Durable::figures)
     }
 
@@ -366,19 +367,19 @@ impl Drop for Service {
 
 impl Shared {
     pub(crate) fn peers(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.peers)
     }
 
     pub(crate) fn count(&self, add: impl FnOnce(&mut Counts)) {
-        add(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut lock(&self.counts));
     }
 
     pub(crate) fn decisions(&self) -> MutexGuard<'_, Decisions> {
-        self.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.decisions)
     }
 
-    pub(crate) fn asking(&self) -> Asking<'_> {
-        Asking { pass: &self.pass, patience: self.settings.patience }
+    pub(crate) fn client(&self) -> PeerClient<'_> {
+        PeerClient { pass: &self.pass, patience: self.settings.patience }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -412,14 +413,14 @@ impl Shared {
     /// Waits until something may have changed or it is time to check launchers' memory. Returns whether a change was reported.
     fn wait(&self) -> bool {
         let longest = self.settings.interval;
-        let look = if self.own.has_shards() { LOOK_INTO_MEMORY } else { LOOK_FOR_THE_FIRST };
+        let look = if self.own.has_shards() { MEMORY_CHECK_INTERVAL } else { FIRST_CHECK_INTERVAL };
         let longest = if self.own.has_memory() { longest.min(look) } else { longest };
         self.signals.wait(longest)
     }
 
     /// Opens a shard on this host: of its ranks, or stored for others.
-    pub(crate) fn open(&self, root: &str) -> Option<Opened> {
-        self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_replica))
+    pub(crate) fn open(&self, root: &str) -> Option<OpenShard> {
+        self.own.open(root).or_else(|| self.store.open_replica(root).map(OpenShard::of_replica))
     }
 }
 
@@ -496,8 +497,8 @@ fn verify(shared: &Shared) {
     shared.store.verify_all(|shard| {
         shared.count(|counts| counts.damaged += 1);
         tracing::warn!(
-            run = %shard.of.run,
-            step = shard.of.step,
+            run = %shard.key.run,
+            step = shard.key.step,
             rank = shard.rank,
             "a replica was damaged and is deleted"
         );
@@ -527,7 +528,7 @@ fn ask(shared: &Shared) {
         shared.compare_shared_content();
         shared.withdraw_again();
         shared.expect();
-        shared.store.sweep(UPLOAD_PATIENCE);
+        shared.store.sweep(UPLOAD_TIMEOUT);
         shared.collect();
         shared.signals.wake();
         pace.round(changes, has_leader && shared.is_settled());
@@ -568,7 +569,7 @@ fn send(shared: &Shared) {
                 break;
             }
             let busy = shared.throttle.begin_to_send();
-            shared.own.set_sending(Some(repair.shard.of.clone()));
+            shared.own.set_sending(Some(repair.shard.key.clone()));
             shared.repair(&repair);
             drop(busy);
             shared.own.look();
@@ -594,7 +595,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             let patience = serving.settings.patience;
             let (mut slot, mut is_greeted) = (slot, false);
             let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
-                slot.is_known();
+                slot.mark_authenticated();
                 is_greeted = true;
                 server::converse(&mut wire, &serving)
             });
@@ -669,15 +670,15 @@ impl Signals {
     }
 
     fn wake(&self) {
-        *self.nudged.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.nudged) = true;
         self.nudge.notify_all();
-        drop(self.expected.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(lock(&self.expected));
         self.expects.notify_all();
     }
 
     /// Waits for [`Signals::wake`], at most `longest`. Returns whether it was called.
     fn wait(&self, longest: Duration) -> bool {
-        let nudged = self.nudged.lock().unwrap_or_else(PoisonError::into_inner);
+        let nudged = lock(&self.nudged);
         let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
         let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;
         std::mem::take(&mut *nudged)
@@ -685,13 +686,13 @@ impl Signals {
 
     /// Sets the sizes of shards that may arrive soon.
     fn expect(&self, sizes: Vec<u64>) {
-        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+        *lock(&self.expected) = sizes;
         self.expects.notify_all();
     }
 
     /// Waits until the expected sizes differ from `seen`; none when the service stops.
     fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
-        let sizes = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let sizes = lock(&self.expected);
         let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
         let sizes = self.expects.wait_while(sizes, same).unwrap_or_else(PoisonError::into_inner);
         (!self.stops()).then(|| sizes.clone())
@@ -780,7 +781,7 @@ impl Service {
 impl Shared {
     /// The hosts of the job, if a launcher told them.
     fn job(&self) -> MutexGuard<'_, Option<JobHosts>> {
-        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.job)
     }
 
     /// Whether a leader reports which peers are lost.
@@ -804,7 +805,7 @@ impl Service {
     pub fn stands(&self, standing: PlacementEligibility) {
         let shared = &self.shared;
         let before = {
-            let mut known = shared.reports.standing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = lock(&shared.reports.standing);
             if *known == standing {
                 return;
             }
@@ -822,7 +823,7 @@ impl Service {
 
 impl Shared {
     fn standing(&self) -> PlacementEligibility {
-        self.reports.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.reports.standing).clone()
     }
 
     /// All agents that count for replicas. Copies on spares are made in addition.
@@ -890,7 +891,7 @@ fn report_eligibility(host: &str, before: Option<&str>, now: Option<&str>) {
 #[derive(Clone, Debug)]
 pub struct Lag {
     /// The lag.
-    pub of: CopyLag,
+    pub copies: CopyLag,
     /// The reason.
     pub reason: LagReason,
     /// The reason as text.
@@ -900,7 +901,7 @@ pub struct Lag {
 impl Lag {
     /// The message for users if a step has waited for long.
     pub fn sentence(&self) -> Option<String> {
-        self.of.is_reported().then(|| self.of.sentence(&self.why))
+        self.copies.is_reported().then(|| self.copies.sentence(&self.why))
     }
 }
 
@@ -914,11 +915,11 @@ impl Service {
         let mut copies = shared.copies();
         let needs_none = shared.own.shared();
         copies.retain(|copy| !needs_none.contains(&copy.shard.root));
-        let mut known = shared.reports.lags.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&shared.reports.lags);
         let lags = known.look(mono(), shared.name(), &copies);
         drop(known);
         let (reason, why) = self.delay();
-        lags.into_iter().map(|of| Lag { of, reason, why: why.clone() }).collect()
+        lags.into_iter().map(|copies| Lag { copies, reason, why: why.clone() }).collect()
     }
 
     /// Why copies do not keep up with saves, as far as known, as a reason and as text.
@@ -964,10 +965,10 @@ impl Service {
     pub fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
         let shared = &self.shared;
         let copies = shared.copies();
-        let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.of == *key);
+        let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.key == *key);
         let is_theirs =
             |copy: &&Copy| copy.own && copy.medium != Medium::Durable && copy.holder != shared.name();
-        let elsewhere = copies.iter().filter(|copy| copy.shard.of == *key).find(is_theirs);
+        let elsewhere = copies.iter().filter(|copy| copy.shard.key == *key).find(is_theirs);
         if let Some(copy) = elsewhere.filter(|_| shared.pass.tls().is_none()) {
             return Err(PeerError::Local(format!(
                 "ranks on {} wrote step {}, and agents without TLS do not delete what ranks of another host wrote: run \
@@ -976,9 +977,9 @@ impl Service {
             )));
         }
         let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
-        let _deleting = shared.withdrawals.deleting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _deleting = lock(&shared.withdrawals.deleting);
         // Copies that are being made, or that are on an unreachable host, are deleted later.
-        shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
+        shared.record_withdrawals(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;
         for root in shards.keys() {
             let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
@@ -989,11 +990,11 @@ impl Service {
         }
         let what = Withdrawal {
             everything: true,
-            ..Withdrawal::of(shards.into_values(), shared.store.withdrawal_key())
+            ..Withdrawal::new(shards.into_values(), shared.store.withdrawal_key())
         };
         let mut stays = None;
         for peer in shared.alive() {
-            let dropped = shared.asking().forget(&peer, &what)?;
+            let dropped = shared.client().forget(&peer, &what)?;
             count += dropped.count;
             stays = stays.or((dropped.refused > 0).then_some(peer));
         }
@@ -1017,37 +1018,37 @@ impl Service {
 // Failures of jobs on this host and on its peers: passed on unchanged to the code that diagnoses failures.
 
 /// Maximum length of a program name or fingerprint from a peer, bytes: they are numbers of 16 digits.
-const LONGEST: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 
 impl Service {
     /// Sets the failures of jobs on this host; peers receive them with its inventory.
-    pub fn failed(&self, reported: Vec<RemoteFailure>) {
-        *self.shared.reports.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
+    pub fn set_failures(&self, failures: Vec<RemoteFailure>) {
+        *lock(&self.shared.reports.failures) = failures;
     }
 
     /// The failures that peers reported last, including peers that no longer answer, and the number of peers that answer.
-    pub fn failed_elsewhere(&self) -> RemoteFailures {
+    pub fn peers_failures(&self) -> RemoteFailures {
         let peers = self.shared.peers();
         let answered_by = peers.values().filter(|peer| peer.alive).count();
-        let reported = |(name, peer): (&String, &Peer)| {
-            let sound = peer.inventory.failures.iter().filter(|reported| is_sound(reported));
+        let known = |(name, peer): (&String, &Peer)| {
+            let sound = peer.inventory.failures.iter().filter(|known| is_sound(known));
             let failures: Vec<RemoteFailure> = sound.take(MAX_REPORTED).cloned().collect();
             (!failures.is_empty()).then(|| (name.clone(), failures))
         };
-        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(reported).collect();
+        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(known).collect();
         RemoteFailures { answered_by: u32::try_from(answered_by).unwrap_or(u32::MAX), failures }
     }
 }
 
 impl Shared {
     fn failures(&self) -> Vec<RemoteFailure> {
-        self.reports.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.reports.failures).clone()
     }
 }
 
-fn is_sound(reported: &RemoteFailure) -> bool {
-    let names = [Some(&reported.program), Some(&reported.fingerprint), reported.content.as_ref()];
-    names.into_iter().flatten().all(|name| name.len() <= LONGEST)
+fn is_sound(failure: &RemoteFailure) -> bool {
+    let names = [Some(&failure.program), Some(&failure.fingerprint), failure.content.as_ref()];
+    names.into_iter().flatten().all(|name| name.len() <= MAX_NAME_BYTES)
 }
 
 // Interface to storage that outlives the hosts. The implementation is outside this crate because it may need a runtime, which the tier
@@ -1055,7 +1056,7 @@ fn is_sound(reported: &RemoteFailure) -> bool {
 
 /// Transfers from this host since the start of its agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct DurableFigures {
     /// Bytes sent.
     pub bytes_sent: u64,
     /// Failed tries.
@@ -1073,7 +1074,7 @@ pub trait Durable: Debug + Send + Sync {
     fn shards(&self) -> Vec<Shard>;
 
     /// Transfers from this host.
-    fn figures(&self) -> Figures;
+    fn figures(&self) -> DurableFigures;
 
     /// Lists the shards of a run.
     ///

@@ -19,23 +19,24 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Medium, Shard, StepKey};
 use mainstay_checkpoint::owner::owner;
-use mainstay_checkpoint_format::{MANIFEST_LIMIT, MANIFEST_NAME};
+use mainstay_checkpoint_format::{MANIFEST_NAME, MAX_MANIFEST_BYTES};
 pub(crate) use prepared_memory::PreparedMemory;
 
 use crate::aside::sync_directory;
 use crate::disk::{FileSink, Sink, Volume, remove_tree};
-use crate::os::{Lent, MappedFile, Outgoing};
+use crate::lock;
+use crate::os::{MappedFile, MappedRange, SendMapping};
 use crate::peer::store::prepared_memory::{Spare, Spares};
 use crate::peer::withdrawal::{WithdrawalKey, WithdrawalLock};
-use crate::seal::{ReadAt, Sealed, open_plainly};
+use crate::seal::{ReadAt, SealedShard, open_plainly};
 
 /// Name of the file in the store, regardless of its name at the owner.
-const DATA: &str = "shard";
+const DATA_NAME: &str = "shard";
 
 /// A store of replicas with a quota.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Inner {
     replicas: BTreeMap<String, Replica>,
-    uploads: BTreeMap<String, Arc<Upload>>,
+    uploads: BTreeMap<String, Arc<IncomingShard>>,
     spares: Spares,
     /// Bytes of lent memory.
     lent: u64,
@@ -60,7 +61,7 @@ struct Inner {
 
 #[derive(Clone, Debug)]
 struct Replica {
-    sealed: Arc<Sealed>,
+    sealed: Arc<SealedShard>,
     directory: PathBuf,
     /// Time since which it is here, as far as this process knows.
     since: Instant,
@@ -76,7 +77,7 @@ pub enum Offer {
     /// The shard is already stored.
     Here,
     /// The shard is wanted.
-    Wanted(Arc<Upload>),
+    Missing(Arc<IncomingShard>),
 }
 
 impl Store {
@@ -94,18 +95,18 @@ impl Store {
             }
         }
         let medium = match rustix::fs::statfs(root) {
-            Ok(of) if of.f_type == 0x0102_1994 => Medium::Memory,
+            Ok(found) if found.f_type == 0x0102_1994 => Medium::Memory,
             _ => Medium::Disk,
         };
         let withdrawal_key =
             WithdrawalKey::at(root).map_err(disk("reading or making the withdrawal key in", root))?;
         let mut inner = Inner::default();
-        for (directory, sealed) in found(&Private, &root.join("replicas")) {
+        for (directory, sealed) in stored_replicas(&PrivateVolume, &root.join("replicas")) {
             // A replica without a valid manifest does not count; its files are deleted.
             match sealed {
                 Some(sealed) => {
                     let replica = Replica {
-                        lock: lock_of(&Private, &directory, &sealed),
+                        lock: lock_of(&PrivateVolume, &directory, &sealed),
                         sealed: Arc::new(sealed),
                         directory,
                         since: Instant::now(),
@@ -128,7 +129,7 @@ impl Store {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Verifies all replicas that were found at the start; reports and deletes damaged ones.
@@ -137,7 +138,7 @@ impl Store {
             self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
         for replica in open {
             let shard = &replica.sealed.shard;
-            if is_whole(&Private, &replica.directory, &replica.sealed) {
+            if is_whole(&PrivateVolume, &replica.directory, &replica.sealed) {
                 if let Some(held) = self.inner().replicas.get_mut(&shard.root) {
                     held.verified = true;
                 }
@@ -151,7 +152,11 @@ impl Store {
     /// The replicas, each with its medium and whether it was verified since the start.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
-        inner.replicas.values().map(|of| (of.sealed.shard.clone(), self.medium, of.verified)).collect()
+        inner
+            .replicas
+            .values()
+            .map(|shard| (shard.sealed.shard.clone(), self.medium, shard.verified))
+            .collect()
     }
 
     /// Used bytes, and the quota.
@@ -160,9 +165,9 @@ impl Store {
     }
 
     /// Opens a replica by its root: its identity, its file, and the file's memory if mapped.
-    pub fn open_replica(&self, root: &str) -> Option<(Arc<Sealed>, File, Option<Outgoing>)> {
+    pub fn open_replica(&self, root: &str) -> Option<(Arc<SealedShard>, File, Option<SendMapping>)> {
         let replica = self.inner().replicas.get(root).cloned()?;
-        let file = open_plainly(&replica.directory.join(DATA)).ok()?;
+        let file = open_plainly(&replica.directory.join(DATA_NAME)).ok()?;
         let bytes = replica.sealed.shard.bytes;
         let memory = replica.memory.filter(|memory| memory.length() >= bytes);
         Some((replica.sealed, file, memory.map(|memory| memory.outgoing())))
@@ -172,7 +177,7 @@ impl Store {
     /// is stored or being received keeps its lock.
     pub fn offer(
         &self,
-        sealed: Sealed,
+        sealed: SealedShard,
         deletable: &[StepKey],
         lock: Option<WithdrawalLock>,
     ) -> Result<Offer, StoreError> {
@@ -183,14 +188,14 @@ impl Store {
                 return Ok(Offer::Here);
             }
             if let Some(upload) = inner.uploads.get(&root) {
-                return Ok(Offer::Wanted(Arc::clone(upload)));
+                return Ok(Offer::Missing(Arc::clone(upload)));
             }
             self.make_room(&mut inner, &sealed.shard, deletable)?;
         }
         self.begin(sealed, lock)
     }
 
-    fn begin(&self, sealed: Sealed, lock: Option<WithdrawalLock>) -> Result<Offer, StoreError> {
+    fn begin(&self, sealed: SealedShard, lock: Option<WithdrawalLock>) -> Result<Offer, StoreError> {
         let root = sealed.shard.root.clone();
         let path = self.root.join("incoming").join(&root);
         let bytes = sealed.shard.bytes;
@@ -216,12 +221,12 @@ impl Store {
             }
             // A reused file is likely to be reused again: map it, so that bytes go directly from the socket into its memory.
             if memory.is_none() && was.is_some() && self.medium == Medium::Memory {
-                memory = MappedFile::of(&file, bytes).ok().map(Arc::new);
+                memory = MappedFile::new(&file, bytes).ok().map(Arc::new);
             }
         }
-        let upload = Arc::new(Upload::new((sealed, lock), file, path, memory));
+        let upload = Arc::new(IncomingShard::new((sealed, lock), file, path, memory));
         self.inner().uploads.insert(root, Arc::clone(&upload));
-        Ok(Offer::Wanted(upload))
+        Ok(Offer::Missing(upload))
     }
 
     /// Turns an upload into a replica: syncs its bytes first, then moves it into place, then writes its manifest. A second connection that
@@ -229,14 +234,14 @@ impl Store {
     ///
     /// # Errors
     /// Chunks are missing, or the disk fails.
-    pub fn commit(&self, upload: &Upload) -> Result<(), StoreError> {
+    pub fn commit(&self, upload: &IncomingShard) -> Result<(), StoreError> {
         let missing = upload.missing().len();
         if missing > 0 {
             return Err(StoreError::Missing(missing));
         }
         let sealed = &upload.sealed;
         let directory = home(&self.root.join("replicas"), &sealed.shard);
-        let mut stored = upload.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = lock(&upload.stored);
         match *stored {
             Some(true) => return Ok(()),
             Some(false) => {
@@ -246,7 +251,7 @@ impl Store {
         }
         let sync = || upload.file.sync_data();
         let lock = upload.lock.map(|lock| lock.file_name(sealed.key));
-        let put = put(&Private, &upload.path, &directory, &sealed.manifest, lock.as_deref(), &sync);
+        let put = put(&PrivateVolume, &upload.path, &directory, &sealed.manifest, lock.as_deref(), &sync);
         *stored = Some(put.is_ok());
         let mut inner = self.inner();
         inner.uploads.remove(&sealed.shard.root);
@@ -276,7 +281,7 @@ impl Store {
         let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint_format::MANIFEST_NAME));
         if manifest.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             self.inner().replicas.retain(|_, replica| replica.directory != directory);
-            take_down(&Private, directory, None);
+            take_down(&PrivateVolume, directory, None);
         }
     }
 
@@ -293,7 +298,7 @@ impl Store {
 
     /// Abandons an upload, unless a connection is committing or has committed it. Its file is kept for reuse when no connection holds
     /// the upload.
-    pub fn abandon(&self, upload: &Upload) {
+    pub fn abandon(&self, upload: &IncomingShard) {
         let Ok(mut stored) = upload.stored.try_lock() else { return };
         stored.get_or_insert(false);
         let mut inner = self.inner();
@@ -313,7 +318,7 @@ impl Store {
 
     /// Abandons uploads without a new chunk for `patience`: their owner is gone.
     pub fn sweep(&self, patience: Duration) {
-        let idle: Vec<Arc<Upload>> =
+        let idle: Vec<Arc<IncomingShard>> =
             self.inner().uploads.values().filter(|upload| upload.idle() > patience).cloned().collect();
         idle.iter().for_each(|upload| self.abandon(upload));
     }
@@ -327,17 +332,19 @@ impl Store {
     }
 
     /// Deletes a replica or a partial upload for a peer, if the peer presents the secret for its lock or there is no lock.
-    pub fn withdraw(&self, root: &str, secret: Option<&str>) -> Withdrawn {
+    pub fn withdraw(&self, root: &str, secret: Option<&str>) -> WithdrawalResult {
         let lock = {
             let inner = self.inner();
             let of_upload = inner.uploads.get(root).map(|upload| upload.lock);
             inner.replicas.get(root).map(|replica| replica.lock).or(of_upload)
         };
         match lock {
-            None => Withdrawn::NotHere,
-            Some(Some(lock)) if !secret.is_some_and(|secret| lock.is_opened_by(secret)) => Withdrawn::Refused,
-            Some(_) if self.forget(root) => Withdrawn::Deleted,
-            Some(_) => Withdrawn::NotHere,
+            None => WithdrawalResult::NotHere,
+            Some(Some(lock)) if !secret.is_some_and(|secret| lock.is_opened_by(secret)) => {
+                WithdrawalResult::Refused
+            }
+            Some(_) if self.forget(root) => WithdrawalResult::Deleted,
+            Some(_) => WithdrawalResult::NotHere,
         }
     }
 
@@ -353,16 +360,16 @@ impl Store {
 
     /// Whether a newer step of this shard's rank is being received, with a chunk within the last `patience`.
     pub(crate) fn newer_is_coming(&self, shard: &Shard, patience: Duration) -> bool {
-        let age = |of: &StepKey| (of.attempt, of.step);
+        let age = |key: &StepKey| (key.attempt, key.step);
         let is_newer = |other: &Shard| {
-            other.of.run == shard.of.run && other.rank == shard.rank && age(&other.of) > age(&shard.of)
+            other.key.run == shard.key.run && other.rank == shard.rank && age(&other.key) > age(&shard.key)
         };
         self.inner().uploads.values().any(|upload| is_newer(&upload.sealed.shard) && upload.idle() < patience)
     }
 
     /// The steps of which a shard is being received.
     pub(crate) fn coming(&self) -> BTreeSet<StepKey> {
-        self.inner().uploads.values().map(|upload| upload.sealed.shard.of.clone()).collect()
+        self.inner().uploads.values().map(|upload| upload.sealed.shard.key.clone()).collect()
     }
 
     /// The time since which a replica is here.
@@ -383,7 +390,7 @@ impl Store {
         let path = self.root.join("spare").join(root);
         let bytes = replica.sealed.shard.bytes;
         let spare = inner.spares.has_room().then_some(path.as_path());
-        if take_down(&Private, &replica.directory, spare) {
+        if take_down(&PrivateVolume, &replica.directory, spare) {
             inner.spares.keep(Spare { path, bytes, memory: replica.memory, writers: Weak::new() });
         }
     }
@@ -392,13 +399,13 @@ impl Store {
 /// Whether files of these sizes have the same number of pages.
 fn same_pages(one: u64, other: u64) -> bool {
     // Pages are larger on some machines: then sizes count as different more often than necessary.
-    const PAGE: u64 = 4096;
-    one.div_ceil(PAGE) == other.div_ceil(PAGE)
+    const PAGE_BYTES: u64 = 4096;
+    one.div_ceil(PAGE_BYTES) == other.div_ceil(PAGE_BYTES)
 }
 
 /// The result of a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Withdrawn {
+pub enum WithdrawalResult {
     /// It was deleted.
     Deleted,
     /// It was not here.
@@ -416,9 +423,9 @@ fn make_private(directory: &Path) -> Result<(), StoreError> {
 
 /// A shard that is being received into the store. Several connections may send its chunks.
 #[derive(Debug)]
-pub struct Upload {
+pub struct IncomingShard {
     /// The expected shard.
-    pub sealed: Arc<Sealed>,
+    pub sealed: Arc<SealedShard>,
     /// The lock against deletion.
     lock: Option<WithdrawalLock>,
     file: File,
@@ -427,7 +434,7 @@ pub struct Upload {
     memory: Option<Arc<MappedFile>>,
     /// Dropped with the upload: until then a connection may write into the file.
     writers: Arc<()>,
-    progress: Mutex<Progress>,
+    progress: Mutex<ReceiveState>,
     /// Whether local copies of chunks were searched.
     searched: AtomicBool,
     /// Whether it became a replica; none before its commit. Locked while a connection commits it.
@@ -435,7 +442,7 @@ pub struct Upload {
 }
 
 #[derive(Debug)]
-struct Progress {
+struct ReceiveState {
     missing: BTreeSet<u32>,
     /// Chunks that a connection is sending now: no other connection writes them.
     coming: BTreeSet<u32>,
@@ -445,35 +452,35 @@ struct Progress {
 
 /// The right to write one chunk of an upload. It is released when it is dropped.
 #[derive(Debug)]
-pub struct Claim<'u> {
-    upload: &'u Upload,
+pub struct ChunkClaim<'u> {
+    upload: &'u IncomingShard,
     chunk: u32,
 }
 
-impl Upload {
+impl IncomingShard {
     /// Creates an upload without any chunk.
     fn new(
-        (sealed, lock): (Sealed, Option<WithdrawalLock>),
+        (sealed, lock): (SealedShard, Option<WithdrawalLock>),
         file: File,
         path: PathBuf,
         memory: Option<Arc<MappedFile>>,
-    ) -> Upload {
+    ) -> IncomingShard {
         let missing = (0..sealed.chunks()).collect();
-        Upload {
+        IncomingShard {
             sealed: Arc::new(sealed),
             lock,
             file,
             path,
             memory,
             writers: Arc::default(),
-            progress: Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() }),
+            progress: Mutex::new(ReceiveState { missing, coming: BTreeSet::new(), moved: Instant::now() }),
             searched: AtomicBool::new(false),
             stored: Mutex::new(None),
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, ReceiveState> {
+        lock(&self.progress)
     }
 
     /// The numbers of the missing chunks.
@@ -483,14 +490,14 @@ impl Upload {
     }
 
     /// The right to write a chunk; none if it is already stored, or another connection is sending it.
-    pub fn claim(&self, chunk: u32) -> Option<Claim<'_>> {
+    pub fn claim(&self, chunk: u32) -> Option<ChunkClaim<'_>> {
         let mut progress = self.progress();
         progress.moved = Instant::now();
         if !progress.missing.remove(&chunk) {
             return None;
         }
         progress.coming.insert(chunk);
-        Some(Claim { upload: self, chunk })
+        Some(ChunkClaim { upload: self, chunk })
     }
 
     /// Whether to search for local copies of chunks now. Only the first connection does, because it requests the rest
@@ -505,14 +512,14 @@ impl Upload {
     }
 }
 
-impl Claim<'_> {
+impl ChunkClaim<'_> {
     /// Writes a part of the chunk.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.upload.file.write_all_at(bytes, offset)
     }
 
     /// The memory for the chunk, if the file is mapped; otherwise it must be written.
-    pub fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+    pub fn memory(&self, offset: u64, length: u32) -> Option<MappedRange<'_>> {
         self.upload.memory.as_ref()?.lend(offset, length)
     }
 
@@ -522,7 +529,7 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for ChunkClaim<'_> {
     fn drop(&mut self) {
         let mut progress = self.upload.progress();
         progress.moved = Instant::now();
@@ -538,7 +545,7 @@ impl Drop for Claim<'_> {
 // deleted first. Runs of the agents themselves count as one more user.
 
 /// A user of a store by uid; none for the agents' own runs.
-type Owner = Option<u32>;
+type OwnerUid = Option<u32>;
 
 impl Store {
     /// Makes room for a shard: deletes `deletable` steps first, then what other users have beyond their part. Also deletes spare files
@@ -550,7 +557,7 @@ impl Store {
             return Ok(());
         }
         for step in deletable {
-            let of_step = inner.replicas.values().filter(|replica| replica.sealed.shard.of == *step);
+            let of_step = inner.replicas.values().filter(|replica| replica.sealed.shard.key == *step);
             let roots: Vec<String> = of_step.map(|replica| replica.sealed.shard.root.clone()).collect();
             roots.iter().for_each(|root| self.drop_replica(inner, root));
         }
@@ -592,8 +599,8 @@ impl Inner {
     }
 
     /// Same as [`Inner::used`], by user and without lent memory.
-    fn used_by_users(&self) -> BTreeMap<Owner, u64> {
-        let mut has: BTreeMap<Owner, u64> = BTreeMap::new();
+    fn used_by_users(&self) -> BTreeMap<OwnerUid, u64> {
+        let mut has: BTreeMap<OwnerUid, u64> = BTreeMap::new();
         for shard in self.shards() {
             let bytes = has.entry(owner_of(shard)).or_default();
             *bytes = bytes.saturating_add(shard.bytes);
@@ -610,13 +617,13 @@ impl Inner {
         }
         let of_user = self.replicas.values().filter(|replica| owner_of(&replica.sealed.shard) == most);
         // All replicas that were found at a start count as equally old.
-        let age = |replica: &&Replica| (replica.since, replica.sealed.shard.of.step);
+        let age = |replica: &&Replica| (replica.since, replica.sealed.shard.key.step);
         of_user.min_by_key(age).map(|replica| replica.sealed.shard.root.clone())
     }
 }
 
-fn owner_of(shard: &Shard) -> Owner {
-    owner(shard.of.run_id())
+fn owner_of(shard: &Shard) -> OwnerUid {
+    owner(shard.key.run_id())
 }
 
 // Why a store does not accept a shard.
@@ -649,9 +656,9 @@ fn disk(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
 
 /// The real disk, with files and directories that no other user may read.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Private;
+pub struct PrivateVolume;
 
-impl Volume for Private {
+impl Volume for PrivateVolume {
     fn make_directory(&self, path: &Path) -> io::Result<()> {
         DirBuilder::new().mode(0o700).create(path)
     }
@@ -670,10 +677,10 @@ impl Volume for Private {
 
 /// Path of a shard's directory below `replicas`.
 pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
-    let StepKey { step, job, run, attempt, world } = &shard.of;
+    let StepKey { step, job, run, attempt, world } = &shard.key;
     let mut hasher = blake3::Hasher::new();
-    for words in [job, run] {
-        hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+    for text in [job, run] {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     }
     let of_run = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
     let piece = shard.piece.as_ref().map_or_else(String::new, |piece| format!(".{}", piece.index));
@@ -715,7 +722,7 @@ pub fn put(
     for (name, ..) in locks(volume, home).filter(|(name, ..)| Some(name.as_str()) != lock) {
         remove_if_there(volume, &home.join(name))?;
     }
-    volume.rename(from, &home.join(DATA))?;
+    volume.rename(from, &home.join(DATA_NAME))?;
     volume.rename(&aside, &home.join(MANIFEST_NAME))?;
     volume.sync_directory(home)
 }
@@ -724,7 +731,7 @@ pub fn put(
 pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool {
     let manifest = home.join(MANIFEST_NAME);
     let _ = volume.remove_file(&manifest).and_then(|()| volume.sync_directory(home));
-    let moved = spare.is_some_and(|spare| volume.rename(&home.join(DATA), spare).is_ok());
+    let moved = spare.is_some_and(|spare| volume.rename(&home.join(DATA_NAME), spare).is_ok());
     remove_tree(volume, home);
     // The directories of the step and of the run, if empty.
     for above in home.ancestors().skip(1).take(2) {
@@ -734,38 +741,38 @@ pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool
 }
 
 /// The lock of a replica, if it has one.
-pub fn lock_of(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> Option<WithdrawalLock> {
+pub fn lock_of(volume: &dyn Volume, home: &Path, sealed: &SealedShard) -> Option<WithdrawalLock> {
     locks(volume, home).find(|(_, key, _)| *key == sealed.key).map(|(.., lock)| lock)
 }
 
 /// All locks next to a replica by file name, each with the key of its shard.
 fn locks(volume: &dyn Volume, home: &Path) -> impl Iterator<Item = (String, u64, WithdrawalLock)> {
     let names = volume.list(home).unwrap_or_default().into_iter();
-    names.filter_map(|name| WithdrawalLock::of_file_name(&name).map(|(key, lock)| (name, key, lock)))
+    names.filter_map(|name| WithdrawalLock::from_file_name(&name).map(|(key, lock)| (name, key, lock)))
 }
 
 /// All directories of replicas, each with its manifest; none if the manifest is not valid.
-pub fn found(volume: &dyn Volume, replicas: &Path) -> Vec<(PathBuf, Option<Sealed>)> {
+pub fn stored_replicas(volume: &dyn Volume, replicas: &Path) -> Vec<(PathBuf, Option<SealedShard>)> {
     let below = |directory: &PathBuf| -> Vec<PathBuf> {
         let names = volume.list(directory).unwrap_or_default();
         names.into_iter().map(|name| directory.join(name)).collect()
     };
     let steps: Vec<PathBuf> = below(&replicas.to_owned()).iter().flat_map(below).collect();
     let homes = steps.iter().flat_map(below);
-    homes.map(|home| (home.clone(), manifest_of(volume, &home))).collect()
+    homes.map(|home| (home.clone(), replica_manifest(volume, &home))).collect()
 }
 
-fn manifest_of(volume: &dyn Volume, home: &Path) -> Option<Sealed> {
+fn replica_manifest(volume: &dyn Volume, home: &Path) -> Option<SealedShard> {
     let (file, length) = volume.open(&home.join(MANIFEST_NAME)).ok()?;
-    let length = usize::try_from(length).ok().filter(|length| *length <= MANIFEST_LIMIT)?;
+    let length = usize::try_from(length).ok().filter(|length| *length <= MAX_MANIFEST_BYTES)?;
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).ok()?;
-    Sealed::of(bytes).ok()
+    SealedShard::of(bytes).ok()
 }
 
 /// Whether every byte of a replica matches its manifest. Reads all of it.
-pub fn is_whole(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> bool {
-    let Ok((file, length)) = volume.open(&home.join(DATA)) else { return false };
+pub fn is_whole(volume: &dyn Volume, home: &Path, sealed: &SealedShard) -> bool {
+    let Ok((file, length)) = volume.open(&home.join(DATA_NAME)) else { return false };
     length == sealed.shard.bytes && matches!(sealed.first_bad_from_start(&*file), Ok(None))
 }
 

@@ -1,7 +1,7 @@
 //! Measures the cost of replication for the jobs of this host and decides whether the next replica has to wait.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use mainstay_checkpoint::replication_cost::{DelayReason, ReplicationCost, StepTime};
@@ -9,11 +9,13 @@ use mainstay_model::time::{Mono, Span};
 
 use mainstay_sys::clock::mono;
 
+use crate::lock;
+
 /// Number of remembered periods of replication: steps are reported up to a second after they ended.
-const SPELLS: usize = 256;
+const MAX_PERIODS: usize = 256;
 
 /// A job that reports no step for this time has ended or stopped training.
-const GONE: Span = Span::seconds(3600);
+const JOB_MAX_SILENCE: Span = Span::seconds(3600);
 
 /// Current replication, and its cost for each job.
 #[derive(Debug)]
@@ -74,7 +76,7 @@ pub struct ReplicationOverhead {
 
 /// Marks a shard as in transfer until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Busy<'a> {
+pub(crate) struct TransferGuard<'a> {
     throttle: &'a ReplicationThrottle,
     is_sent: bool,
 }
@@ -86,26 +88,26 @@ impl ReplicationThrottle {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Records that this host starts to send a shard.
-    pub(crate) fn begin_to_send(&self) -> Busy<'_> {
+    pub(crate) fn begin_to_send(&self) -> TransferGuard<'_> {
         self.begin(true)
     }
 
     /// Records that another host starts to send a shard to this one.
-    pub(crate) fn begin_to_receive(&self) -> Busy<'_> {
+    pub(crate) fn begin_to_receive(&self) -> TransferGuard<'_> {
         self.begin(false)
     }
 
-    fn begin(&self, is_sent: bool) -> Busy<'_> {
+    fn begin(&self, is_sent: bool) -> TransferGuard<'_> {
         let (now, mut state) = (mono(), self.state());
         state.any.begin(now);
         if is_sent {
             state.sent.begin(now);
         }
-        Busy { throttle: self, is_sent }
+        TransferGuard { throttle: self, is_sent }
     }
 
     /// Records steps that a rank of a job on this host completed.
@@ -114,16 +116,16 @@ impl ReplicationThrottle {
         let mut state = self.state();
         let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
         let fresh = || (ReplicationCost::new(self.allowed), now);
-        let (cost, reported) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
-        *reported = now;
-        steps.iter().zip(times).for_each(|(step, replicating)| cost.stepped(*step, replicating));
+        let (cost, last_report) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
+        *last_report = now;
+        steps.iter().zip(times).for_each(|(step, replicating)| cost.record_step(*step, replicating));
     }
 
     /// Whether a replica may be sent now: no job requires it to wait.
     pub(crate) fn allows(&self) -> bool {
         let now = mono();
         let mut state = self.state();
-        state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
+        state.jobs.retain(|_, (_, reported)| now.since(*reported) < JOB_MAX_SILENCE);
         // Ask each job: one with enough budget must also see that time passes.
         let holds: Vec<DelayReason> =
             state.jobs.values_mut().filter_map(|(cost, _)| cost.holds(now)).collect();
@@ -166,12 +168,12 @@ impl State {
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for TransferGuard<'_> {
     fn drop(&mut self) {
         let now = mono();
         let mut state = self.throttle.state();
         if let Some(began) = state.any.end() {
-            if state.spells.len() >= SPELLS {
+            if state.spells.len() >= MAX_PERIODS {
                 state.spells.pop_front();
             }
             state.spells.push_back((began, now));

@@ -6,7 +6,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{fmt, fs, io};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -25,6 +25,7 @@ use rustls::{
     Error, PeerIncompatible, RootCertStore, ServerConfig, SignatureScheme,
 };
 
+use crate::lock;
 use crate::peer::error::PeerError;
 use crate::peer::frame::MAGIC;
 
@@ -41,7 +42,7 @@ pub struct TlsFiles {
 
 /// One of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TlsPart {
     /// The certificate.
     Certificate,
     /// The private key.
@@ -55,7 +56,7 @@ pub enum Part {
 #[error("{}: {why}", path.display())]
 pub struct TlsError {
     /// The invalid file.
-    pub part: Part,
+    pub part: TlsPart,
     /// Its path.
     pub path: PathBuf,
     /// The problem.
@@ -67,27 +68,27 @@ const OTHER_SECRET: &str = "its key is made of another secret";
 
 /// TLS configuration of an agent.
 #[derive(Clone)]
-pub struct Tls(Source);
+pub struct Tls(KeySource);
 
 /// Source of the keys.
 #[derive(Clone)]
-enum Source {
-    Files { files: Arc<TlsFiles>, read: Arc<Mutex<Loaded>> },
-    Secret(Both),
+enum KeySource {
+    Files { files: Arc<TlsFiles>, read: Arc<Mutex<LoadedFiles>> },
+    Secret(TlsConfigs),
 }
 
 /// The files as last read.
-struct Loaded {
-    marks: Marks,
-    both: Both,
+struct LoadedFiles {
+    marks: FileMarks,
+    both: TlsConfigs,
 }
 
 /// Inode, modification time and size of each file, to detect replaced files.
-type Marks = [Option<(u64, i64, i64, u64)>; 3];
+type FileMarks = [Option<(u64, i64, i64, u64)>; 3];
 
 /// Client and server configuration: an agent is both.
 #[derive(Clone)]
-struct Both {
+struct TlsConfigs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -95,10 +96,10 @@ struct Both {
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Source::Files { files, .. } => {
+            KeySource::Files { files, .. } => {
                 f.debug_struct("Tls").field("files", files).finish_non_exhaustive()
             }
-            Source::Secret(_) => f.write_str("Tls(..)"),
+            KeySource::Secret(_) => f.write_str("Tls(..)"),
         }
     }
 }
@@ -106,32 +107,32 @@ impl fmt::Debug for Tls {
 impl Tls {
     /// Reads the files.
     pub fn read(files: TlsFiles) -> Result<Tls, TlsError> {
-        let read = Loaded { marks: marks(&files), both: Both::read(&files)? };
-        Ok(Tls(Source::Files { files: Arc::new(files), read: Arc::new(Mutex::new(read)) }))
+        let read = LoadedFiles { marks: marks(&files), both: TlsConfigs::read(&files)? };
+        Ok(Tls(KeySource::Files { files: Arc::new(files), read: Arc::new(Mutex::new(read)) }))
     }
 
     /// TLS between processes that know the secret; others are refused.
-    pub fn of_secret(secret: &[u8]) -> Result<Tls, rustls::Error> {
-        both_of_secret(secret).map(|both| Tls(Source::Secret(both)))
+    pub fn from_secret(secret: &[u8]) -> Result<Tls, rustls::Error> {
+        configs_from_secret(secret).map(|both| Tls(KeySource::Secret(both)))
     }
 
     /// Client and server configuration, for connections other than between peers.
-    pub fn ends(&self) -> (Arc<ClientConfig>, Arc<ServerConfig>) {
-        let Both { client, server } = self.now();
+    pub fn configurations(&self) -> (Arc<ClientConfig>, Arc<ServerConfig>) {
+        let TlsConfigs { client, server } = self.now();
         (client, server)
     }
 
     /// The current files, or the previous ones if those are not valid.
-    fn now(&self) -> Both {
+    fn now(&self) -> TlsConfigs {
         let (files, read) = match &self.0 {
-            Source::Files { files, read } => (files, read),
-            Source::Secret(both) => return both.clone(),
+            KeySource::Files { files, read } => (files, read),
+            KeySource::Secret(both) => return both.clone(),
         };
         let marks = marks(files);
-        let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&read);
         if marks != read.marks {
             read.marks = marks;
-            match Both::read(files) {
+            match TlsConfigs::read(files) {
                 Ok(both) => {
                     tracing::info!(certificate = %files.certificate.display(), "the certificate was read again");
                     read.both = both;
@@ -145,16 +146,16 @@ impl Tls {
 
     /// Client side for a connection to `address`, `host:port`. The server's certificate must be for this host.
     pub(super) fn to(&self, address: &str) -> Result<Connection, PeerError> {
-        let reported = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
+        let local = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
         let host = match self.0 {
             // Any process with the key is valid.
-            Source::Secret(_) => "launcher",
-            Source::Files { .. } => address.rsplit_once(':').map_or(address, |(host, _)| host),
+            KeySource::Secret(_) => "launcher",
+            KeySource::Files { .. } => address.rsplit_once(':').map_or(address, |(host, _)| host),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let name = ServerName::try_from(host).map_err(|error| reported(error.to_string()))?;
+        let name = ServerName::try_from(host).map_err(|error| local(error.to_string()))?;
         let made = rustls::ClientConnection::new(self.now().client, name);
-        made.map(Connection::Client).map_err(|error| reported(error.to_string()))
+        made.map(Connection::Client).map_err(|error| local(error.to_string()))
     }
 
     /// Server side for an incoming connection.
@@ -164,16 +165,18 @@ impl Tls {
     }
 }
 
-impl Both {
-    fn read(files: &TlsFiles) -> Result<Both, TlsError> {
+impl TlsConfigs {
+    fn read(files: &TlsFiles) -> Result<TlsConfigs, TlsError> {
         let provider = Arc::new(ring::default_provider());
-        let chain = certificates(Part::Certificate, &files.certificate)?;
+        let chain = certificates(TlsPart::Certificate, &files.certificate)?;
         let mut trusted = RootCertStore::empty();
-        for authority in certificates(Part::Authorities, &files.authorities)? {
-            trusted.add(authority).map_err(|error| wrong(Part::Authorities, &files.authorities, error))?;
+        for authority in certificates(TlsPart::Authorities, &files.authorities)? {
+            trusted
+                .add(authority)
+                .map_err(|error| tls_error(TlsPart::Authorities, &files.authorities, error))?;
         }
         let trusted = Arc::new(trusted);
-        let unfit = |error: rustls::Error| unfit(files, &error);
+        let unfit = |error: rustls::Error| configuration_error(files, &error);
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(unfit)?
@@ -182,7 +185,7 @@ impl Both {
             .map_err(unfit)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(trusted, Arc::clone(&provider))
             .build()
-            .map_err(|error| wrong(Part::Authorities, &files.authorities, error))?;
+            .map_err(|error| tls_error(TlsPart::Authorities, &files.authorities, error))?;
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(unfit)?
@@ -192,48 +195,48 @@ impl Both {
         let (mut client, mut server) = (client, server);
         client.resumption = Resumption::disabled();
         server.send_tls13_tickets = 0;
-        Ok(Both { client: Arc::new(client), server: Arc::new(server) })
+        Ok(TlsConfigs { client: Arc::new(client), server: Arc::new(server) })
     }
 }
 
-fn wrong(part: Part, path: &Path, why: impl fmt::Display) -> TlsError {
+fn tls_error(part: TlsPart, path: &Path, why: impl fmt::Display) -> TlsError {
     TlsError { part, path: path.to_owned(), why: why.to_string() }
 }
 
 /// Error if certificate and key are read but do not match.
-fn unfit(files: &TlsFiles, error: &rustls::Error) -> TlsError {
+fn configuration_error(files: &TlsFiles, error: &rustls::Error) -> TlsError {
     match error {
         rustls::Error::InconsistentKeys(_) => {
             let why = format!("it is not the key of the certificate in {}", files.certificate.display());
-            wrong(Part::Key, &files.key, why)
+            tls_error(TlsPart::Key, &files.key, why)
         }
-        rustls::Error::InvalidCertificate(_) => wrong(Part::Certificate, &files.certificate, error),
-        _ => wrong(Part::Key, &files.key, error),
+        rustls::Error::InvalidCertificate(_) => tls_error(TlsPart::Certificate, &files.certificate, error),
+        _ => tls_error(TlsPart::Key, &files.key, error),
     }
 }
 
-fn certificates(part: Part, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| wrong(part, path, error))?;
+fn certificates(part: TlsPart, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(part, path, error))?;
     let read: Result<Vec<_>, _> = read.collect();
     let found =
-        read.map_err(|error| wrong(part, path, format!("{error}; it must hold certificates in PEM")))?;
+        read.map_err(|error| tls_error(part, path, format!("{error}; it must hold certificates in PEM")))?;
     if found.is_empty() {
-        return Err(wrong(part, path, "there is no certificate in it; it must hold certificates in PEM"));
+        return Err(tls_error(part, path, "there is no certificate in it; it must hold certificates in PEM"));
     }
     Ok(found)
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let reported = |why: String| wrong(Part::Key, path, why);
-    let mode = fs::metadata(path).map_err(|error| reported(error.to_string()))?.mode() & 0o777;
+    let invalid = |why: String| tls_error(TlsPart::Key, path, why);
+    let mode = fs::metadata(path).map_err(|error| invalid(error.to_string()))?.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(reported(format!("it may be read by others (mode {mode:o}): make it 0600")));
+        return Err(invalid(format!("it may be read by others (mode {mode:o}): make it 0600")));
     }
     PrivateKeyDer::from_pem_file(path)
-        .map_err(|error| reported(format!("{error}; it must hold a private key in PEM without a password")))
+        .map_err(|error| invalid(format!("{error}; it must hold a private key in PEM without a password")))
 }
 
-fn marks(files: &TlsFiles) -> Marks {
+fn marks(files: &TlsFiles) -> FileMarks {
     [&files.certificate, &files.key, &files.authorities].map(|path| {
         let found = fs::metadata(path).ok()?;
         Some((found.ino(), found.mtime(), found.mtime_nsec(), found.size()))
@@ -241,19 +244,19 @@ fn marks(files: &TlsFiles) -> Marks {
 }
 
 /// The error for a failed handshake; `first` are the first bytes from the other side.
-pub(super) fn failed(peer: &str, first: [u8; 4], error: io::Error) -> PeerError {
+pub(super) fn handshake_error(peer: &str, first: [u8; 4], error: io::Error) -> PeerError {
     if first == MAGIC {
         return PeerError::SpeaksPlainly { peer: peer.to_owned() };
     }
-    reported(peer, error)
+    stream_error(peer, error)
 }
 
 /// The error of a connection that may use TLS.
-pub(super) fn reported(peer: &str, error: io::Error) -> PeerError {
+pub(super) fn stream_error(peer: &str, error: io::Error) -> PeerError {
     let peer = || peer.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::AlertReceived(alert)) if is_about_certificates(*alert) => {
-            PeerError::CertificateRefused { peer: peer(), why: alert_words(*alert) }
+            PeerError::CertificateRefused { peer: peer(), why: alert_text(*alert) }
         }
         Some(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)) => {
             PeerError::BadCertificate { peer: peer(), why: OTHER_SECRET.to_owned() }
@@ -287,7 +290,7 @@ fn is_about_certificates(alert: AlertDescription) -> bool {
     )
 }
 
-fn alert_words(alert: AlertDescription) -> String {
+fn alert_text(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::UnknownCA => "none of its authorities has signed it".to_owned(),
         AlertDescription::CertificateRequired => "none was shown".to_owned(),
@@ -310,15 +313,17 @@ const PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 /// Client and server configuration for connections between processes that know `secret`.
-fn both_of_secret(secret: &[u8]) -> Result<Both, Error> {
+fn configs_from_secret(secret: &[u8]) -> Result<TlsConfigs, Error> {
     let seed = blake3::derive_key("mainstay 2026-11 TLS between the launchers of one job", secret);
     let key = [&PKCS8[..], &seed[..]].concat();
     let key = ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(key))?;
     let public = key.public_key().ok_or(Error::General("the key has no public half".to_owned()))?;
     let public = CertificateDer::from(public.as_ref().to_vec());
     let provider = Arc::new(ring::default_provider());
-    let same =
-        Arc::new(SameKey { public: public.clone(), algorithms: provider.signature_verification_algorithms });
+    let same = Arc::new(SameKeyVerifier {
+        public: public.clone(),
+        algorithms: provider.signature_verification_algorithms,
+    });
     let shown = Arc::new(CertifiedKey::new(vec![public], key));
     let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[&TLS13])?
@@ -332,17 +337,17 @@ fn both_of_secret(secret: &[u8]) -> Result<Both, Error> {
     client.resumption = Resumption::disabled();
     client.enable_sni = false;
     server.send_tls13_tickets = 0;
-    Ok(Both { client: Arc::new(client), server: Arc::new(server) })
+    Ok(TlsConfigs { client: Arc::new(client), server: Arc::new(server) })
 }
 
 /// Accepts only the public key that is derived from the secret.
 #[derive(Debug)]
-struct SameKey {
+struct SameKeyVerifier {
     public: CertificateDer<'static>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl SameKey {
+impl SameKeyVerifier {
     fn is_same(&self, shown: &CertificateDer<'_>) -> Result<(), Error> {
         let same = shown.as_ref() == self.public.as_ref();
         if same { Ok(()) } else { Err(CertificateError::ApplicationVerificationFailure.into()) }
@@ -360,11 +365,11 @@ impl SameKey {
 }
 
 /// Error for TLS 1.2: only TLS 1.3 is supported.
-fn not_spoken() -> Result<HandshakeSignatureValid, Error> {
+fn unsupported_version() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerIncompatible::Tls12NotOffered.into())
 }
 
-impl ServerCertVerifier for SameKey {
+impl ServerCertVerifier for SameKeyVerifier {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -382,7 +387,7 @@ impl ServerCertVerifier for SameKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        not_spoken()
+        unsupported_version()
     }
 
     fn verify_tls13_signature(
@@ -403,7 +408,7 @@ impl ServerCertVerifier for SameKey {
     }
 }
 
-impl ClientCertVerifier for SameKey {
+impl ClientCertVerifier for SameKeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -423,7 +428,7 @@ impl ClientCertVerifier for SameKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        not_spoken()
+        unsupported_version()
     }
 
     fn verify_tls13_signature(

@@ -12,10 +12,10 @@ use std::path::Path;
 pub const NONCE_BYTES: usize = 32;
 
 /// Minimum length of a token, bytes.
-const SHORTEST: usize = 16;
+const MIN_TOKEN_BYTES: usize = 16;
 
 /// Maximum length of a token, bytes.
-const LONGEST: u64 = 4096;
+const MAX_TOKEN_BYTES: u64 = 4096;
 
 /// The shared secret.
 #[derive(Clone)]
@@ -38,14 +38,14 @@ pub enum TokenError {
     #[error("the token file {path} may be read by others (mode {mode:o}): make it 0600")]
     Open { path: String, mode: u32 },
     #[error(
-        "a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`"
+        "a token of {0} bytes; it must have at least {MIN_TOKEN_BYTES}: write one with `head -c 32 /dev/urandom | base64`"
     )]
     Short(usize),
 }
 
 impl Token {
     /// A random token that no other agent knows: an agent with it can serve no peer and ask no peer.
-    pub fn of_no_process() -> std::io::Result<Token> {
+    pub fn random() -> std::io::Result<Token> {
         let mut key = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         Ok(Token { key })
@@ -54,44 +54,44 @@ impl Token {
     /// Reads the token from a file that only its owner may read. White space at both ends is ignored.
     pub fn read(path: &Path) -> Result<Token, TokenError> {
         let shown = || path.display().to_string();
-        let reported = |source| TokenError::File { path: shown(), source };
-        let file = File::open(path).map_err(reported)?;
-        let mode = file.metadata().map_err(reported)?.mode() & 0o777;
+        let io_error = |source| TokenError::File { path: shown(), source };
+        let file = File::open(path).map_err(io_error)?;
+        let mode = file.metadata().map_err(io_error)?.mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(TokenError::Open { path: shown(), mode });
         }
         let mut bytes = Vec::new();
-        file.take(LONGEST).read_to_end(&mut bytes).map_err(reported)?;
+        file.take(MAX_TOKEN_BYTES).read_to_end(&mut bytes).map_err(io_error)?;
         Token::new(bytes.trim_ascii())
     }
 
     /// The token of these bytes.
     pub fn new(bytes: &[u8]) -> Result<Token, TokenError> {
-        if bytes.len() < SHORTEST {
+        if bytes.len() < MIN_TOKEN_BYTES {
             return Err(TokenError::Short(bytes.len()));
         }
         Ok(Token { key: blake3::derive_key("mainstay peers: job token, version 1", bytes) })
     }
 
     /// A token for one connection only, whose two ends share `secret`.
-    pub(crate) fn over(&self, secret: &[u8; 32]) -> Token {
+    pub(crate) fn for_connection(&self, secret: &[u8; 32]) -> Token {
         Token { key: *blake3::keyed_hash(&self.key, secret).as_bytes() }
     }
 
     /// Replaces the token for a connection whose ends have presented certificates.
-    pub(crate) fn of_session(secret: &[u8; 32]) -> Token {
+    pub(crate) fn for_certificates(secret: &[u8; 32]) -> Token {
         Token { key: blake3::derive_key("mainstay peers: certificates and no token, version 1", secret) }
     }
 
     /// The proof of one side of a connection; with another label, its session key.
     pub(crate) fn prove(
         &self,
-        word: &str,
+        label: &str,
         client: &[u8; NONCE_BYTES],
         server: &[u8; NONCE_BYTES],
     ) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(word.as_bytes()).update(&[0, super::frame::VERSION]).update(client).update(server);
+        hasher.update(label.as_bytes()).update(&[0, super::frame::VERSION]).update(client).update(server);
         hasher.finalize()
     }
 }

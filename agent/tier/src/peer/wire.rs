@@ -9,7 +9,7 @@ use rustls::Connection;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::os::Outgoing;
+use crate::os::SendMapping;
 use crate::peer::credentials::Credentials;
 use crate::peer::error::PeerError;
 use crate::peer::frame::{
@@ -17,7 +17,7 @@ use crate::peer::frame::{
 };
 use crate::peer::tls;
 use crate::peer::token::{NONCE_BYTES, Signer, nonce};
-use crate::seal::{Bytes, PIECE, ReadAt};
+use crate::seal::{Bytes, READ_BYTES, ReadAt};
 
 /// Time limits.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub enum Frame {
 
 impl Wire {
     /// A connection after its greeting.
-    pub(super) fn over(channel: Channel, peer: String, outgoing: Signer, incoming: Signer) -> Wire {
+    pub(super) fn new(channel: Channel, peer: String, outgoing: Signer, incoming: Signer) -> Wire {
         let is_exposed = channel.plain().is_some_and(|socket| {
             // Both ends see the same two addresses and reach the same conclusion.
             !matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip())
@@ -128,7 +128,7 @@ impl Wire {
         while now > 0 {
             match (bytes, self.channel.plain()) {
                 (Bytes::File(file, memory), Some(socket)) if !self.is_exposed => {
-                    self.hand_over(socket, (file, memory.as_ref()), at, now)?;
+                    self.send_by_kernel(socket, (file, memory.as_ref()), at, now)?;
                 }
                 // The hashed bytes are the sent bytes, even if the file changes meanwhile.
                 _ => self.copy_piece(bytes, at, now, code.as_mut())?,
@@ -156,10 +156,10 @@ impl Wire {
     }
 
     /// Lets the kernel send a part of a file, or of its memory.
-    fn hand_over(
+    fn send_by_kernel(
         &self,
         socket: &TcpStream,
-        (file, memory): (&File, Option<&Outgoing>),
+        (file, memory): (&File, Option<&SendMapping>),
         mut at: u64,
         bytes: u64,
     ) -> Result<(), PeerError> {
@@ -175,7 +175,7 @@ impl Wire {
                 Ok(sent) => at += sent as u64,
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
-                    _ if is_shorter(&error) => return Err(PeerError::Local(SHORTER.to_owned())),
+                    _ if is_shorter(&error) => return Err(PeerError::Local(TOO_SHORT.to_owned())),
                     _ => return Err(PeerError::lost(&self.peer, error)),
                 },
             }
@@ -191,10 +191,10 @@ impl Wire {
         count: u64,
         mut code: Option<&mut blake3::Hasher>,
     ) -> Result<(), PeerError> {
-        self.copied.resize(PIECE, 0);
+        self.copied.resize(READ_BYTES, 0);
         let end = at + count;
         while at < end {
-            let piece = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+            let piece = usize::try_from(end - at).unwrap_or(READ_BYTES).min(READ_BYTES);
             let piece = &mut self.copied[..piece];
             let read = bytes.read_exact_at(piece, at);
             read.map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
@@ -252,8 +252,8 @@ impl Wire {
         }))
     }
 
-    fn compare(&self, code: &blake3::Hash, came: &[u8]) -> Result<(), PeerError> {
-        let differs = code.as_bytes().iter().zip(came).fold(0, |all, (a, b)| all | (a ^ b));
+    fn compare(&self, code: &blake3::Hash, received: &[u8]) -> Result<(), PeerError> {
+        let differs = code.as_bytes().iter().zip(received).fold(0, |all, (a, b)| all | (a ^ b));
         if differs != 0 { Err(PeerError::Forged { peer: self.peer.clone() }) } else { Ok(()) }
     }
 
@@ -289,10 +289,10 @@ impl Wire {
         buffer: &mut Vec<u8>,
         mut take: impl FnMut(&[u8]) -> Result<(), PeerError>,
     ) -> Result<(), PeerError> {
-        buffer.resize(PIECE, 0);
+        buffer.resize(READ_BYTES, 0);
         let mut left = length as usize;
         while left > 0 {
-            let piece = &mut buffer[..left.min(PIECE)];
+            let piece = &mut buffer[..left.min(READ_BYTES)];
             self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
             if let Some(code) = &mut self.reading {
                 code.update(piece);
@@ -309,7 +309,7 @@ impl Wire {
         memory: &mut [u8],
         mut show: impl FnMut(&[u8]),
     ) -> Result<(), PeerError> {
-        for piece in memory.chunks_mut(PIECE) {
+        for piece in memory.chunks_mut(READ_BYTES) {
             self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
             if let Some(code) = &mut self.reading {
                 code.update(piece);
@@ -331,7 +331,7 @@ impl Wire {
     pub(super) fn unexpected(&self, got: Option<Frame>, wanted: Kind) -> PeerError {
         match got {
             Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
-                PeerError::reported(&self.peer, &message)
+                PeerError::from_report(&self.peer, &message)
             }
             Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
                 PeerError::Unexpected { peer: self.peer.clone(), got: header.kind, wanted }
@@ -354,7 +354,7 @@ impl Wire {
 }
 
 /// Message for a file that is too short.
-const SHORTER: &str = "the file is shorter than its manifest says";
+const TOO_SHORT: &str = "the file is shorter than its manifest says";
 
 fn send_file(stream: &TcpStream, file: &File, mut offset: u64, length: usize) -> io::Result<usize> {
     match rustix::fs::sendfile(stream, file, Some(&mut offset), length)? {
@@ -373,7 +373,7 @@ fn is_shorter(error: &io::Error) -> bool {
 // which.
 
 /// Maximum number of bytes that a refused peer may still send before the connection is closed.
-const LAST_WORDS: u64 = 64 << 10;
+const MAX_BYTES_AFTER_REFUSAL: u64 = 64 << 10;
 
 /// A byte stream to and from a peer.
 pub(super) struct Channel {
@@ -391,11 +391,11 @@ struct Socket {
 /// TLS, and received bytes that are not decrypted yet.
 struct Tls {
     connection: Connection,
-    incoming: Incoming,
+    incoming: ReadBuffer,
 }
 
 /// Read buffer: TLS takes a few KiB at a time, the socket returns more at once.
-struct Incoming {
+struct ReadBuffer {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
@@ -428,7 +428,7 @@ impl Channel {
 
     /// The first received byte, which stays in the socket.
     pub(super) fn peek(&self) -> io::Result<u8> {
-        self.socket.hurry()?;
+        self.socket.limit_timeouts()?;
         let mut first = [0];
         match self.socket.stream.peek(&mut first)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -438,10 +438,10 @@ impl Channel {
 
     /// Starts TLS. An error includes the first received bytes, which show what kind of peer it is.
     pub(super) fn secure(&mut self, connection: Connection) -> Result<(), ([u8; 4], io::Error)> {
-        let incoming = Incoming { buffer: vec![0; PIECE], from: 0, to: 0, first: [0; 4] };
+        let incoming = ReadBuffer { buffer: vec![0; READ_BYTES], from: 0, to: 0, first: [0; 4] };
         let mut tls = Box::new(Tls { connection, incoming });
         let Tls { connection, incoming } = &mut *tls;
-        let done = connection.complete_io(&mut Filled { incoming, socket: &self.socket }).map(drop);
+        let done = connection.complete_io(&mut BufferedSocket { incoming, socket: &self.socket }).map(drop);
         let first = tls.incoming.first;
         self.tls = Some(tls);
         done.map_err(|error| (first, error))
@@ -455,9 +455,9 @@ impl Channel {
     }
 
     /// Closes the connection so that the other side receives the last bytes: closing with unread bytes in it would discard them.
-    pub(super) fn part(mut self) {
+    pub(super) fn close(mut self) {
         let _ = self.socket.stream.shutdown(Shutdown::Write);
-        let _ = io::copy(&mut Read::take(&self.socket, LAST_WORDS), &mut io::sink());
+        let _ = io::copy(&mut Read::take(&self.socket, MAX_BYTES_AFTER_REFUSAL), &mut io::sink());
         // Nothing more is sent over TLS.
         self.tls = None;
     }
@@ -469,7 +469,7 @@ impl Read for Channel {
             None => (&self.socket).read(into),
             Some(tls) => {
                 let Tls { connection, incoming } = &mut **tls;
-                let mut filled = Filled { incoming, socket: &self.socket };
+                let mut filled = BufferedSocket { incoming, socket: &self.socket };
                 loop {
                     match connection.reader().read(into) {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -492,7 +492,7 @@ impl Write for Channel {
             Some(tls) => {
                 let Tls { connection, incoming } = &mut **tls;
                 let taken = connection.writer().write(bytes)?;
-                connection.complete_io(&mut Filled { incoming, socket: &self.socket })?;
+                connection.complete_io(&mut BufferedSocket { incoming, socket: &self.socket })?;
                 Ok(taken)
             }
         }
@@ -517,7 +517,7 @@ impl Drop for Channel {
 
 impl Socket {
     /// Limits the socket's timeouts to the rest of the greeting.
-    fn hurry(&self) -> io::Result<()> {
+    fn limit_timeouts(&self) -> io::Result<()> {
         let Some((step, until)) = self.greeting else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).min(step);
         if left.is_zero() {
@@ -530,7 +530,7 @@ impl Socket {
 
 impl Read for &Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.hurry()?;
+        self.limit_timeouts()?;
         let count = (&self.stream).read(into)?;
         // The sender interprets a late acknowledgement as a full link (`checkpoint::backoff`). If the kernel does not support the option,
         // it acknowledges as usual.
@@ -541,12 +541,12 @@ impl Read for &Socket {
 
 impl Write for &Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.hurry()?;
+        self.limit_timeouts()?;
         (&self.stream).write(bytes)
     }
 
     fn write_vectored(&mut self, bytes: &[io::IoSlice<'_>]) -> io::Result<usize> {
-        self.hurry()?;
+        self.limit_timeouts()?;
         (&self.stream).write_vectored(bytes)
     }
 
@@ -556,12 +556,12 @@ impl Write for &Socket {
 }
 
 /// Received bytes, and the socket for more.
-struct Filled<'a> {
-    incoming: &'a mut Incoming,
+struct BufferedSocket<'a> {
+    incoming: &'a mut ReadBuffer,
     socket: &'a Socket,
 }
 
-impl Read for Filled<'_> {
+impl Read for BufferedSocket<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let (incoming, mut from) = (&mut *self.incoming, self.socket);
         if incoming.from == incoming.to {
@@ -579,7 +579,7 @@ impl Read for Filled<'_> {
     }
 }
 
-impl Write for Filled<'_> {
+impl Write for BufferedSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut socket = self.socket;
         socket.write(bytes)
@@ -605,10 +605,10 @@ const GREETING_BYTES: usize = 8 + NONCE_BYTES;
 
 /// Maximum number of unsent bytes in a connection's send queue. Bytes that wait there longer have left the CPU caches when they are sent,
 /// and are late when the rate limit is lowered (`TCP_NOTSENT_LOWAT`, tcp(7); it does not limit bytes in flight).
-const WAITING: u32 = 64 << 10;
+const MAX_UNSENT_BYTES: u32 = 64 << 10;
 
 /// Time limit of the whole greeting, as a multiple of the limit of one step.
-const STEPS: u32 = 3;
+const MAX_GREETING_STEPS: u32 = 3;
 
 impl Wire {
     /// Connects to `address`, a host name or IP address with a port.
@@ -632,21 +632,21 @@ impl Wire {
         let peer = stream
             .peer_addr()
             .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
-        let lost = |source| tls::reported(&peer, source);
+        let lost = |source| tls::stream_error(&peer, source);
         let mut channel = begin(stream, patience).map_err(lost)?;
         let own = nonce().map_err(lost)?;
         let is_tls = channel.peek().map_err(lost)? == HANDSHAKE;
         match pass.tls() {
             Some(tls) if is_tls => {
                 if let Err((first, error)) = channel.secure(tls.from(&peer)?) {
-                    channel.part();
-                    return Err(tls::failed(&peer, first, error));
+                    channel.close();
+                    return Err(tls::handshake_error(&peer, first, error));
                 }
             }
             // Our greeting shows the client that this agent has no TLS.
             None if is_tls => {
                 let _ = channel.write_all(&greeting(&own));
-                channel.part();
+                channel.close();
                 return Err(PeerError::SpeaksTls { peer });
             }
             _ => {}
@@ -659,7 +659,7 @@ impl Wire {
         let mut proof = [0; 32];
         channel.read_exact(&mut proof).map_err(lost)?;
         if pass.tls().is_some() && !is_tls {
-            let _ = channel.write_all(&[BY_TLS]);
+            let _ = channel.write_all(&[NEEDS_TLS]);
             return Err(PeerError::SpeaksPlainly { peer });
         }
         let token = pass.session(&channel, &peer)?;
@@ -673,7 +673,7 @@ impl Wire {
         channel.settle(patience.stall).map_err(lost)?;
         let outgoing = Signer::new(token.prove("server's frames", &theirs, &own));
         let incoming = Signer::new(token.prove("client's frames", &theirs, &own));
-        Ok(Wire::over(channel, peer, outgoing, incoming))
+        Ok(Wire::new(channel, peer, outgoing, incoming))
     }
 }
 
@@ -684,16 +684,16 @@ const REFUSED: u8 = 0;
 const TAKEN: u8 = 1;
 
 /// Answer to a proof: not checked because this agent requires TLS.
-const BY_TLS: u8 = 2;
+const NEEDS_TLS: u8 = 2;
 
 /// First byte of a TLS handshake.
 const HANDSHAKE: u8 = 0x16;
 
 fn greet(stream: TcpStream, peer: &str, pass: &Credentials, patience: Timeouts) -> Result<Wire, PeerError> {
-    let lost = |source| tls::reported(peer, source);
+    let lost = |source| tls::stream_error(peer, source);
     let mut channel = begin(stream, patience).map_err(lost)?;
     if let Some(tls) = pass.tls() {
-        channel.secure(tls.to(peer)?).map_err(|(first, error)| tls::failed(peer, first, error))?;
+        channel.secure(tls.to(peer)?).map_err(|(first, error)| tls::handshake_error(peer, first, error))?;
     }
     let token = pass.session(&channel, peer)?;
     let own = nonce().map_err(lost)?;
@@ -707,7 +707,7 @@ fn greet(stream: TcpStream, peer: &str, pass: &Credentials, patience: Timeouts) 
     channel.read_exact(&mut answer[..1]).map_err(|_| PeerError::refused(peer))?;
     match answer[0] {
         TAKEN => {}
-        BY_TLS => return Err(PeerError::SpeaksTls { peer: peer.to_owned() }),
+        NEEDS_TLS => return Err(PeerError::SpeaksTls { peer: peer.to_owned() }),
         _ => return Err(PeerError::refused(peer)),
     }
     channel.read_exact(&mut answer[1..]).map_err(lost)?;
@@ -719,13 +719,13 @@ fn greet(stream: TcpStream, peer: &str, pass: &Credentials, patience: Timeouts) 
     channel.settle(patience.stall).map_err(lost)?;
     let outgoing = Signer::new(token.prove("client's frames", &own, &theirs));
     let incoming = Signer::new(token.prove("server's frames", &own, &theirs));
-    Ok(Wire::over(channel, peer.to_owned(), outgoing, incoming))
+    Ok(Wire::new(channel, peer.to_owned(), outgoing, incoming))
 }
 
 fn begin(stream: TcpStream, patience: Timeouts) -> io::Result<Channel> {
     stream.set_nodelay(true)?;
-    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(WAITING)?;
-    Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * STEPS))
+    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT_BYTES)?;
+    Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * MAX_GREETING_STEPS))
 }
 
 fn greeting(nonce: &[u8; NONCE_BYTES]) -> [u8; GREETING_BYTES] {

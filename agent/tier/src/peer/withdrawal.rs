@@ -11,10 +11,10 @@ use std::path::Path;
 use crate::aside::write_at_once;
 
 /// Name of the key file in an agent's store.
-const FILE: &str = "withdrawal-key";
+const KEY_NAME: &str = "withdrawal-key";
 
 /// Prefix of the file next to a replica that has the lock in its name.
-const LOCK_FILE: &str = "lock.";
+const LOCK_PREFIX: &str = "lock.";
 
 /// The key from which an agent derives its secrets.
 #[derive(Clone)]
@@ -29,10 +29,10 @@ impl std::fmt::Debug for WithdrawalKey {
 impl WithdrawalKey {
     /// Reads the key of the store at `root`; creates it if there is none. What was sent with a lost key cannot be withdrawn.
     pub fn at(root: &Path) -> io::Result<WithdrawalKey> {
-        match fs::read(root.join(FILE)).map(<[u8; 32]>::try_from) {
+        match fs::read(root.join(KEY_NAME)).map(<[u8; 32]>::try_from) {
             Ok(Ok(key)) => return Ok(WithdrawalKey(key)),
             Ok(Err(other)) => tracing::warn!(
-                file = %root.join(FILE).display(),
+                file = %root.join(KEY_NAME).display(),
                 bytes = other.len(),
                 "the file must have 32 bytes; a new key is made, and replicas at peers without TLS stay until retention deletes them"
             ),
@@ -41,7 +41,7 @@ impl WithdrawalKey {
         }
         let mut key = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
-        write_at_once(root, FILE, &key)?;
+        write_at_once(root, KEY_NAME, &key)?;
         Ok(WithdrawalKey(key))
     }
 
@@ -73,29 +73,29 @@ impl WithdrawalLock {
     }
 
     /// The lock from two words of a header; none if the agent sends none.
-    pub fn from_words(words: (u64, u64)) -> Option<WithdrawalLock> {
+    pub fn from_header(halves: (u64, u64)) -> Option<WithdrawalLock> {
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&words.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&words.1.to_le_bytes());
+        bytes[..8].copy_from_slice(&halves.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&halves.1.to_le_bytes());
         (bytes != [0; 16]).then_some(WithdrawalLock(bytes))
     }
 
     /// The lock as two words of a header.
-    pub fn words(&self) -> (u64, u64) {
-        let word =
-            |at: usize| self.0[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        (word(0), word(8))
+    pub fn to_header(&self) -> (u64, u64) {
+        let half =
+            |at: usize| self.0[at..at + 8].iter().rev().fold(0, |half, byte| half << 8 | u64::from(*byte));
+        (half(0), half(8))
     }
 
     /// The name of an empty file that records the lock of the shard with this key: a name is on disk with its directory,
     /// without a file to sync.
     pub fn file_name(&self, key: u64) -> String {
-        format!("{LOCK_FILE}{key:016x}.{:032x}", u128::from_be_bytes(self.0))
+        format!("{LOCK_PREFIX}{key:016x}.{:032x}", u128::from_be_bytes(self.0))
     }
 
     /// The lock in a file name, and the key of its shard.
-    pub fn of_file_name(name: &str) -> Option<(u64, WithdrawalLock)> {
-        let (key, lock) = name.strip_prefix(LOCK_FILE)?.split_once('.')?;
+    pub fn from_file_name(name: &str) -> Option<(u64, WithdrawalLock)> {
+        let (key, lock) = name.strip_prefix(LOCK_PREFIX)?.split_once('.')?;
         let is_number =
             |text: &str, digits| text.len() == digits && text.bytes().all(|digit| digit.is_ascii_hexdigit());
         if !is_number(key, 16) || !is_number(lock, 32) {
@@ -129,18 +129,18 @@ mod tests {
     fn a_lock_survives_headers_and_file_names() {
         let home = testing::tempdir().unwrap();
         let lock = WithdrawalKey::at(home.path()).unwrap().lock("root");
-        assert_eq!(WithdrawalLock::from_words(lock.words()), Some(lock));
-        assert_eq!(WithdrawalLock::of_file_name(&lock.file_name(7)), Some((7, lock)));
-        assert_eq!(WithdrawalLock::from_words((0, 0)), None);
+        assert_eq!(WithdrawalLock::from_header(lock.to_header()), Some(lock));
+        assert_eq!(WithdrawalLock::from_file_name(&lock.file_name(7)), Some((7, lock)));
+        assert_eq!(WithdrawalLock::from_header((0, 0)), None);
         for name in ["lock.", "lock.12", "shard", "lock.0000000000000007.+1234567812345678123456781234567"] {
-            assert_eq!(WithdrawalLock::of_file_name(name), None, "{name}");
+            assert_eq!(WithdrawalLock::from_file_name(name), None, "{name}");
         }
     }
 
     #[test]
     fn a_truncated_key_is_created_again() {
         let home = testing::tempdir().unwrap();
-        fs::write(home.path().join(FILE), [1; 5]).unwrap();
+        fs::write(home.path().join(KEY_NAME), [1; 5]).unwrap();
         let made = WithdrawalKey::at(home.path()).unwrap();
         assert_eq!(WithdrawalKey::at(home.path()).unwrap().secret("root"), made.secret("root"));
     }

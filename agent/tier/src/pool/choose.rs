@@ -10,21 +10,21 @@ pub struct SealedSlot {
     /// Its slot.
     pub index: usize,
     /// Attempt and step, compared in this order: what a later attempt saved is newer, even with a lower step number.
-    pub at: At,
+    pub at: AttemptStep,
     /// Whether it is being written to disk.
     pub writing: bool,
 }
 
 /// Attempt and step.
-pub type At = (u64, u64);
+pub type AttemptStep = (u64, u64);
 
 /// The newest step of which the shards of all these ranks are in memory or `elsewhere`.
 pub fn newest_whole(
     held: &[SealedSlot],
     ranks: &Range<u32>,
-    elsewhere: &dyn Fn(At, u32) -> bool,
-) -> Option<At> {
-    let mut steps: Vec<At> = held.iter().map(|shard| shard.at).collect();
+    elsewhere: &dyn Fn(AttemptStep, u32) -> bool,
+) -> Option<AttemptStep> {
+    let mut steps: Vec<AttemptStep> = held.iter().map(|shard| shard.at).collect();
     steps.sort_unstable();
     steps.dedup();
     steps.into_iter().rev().find(|at| {
@@ -37,8 +37,8 @@ pub fn newest_whole(
 /// The shards to write to disk next: those of the newest whole step that are not on disk.
 pub fn to_write(
     held: &[SealedSlot],
-    newest: Option<At>,
-    on_disk: &dyn Fn(At, u32) -> bool,
+    newest: Option<AttemptStep>,
+    on_disk: &dyn Fn(AttemptStep, u32) -> bool,
 ) -> Vec<SealedSlot> {
     let wanted = |shard: &&SealedSlot| Some(shard.at) == newest && !on_disk(shard.at, shard.rank);
     held.iter().filter(wanted).copied().collect()
@@ -50,8 +50,8 @@ pub fn to_write(
 pub fn to_free(
     held: &[SealedSlot],
     rank: u32,
-    newest: Option<At>,
-    kept: &[At],
+    newest: Option<AttemptStep>,
+    kept: &[AttemptStep],
     waited_long: bool,
 ) -> Option<usize> {
     let goes = |shard: &&SealedSlot| {
@@ -74,13 +74,13 @@ mod tests {
         SealedSlot { rank, index, at: (attempt, step), writing: false }
     }
 
-    const NOWHERE: &dyn Fn(At, u32) -> bool = &|_, _| false;
+    const NONE_ELSEWHERE: &dyn Fn(AttemptStep, u32) -> bool = &|_, _| false;
 
     #[test]
     fn a_step_counts_if_all_ranks_saved_it_in_one_attempt() {
         let shards = [held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20), held(1, 1, 1, 20)];
-        assert_eq!(newest_whole(&shards, &(0..2), NOWHERE), Some((0, 10)));
-        assert_eq!(newest_whole(&shards, &(0..3), NOWHERE), None);
+        assert_eq!(newest_whole(&shards, &(0..2), NONE_ELSEWHERE), Some((0, 10)));
+        assert_eq!(newest_whole(&shards, &(0..3), NONE_ELSEWHERE), None);
         assert_eq!(newest_whole(&shards, &(0..2), &|at, rank| (at, rank) == ((0, 20), 1)), Some((0, 20)));
     }
 
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_step_of_a_later_attempt_is_newer_even_if_its_number_is_lower() {
         let shards = [held(0, 0, 0, 30), held(0, 1, 1, 20)];
-        assert_eq!(newest_whole(&shards, &(0..1), NOWHERE), Some((1, 20)));
+        assert_eq!(newest_whole(&shards, &(0..1), NONE_ELSEWHERE), Some((1, 20)));
         assert_eq!(to_free(&shards, 0, Some((1, 20)), &[], false), Some(0));
     }
 
@@ -118,6 +118,6 @@ mod tests {
         let shards = [held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20)];
         let written = to_write(&shards, Some((0, 10)), &|_, rank| rank == 0);
         assert_eq!(written, [held(1, 0, 0, 10)]);
-        assert!(to_write(&shards, None, NOWHERE).is_empty());
+        assert!(to_write(&shards, None, NONE_ELSEWHERE).is_empty());
     }
 }

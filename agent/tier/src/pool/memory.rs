@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainstay_checkpoint_format::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlError};
-use mainstay_checkpoint_format::{MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint_format::{MAX_MANIFEST_BYTES, Manifest};
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 
 use crate::os::ControlPage;
 
 /// One rank's memory.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct RankMemory {
     pub(super) rank: u32,
     pub(super) directory: PathBuf,
     page: ControlPage,
@@ -22,7 +22,7 @@ pub(super) struct Memory {
     pub(super) files: Vec<Arc<File>>,
     next_file: u64,
     /// Capacity of a slot's next new file, bytes.
-    pub(super) wanted: u64,
+    pub(super) requested_bytes: u64,
 }
 
 pub(super) fn rank_directory(pool: &Path, rank: u32) -> PathBuf {
@@ -53,9 +53,9 @@ pub(super) fn allocate(path: &Path, bytes: u64) -> io::Result<File> {
     }
 }
 
-impl Memory {
+impl RankMemory {
     /// Creates the directory of a rank with its page.
-    pub(super) fn make(pool: &Path, rank: u32, world_size: u32, epoch: u64) -> io::Result<Memory> {
+    pub(super) fn make(pool: &Path, rank: u32, world_size: u32, epoch: u64) -> io::Result<RankMemory> {
         let directory = rank_directory(pool, rank);
         DirBuilder::new().mode(0o700).create(&directory)?;
         let aside = directory.join(format!("{CONTROL_NAME}.new"));
@@ -69,11 +69,11 @@ impl Memory {
             std::process::id(),
         );
         fs::rename(&aside, directory.join(CONTROL_NAME))?;
-        Ok(Memory { rank, directory, page, files: Vec::new(), next_file: 0, wanted: 0 })
+        Ok(RankMemory { rank, directory, page, files: Vec::new(), next_file: 0, requested_bytes: 0 })
     }
 
     /// Opens the memory that a launcher left behind.
-    pub(super) fn open(directory: &Path) -> io::Result<Memory> {
+    pub(super) fn open(directory: &Path) -> io::Result<RankMemory> {
         let path = directory.join(CONTROL_NAME);
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let page = ControlPage::of(&file)?;
@@ -84,7 +84,14 @@ impl Memory {
             .iter()
             .map(|slot| crate::disk::open_own(&slot_path(directory, slot.index, slot.file)).map(Arc::new));
         let files = files.collect::<io::Result<Vec<_>>>()?;
-        Ok(Memory { rank, directory: directory.to_owned(), page, files, next_file: 0, wanted: 0 })
+        Ok(RankMemory {
+            rank,
+            directory: directory.to_owned(),
+            page,
+            files,
+            next_file: 0,
+            requested_bytes: 0,
+        })
     }
 
     /// The page, which this process has created or checked.
@@ -123,13 +130,13 @@ impl Memory {
     /// The manifest next to a slot, if it is intact.
     pub(super) fn manifest(&self, index: usize) -> Option<Manifest> {
         let path = manifest_path(&self.directory, index);
-        let bytes = fs::metadata(&path).ok().filter(|found| found.len() <= MANIFEST_LIMIT as u64);
+        let bytes = fs::metadata(&path).ok().filter(|found| found.len() <= MAX_MANIFEST_BYTES as u64);
         Manifest::decode(&bytes.and_then(|_| fs::read(&path).ok())?).ok()
     }
 }
 
 /// Takes the lock of a pool; none if another process holds it.
-pub(super) fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+pub(super) fn lock_file(path: &Path) -> io::Result<Option<Flock<File>>> {
     let file = File::options().create(true).append(true).open(path)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => {

@@ -20,7 +20,7 @@ mod recover;
 pub mod world;
 
 pub use available::available;
-pub use owner::{PoolOwner, Status, View, Whole};
+pub use owner::{PoolOwner, PoolStatus, PoolView, WholeStep};
 pub use recover::{Recovered, recover, recover_all};
 
 use std::io;
@@ -68,12 +68,12 @@ pub enum PoolError {
     NotOurs(PathBuf),
 }
 
-fn reported(path: &Path) -> impl Fn(io::Error) -> PoolError + '_ {
+fn io_error(path: &Path) -> impl Fn(io::Error) -> PoolError + '_ {
     move |source| PoolError::Io { path: path.to_owned(), source }
 }
 
 /// The pool's directory for a checkpoint directory.
-pub fn directory_of(root: &Path, checkpoints: &Path) -> PathBuf {
+pub fn pool_directory(root: &Path, checkpoints: &Path) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     root.join(format!("{:016x}", XxHash3_64::oneshot(checkpoints.as_os_str().as_bytes())))
 }

@@ -18,32 +18,33 @@ use nix::fcntl::Flock;
 use nix::sys::statvfs::statvfs;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
+use crate::lock;
 use crate::os::{lower_priority, monotonic_ms, now_unix_s, spawn};
-use crate::pool::choose::{self, At, SealedSlot};
-use crate::pool::memory::{Memory, allocate, lives, lock, rank_directory, slot_path};
-use crate::pool::{PoolError, Settings, available, directory_of, recover, reported};
+use crate::pool::choose::{self, AttemptStep, SealedSlot};
+use crate::pool::memory::{RankMemory, allocate, lives, lock_file, rank_directory, slot_path};
+use crate::pool::{PoolError, Settings, available, io_error, pool_directory, recover};
 use crate::seal::{SealError, seal};
 
 /// Interval of the pool owner's checks without a ring.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The same without a socket to ring.
-const LOOK_WITHOUT_BELL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL_WITHOUT_BELL: Duration = Duration::from_millis(10);
 
 /// A rank that has waited this long for a slot may get the slot of a step that is not whole yet.
-const LONG: Duration = Duration::from_secs(2);
+const MAX_SLOT_WAIT: Duration = Duration::from_secs(2);
 
 /// A file system that has not answered for this long gets no more of the slots that a rank waits for.
-const SILENT: Duration = Duration::from_secs(3);
+const MAX_SILENCE: Duration = Duration::from_secs(3);
 
 /// How long the end of a job waits for a file system that does not answer.
-const SILENT_AT_END: Duration = Duration::from_secs(10);
+const MAX_SILENCE_AT_END: Duration = Duration::from_secs(10);
 
 /// Interval of the checks whether a thread has ended.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause after a failed write to disk.
-const PAUSE: Duration = Duration::from_secs(10);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// `nice` value of the threads that compute checksums.
 const SEAL_NICE: i32 = 5;
@@ -53,7 +54,7 @@ const WRITE_NICE: i32 = 15;
 
 /// State of the tiers at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Status {
+pub struct PoolStatus {
     /// The newest whole step in memory, and how long ago it was sealed, in seconds.
     pub memory: Option<(u64, f64)>,
     /// The newest whole step that this launcher has on disk, and how long ago it was sealed, in seconds.
@@ -62,7 +63,7 @@ pub struct Status {
 
 /// A step that all ranks have saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholeStep {
     /// The attempt.
     pub attempt: u64,
     /// The step.
@@ -98,35 +99,41 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Inner {
     epoch: u64,
-    ranks: Vec<Memory>,
-    sealed: BTreeMap<(u32, usize), Sealed>,
-    on_disk: BTreeSet<(At, u32)>,
+    ranks: Vec<RankMemory>,
+    sealed: BTreeMap<(u32, usize), SlotContent>,
+    on_disk: BTreeSet<(AttemptStep, u32)>,
     /// Shards of steps in memory that ranks themselves wrote to disk, as of the last check.
-    elsewhere: BTreeSet<(At, u32)>,
-    batch: Option<Batch>,
+    elsewhere: BTreeSet<(AttemptStep, u32)>,
+    batch: Option<WriteBatch>,
     writing: bool,
     messages: Vec<String>,
     last_messages: String,
-    trouble: Option<(String, Instant)>,
+    last_failure: Option<(String, Instant)>,
     waiting_since: BTreeMap<u32, Instant>,
     /// The attempt, and the last of its steps at which replicas agreed.
-    agreed: Option<At>,
+    agreed: Option<AttemptStep>,
     /// The newest whole step that was saved before that.
-    vouched: Option<At>,
+    vouched: Option<AttemptStep>,
     /// The newest step of which each shard, of all hosts, has a copy on another host.
-    copied: Option<At>,
+    copied: Option<AttemptStep>,
     memory: Option<(u64, Instant)>,
     disk: Option<(u64, Instant)>,
     /// Steps that became whole in memory and were not taken yet.
-    whole: Vec<Whole>,
+    whole: Vec<WholeStep>,
 }
 
 #[derive(Debug)]
-struct Sealed {
+struct SlotContent {
     slot: Slot,
     manifest: Manifest,
     writing: bool,
     when: Instant,
+}
+
+impl SlotContent {
+    fn at(&self) -> AttemptStep {
+        (self.slot.epoch, self.slot.step)
+    }
 }
 
 impl PoolOwner {
@@ -135,7 +142,7 @@ impl PoolOwner {
     /// # Errors
     /// [`PoolError`]; the job can run without a pool owner.
     pub fn start(settings: Settings) -> Result<PoolOwner, PoolError> {
-        let mut directory = directory_of(&settings.root, &settings.directory);
+        let mut directory = pool_directory(&settings.root, &settings.directory);
         if settings.ranks != (0..settings.world_size) {
             // Several launchers of one job may be on one machine and save into one directory.
             directory.as_mut_os_string().push(format!("-{}", settings.ranks.start));
@@ -144,7 +151,7 @@ impl PoolOwner {
     }
 
     fn start_in(directory: PathBuf, settings: Settings) -> Result<PoolOwner, PoolError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(reported(&directory))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(io_error(&directory))?;
         let lock = take(&directory, &settings.directory)?;
         let mut messages = Vec::new();
         if directory.join(POOL_NAME).exists() {
@@ -155,16 +162,18 @@ impl PoolOwner {
                 )),
             }
         }
-        let _ = fs::remove_file(directory.join(recover::MARK));
+        let _ = fs::remove_file(directory.join(recover::RECOVERY_NAME));
         disk::clear_aside(&StdVolume, &settings.directory, &lives);
         let bell = open_bell(&directory);
-        recover::About::write(&directory, &settings)?;
+        recover::PoolRecord::write(&directory, &settings)?;
         let mut inner = Inner { messages, ..Inner::default() };
         for rank in settings.ranks.clone() {
             let at = rank_directory(&directory, rank);
-            inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(reported(&at))?);
+            inner
+                .ranks
+                .push(RankMemory::make(&directory, rank, settings.world_size, 0).map_err(io_error(&at))?);
         }
-        let pace = Pace::of(settings.rate);
+        let pace = Pace::new(settings.rate);
         let shared = Arc::new(Shared {
             settings,
             directory,
@@ -223,8 +232,8 @@ impl PoolOwner {
     }
 
     /// A view for the code that copies shards to other hosts.
-    pub fn view(&self) -> View {
-        View(Arc::clone(&self.shared))
+    pub fn view(&self) -> PoolView {
+        PoolView(Arc::clone(&self.shared))
     }
 
     /// Takes the messages for users since the last call.
@@ -235,21 +244,21 @@ impl PoolOwner {
 
     /// Takes the steps that were sealed in memory for all ranks since the last call, the newest few, in the order of sealing.
     #[must_use]
-    pub fn whole_steps(&self) -> Vec<Whole> {
+    pub fn whole_steps(&self) -> Vec<WholeStep> {
         std::mem::take(&mut self.shared.inner().whole)
     }
 
     /// The age of the newest whole step of each tier.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> PoolStatus {
         let inner = self.shared.inner();
         let age =
             |newest: Option<(u64, Instant)>| newest.map(|(step, at)| (step, at.elapsed().as_secs_f64()));
-        Status { memory: age(inner.memory), disk: age(inner.disk) }
+        PoolStatus { memory: age(inner.memory), disk: age(inner.disk) }
     }
 
     /// Whether the file system of the checkpoint directory has not answered for some seconds.
     pub fn is_directory_silent(&self) -> bool {
-        self.shared.is_silent(SILENT_AT_END)
+        self.shared.is_silent(MAX_SILENCE_AT_END)
     }
 
     /// Ends the pool owner after all ranks have ended: writes the newest whole step to disk and frees the memory. A step that cannot be written
@@ -260,11 +269,11 @@ impl PoolOwner {
         let mut inner = self.shared.inner();
         let unsaved = inner.unsaved(&self.shared.settings);
         if let Some(shard) = unsaved.first() {
-            let (step, place) = (shard.at.1, self.shared.directory.display());
-            let silent = self.shared.is_silent(SILENT_AT_END);
+            let (step, shown) = (shard.at.1, self.shared.directory.display());
+            let silent = self.shared.is_silent(MAX_SILENCE_AT_END);
             let why = if silent { ", whose file system does not answer" } else { "" };
             inner.messages.push(format!(
-                "step {step} is not on the disk{why}; it stays in memory ({place}) until the next `mainstay run` on this host"
+                "step {step} is not on the disk{why}; it stays in memory ({shown}) until the next `mainstay run` on this host"
             ));
         } else if let Err(error) = fs::remove_dir_all(&self.shared.directory) {
             tracing::warn!(%error, directory = %self.shared.directory.display(), "cannot remove the checkpoint pool");
@@ -296,7 +305,7 @@ impl PoolOwner {
         let last = self.shared.inner().epoch;
         self.begin_attempt(last);
         // Try the disk once more.
-        self.shared.inner().trouble = None;
+        self.shared.inner().last_failure = None;
         self.shared.finishing.store(true, Ordering::SeqCst);
         self.shared.pace.hurry();
         ring(&self.shared.directory);
@@ -305,7 +314,7 @@ impl PoolOwner {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            while !thread.is_finished() && !self.shared.is_silent(SILENT_AT_END) {
+            while !thread.is_finished() && !self.shared.is_silent(MAX_SILENCE_AT_END) {
                 self.shared.look_elsewhere();
                 std::thread::sleep(END_POLL_INTERVAL);
             }
@@ -331,9 +340,9 @@ impl Drop for PoolOwner {
 
 /// The memory, as seen by the code that copies shards to other hosts.
 #[derive(Clone, Debug)]
-pub struct View(Arc<Shared>);
+pub struct PoolView(Arc<Shared>);
 
-impl View {
+impl PoolView {
     /// Records that each shard of this step, on all hosts, has a copy on another host. The step stays in memory until a newer one has its
     /// copies: the job goes back to it if a host is lost together with its memory. Returns whether it was still in memory.
     pub fn copied(&self, attempt: u64, step: u64) -> bool {
@@ -365,7 +374,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 impl Shared {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // A panic while the lock is held leaves no state that readers cannot handle: the pages are authoritative.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Stops the threads. Takes the lock that the writer holds from its check to its wait: a notification in between would be lost, and the
@@ -380,18 +389,18 @@ impl Shared {
 // The content of the memory: which steps are whole in it, and which of them are written next.
 
 /// Maximum number of steps that wait to be taken.
-const WHOLE: usize = 4;
+const MAX_WHOLE_STEPS: usize = 4;
 
 impl Inner {
     fn pages(&self) -> impl Iterator<Item = Control<'_>> {
         self.ranks.iter().filter_map(|memory| memory.control().ok())
     }
 
-    fn add_notice(&mut self, words: String) {
-        if self.last_messages != words {
-            tracing::debug!("{words}");
-            self.last_messages.clone_from(&words);
-            self.messages.push(words);
+    fn add_notice(&mut self, message: String) {
+        if self.last_messages != message {
+            tracing::debug!("{message}");
+            self.last_messages.clone_from(&message);
+            self.messages.push(message);
         }
     }
 
@@ -399,21 +408,21 @@ impl Inner {
         let held = self.sealed.iter().map(|((rank, index), sealed)| SealedSlot {
             rank: *rank,
             index: *index,
-            at: (sealed.slot.epoch, sealed.slot.step),
+            at: sealed.at(),
             writing: sealed.writing,
         });
         held.collect()
     }
 
     /// The newest step that is whole over memory and the shards that ranks wrote to disk themselves when they had no slot.
-    fn newest_whole(&self, settings: &Settings) -> Option<At> {
+    fn newest_whole(&self, settings: &Settings) -> Option<AttemptStep> {
         self.newest_whole_of(&self.held(), settings)
     }
 
     /// The shards to write next: first the step to go back to, then the newest whole one.
     fn unsaved(&self, settings: &Settings) -> Vec<SealedSlot> {
         let held = self.held();
-        let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
+        let on_disk = |at: AttemptStep, rank: u32| self.on_disk.contains(&(at, rank));
         let vouched = choose::to_write(&held, self.vouched, &on_disk);
         if vouched.is_empty() {
             choose::to_write(&held, self.newest_whole_of(&held, settings), &on_disk)
@@ -435,33 +444,34 @@ impl Inner {
     }
 
     /// Records a step whose last shard was sealed, for the comparison of what ranks saved.
-    fn note_whole(&mut self, at: At) {
-        let of_rank = |memory: &Memory| {
+    fn note_whole(&mut self, at: AttemptStep) {
+        let of_rank = |memory: &RankMemory| {
             let sealed = self.sealed.range((memory.rank, 0)..=(memory.rank, usize::MAX));
-            let mut found = sealed.filter(|(_, sealed)| (sealed.slot.epoch, sealed.slot.step) == at);
+            let mut found = sealed.filter(|(_, sealed)| sealed.at() == at);
             found.next().and_then(|(_, sealed)| Some(sealed.manifest.chunks.as_ref()?.sums.clone()))
         };
         if self.ranks.len() < 2 {
             return;
         }
         let Some(chunks) = self.ranks.iter().map(of_rank).collect::<Option<Vec<_>>>() else { return };
-        if self.whole.len() == WHOLE {
+        if self.whole.len() == MAX_WHOLE_STEPS {
             self.whole.remove(0);
         }
-        self.whole.push(Whole { attempt: at.0, step: at.1, chunks });
+        self.whole.push(WholeStep { attempt: at.0, step: at.1, chunks });
     }
 
-    fn newest_whole_of(&self, held: &[SealedSlot], settings: &Settings) -> Option<At> {
-        let elsewhere =
-            |at: At, rank: u32| self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank));
+    fn newest_whole_of(&self, held: &[SealedSlot], settings: &Settings) -> Option<AttemptStep> {
+        let elsewhere = |at: AttemptStep, rank: u32| {
+            self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank))
+        };
         choose::newest_whole(held, &settings.ranks, &elsewhere)
     }
 
     /// Shards that steps in memory lack: their ranks may have written them to the disk themselves.
-    fn lacking(&self, settings: &Settings) -> Vec<(At, u32)> {
-        let held: BTreeSet<(At, u32)> =
-            self.sealed.iter().map(|((rank, _), of)| ((of.slot.epoch, of.slot.step), *rank)).collect();
-        let steps: BTreeSet<At> = held.iter().map(|(at, _)| *at).collect();
+    fn lacking(&self, settings: &Settings) -> Vec<(AttemptStep, u32)> {
+        let held: BTreeSet<(AttemptStep, u32)> =
+            self.sealed.iter().map(|((rank, _), content)| (content.at(), *rank)).collect();
+        let steps: BTreeSet<AttemptStep> = held.iter().map(|(at, _)| *at).collect();
         let all = steps.into_iter().flat_map(|at| settings.ranks.clone().map(move |rank| (at, rank)));
         all.filter(|shard| !held.contains(shard) && !self.on_disk.contains(shard)).collect()
     }
@@ -469,11 +479,11 @@ impl Inner {
 
 // The life of each slot: accepted, sealed, passed to the writer, freed, withdrawn.
 
-type Task = (u32, Slot, Arc<File>);
+type SealTask = (u32, Slot, Arc<File>);
 
 impl Inner {
     /// The slots to seal: filled in this attempt, or accepted when it ended.
-    fn accept(&mut self, settings: &Settings) -> Vec<Task> {
+    fn accept(&mut self, settings: &Settings) -> Vec<SealTask> {
         let mut tasks = Vec::new();
         let mut messages = Vec::new();
         for memory in &self.ranks {
@@ -499,7 +509,7 @@ impl Inner {
                 }
             }
         }
-        messages.into_iter().for_each(|words| self.add_notice(words));
+        messages.into_iter().for_each(|message| self.add_notice(message));
         tasks
     }
 
@@ -514,7 +524,7 @@ impl Inner {
         match laid {
             Ok(manifest) => {
                 if let Some(slot) = control.advance(slot, State::Sealed) {
-                    let sealed = Sealed { slot, manifest, writing: false, when: Instant::now() };
+                    let sealed = SlotContent { slot, manifest, writing: false, when: Instant::now() };
                     self.sealed.insert((rank, slot.index), sealed);
                     self.note_whole((slot.epoch, slot.step));
                 }
@@ -534,8 +544,7 @@ impl Inner {
     fn free(&mut self, settings: &Settings, replace: bool) {
         let newest = self.newest_whole(settings);
         if let Some(newest) = newest {
-            let sealed =
-                self.sealed.values().filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == newest);
+            let sealed = self.sealed.values().filter(|sealed| sealed.at() == newest);
             if let Some(when) = sealed.map(|sealed| sealed.when).max() {
                 self.memory = Some((newest.1, when));
             }
@@ -557,13 +566,13 @@ impl Inner {
                 None
             };
             let has_one = control.all().any(|slot| {
-                let fits = slot.capacity >= memory.wanted;
+                let fits = slot.capacity >= memory.requested_bytes;
                 matches!(slot.state, State::Free | State::Filling | State::Damaged) && (fits || !waits)
             });
             if has_one || !(waits || all_have_saved) {
                 continue;
             }
-            let long = since.is_some_and(|since| since.elapsed() > LONG);
+            let long = since.is_some_and(|since| since.elapsed() > MAX_SLOT_WAIT);
             // A copy on disk is safe.
             let vouched = self.vouched.filter(|at| !self.on_disk.contains(&(*at, memory.rank)));
             // Of two slots, one must be freed eventually, regardless of the disk.
@@ -585,7 +594,7 @@ impl Inner {
             let Some(index) = idle.or_else(|| (replace && long).then(written).flatten()) else { continue };
             let slot = control.slot(index);
             // Too small for what the rank saves now, or read by the writer: it gets another file.
-            let another = slot.capacity < memory.wanted || idle.is_none();
+            let another = slot.capacity < memory.requested_bytes || idle.is_none();
             let to = if another { State::Damaged } else { State::Free };
             if slot.state == State::Sealed && control.advance(&slot, to).is_some() {
                 freed.push((memory.rank, index));
@@ -598,7 +607,8 @@ impl Inner {
 
     /// Passes the newest whole step to the writer, if it is idle.
     fn begin_write(&mut self, settings: &Settings, finishing: bool) {
-        let paused = self.trouble.as_ref().is_some_and(|(_, at)| finishing || at.elapsed() < PAUSE);
+        let paused =
+            self.last_failure.as_ref().is_some_and(|(_, at)| finishing || at.elapsed() < PAUSE_AFTER_FAILURE);
         if self.writing || self.batch.is_some() || paused {
             return;
         }
@@ -618,11 +628,11 @@ impl Inner {
         self.writing = true;
         let is_alone = settings.ranks == (0..settings.world_size);
         let among = (!is_alone).then(|| (settings.ranks.clone(), self.copied.map(|at| at.1)));
-        self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1), among });
+        self.batch = Some(WriteBatch { shards, vouched: self.vouched.map(|at| at.1), among });
     }
 
     /// Records the result of a batch.
-    fn written(&mut self, batch: &Batch, written: Written) {
+    fn written(&mut self, batch: &WriteBatch, written: WriteResult) {
         self.writing = false;
         for (held, ..) in &batch.shards {
             if let Some(sealed) = self.sealed.get_mut(&(held.rank, held.index)) {
@@ -632,11 +642,11 @@ impl Inner {
         self.on_disk.extend(written.done.iter().map(|held| (held.at, held.rank)));
         match written.failed {
             None => {
-                self.trouble = None;
+                self.last_failure = None;
                 if let Some((held, ..)) = batch.shards.first() {
                     let sealed = self.sealed.get(&(held.rank, held.index));
                     // Its slot may have another step by now.
-                    let sealed = sealed.filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == held.at);
+                    let sealed = sealed.filter(|sealed| sealed.at() == held.at);
                     let when = sealed.map_or_else(Instant::now, |sealed| sealed.when);
                     self.disk = Some((held.at.1, when));
                 }
@@ -651,11 +661,12 @@ impl Inner {
                 ));
             }
             Some((held, error)) => {
-                let words = format!("step {} cannot be written to the disk: {error}", held.at.1);
-                let reported = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
-                self.trouble = Some((error.to_string(), Instant::now()));
-                if !reported {
-                    self.add_notice(format!("{words}; it stays in memory, and the next one is tried"));
+                let message = format!("step {} cannot be written to the disk: {error}", held.at.1);
+                let is_known =
+                    self.last_failure.as_ref().is_some_and(|(before, _)| *before == error.to_string());
+                self.last_failure = Some((error.to_string(), Instant::now()));
+                if !is_known {
+                    self.add_notice(format!("{message}; it stays in memory, and the next one is tried"));
                 }
             }
         }
@@ -663,13 +674,13 @@ impl Inner {
 
     fn withdraw(&mut self, held: SealedSlot) {
         let sealed = self.sealed.get(&(held.rank, held.index));
-        if sealed.is_some_and(|sealed| (sealed.slot.epoch, sealed.slot.step) != held.at) {
+        if sealed.is_some_and(|sealed| sealed.at() != held.at) {
             // The slot has another file and step by now.
             return;
         }
         self.sealed.remove(&(held.rank, held.index));
         let memory = self.ranks.iter().find(|memory| memory.rank == held.rank);
-        if let Some(Ok(control)) = memory.map(Memory::control) {
+        if let Some(Ok(control)) = memory.map(RankMemory::control) {
             let slot = control.slot(held.index);
             _ = control.advance(&slot, State::Damaged);
         }
@@ -683,36 +694,42 @@ impl Shared {
     fn answer(&self) {
         let asked: Vec<(usize, u64, u64)> = {
             let inner = self.inner();
-            let asked = inner.ranks.iter().enumerate().filter_map(|(place, memory)| {
+            let asked = inner.ranks.iter().enumerate().filter_map(|(position, memory)| {
                 let (number, bytes) = memory.control().ok()?.asked()?;
-                Some((place, number, bytes))
+                Some((position, number, bytes))
             });
             asked.collect()
         };
-        for (place, number, bytes) in asked {
-            let answer = self.reserve(place, bytes.max(1).next_multiple_of(2 << 20));
+        for (position, number, bytes) in asked {
+            let answer = self.reserve(position, bytes.max(1).next_multiple_of(2 << 20));
             let inner = self.inner();
-            if let Some(Ok(control)) = inner.ranks.get(place).map(Memory::control) {
+            if let Some(Ok(control)) = inner.ranks.get(position).map(RankMemory::control) {
                 control.give(number, answer);
             }
         }
     }
 
-    fn reserve(&self, place: usize, bytes: u64) -> Answer {
-        let slots = match self.slots_for(place, bytes) {
+    /// The rank whose memory has this position: ranks of a host need not start at 0.
+    fn rank_at(&self, position: usize) -> u64 {
+        u64::from(self.settings.ranks.start) + position as u64
+    }
+
+    fn reserve(&self, position: usize, bytes: u64) -> Answer {
+        let slots = match self.slots_for(position, bytes) {
             Ok(slots) => slots,
             Err(why) => {
                 self.inner().add_notice(why);
                 return Answer::NoRoom;
             }
         };
-        if let Some(memory) = self.inner().ranks.get_mut(place) {
-            memory.wanted = memory.wanted.max(bytes);
+        if let Some(memory) = self.inner().ranks.get_mut(position) {
+            memory.requested_bytes = memory.requested_bytes.max(bytes);
         }
         for index in 0..slots {
-            if let Err(error) = self.grow(place, index, bytes) {
+            if let Err(error) = self.grow(position, index, bytes) {
+                let rank = self.rank_at(position);
                 self.inner().add_notice(format!(
-                    "no memory for checkpoints of rank {place}: {error}; they are written to the disk in training"
+                    "no memory for checkpoints of rank {rank}: {error}; they are written to the disk in training"
                 ));
                 return if error.kind() == io::ErrorKind::StorageFull {
                     Answer::NoRoom
@@ -725,13 +742,14 @@ impl Shared {
     }
 
     /// The number of slots of `bytes` bytes that each rank may have if all of them want the same.
-    fn slots_for(&self, place: usize, bytes: u64) -> Result<usize, String> {
+    fn slots_for(&self, position: usize, bytes: u64) -> Result<usize, String> {
         let inner = self.inner();
-        let held = |memory: &Memory| -> u64 {
+        let held = |memory: &RankMemory| -> u64 {
             memory.control().map_or(0, |control| control.all().map(|slot| slot.capacity).sum())
         };
         let had: u64 = inner.ranks.iter().map(held).sum();
-        let there = inner.ranks.get(place).and_then(|memory| memory.control().ok()).map_or(0, |c| c.slots());
+        let there =
+            inner.ranks.get(position).and_then(|memory| memory.control().ok()).map_or(0, |c| c.slots());
         drop(inner);
         let free = available(&self.directory);
         let bound = self.settings.memory.unwrap_or_else(|| free.saturating_add(had) / 2);
@@ -753,32 +771,23 @@ impl Shared {
     }
 
     /// Gives a slot a file that is large enough, if it has none and its content is not needed.
-    fn grow(&self, place: usize, index: usize, bytes: u64) -> io::Result<()> {
-        let mut inner = self.inner();
-        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
-        let control = memory.control().map_err(io::Error::other)?;
-        let is_new = index >= control.slots();
-        let slot = control.slot(index);
-        if !is_new {
+    fn grow(&self, position: usize, index: usize, bytes: u64) -> io::Result<()> {
+        {
+            let inner = self.inner();
+            let Some(memory) = inner.ranks.get(position) else { return Ok(()) };
+            let control = memory.control().map_err(io::Error::other)?;
+            if index >= control.slots() {
+                drop(inner);
+                return self.install_file(position, index, bytes, |control| control.set_slots(index + 1));
+            }
+            let slot = control.slot(index);
             if slot.capacity >= bytes || slot.state != State::Free {
                 return Ok(());
             }
             // Ranks do not see it while it changes; `renew` makes it available again.
             _ = control.advance(&slot, State::Damaged);
-            drop(inner);
-            return self.renew_one(place, index);
         }
-        let (number, directory) = (memory.next_file(), memory.directory.clone());
-        drop(inner);
-        let file = allocate(&slot_path(&directory, index, number), bytes)?;
-        let mut inner = self.inner();
-        if let Some(memory) = inner.ranks.get_mut(place) {
-            memory.install(index, number, file, bytes);
-            if let Ok(control) = memory.control() {
-                control.set_slots(index + 1);
-            }
-        }
-        Ok(())
+        self.renew_one(position, index)
     }
 
     /// Gives new files to slots whose old file a process may still write to, or whose content cannot be trusted.
@@ -786,37 +795,55 @@ impl Shared {
         let damaged: Vec<(usize, usize)> = {
             let inner = self.inner();
             let ranks = inner.ranks.iter().enumerate();
-            let slots = ranks.filter_map(|(place, memory)| Some((place, memory.control().ok()?)));
-            let all = slots.flat_map(|(place, control)| {
-                control.all().map(move |slot| (place, slot)).collect::<Vec<_>>()
+            let slots = ranks.filter_map(|(position, memory)| Some((position, memory.control().ok()?)));
+            let all = slots.flat_map(|(position, control)| {
+                control.all().map(move |slot| (position, slot)).collect::<Vec<_>>()
             });
             all.filter(|(_, slot)| slot.state == State::Damaged)
-                .map(|(place, slot)| (place, slot.index))
+                .map(|(position, slot)| (position, slot.index))
                 .collect()
         };
-        for (place, index) in damaged {
-            if let Err(error) = self.renew_one(place, index) {
-                self.inner().add_notice(format!("a slot of rank {place} cannot be created again: {error}"));
+        for (position, index) in damaged {
+            if let Err(error) = self.renew_one(position, index) {
+                let rank = self.rank_at(position);
+                self.inner().add_notice(format!("a slot of rank {rank} cannot be created again: {error}"));
             }
         }
     }
 
-    fn renew_one(&self, place: usize, index: usize) -> io::Result<()> {
-        let mut inner = self.inner();
-        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
-        let slot = memory.control().map_err(io::Error::other)?.slot(index);
-        let (number, bytes, directory) =
-            (memory.next_file(), slot.capacity.max(memory.wanted), memory.directory.clone());
-        // Free the old memory first: there may not be enough for both.
-        let _ = fs::remove_file(slot_path(&directory, index, slot.file));
-        drop(inner);
-        let file = allocate(&slot_path(&directory, index, number), bytes)?;
-        let mut inner = self.inner();
-        if let Some(memory) = inner.ranks.get_mut(place) {
+    fn renew_one(&self, position: usize, index: usize) -> io::Result<()> {
+        let bytes = {
+            let inner = self.inner();
+            let Some(memory) = inner.ranks.get(position) else { return Ok(()) };
+            let slot = memory.control().map_err(io::Error::other)?.slot(index);
+            // Free the old memory first: there may not be enough for both.
+            let _ = fs::remove_file(slot_path(&memory.directory, index, slot.file));
+            slot.capacity.max(memory.requested_bytes)
+        };
+        self.install_file(position, index, bytes, |control| {
+            _ = control.advance(&control.slot(index), State::Free);
+        })
+    }
+
+    /// Allocates a file for a slot, without the lock, and installs it; `show` makes the slot available to its rank.
+    fn install_file(
+        &self,
+        position: usize,
+        index: usize,
+        bytes: u64,
+        show: impl FnOnce(&Control<'_>),
+    ) -> io::Result<()> {
+        let (number, path) = {
+            let mut inner = self.inner();
+            let Some(memory) = inner.ranks.get_mut(position) else { return Ok(()) };
+            let number = memory.next_file();
+            (number, slot_path(&memory.directory, index, number))
+        };
+        let file = allocate(&path, bytes)?;
+        if let Some(memory) = self.inner().ranks.get_mut(position) {
             memory.install(index, number, file, bytes);
             if let Ok(control) = memory.control() {
-                let seen = control.slot(index);
-                _ = control.advance(&seen, State::Free);
+                show(&control);
             }
         }
         Ok(())
@@ -830,7 +857,7 @@ fn keep(shared: &Arc<Shared>, bell: Option<&UnixDatagram>) {
     loop {
         match bell {
             Some(bell) => drop(bell.recv(&mut [0; 64])),
-            None => std::thread::sleep(LOOK_WITHOUT_BELL),
+            None => std::thread::sleep(POLL_INTERVAL_WITHOUT_BELL),
         }
         if shared.stopped.load(Ordering::SeqCst) {
             return;
@@ -871,7 +898,7 @@ impl Shared {
         self.renew();
         self.seal_all();
         self.look_elsewhere();
-        let replace = self.can_replace(SILENT);
+        let replace = self.can_replace(MAX_SILENCE);
         let mut inner = self.inner();
         inner.pages().for_each(|control| control.beat());
         inner.vouch(&self.settings);
@@ -891,13 +918,13 @@ impl Shared {
     /// Whether nothing is left to do or to try.
     fn is_settled(&self) -> bool {
         let at_work = self.is_sealing();
-        if self.is_silent(SILENT_AT_END) {
+        if self.is_silent(MAX_SILENCE_AT_END) {
             return !at_work;
         }
         let inner = self.inner();
         let unsaved = inner.unsaved(&self.settings);
         // A shard whose last write failed is not tried forever.
-        let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
+        let nothing_to_write = unsaved.is_empty() || inner.last_failure.is_some();
         !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
     }
 
@@ -945,7 +972,7 @@ impl Shared {
             }
             (lacking, inner.writing)
         };
-        let mut since = self.looks_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = lock(&self.looks_since);
         if since.is_some() || (lacking.is_empty() && !writing) {
             return;
         }
@@ -954,16 +981,16 @@ impl Shared {
             let directory = &shared.settings.directory;
             // Answered by the file system's server, not from a cache. The result does not matter.
             let _ = statvfs(directory);
-            let is_there = |(at, rank): &(At, u32)| {
+            let is_there = |(at, rank): &(AttemptStep, u32)| {
                 disk::manifest(&StdVolume, directory, at.1, *rank).is_some_and(|(manifest, _)| {
                     let there = &manifest.identity;
                     (there.job.as_str(), there.attempt, there.world_size)
                         == (shared.settings.job.as_str(), at.0, shared.settings.world_size)
                 })
             };
-            let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
+            let found: BTreeSet<(AttemptStep, u32)> = lacking.into_iter().filter(is_there).collect();
             let before = std::mem::replace(&mut shared.inner().elsewhere, found.clone());
-            *shared.looks_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *lock(&shared.looks_since) = None;
             if before != found {
                 ring(&shared.directory);
             }
@@ -976,14 +1003,14 @@ impl Shared {
 
     /// Whether the file system of the checkpoints has not answered for this long.
     fn is_silent(&self, span: Duration) -> bool {
-        let since = self.looks_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = lock(&self.looks_since);
         since.is_some_and(|since| since.elapsed() >= span)
     }
 
     /// Whether slots whose step is being written may get other memory: the write does not end, and there is enough.
     fn can_replace(&self, within: Duration) -> bool {
         self.is_silent(within) && {
-            let wanted: u64 = self.inner().ranks.iter().map(|memory| memory.wanted).sum();
+            let wanted: u64 = self.inner().ranks.iter().map(|memory| memory.requested_bytes).sum();
             available(&self.directory) / 2 >= wanted
         }
     }
@@ -994,23 +1021,23 @@ impl Shared {
 /// Takes the pool's lock. Waits for the guardian of a killed launcher, which may still hold it, and a moment for a process
 /// that an ended launcher had just started: it holds the launcher's open files until it executes its program.
 fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
-    const TRIES: u32 = 6000;
-    const TRIES_IF_OWNED: u32 = 10;
+    const MAX_TRIES: u32 = 6000;
+    const MAX_TRIES_IF_OWNED: u32 = 10;
     let path = directory.join("lock");
     let mut owned = 0;
-    for _ in 0..TRIES {
-        if let Some(lock) = lock(&path).map_err(reported(&path))? {
+    for _ in 0..MAX_TRIES {
+        if let Some(lock) = lock_file(&path).map_err(io_error(&path))? {
             return Ok(lock);
         }
-        if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
+        if directory.join(POOL_NAME).exists() && !directory.join(recover::RECOVERY_NAME).exists() {
             owned += 1;
-            if owned == TRIES_IF_OWNED {
+            if owned == MAX_TRIES_IF_OWNED {
                 return Err(PoolError::Taken(checkpoints.to_owned()));
             }
         }
         std::thread::sleep(Duration::from_millis(100));
         // The guardian may have removed the directory.
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(reported(directory))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io_error(directory))?;
     }
     Err(PoolError::Taken(checkpoints.to_owned()))
 }
@@ -1054,7 +1081,7 @@ fn ring(directory: &Path) {
 
 /// Shards of one step that are being written.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct WriteBatch {
     pub(super) shards: Vec<(SealedSlot, Manifest, Arc<File>)>,
     /// The step that always stays on disk.
     pub(super) vouched: Option<u64>,
@@ -1062,7 +1089,7 @@ pub(super) struct Batch {
     pub(super) among: Option<(Range<u32>, Option<u64>)>,
 }
 
-impl Batch {
+impl WriteBatch {
     fn prune(&self, directory: &Path, keep: Keep) {
         let volume = StdVolume;
         match &self.among {
@@ -1078,7 +1105,7 @@ impl Batch {
 
 /// The result of a batch.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WriteResult {
     pub(super) done: Vec<SealedSlot>,
     pub(super) failed: Option<(SealedSlot, WriteError)>,
 }
@@ -1087,13 +1114,13 @@ pub(super) struct Written {
 /// possible.
 fn write_batch(
     directory: &Path,
-    batch: &Batch,
+    batch: &WriteBatch,
     keep: Keep,
     pace: &Pace,
     given_up: &dyn Fn() -> bool,
-) -> Written {
+) -> WriteResult {
     let volume = StdVolume;
-    let mut written = Written { done: Vec::new(), failed: None };
+    let mut written = WriteResult { done: Vec::new(), failed: None };
     for (held, manifest, file) in &batch.shards {
         let mut done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         if done.as_ref().is_err_and(WriteError::is_full) {
@@ -1119,10 +1146,10 @@ mod tests {
 
     #[test]
     fn the_writer_is_never_notified_between_its_check_and_its_wait() {
-        let place = testing::tempdir().unwrap();
+        let home = testing::tempdir().unwrap();
         let pool_owner = PoolOwner::start(Settings {
-            root: place.path().join("pools"),
-            directory: place.path().join("checkpoints"),
+            root: home.path().join("pools"),
+            directory: home.path().join("checkpoints"),
             job: "a".into(),
             run: "a@1".into(),
             world_size: 1,
@@ -1137,18 +1164,18 @@ mod tests {
         std::thread::scope(|scope| {
             // As the writer holds it from its check to its wait.
             let held = shared.inner();
-            let (reported, reports) = channel();
+            let (sender, receiver) = channel();
             let shared = &shared;
             scope.spawn(move || {
                 shared.stop();
-                reported.send(())
+                sender.send(())
             });
             assert!(
-                reports.recv_timeout(Duration::from_millis(100)).is_err(),
+                receiver.recv_timeout(Duration::from_millis(100)).is_err(),
                 "told while it does not listen"
             );
             drop(held);
-            reports.recv().unwrap();
+            receiver.recv().unwrap();
         });
         drop(pool_owner);
     }

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::os::now_unix_s;
-use crate::pool::choose::{self, At, SealedSlot};
-use crate::pool::memory::{Memory, lives, lock, rank_directory};
-use crate::pool::{PoolError, Settings, reported};
+use crate::pool::choose::{self, AttemptStep, SealedSlot};
+use crate::pool::memory::{RankMemory, lives, lock_file, rank_directory};
+use crate::pool::{PoolError, Settings, io_error};
 use crate::seal::{self, seal};
 
 /// Name of the file that marks the lock as held by a recovery, which ends soon.
-pub(super) const MARK: &str = "recovering";
+pub(super) const RECOVERY_NAME: &str = "recovering";
 
 /// The result of a recovery.
 #[derive(Clone, Debug, Default)]
@@ -38,9 +38,9 @@ impl Recovered {
         let mut messages = self.failed.clone();
         if !self.steps.is_empty() {
             let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
-            let (steps, place) = (steps.join(", "), self.directory.display());
+            let (steps, shown) = (steps.join(", "), self.directory.display());
             messages
-                .push(format!("step {steps}, which a killed launcher had left in memory, is in {place} now"));
+                .push(format!("step {steps}, which a killed launcher had left in memory, is in {shown} now"));
         }
         messages
     }
@@ -55,7 +55,7 @@ pub fn recover(pool: &Path) -> Result<Option<Recovered>, PoolError> {
         return Ok(None);
     }
     let path = pool.join("lock");
-    let Some(_lock) = lock(&path).map_err(reported(&path))? else { return Ok(None) };
+    let Some(_lock) = lock_file(&path).map_err(io_error(&path))? else { return Ok(None) };
     let recovered = bring_to_disk(pool)?;
     if recovered.failed.is_empty() {
         let _ = fs::remove_dir_all(pool);
@@ -72,15 +72,15 @@ pub fn recover_all(root: &Path) -> Vec<Recovered> {
 
 /// Writes a pool to disk. The caller holds the lock.
 pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
-    let mark = pool.join(MARK);
-    fs::write(&mark, []).map_err(reported(&mark))?;
-    let about = About::read(pool)?;
+    let mark = pool.join(RECOVERY_NAME);
+    fs::write(&mark, []).map_err(io_error(&mark))?;
+    let about = PoolRecord::read(pool)?;
     let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
     let vouched = vouched(pool, about.first_rank);
     let shards = shards(pool, &about, &mut recovered.failed);
     write(&about, &shards, vouched, &mut recovered);
     if recovered.failed.is_empty() {
-        empty(pool).map_err(reported(pool))?;
+        empty(pool).map_err(io_error(pool))?;
     } else {
         let _ = fs::remove_file(&mark);
     }
@@ -104,7 +104,7 @@ fn empty(pool: &Path) -> io::Result<()> {
 
 /// The description of a pool, with which it can be recovered without its launcher.
 #[derive(Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct PoolRecord {
     version: u64,
     directory: PathBuf,
     job: String,
@@ -118,11 +118,11 @@ pub(super) struct About {
     keep_bytes: Option<u64>,
 }
 
-impl About {
+impl PoolRecord {
     /// Writes the description of a pool with these settings.
     pub(super) fn write(pool: &Path, settings: &Settings) -> Result<(), PoolError> {
         let Settings { directory, job, run, world_size, ranks, keep, .. } = settings;
-        let about = About {
+        let about = PoolRecord {
             version: VERSION,
             directory: directory.clone(),
             job: job.clone(),
@@ -139,14 +139,14 @@ impl About {
         written
             .and_then(|about| fs::write(&aside, about))
             .and_then(|()| fs::rename(&aside, &path))
-            .map_err(reported(&path))
+            .map_err(io_error(&path))
     }
 
-    fn read(pool: &Path) -> Result<About, PoolError> {
+    fn read(pool: &Path) -> Result<PoolRecord, PoolError> {
         let path = pool.join(POOL_NAME);
-        let bytes = fs::read(&path).map_err(reported(&path))?;
+        let bytes = fs::read(&path).map_err(io_error(&path))?;
         let about = serde_json::from_slice(&bytes).ok();
-        let is_known = |about: &About| about.version == VERSION && about.directory.is_absolute();
+        let is_known = |about: &PoolRecord| about.version == VERSION && about.directory.is_absolute();
         about.filter(is_known).ok_or(PoolError::NotOurs(path))
     }
 
@@ -157,22 +157,22 @@ impl About {
 
 /// The step to go back to if replicas turn out to differ; each page has it.
 fn vouched(pool: &Path, first_rank: u32) -> Option<u64> {
-    let memory = Memory::open(&rank_directory(pool, first_rank)).ok()?;
+    let memory = RankMemory::open(&rank_directory(pool, first_rank)).ok()?;
     memory.control().ok()?.vouched()
 }
 
-struct Left {
+struct AbandonedPool {
     held: SealedSlot,
     manifest: Manifest,
     file: Arc<File>,
 }
 
 /// All shards that were filled when the launcher ended: sealed ones by their manifests; others are sealed now.
-fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
+fn shards(pool: &Path, about: &PoolRecord, failed: &mut Vec<String>) -> Vec<AbandonedPool> {
     let mut left = Vec::new();
     for rank in about.ranks() {
         let directory = rank_directory(pool, rank);
-        let memory = match Memory::open(&directory) {
+        let memory = match RankMemory::open(&directory) {
             Ok(memory) => memory,
             // Killed before it was created: there is nothing in it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -184,15 +184,23 @@ fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
         let Ok(control) = memory.control() else { continue };
         for slot in control.all() {
             let Some(file) = memory.files.get(slot.index) else { continue };
-            let Some(manifest) = manifest_of(&memory, about, &slot, file, control.epoch()) else { continue };
+            let Some(manifest) = slot_manifest(&memory, about, &slot, file, control.epoch()) else {
+                continue;
+            };
             let held = SealedSlot { rank, index: slot.index, at: (slot.epoch, slot.step), writing: false };
-            left.push(Left { held, manifest, file: file.clone() });
+            left.push(AbandonedPool { held, manifest, file: file.clone() });
         }
     }
     left
 }
 
-fn manifest_of(memory: &Memory, about: &About, slot: &Slot, file: &File, epoch: u64) -> Option<Manifest> {
+fn slot_manifest(
+    memory: &RankMemory,
+    about: &PoolRecord,
+    slot: &Slot,
+    file: &File,
+    epoch: u64,
+) -> Option<Manifest> {
     let identity = Identity {
         job: about.job.clone(),
         attempt: slot.epoch,
@@ -215,25 +223,25 @@ fn manifest_of(memory: &Memory, about: &About, slot: &Slot, file: &File, epoch: 
 }
 
 /// Writes the newest whole step first, then older whole ones, then steps whose other shards may be on other hosts.
-fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut Recovered) {
+fn write(about: &PoolRecord, shards: &[AbandonedPool], vouched: Option<u64>, recovered: &mut Recovered) {
     let volume = StdVolume;
     disk::clear_aside(&volume, &about.directory, &lives);
     let held: Vec<SealedSlot> = shards.iter().map(|left| left.held).collect();
-    let on_disk = |at: At, rank: u32| {
+    let on_disk = |at: AttemptStep, rank: u32| {
         disk::manifest(&volume, &about.directory, at.1, rank)
             .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt == at.0)
     };
     let newest = choose::newest_whole(&held, &about.ranks(), &on_disk);
-    let mut by_step: BTreeMap<At, Vec<&Left>> = BTreeMap::new();
+    let mut by_step: BTreeMap<AttemptStep, Vec<&AbandonedPool>> = BTreeMap::new();
     for left in shards {
         by_step.entry(left.held.at).or_default().push(left);
     }
-    let mut order: Vec<At> = by_step.keys().copied().rev().collect();
+    let mut order: Vec<AttemptStep> = by_step.keys().copied().rev().collect();
     // Stable sort: the newest whole step, then the others, newest first.
     order.sort_by_key(|at| Some(*at) != newest);
     for at in order {
         // The disk may have a later attempt's shard of that step, which is newer than this one.
-        let stale = |left: &&&Left| {
+        let stale = |left: &&&AbandonedPool| {
             disk::manifest(&volume, &about.directory, at.1, left.held.rank)
                 .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt > at.0)
         };
@@ -241,7 +249,7 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
         if shards.iter().any(|left| stale(&left)) {
             continue;
         }
-        let write = |left: &&Left| {
+        let write = |left: &&AbandonedPool| {
             disk::write(&volume, &about.directory, &left.manifest, &*left.file, &Pace::default(), &|| false)
         };
         match shards.iter().try_for_each(write) {

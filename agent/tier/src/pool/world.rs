@@ -6,11 +6,11 @@ use std::path::Path;
 
 /// File of a pool with one word: `same` from the first save on, `any` after a rank has loaded in a way that accepts steps of any
 /// number of ranks.
-const FILE: &str = "world";
+const WORLD_NAME: &str = "world";
 
 /// Whether only the same number of ranks can load what the ranks of this pool have saved. False if nothing was saved.
 pub fn is_kept(pool: &Path) -> bool {
-    fs::read(pool.join(FILE)).is_ok_and(|word| word == b"same")
+    fs::read(pool.join(WORLD_NAME)).is_ok_and(|content| content == b"same")
 }
 
 #[cfg(test)]
@@ -21,9 +21,9 @@ mod tests {
     fn only_a_job_that_saved_for_its_number_of_ranks_keeps_that_number() {
         let pool = testing::tempdir().expect("a directory");
         assert!(!is_kept(pool.path()), "nothing was saved");
-        for (word, kept) in [("", false), ("same", true), ("any", false)] {
-            fs::write(pool.path().join(FILE), word).expect("written");
-            assert_eq!(is_kept(pool.path()), kept, "{word:?}");
+        for (content, kept) in [("", false), ("same", true), ("any", false)] {
+            fs::write(pool.path().join(WORLD_NAME), content).expect("written");
+            assert_eq!(is_kept(pool.path()), kept, "{content:?}");
         }
     }
 }

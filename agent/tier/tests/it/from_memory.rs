@@ -17,7 +17,7 @@ use common::rank::{Rank, until as until_seen};
 use mainstay_checkpoint::inventory::Medium;
 use mainstay_checkpoint_format::control::{Answer, State};
 use mainstay_tier::disk::{self, Keep, StdVolume};
-use mainstay_tier::peer::{User, Watched};
+use mainstay_tier::peer::{User, WatchedDirectory};
 use mainstay_tier::pool::{self, PoolOwner};
 use support::{Host, RUN, hosts, until};
 use testing::TempDir;
@@ -57,7 +57,7 @@ impl Launcher {
             rate: None,
         });
         let pool_owner = pool_owner.unwrap();
-        host.service().watch(Watched {
+        host.service().watch(WatchedDirectory {
             run: RUN.to_owned(),
             directory: checkpoints.clone(),
             user: User::own(),

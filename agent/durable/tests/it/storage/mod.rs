@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::inventory::{Copy, Medium, StepState, steps};
 use mainstay_checkpoint_format::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
-use mainstay_durable::direct::Direct;
-use mainstay_durable::upload::{self, How};
+use mainstay_durable::direct::DirectBucket;
+use mainstay_durable::upload::{self, UploadOptions};
 use mainstay_durable::{Bucket, Settings, Tier, listing};
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
-use mainstay_tier::peer::{self, Sealed, Service, User, Watched, look_directory};
+use mainstay_tier::peer::{self, SealedShard, Service, User, WatchedDirectory, look_directory};
 use mainstay_tier::seal::Bytes;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -77,7 +77,7 @@ fn assert_is_in(directory: &Path, step: u64, world: u32) {
     }
 }
 
-fn offered(direct: &Direct) -> Vec<u64> {
+fn offered(direct: &DirectBucket) -> Vec<u64> {
     let (states, _) = direct.list(Some(RUN)).unwrap();
     states.iter().filter(|state| state.is_whole()).map(|state| state.key.step).collect()
 }
@@ -86,15 +86,15 @@ fn quick(store: Faulty) -> Bucket {
     Bucket::over(Arc::new(store), "memory://").with_patience(Duration::from_millis(1))
 }
 
-fn in_memory() -> (Arc<InMemory>, Direct) {
+fn in_memory() -> (Arc<InMemory>, DirectBucket) {
     let store = Arc::new(InMemory::new());
-    let direct = Direct::over(quick(Faulty::new(&store, Fault::None))).unwrap();
+    let direct = DirectBucket::over(quick(Faulty::new(&store, Fault::None))).unwrap();
     (store, direct)
 }
 
 /// Uploads all shards of a step as an agent does, in parts.
-fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<upload::Sent, String> {
-    let mut found: Vec<Sealed> = Vec::new();
+fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<upload::UploadResult, String> {
+    let mut found: Vec<SealedShard> = Vec::new();
     let mut files = Vec::new();
     look_directory(directory, |path, sealed| {
         let sealed = sealed.unwrap();
@@ -111,11 +111,11 @@ fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<uplo
     let states: Vec<StepState> = steps(&copies.collect::<Vec<_>>(), Some(RUN));
     let record = listing::record(&states[0]).unwrap();
     let pace = Pace::default();
-    let how = How { notes, pace: &pace, part_bytes: Some(CHUNK), given_up: &|| false };
+    let how = UploadOptions { notes, pace: &pace, part_bytes: Some(CHUNK), given_up: &|| false };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut sent = upload::Sent::default();
-        upload::begin(bucket, &record.of).await.map_err(|error| error.to_string())?;
+        let mut sent = upload::UploadResult::default();
+        upload::begin(bucket, &record.name).await.map_err(|error| error.to_string())?;
         for (sealed, file) in found.iter().zip(&files) {
             let one = upload::shard(bucket, sealed, file, &how).await.map_err(|error| error.to_string())?;
             (sent.bytes, sent.there) = (sent.bytes + one.bytes, sent.there + one.there);
@@ -130,7 +130,7 @@ fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<uplo
 fn a_step_is_restored_from_storage_alone() {
     let (from, to, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let url = format!("file://{}", shared.path().join("bucket").display());
-    let direct = Direct::open(&url).unwrap();
+    let direct = DirectBucket::open(&url).unwrap();
     assert_eq!(direct.push(RUN, from.path()).unwrap(), None, "there is nothing yet");
     save(from.path(), 10, 3);
     save(from.path(), 20, 3);
@@ -138,7 +138,7 @@ fn a_step_is_restored_from_storage_alone() {
     assert_eq!((step, sent.bytes), (20, 3 * SIZE as u64));
     let (_, again) = direct.push(RUN, from.path()).unwrap().unwrap();
     assert_eq!((again.bytes, again.there), (0, 3 * SIZE as u64), "what lies there is not sent again");
-    let pulled = Direct::open(&url).unwrap().pull(RUN, &[], to.path(), &|_| {}).unwrap().unwrap();
+    let pulled = DirectBucket::open(&url).unwrap().pull(RUN, &[], to.path(), &|_| {}).unwrap().unwrap();
     assert_eq!((pulled.step, pulled.shards), (20, 3));
     assert_is_in(to.path(), 20, 3);
     assert_eq!(direct.pull("another run", &[], to.path(), &|_| {}).unwrap(), None);
@@ -154,7 +154,7 @@ fn shards_uploaded_in_parts_are_stored_in_files_as_they_were_sealed() {
     let left = fs::read_dir(shared.path().join(".uploads")).unwrap().count();
     assert_eq!(left, 0, "no upload is left under way");
     let (mut good, to) = (0, TempDir::new().unwrap());
-    let direct = Direct::open(&url).unwrap();
+    let direct = DirectBucket::open(&url).unwrap();
     direct.verify(None, |shard| good += usize::from(shard.is_ok())).unwrap();
     assert_eq!(good, 2);
     direct.pull(RUN, &[1], to.path(), &|_| {}).unwrap();
@@ -186,13 +186,13 @@ fn changed_bytes_are_detected_reported_and_skipped_for_the_older_step() {
     let mut bad = Vec::new();
     direct.verify(None, |shard| bad.extend(shard.err())).unwrap();
     assert_eq!(bad.len(), 1, "{bad:?}");
-    let reported = RefCell::new(Vec::new());
-    let pulled = direct.pull(RUN, &[], to.path(), &|line| reported.borrow_mut().push(line)).unwrap().unwrap();
+    let reports = RefCell::new(Vec::new());
+    let pulled = direct.pull(RUN, &[], to.path(), &|line| reports.borrow_mut().push(line)).unwrap().unwrap();
     assert_eq!(pulled.step, 10);
     testing::snapshot!(
         "errors",
         "storage: changed bytes are detected reported and skipped for the older step",
-        reported.borrow()[0]
+        reports.borrow()[0]
     );
     assert_is_in(to.path(), 10, 2);
 }
@@ -217,7 +217,7 @@ fn requests_to_a_busy_store_are_repeated() {
     let from = TempDir::new().unwrap();
     save(from.path(), 10, 2);
     bring(&quick(Faulty::new(&store, Fault::Busy(3))), from.path(), Some(from.path())).unwrap();
-    let direct = Direct::over(quick(Faulty::new(&store, Fault::Busy(2)))).unwrap();
+    let direct = DirectBucket::over(quick(Faulty::new(&store, Fault::Busy(2)))).unwrap();
     assert_eq!(offered(&direct), [10]);
     let to = TempDir::new().unwrap();
     direct.pull(RUN, &[], to.path(), &|_| {}).unwrap();
@@ -237,7 +237,7 @@ fn a_kill_at_any_request_offers_no_half_step_and_the_next_try_resumes_with_the_u
         let (store, notes) = (Arc::new(InMemory::new()), TempDir::new().unwrap());
         let killed = Faulty::new(&store, Fault::Dead(at));
         assert!(bring(&quick(killed.clone()), from.path(), Some(notes.path())).is_err(), "request {at}");
-        let direct = Direct::over(quick(Faulty::new(&store, Fault::None))).unwrap();
+        let direct = DirectBucket::over(quick(Faulty::new(&store, Fault::None))).unwrap();
         assert_eq!(offered(&direct), [0; 0], "killed at request {at}");
         let next = Faulty::new(&store, Fault::None);
         bring(&quick(next.clone()), from.path(), Some(notes.path())).unwrap();
@@ -303,13 +303,13 @@ fn an_agent_uploads_due_steps_keeps_the_newest_and_one_without_history_restores_
     let (state, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let first = service(&state);
     let durable = tier(&store, &state, &first);
-    let place = |directory: &Path| Watched {
+    let watched = |directory: &Path| WatchedDirectory {
         run: RUN.to_owned(),
         directory: directory.to_owned(),
         user: User::own(),
         pool: None,
     };
-    first.watch(place(from.path()));
+    first.watch(watched(from.path()));
     for step in [10, 20, 25, 30] {
         save(from.path(), step, 2);
         first.nudge();
@@ -324,10 +324,10 @@ fn an_agent_uploads_due_steps_keeps_the_newest_and_one_without_history_restores_
     let (state, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let fresh = service(&state);
     let _durable = tier(&store, &state, &fresh);
-    let restored = fresh.restore(&place(to.path()), None, &|_| {}).unwrap();
+    let restored = fresh.restore(&watched(to.path()), None, &|_| {}).unwrap();
     assert_eq!(restored.decision.step.unwrap().step, 30);
     assert_eq!((restored.fetched, restored.here), (2, 0));
     assert_is_in(to.path(), 30, 2);
-    let again = fresh.restore(&place(to.path()), None, &|_| {}).unwrap();
+    let again = fresh.restore(&watched(to.path()), None, &|_| {}).unwrap();
     assert_eq!((again.fetched, again.here), (0, 2), "what lies here is not fetched");
 }

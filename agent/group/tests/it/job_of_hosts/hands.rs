@@ -27,7 +27,7 @@ impl Launcher {
             own,
             verified: true,
             shard: Shard {
-                of: step_key(step, world),
+                key: step_key(step, world),
                 rank,
                 root: format!("{step}.{rank}"),
                 bytes: 1,

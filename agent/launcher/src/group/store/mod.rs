@@ -130,10 +130,10 @@ impl StoreSession {
         let secret = retry(plan, until, print, || group.secret()).await?;
         let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
         let encryption =
-            plan.encrypt.then(|| Tls::of_secret(format!("{secret}\0{}", join.run_id).as_bytes()));
+            plan.encrypt.then(|| Tls::from_secret(format!("{secret}\0{}", join.run_id).as_bytes()));
         let encryption = encryption.transpose().context("encrypting what goes between the hosts")?;
         let ends = encryption.as_ref().map(|tls| {
-            let (client, server) = tls.ends();
+            let (client, server) = tls.configurations();
             Ends { client, server }
         });
         let token = Token::new(&join.run_id, Some(&secret)).over(ends);

@@ -14,7 +14,7 @@ const ROUNDS_WHEN_QUIET: usize = 8;
 
 /// Maximum number of peers that are asked at once; more are asked one by one over half an interval. While nothing changes, also the number
 /// of silent peers that are asked in one round; if there are very many, one in `ROUNDS_WHEN_QUIET` of them.
-const AT_ONCE: usize = 8;
+const MAX_AT_ONCE: usize = 8;
 
 /// The pace of one service.
 #[derive(Debug, Default)]
@@ -40,10 +40,10 @@ impl AskPace {
         }
         let (answer, mut silent): (Vec<_>, Vec<_>) =
             peers.enumerate().partition(|(_, (_, answers))| *answers);
-        let is_due = |place: usize| (place + self.rounds).is_multiple_of(ROUNDS_WHEN_QUIET);
-        let due = answer.into_iter().filter(|(place, _)| is_due(*place));
+        let is_due = |index: usize| (index + self.rounds).is_multiple_of(ROUNDS_WHEN_QUIET);
+        let due = answer.into_iter().filter(|(index, _)| is_due(*index));
         // All of them get their turn.
-        let at_once = AT_ONCE.max(silent.len().div_ceil(ROUNDS_WHEN_QUIET));
+        let at_once = MAX_AT_ONCE.max(silent.len().div_ceil(ROUNDS_WHEN_QUIET));
         let turn = (self.rounds * at_once).checked_rem(silent.len()).unwrap_or(0);
         silent.rotate_left(turn);
         due.chain(silent.into_iter().take(at_once)).map(|(_, (name, _))| name).collect()
@@ -61,7 +61,7 @@ impl AskPace {
 
 /// The time over which requests to this many peers are spread.
 pub(super) fn spread(interval: Duration, peers: usize) -> Duration {
-    if peers > AT_ONCE { interval / 2 } else { Duration::ZERO }
+    if peers > MAX_AT_ONCE { interval / 2 } else { Duration::ZERO }
 }
 
 #[cfg(test)]
@@ -76,8 +76,8 @@ mod tests {
         pace
     }
 
-    fn peers(of: usize) -> Vec<(String, bool)> {
-        (0..of).map(|place| (format!("{place:02}"), true)).collect()
+    fn peers(count: usize) -> Vec<(String, bool)> {
+        (0..count).map(|index| (format!("{index:02}"), true)).collect()
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let mut asked = BTreeSet::new();
         for _ in 0..5 {
             let now = pace.next(known.clone(), false);
-            assert_eq!(now.len(), AT_ONCE);
+            assert_eq!(now.len(), MAX_AT_ONCE);
             asked.extend(now);
             pace.round(3, true);
         }
@@ -147,7 +147,7 @@ mod tests {
         for round in 0..8 {
             let now = pace.next(known.clone(), true);
             // New peers, and those whose turn it is again.
-            assert!(now.len() <= 2 * AT_ONCE, "{round}: {now:?}");
+            assert!(now.len() <= 2 * MAX_AT_ONCE, "{round}: {now:?}");
             known.iter_mut().filter(|(name, _)| now.contains(name)).for_each(|(_, answers)| *answers = true);
             // Each start of ranks sets the peers again.
             pace.round(round, true);
@@ -159,14 +159,15 @@ mod tests {
 
     #[test]
     fn a_few_peers_are_all_asked_at_once() {
-        let known: Vec<(String, bool)> = peers(AT_ONCE).into_iter().map(|(name, _)| (name, false)).collect();
-        assert_eq!(AskPace::default().next(known, true).len(), AT_ONCE);
+        let known: Vec<(String, bool)> =
+            peers(MAX_AT_ONCE).into_iter().map(|(name, _)| (name, false)).collect();
+        assert_eq!(AskPace::default().next(known, true).len(), MAX_AT_ONCE);
     }
 
     #[test]
     fn many_peers_are_never_asked_all_at_once() {
         let interval = Duration::from_secs(1);
-        assert_eq!(spread(interval, AT_ONCE), Duration::ZERO);
-        assert_eq!(spread(interval, AT_ONCE + 1), interval / 2);
+        assert_eq!(spread(interval, MAX_AT_ONCE), Duration::ZERO);
+        assert_eq!(spread(interval, MAX_AT_ONCE + 1), interval / 2);
     }
 }

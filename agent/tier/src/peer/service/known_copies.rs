@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{PoisonError, TryLockError};
+use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::choice::{RestoreRequest, choose};
@@ -11,13 +11,14 @@ use mainstay_checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, restorable, steps};
 use mainstay_checkpoint::prepared_memory::expected;
 
+use crate::lock;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
-use crate::peer::service::{DISTRUST, Peer, REMEMBERED, Shared, copies_in, report_eligibility};
-use crate::seal::Sealed;
+use crate::peer::service::{DISTRUST_TIME, Peer, Shared, WITHDRAWAL_MAX_AGE, copies_in, report_eligibility};
+use crate::seal::SealedShard;
 
 /// Between two requests, interval of checks whether the service stops.
-const WAITS: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Shared {
     /// What this agent reports to others.
@@ -29,7 +30,7 @@ impl Shared {
             domain: self.settings.domain.clone(),
             used,
             quota,
-            copies: self.inventory_unlooked(),
+            copies: self.known_inventory(),
             standing: self.standing(),
             failures: self.failures(),
         }
@@ -55,17 +56,17 @@ impl Shared {
             verified: held.verified,
             shard: held.shard,
         };
-        copies.extend(self.inventory_unlooked().into_iter().map(|held| named(self.name(), held)));
+        copies.extend(self.known_inventory().into_iter().map(|held| named(self.name(), held)));
         for (name, peer) in self.peers().iter().filter(|(_, peer)| counts(peer)) {
             copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
         }
         copies.extend(self.durable().into_iter().flat_map(copies_in));
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
-        distrusted.retain(|_, since| since.elapsed() < DISTRUST);
+        let mut distrusted = lock(&self.distrusted);
+        distrusted.retain(|_, since| since.elapsed() < DISTRUST_TIME);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.to_string(), copy.shard.root.clone())));
         drop(distrusted);
         // Holders that have not received the withdrawal would cause it to be copied again.
-        let withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
+        let withdrawn = lock(&self.withdrawals.roots);
         copies.retain(|copy| !withdrawn.contains_key(copy.shard.whole()));
         copies
     }
@@ -76,9 +77,9 @@ impl Shared {
         self.signals.expect(sizes);
     }
 
-    pub(super) fn inventory_unlooked(&self) -> Vec<StoredCopy> {
-        let own = self.own.list().into_iter().map(|of| (of, true));
-        let kept = self.store.list().into_iter().map(|of| (of, false));
+    pub(super) fn known_inventory(&self) -> Vec<StoredCopy> {
+        let own = self.own.list().into_iter().map(|copy| (copy, true));
+        let kept = self.store.list().into_iter().map(|copy| (copy, false));
         let shared_content = self.own.shared_content();
         let held = |((shard, medium, verified), own): ((Shard, Medium, bool), bool)| {
             // Only a rank's own agent reports the rank's group.
@@ -92,7 +93,7 @@ impl Shared {
     pub(super) fn is_settled(&self) -> bool {
         let copies = self.copies();
         let own = copies.iter().filter(|copy| copy.own && copy.holder == self.name());
-        let newest = own.map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step));
+        let newest = own.map(|copy| &copy.shard.key).max_by_key(|key| (key.attempt, key.step));
         newest.is_none_or(|newest| {
             let all = steps(&copies, Some(newest.run_id()));
             let of_newest = all.iter().find(|state| state.key == *newest);
@@ -103,9 +104,9 @@ impl Shared {
     /// Seconds to send the newest step of a job from this host to the slowest of its peers, at the rate of its last shard.
     pub(super) fn seconds_to_peers(&self, job: &str) -> Option<f64> {
         let own = self.own.list();
-        let of_job = || own.iter().map(|(shard, ..)| shard).filter(|shard| shard.of.job == job);
-        let newest = of_job().map(|shard| (shard.of.attempt, shard.of.step)).max()?;
-        let of_newest = of_job().filter(|shard| (shard.of.attempt, shard.of.step) == newest);
+        let of_job = || own.iter().map(|(shard, ..)| shard).filter(|shard| shard.key.job == job);
+        let newest = of_job().map(|shard| (shard.key.attempt, shard.key.step)).max()?;
+        let of_newest = of_job().filter(|shard| (shard.key.attempt, shard.key.step) == newest);
         // A shard may be in memory and on disk.
         let bytes: BTreeMap<u32, u64> = of_newest.map(|shard| (shard.rank, shard.bytes)).collect();
         let slowest = self.peers().values().filter(|peer| peer.alive).filter_map(|peer| peer.rate).min()?;
@@ -117,15 +118,15 @@ impl Shared {
         let holders: Vec<(String, Vec<Shard>)> = {
             let mut peers = self.peers();
             let holders = peers.iter_mut().filter(|(_, peer)| peer.alive);
-            let of = |(name, peer): (&String, &mut Peer)| {
+            let withdrawn_at = |(name, peer): (&String, &mut Peer)| {
                 let copies = &mut peer.inventory.copies;
                 let gone = copies.extract_if(.., |held| held.shard.whole() == root);
                 let gone: Vec<Shard> = gone.map(|held| held.shard).collect();
                 (!gone.is_empty()).then(|| (name.clone(), gone))
             };
-            holders.filter_map(of).collect()
+            holders.filter_map(withdrawn_at).collect()
         };
-        self.are_withdrawn([root.to_owned()]);
+        self.record_withdrawals([root.to_owned()]);
         self.store.forget(root);
         for (holder, gone) in holders {
             match self.forget_at(&holder, &gone) {
@@ -144,13 +145,13 @@ impl Shared {
 
     /// Withdraws these shards at a peer.
     pub(super) fn forget_at(&self, peer: &str, shards: &[Shard]) -> Result<Dropped, PeerError> {
-        self.asking().forget(peer, &Withdrawal::of(shards, self.store.withdrawal_key()))
+        self.client().forget(peer, &Withdrawal::new(shards, self.store.withdrawal_key()))
     }
 
     /// Records that these shards are withdrawn: peers that report copies of them later get the withdrawal again.
-    pub(super) fn are_withdrawn(&self, roots: impl IntoIterator<Item = String>) {
+    pub(super) fn record_withdrawals(&self, roots: impl IntoIterator<Item = String>) {
         let now = Instant::now();
-        let mut withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut withdrawn = lock(&self.withdrawals.roots);
         withdrawn.extend(roots.into_iter().map(|root| (root, now)));
     }
 
@@ -164,9 +165,9 @@ impl Shared {
         };
         let offered: BTreeSet<String> = self.own.list().into_iter().map(|(shard, ..)| shard.root).collect();
         let roots: BTreeSet<String> = {
-            let mut withdrawn = self.withdrawals.roots.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut withdrawn = lock(&self.withdrawals.roots);
             // A shard that exists again unchanged is no longer obsolete.
-            withdrawn.retain(|root, since| since.elapsed() < REMEMBERED && !offered.contains(root));
+            withdrawn.retain(|root, since| since.elapsed() < WITHDRAWAL_MAX_AGE && !offered.contains(root));
             withdrawn.keys().cloned().collect()
         };
         if roots.is_empty() {
@@ -176,12 +177,12 @@ impl Shared {
         roots.iter().for_each(|root| _ = self.store.forget(root));
         let late: Vec<(String, Vec<Shard>)> = {
             let peers = self.peers();
-            let of = |(name, peer): (&String, &Peer)| {
+            let late_at = |(name, peer): (&String, &Peer)| {
                 let copies = peer.inventory.copies.iter().map(|held| &held.shard);
                 let late = copies.filter(|shard| roots.contains(shard.whole()));
                 (name.clone(), late.cloned().collect::<Vec<_>>())
             };
-            let late = peers.iter().filter(|(_, peer)| peer.alive).map(of);
+            let late = peers.iter().filter(|(_, peer)| peer.alive).map(late_at);
             late.filter(|(_, copies)| !copies.is_empty()).collect()
         };
         for (holder, copies) in late {
@@ -196,22 +197,22 @@ impl Shared {
     pub(crate) fn distrust(&self, holder: &str, root: &str) {
         self.count(|counts| counts.damaged += 1);
         if holder == self.name() {
-            self.own.is_bad(root);
+            self.own.mark_bad(root);
             self.store.remove(root);
         }
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut distrusted = lock(&self.distrusted);
         distrusted.insert((holder.to_owned(), root.to_owned()), Instant::now());
     }
 
     /// Records that a damaged shard of this host was fetched again and verified.
     pub(crate) fn trust_own(&self, root: &str) {
-        self.own.is_good(root);
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        self.own.mark_good(root);
+        let mut distrusted = lock(&self.distrusted);
         distrusted.remove(&(self.name().to_owned(), root.to_owned()));
     }
 
     pub(crate) fn distrusted(&self) -> Vec<(String, String)> {
-        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        lock(&self.distrusted).keys().cloned().collect()
     }
 
     /// Number of peers with this address; peers that are known by host name do not count.
@@ -241,17 +242,17 @@ impl Shared {
     pub(super) fn ask_peers(&self, names: &[String], spread: Duration) {
         let started = Instant::now();
         std::thread::scope(|scope| {
-            for (place, name) in (0..).zip(names) {
-                let at = started + spread * place / u32::try_from(names.len()).unwrap_or(u32::MAX);
+            for (index, name) in (0..).zip(names) {
+                let at = started + spread * index / u32::try_from(names.len()).unwrap_or(u32::MAX);
                 while Instant::now() < at && !self.stops() {
-                    std::thread::sleep(WAITS.min(at.saturating_duration_since(Instant::now())));
+                    std::thread::sleep(STOP_CHECK_INTERVAL.min(at.saturating_duration_since(Instant::now())));
                 }
                 if self.stops() {
                     return;
                 }
                 scope.spawn(move || {
                     let asked = Instant::now();
-                    let answer = self.asking().list(name);
+                    let answer = self.client().list(name);
                     self.received(name, asked, answer);
                 });
             }
@@ -306,12 +307,12 @@ impl Shared {
             let asked = if leader == self.name() {
                 self.lead(run, self.name(), &[])
             } else {
-                self.asking().decide(&leader, run, self.name(), self.distrusted())
+                self.client().decide(&leader, run, self.name(), self.distrusted())
             };
             match asked {
                 Ok(decision) => {
-                    let reported = self.decisions().report(&decision);
-                    if let DecisionReply::Refused(newer) = reported {
+                    let reply = self.decisions().store(&decision);
+                    if let DecisionReply::Refused(newer) = reply {
                         return Ok(newer);
                     }
                     return Ok(decision);
@@ -330,7 +331,7 @@ impl Shared {
         distrusted: &[(String, String)],
     ) -> Result<Decision, PeerError> {
         for (holder, root) in distrusted {
-            let mut known = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = lock(&self.distrusted);
             known.entry((holder.clone(), root.clone())).or_insert_with(Instant::now);
         }
         self.own.look();
@@ -348,7 +349,7 @@ impl Shared {
                 by: self.name().to_owned(),
                 ..newer
             };
-            let _ = decisions.report(&newer);
+            let _ = decisions.store(&newer);
         }
         Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
     }
@@ -376,12 +377,12 @@ impl Shared {
     /// Announces a decision to all peers that answer. Returns the newest decision with which one of them rejects it.
     pub(super) fn announce(&self, decision: &Decision) -> Option<Decision> {
         let alive = self.alive();
-        let words = std::thread::scope(|scope| {
-            let reported: Vec<_> =
-                alive.iter().map(|peer| scope.spawn(|| self.asking().report(peer, decision))).collect();
-            reported.into_iter().map(|word| word.join()).collect::<Vec<_>>()
+        let replies = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                alive.iter().map(|peer| scope.spawn(|| self.client().announce(peer, decision))).collect();
+            threads.into_iter().map(|reply| reply.join()).collect::<Vec<_>>()
         });
-        let refused = words.into_iter().filter_map(|word| match word {
+        let refused = replies.into_iter().filter_map(|reply| match reply {
             Ok(Ok(DecisionReply::Refused(newer))) => Some(newer),
             _ => None,
         });
@@ -398,10 +399,10 @@ impl Shared {
 // Detects ranks that declared that they save equal bytes and did not, on this host and on all peers that answer.
 
 /// Maximum number that is remembered; the oldest steps are forgotten first.
-const MOST: usize = 64;
+const MAX_DIVERGENCES: usize = 64;
 
 /// Divergences by step and group.
-pub(super) type Found = BTreeMap<(StepKey, String), ReplicaDivergence>;
+pub(super) type Divergences = BTreeMap<(StepKey, String), ReplicaDivergence>;
 
 impl Shared {
     /// Compares shards that ranks declared equal: of this host, and of peers by their last inventories.
@@ -410,40 +411,40 @@ impl Shared {
     }
 
     /// Same for an offered shard. If it differs from those of others, asks peers again: only its owner reports the rank and host.
-    pub(crate) fn compare_offered(&self, sealed: &Sealed) {
+    pub(crate) fn compare_offered(&self, sealed: &SealedShard) {
         let Some(content) = &sealed.shared_content else { return };
-        let is_equal = |of: &SavedShard| {
-            of.of != sealed.shard.of || of.group != content.group || of.root == content.root
+        let is_equal = |saved: &SavedShard| {
+            saved.key != sealed.shard.key || saved.group != content.group || saved.root == content.root
         };
-        let is_known = |of: &SavedShard| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
-        let reported = self.reported_shared_content();
-        if !reported.iter().all(is_equal) && !reported.iter().any(is_known) {
+        let is_known = |saved: &SavedShard| saved.key == sealed.shard.key && saved.rank == sealed.shard.rank;
+        let all = self.reported_shared_content();
+        if !all.iter().all(is_equal) && !all.iter().any(is_known) {
             self.refresh();
             self.compare_shared_content();
         }
     }
 
     fn reported_shared_content(&self) -> Vec<SavedShard> {
-        let of = |holder: &str, held: &StoredCopy| {
+        let saved = |holder: &str, held: &StoredCopy| {
             let (group, root) = held.shared_content.clone().filter(|_| held.own)?;
-            let (of, rank) = (held.shard.of.clone(), held.shard.rank);
-            Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })
+            let (key, rank) = (held.shard.key.clone(), held.shard.rank);
+            Some(SavedShard { key, group, rank, holder: holder.to_owned(), root })
         };
-        let own = self.inventory_unlooked();
-        let mut reported: Vec<SavedShard> = own.iter().filter_map(|held| of(self.name(), held)).collect();
+        let own = self.known_inventory();
+        let mut all: Vec<SavedShard> = own.iter().filter_map(|held| saved(self.name(), held)).collect();
         for (name, peer) in self.peers().iter() {
-            reported.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
+            all.extend(peer.inventory.copies.iter().filter_map(|held| saved(name, held)));
         }
-        reported
+        all
     }
 
     fn remember(&self, found: ReplicaDivergence) {
-        let mut known = self.reports.divergences.lock().unwrap_or_else(PoisonError::into_inner);
-        let roots = |of: &ReplicaDivergence| -> Vec<(u32, String)> {
-            of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
+        let mut known = lock(&self.reports.divergences);
+        let roots = |divergence: &ReplicaDivergence| -> Vec<(u32, String)> {
+            divergence.members.iter().map(|member| (member.rank, member.root.clone())).collect()
         };
-        let place = (found.of.clone(), found.group.clone());
-        let before = known.get(&place);
+        let key = (found.key.clone(), found.group.clone());
+        let before = known.get(&key);
         if before.is_some_and(|before| roots(before) == roots(&found)) {
             return;
         }
@@ -451,8 +452,8 @@ impl Shared {
             self.count(|counts| counts.divergences += 1);
         }
         tracing::error!("{}", found.sentence());
-        known.insert(place, found);
-        while known.len() > MOST {
+        known.insert(key, found);
+        while known.len() > MAX_DIVERGENCES {
             known.pop_first();
         }
     }

@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -12,18 +11,19 @@ use mainstay_checkpoint::placement::cut_for;
 use mainstay_checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
 use mainstay_checkpoint::spares::to_spare;
 
-use super::{BACK_OFF, Settings, Shared};
+use super::{BACK_OFF_BOUNDS, Settings, Shared};
+use crate::lock;
 use crate::parity::cut;
-use crate::peer::client::Sending;
+use crate::peer::client::SendOptions;
 use crate::peer::error::{PeerError, Reason};
-use crate::peer::local_shards::Opened;
+use crate::peer::local_shards::OpenShard;
 use crate::peer::message::StoredCopy;
 use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::Bytes;
-use crate::seal::Sealed;
+use crate::seal::SealedShard;
 
 /// Time without a chunk of a newer step after which an older step is copied anyway.
-const NEWER_PATIENCE: Duration = Duration::from_secs(5);
+const NEWER_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether the bytes already differed from the seal on this host.
 fn is_ours(error: &PeerError) -> bool {
@@ -62,14 +62,14 @@ impl Shared {
         let mut needed = repairs(self.name(), &copies, &hosts, &rules);
         // An owner that saves as fast as it sends has often overwritten a step in its memory when that is complete here. A copy back would
         // compete with the newer step that is being received.
-        needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
+        needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_STEP_TIMEOUT));
         needed.retain(|repair| !self.is_paused(&repair.shard.root));
         self.put_in_order(&mut needed, &copies);
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
             if self.sender.too_few.swap(!is_cut, Ordering::Relaxed) == is_cut {
-                let step = next.shard.of.step;
+                let step = next.shard.key.step;
                 if is_cut {
                     tracing::info!(step, %parity, "shards are kept in pieces");
                 } else {
@@ -84,7 +84,7 @@ impl Shared {
     /// copies, each rank and each host would send the newest step at a different time, and no step would be complete. After a step was
     /// overwritten while it was sent, steps on disk come first, where they can be held.
     fn put_in_order(&self, needed: &mut [Repair], copies: &[Copy]) {
-        let wanted: BTreeSet<&StepKey> = needed.iter().map(|repair| &repair.shard.of).collect();
+        let wanted: BTreeSet<&StepKey> = needed.iter().map(|repair| &repair.shard.key).collect();
         // Without the owner's copy, the newest step with all copies would have one too few.
         let safe = self.own.pinned_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
         let safe: BTreeSet<StepKey> = safe.collect();
@@ -98,23 +98,23 @@ impl Shared {
             return;
         }
         let coming = self.store.coming();
-        let sent = copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of);
+        let sent = copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.key);
         let started: BTreeSet<StepKey> =
-            sent.chain(&coming).filter(|of| wanted.contains(of)).cloned().collect();
+            sent.chain(&coming).filter(|key| wanted.contains(key)).cloned().collect();
         let on_disk = self.own.on_disk();
-        started.iter().filter(|of| on_disk.contains(of)).for_each(|of| self.own.hold(of));
+        started.iter().filter(|key| on_disk.contains(key)).for_each(|key| self.own.hold(key));
         let is_overtaken = self.sender.overtaken.load(Ordering::Relaxed);
         needed.sort_by_key(|Repair { shard, .. }| {
-            (!started.contains(&shard.of), is_overtaken && !on_disk.contains(&shard.of))
+            (!started.contains(&shard.key), is_overtaken && !on_disk.contains(&shard.key))
         });
-        if let Some(first) = needed.first().filter(|first| on_disk.contains(&first.shard.of)) {
-            self.own.hold(&first.shard.of);
+        if let Some(first) = needed.first().filter(|first| on_disk.contains(&first.shard.key)) {
+            self.own.hold(&first.shard.key);
         }
     }
 
     fn newest_safe(&self, run: &str, copies: &[Copy]) -> Option<StepKey> {
         let states = steps(copies, Some(run)).into_iter();
-        let mut safe = states.filter(|of| of.is_whole() && of.least_copies() > self.settings.copies);
+        let mut safe = states.filter(|key| key.is_whole() && key.least_copies() > self.settings.copies);
         safe.next().map(|state| state.key)
     }
 
@@ -138,19 +138,19 @@ impl Shared {
         };
         let going = || opened.pin();
         let sending =
-            Sending { limit: &self.sender.limit, streams: self.settings.streams, going: &going, lock };
+            SendOptions { limit: &self.sender.limit, streams: self.settings.streams, going: &going, lock };
         let piece = repair.piece.map(|which| self.piece(&opened, which)).transpose();
         let offered = match &piece {
             Ok(Some((sealed, _))) => sealed.shard.clone(),
             _ => shard.clone(),
         };
         let sent = piece.and_then(|piece| match piece {
-            Some((sealed, bytes)) => self.asking().put(to, &sealed, &bytes, &sending),
-            None => self.asking().put(to, &opened.sealed, &opened.bytes, &sending),
+            Some((sealed, bytes)) => self.client().put(to, &sealed, &bytes, &sending),
+            None => self.client().put(to, &opened.sealed, &opened.bytes, &sending),
         });
         match sent {
             Ok(sent) => {
-                let (step, rank, took_ms) = (shard.of.step, shard.rank, sent.took.as_millis() as u64);
+                let (step, rank, took_ms) = (shard.key.step, shard.rank, sent.took.as_millis() as u64);
                 tracing::debug!(peer = to, step, rank, bytes = sent.bytes, took_ms, "a shard was sent");
                 self.count(|counts| {
                     counts.shards_sent += 1;
@@ -173,7 +173,7 @@ impl Shared {
                 // A save needed its memory, or a trainer wrote its files again; nothing is wrong with it. Its successor, or its copy
                 // on disk, is next.
                 tracing::debug!(
-                    step = shard.of.step,
+                    step = shard.key.step,
                     rank = shard.rank,
                     "a step was replaced in memory while it was sent"
                 );
@@ -193,8 +193,8 @@ impl Shared {
     fn was_not_opened(&self, root: &str) {
         let is_it = |(shard, ..): &(Shard, Medium, bool)| shard.root == root;
         if self.own.list().iter().any(is_it) {
-            let mut unopened = self.sender.unopened.lock().unwrap_or_else(PoisonError::into_inner);
-            unopened.retain(|_, since| since.elapsed() < BACK_OFF.0);
+            let mut unopened = lock(&self.sender.unopened);
+            unopened.retain(|_, since| since.elapsed() < BACK_OFF_BOUNDS.0);
             unopened.insert(root.to_owned(), Instant::now());
         } else if self.store.list().iter().any(is_it) {
             self.distrust(self.name(), root);
@@ -202,29 +202,33 @@ impl Shared {
     }
 
     fn is_paused(&self, root: &str) -> bool {
-        let unopened = self.sender.unopened.lock().unwrap_or_else(PoisonError::into_inner);
-        unopened.get(root).is_some_and(|since| since.elapsed() < BACK_OFF.0)
+        let unopened = lock(&self.sender.unopened);
+        unopened.get(root).is_some_and(|since| since.elapsed() < BACK_OFF_BOUNDS.0)
     }
 
     /// Opens a shard on this host, with the lock of all its replicas: this agent can withdraw shards of its own ranks; a replica can be
     /// withdrawn by the agent that sent it.
-    fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
+    fn open_to_send(&self, shard: &Shard) -> Option<(OpenShard, Option<WithdrawalLock>)> {
         // Memory is faster but may be overwritten.
         let is_overtaken = self.sender.overtaken.load(Ordering::Relaxed);
-        let held = is_overtaken.then(|| self.own.open_pinned(&shard.root).map(Opened::of_file)).flatten();
+        let held = is_overtaken.then(|| self.own.open_pinned(&shard.root).map(OpenShard::of_file)).flatten();
         let own = held.or_else(|| self.own.open(&shard.root));
         let own = own.map(|opened| (opened, Some(self.store.withdrawal_key().lock(shard.whole()))));
         own.or_else(|| Some((self.open(&shard.root)?, self.store.lock_of(&shard.root))))
     }
 
     /// One piece of a shard, in a scratch file next to the store while it is sent.
-    fn piece(&self, opened: &Opened, (of, index): (Parity, u32)) -> Result<(Sealed, Bytes), PeerError> {
+    fn piece(
+        &self,
+        opened: &OpenShard,
+        (parity, index): (Parity, u32),
+    ) -> Result<(SealedShard, Bytes), PeerError> {
         let whole = &opened.sealed;
-        let size = of.lane(whole.shard.bytes) + whole.manifest.len() as u64;
+        let size = parity.lane(whole.shard.bytes) + whole.manifest.len() as u64;
         let room = self.store.scratch(size);
         let room = room.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?;
         opened.pin();
-        let sealed = cut(whole, &*opened.bytes, of, index, &room)?;
+        let sealed = cut(whole, &*opened.bytes, parity, index, &room)?;
         Ok((sealed, room.into()))
     }
 
@@ -232,8 +236,8 @@ impl Shared {
         self.count(|counts| counts.failures += 1);
         if is_ours(error) {
             tracing::error!(
-                run = %shard.of.run,
-                step = shard.of.step,
+                run = %shard.key.run,
+                step = shard.key.step,
                 rank = shard.rank,
                 "the bytes of a shard differ from those that were sealed: it is no longer offered"
             );
@@ -248,17 +252,17 @@ impl Shared {
         peer.failures = peer.failures.saturating_add(1);
         let factor = 1_u32 << peer.failures.min(6).saturating_sub(1);
         let wait = match error {
-            PeerError::Reported { reason: Reason::Full, .. } => BACK_OFF.1,
-            _ => (BACK_OFF.0 * factor).min(BACK_OFF.1),
+            PeerError::Reported { reason: Reason::Full, .. } => BACK_OFF_BOUNDS.1,
+            _ => (BACK_OFF_BOUNDS.0 * factor).min(BACK_OFF_BOUNDS.1),
         };
         peer.not_before = Some(Instant::now() + wait);
         peer.error = Some(error.to_string());
         if self.has_leader() && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. }) {
             // The leader of the job reports which of its hosts are lost.
-            tracing::debug!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken");
+            tracing::debug!(peer = to, step = shard.key.step, rank = shard.rank, %error, "a shard was not taken");
             return;
         }
-        tracing::warn!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
+        tracing::warn!(peer = to, step = shard.key.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
     }
 
     /// Steps that no rule keeps.
@@ -270,7 +274,7 @@ impl Shared {
         // Rarely needed.
         let possible: OnceCell<Vec<Copy>> = OnceCell::new();
         let possible = || possible.get_or_init(|| restorable(counting(self.copies_as_last_reported()).0));
-        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
+        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.key.run_id()).collect();
         let of_run = |run| {
             let may_be_whole = |key: &StepKey| {
                 let states = steps_among(possible(), Some(run));
@@ -300,6 +304,6 @@ impl Shared {
             gone.retain(|key| key.run != launch || (key.attempt, key.step) < from);
         }
         let held = self.store.list();
-        held.iter().filter(|(shard, ..)| gone.contains(&shard.of) && self.store.remove(&shard.root)).count()
+        held.iter().filter(|(shard, ..)| gone.contains(&shard.key) && self.store.remove(&shard.root)).count()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use mainstay_checkpoint::inventory::Medium;
 use rustix::fs::{AtFlags, CWD, renameat, unlinkat};
 
-use crate::os::{Lent, MappedFile, spawn};
+use crate::os::{MappedFile, MappedRange, spawn};
 use crate::peer::store::Store;
 use crate::pool::available;
 
@@ -108,7 +108,7 @@ impl Store {
 
 impl PreparedMemory<'_> {
     /// The memory for a chunk.
-    pub(crate) fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+    pub(crate) fn memory(&self, offset: u64, length: u32) -> Option<MappedRange<'_>> {
         self.memory.lend(offset, length)
     }
 
@@ -143,10 +143,10 @@ impl Drop for PreparedMemory<'_> {
 // and become even slower.
 
 /// Maximum number of kept files: the shards of a host with eight devices.
-const SPARES: usize = 8;
+const MAX_SPARES: usize = 8;
 
 /// Bytes that are allocated at a time; in between, the caller is asked whether they are still wanted.
-const AHEAD: u64 = 32 << 20;
+const ALLOCATION_BYTES: u64 = 32 << 20;
 
 /// An unused file.
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl Spares {
 
     /// Whether one more can be kept.
     pub(super) fn has_room(&self) -> bool {
-        self.kept.len() < SPARES
+        self.kept.len() < MAX_SPARES
     }
 
     pub(super) fn keep(&mut self, spare: Spare) {
@@ -219,7 +219,7 @@ impl Spares {
 
 /// Whether to use a file of `have` bytes for `bytes` bytes: it has all the pages and not many more.
 pub(super) fn serves(have: u64, bytes: u64) -> bool {
-    have >= bytes && have - bytes <= bytes / 4 + AHEAD
+    have >= bytes && have - bytes <= bytes / 4 + ALLOCATION_BYTES
 }
 
 /// Creates a file of this size at `path`, with all pages allocated and mapped. Stops and removes it when it is no longer `wanted`.
@@ -241,15 +241,15 @@ fn fill(path: &Path, bytes: u64, wanted: &dyn Fn() -> bool) -> io::Result<Option
         if !wanted() {
             return Ok(None);
         }
-        let piece = AHEAD.min(bytes - at);
+        let piece = ALLOCATION_BYTES.min(bytes - at);
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), at, piece)?;
         at += piece;
     }
-    let memory = MappedFile::of(&file, bytes)?;
+    let memory = MappedFile::new(&file, bytes)?;
     // Also touch the mapped pages: under some hypervisors that takes most of the time.
     let mut at = 0;
     while at < bytes {
-        let piece = u32::try_from(AHEAD.min(bytes - at)).unwrap_or(u32::MAX);
+        let piece = u32::try_from(ALLOCATION_BYTES.min(bytes - at)).unwrap_or(u32::MAX);
         if !wanted() {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use mainstay_checkpoint_format::container::{self, Tensor};
 use mainstay_checkpoint_format::{Identity, Manifest};
-use mainstay_tier::disk::{self, Found, Pace, StdVolume, Volume};
+use mainstay_tier::disk::{self, Pace, StdVolume, StoredShard, Volume};
 use mainstay_tier::seal::{is_as_sealed, seal};
 
 /// A container of one tensor.
@@ -69,15 +69,15 @@ pub fn write_step(home: &Path, attempt: u64, step: u64, world_size: u32, state: 
 }
 
 /// The newest whole step whose bytes are all verified, with its shards: what a job that starts again reads.
-pub fn offered(volume: &dyn Volume, directory: &Path) -> Option<(u64, Vec<Found>)> {
+pub fn offered(volume: &dyn Volume, directory: &Path) -> Option<(u64, Vec<StoredShard>)> {
     disk::steps(volume, directory).into_iter().find_map(|step| {
-        let shards = disk::is_whole(volume, directory, step)?;
+        let shards = disk::whole_step(volume, directory, step)?;
         shards.iter().all(|shard| verify(volume, shard)).then_some((step, shards))
     })
 }
 
 /// Whether every byte of the shard matches its manifest.
-pub fn verify(volume: &dyn Volume, shard: &Found) -> bool {
+pub fn verify(volume: &dyn Volume, shard: &StoredShard) -> bool {
     let opened = volume.open(&shard.path);
     opened.is_ok_and(|(file, _)| is_as_sealed(&*file, &shard.manifest).unwrap_or(false))
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use mainstay_checkpoint_format::Chunks;
 use mainstay_tier::disk::Volume;
 use mainstay_tier::peer::store as place;
-use mainstay_tier::peer::{Sealed, WithdrawalLock};
+use mainstay_tier::peer::{SealedShard, WithdrawalLock};
 
 use super::CUTS_PER_SCENE;
 use super::common::manifest;
@@ -54,18 +54,18 @@ const SCENES: &[Scene] = &[
     },
 ];
 
-fn shard((step, seal): Which) -> (Sealed, Vec<u8>) {
+fn shard((step, seal): Which) -> (SealedShard, Vec<u8>) {
     let state: Vec<u8> =
         (0..1500_u64).map(|at| (at.wrapping_mul(step) ^ (u64::from(seal) * 85)) as u8).collect();
     let (mut manifest, bytes) = manifest("job", 0, step, 0, 1, &state);
     let (_, sums) = mainstay_tier::seal::sums(&bytes, bytes.len() as u64, 512).unwrap();
     manifest.chunks = Some(Chunks { bytes: 512, sums });
-    (Sealed::of(manifest.encode()).unwrap(), bytes)
+    (SealedShard::of(manifest.encode()).unwrap(), bytes)
 }
 
 /// Each is sent by a different agent.
 fn lock_of((step, seal): Which) -> WithdrawalLock {
-    WithdrawalLock::from_words((step, u64::from(seal) + 1)).unwrap()
+    WithdrawalLock::from_header((step, u64::from(seal) + 1)).unwrap()
 }
 
 fn replicas() -> PathBuf {
@@ -79,7 +79,7 @@ fn spare(root: &str) -> PathBuf {
 fn act(volume: &Recorder, act: Act, dice: &mut Dice) {
     match act {
         Take(which) => take(volume, which, None, dice),
-        TakeInItsPlace(which, of) => take(volume, which, Some(&spare(&shard(of).0.shard.root)), dice),
+        TakeInItsPlace(which, key) => take(volume, which, Some(&spare(&shard(key).0.shard.root)), dice),
         Drop(which) => {
             let (sealed, _) = shard(which);
             let home = place::home(&replicas(), &sealed.shard);
@@ -109,12 +109,12 @@ fn take(volume: &Recorder, which: Which, file: Option<&Path>, dice: &mut Dice) {
 /// The replicas that are offered when the store is opened again and verified. All others are removed.
 fn offered(volume: &Recorder) -> BTreeSet<Which> {
     let mut offered = BTreeSet::new();
-    for (home, sealed) in place::found(volume, &replicas()) {
+    for (home, sealed) in place::stored_replicas(volume, &replicas()) {
         let Some(sealed) = sealed.filter(|sealed| place::is_whole(volume, &home, sealed)) else {
             place::take_down(volume, &home, None);
             continue;
         };
-        let of_step = (0..3).map(|seal| (sealed.shard.of.step, seal));
+        let of_step = (0..3).map(|seal| (sealed.shard.key.step, seal));
         let which = of_step.into_iter().find(|which| shard(*which).0.manifest == sealed.manifest);
         let which = which.expect("what nobody has sealed is offered");
         assert_eq!(home, place::home(&replicas(), &sealed.shard), "it is in the place of another one");
@@ -147,21 +147,21 @@ fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
     for path in ["/disk/replicas", "/disk/incoming", "/disk/spare"] {
         empty.make_directory(Path::new(path)).unwrap();
     }
-    scene.before.iter().for_each(|of| act(&empty, *of, &mut dice));
+    scene.before.iter().for_each(|act_of_scene| act(&empty, *act_of_scene, &mut dice));
     let (before, _) = empty.taken();
     let volume = Recorder::on(before.clone());
     // The shards that must exist, with the first and last operation for which this holds.
     let mut certain: BTreeMap<Which, (usize, usize)> =
         scene.before.iter().filter_map(taken).map(|which| (which, (0, usize::MAX))).collect();
-    for of in scene.acts {
+    for act_of_scene in scene.acts {
         let started = volume.done();
-        let step = match of {
+        let step = match act_of_scene {
             Take((step, _)) | TakeInItsPlace((step, _), _) | Drop((step, _)) => *step,
         };
         let others = certain.iter_mut().filter(|(which, _)| which.0 == step);
         others.for_each(|(_, (_, until))| *until = started.min(*until));
-        act(&volume, *of, &mut dice);
-        certain.extend(taken(of).map(|which| (which, (volume.done(), usize::MAX))));
+        act(&volume, *act_of_scene, &mut dice);
+        certain.extend(taken(act_of_scene).map(|which| (which, (volume.done(), usize::MAX))));
     }
     let (_, operations) = volume.taken();
     let mut kinds = BTreeSet::new();

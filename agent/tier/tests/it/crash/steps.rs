@@ -56,8 +56,8 @@ fn save(volume: &Recorder, home: &Path, scene: &Scene, (attempt, step): (u64, u6
     disk::prune(volume, home, Keep { steps: scene.keep, bytes: None }, &Doubts::default(), None);
 }
 
-fn contents(volume: &Recorder, shards: &[disk::Found]) -> Vec<Vec<u8>> {
-    let read = |shard: &disk::Found| {
+fn contents(volume: &Recorder, shards: &[disk::StoredShard]) -> Vec<Vec<u8>> {
+    let read = |shard: &disk::StoredShard| {
         let (file, length) = volume.open(&shard.path).unwrap();
         let mut bytes = vec![0; length as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -106,9 +106,10 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         let offered = common::offered(&left, home);
         let at = offered.as_ref().map(|(step, shards)| {
             let attempt = shards[0].manifest.identity.attempt;
-            let of = |rank| shard(attempt, *step, rank, scene.world_size).1;
-            let expected =
-                saved.entry((attempt, *step)).or_insert_with(|| (0..scene.world_size).map(of).collect());
+            let shard_of = |rank| shard(attempt, *step, rank, scene.world_size).1;
+            let expected = saved
+                .entry((attempt, *step))
+                .or_insert_with(|| (0..scene.world_size).map(shard_of).collect());
             assert!(contents(&left, shards) == *expected, "torn, stale or mixed: {}", reported());
             (attempt, *step)
         });

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use mainstay_checkpoint::files::Kind;
-use mainstay_tier::files::{FileWatch, Files, Plan, Wanted};
+use mainstay_tier::files::{FileWatch, Files, FilesError, FilesSettings, WatchRequest};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::{Progress, Service, Settings};
 use testing::TempDir;
@@ -90,7 +90,7 @@ impl Moment {
 
 /// What a trainer that takes the newest checkpoint finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum RestoreOutcome {
     Older,
     Newer,
     Nothing,
@@ -120,7 +120,7 @@ fn make() -> Option<Vec<Library>> {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     }
     let place = kept.as_deref().unwrap_or(place.path());
-    let of = |(name, kind, names): (&str, Kind, [&str; 2])| {
+    let library = |(name, kind, names): (&str, Kind, [&str; 2])| {
         let home = place.join(name);
         let names = names.map(str::to_owned);
         let [older, newer] = [0, 1].map(|index: usize| read_all(&home, &names[index]));
@@ -134,7 +134,7 @@ fn make() -> Option<Vec<Library>> {
         ("torch", Kind::Torch, ["ckpt_10.pt", "ckpt_20.pt"]),
         ("orbax", Kind::Orbax, ["10", "20"]),
     ];
-    Some(all.into_iter().map(of).collect())
+    Some(all.into_iter().map(library).collect())
 }
 
 /// All files of `name` below `home`.
@@ -229,22 +229,22 @@ impl Watching {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for TestDirectory<'_> {
     fn drop(&mut self) {
         self.watching.get_mut().ok().and_then(Option::take).into_iter().for_each(Watching::end);
     }
 }
 
 /// A watched directory and its watch.
-pub(super) struct Place<'a> {
+pub(super) struct TestDirectory<'a> {
     library: &'a Library,
     root: TempDir,
     watching: Mutex<Option<Watching>>,
 }
 
-impl<'a> Place<'a> {
-    pub(super) fn new(library: &'a Library) -> Place<'a> {
-        let place = Place { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
+impl<'a> TestDirectory<'a> {
+    pub(super) fn new(library: &'a Library) -> TestDirectory<'a> {
+        let place = TestDirectory { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
         fs::create_dir(place.directory()).unwrap();
         place.start();
         place
@@ -259,12 +259,12 @@ impl<'a> Place<'a> {
         let mut watching = self.watching.lock().unwrap();
         watching.take().into_iter().for_each(Watching::end);
         let settings = Settings::alone(self.root.path().join("store"), "this-host".to_owned());
-        let service = Arc::new(Service::start(settings, Token::of_no_process().unwrap()).unwrap());
+        let service = Arc::new(Service::start(settings, Token::random().unwrap()).unwrap());
         *watching = Some(self.watch(service));
     }
 
     fn watch(&self, service: Arc<Service>) -> Watching {
-        let plan = Plan {
+        let plan = FilesSettings {
             home: self.root.path().join("notes"),
             spool: self.root.path().join("spool"),
             hosts: Vec::new(),
@@ -273,7 +273,7 @@ impl<'a> Place<'a> {
         };
         let holders = Arc::strong_count(&service);
         let files = Files::new(Arc::clone(&service), plan);
-        let wanted = Wanted {
+        let wanted = WatchRequest {
             directory: self.directory(),
             run: "run".to_owned(),
             user: None,
@@ -304,7 +304,7 @@ impl<'a> Place<'a> {
     }
 
     /// Does what a launcher does before it starts the ranks. Returns the messages.
-    pub(super) fn go_back(&self, again: bool) -> Result<Vec<String>, String> {
+    pub(super) fn go_back(&self, again: bool) -> Result<Vec<String>, FilesError> {
         let printed = Mutex::new(Vec::new());
         self.go_back_telling(again, &|line| printed.lock().unwrap().push(line))?;
         Ok(printed.into_inner().unwrap())
@@ -314,14 +314,14 @@ impl<'a> Place<'a> {
         &self,
         again: bool,
         report: &(dyn Fn(String) + Sync),
-    ) -> Result<(), String> {
+    ) -> Result<(), FilesError> {
         let watch = Arc::clone(&self.watching.lock().unwrap().as_ref().unwrap().watch);
         let report = |at: Progress| {
-            if !at.reported.is_empty() {
-                report(at.reported);
+            if !at.message.is_empty() {
+                report(at.message);
             }
         };
-        watch.restore(again, &report).map(drop).map_err(|error| error.to_string())
+        watch.restore(again, &report).map(drop)
     }
 
     pub(super) fn damage(&self, name: &str, damage: Damage) {
@@ -357,11 +357,11 @@ impl<'a> Place<'a> {
     }
 
     /// What a trainer that takes the newest name finds.
-    pub(super) fn found(&self) -> Found {
+    pub(super) fn found(&self) -> RestoreOutcome {
         let [older, newer] = &self.library.names;
         let is_there = |name: &String| self.directory().join(name).exists();
         if !is_there(newer) && !is_there(older) {
-            return Found::Nothing;
+            return RestoreOutcome::Nothing;
         }
         let name = if is_there(newer) { newer } else { older };
         let found = read_all(&self.directory(), name);
@@ -370,9 +370,9 @@ impl<'a> Place<'a> {
             files.find(|(name, bytes)| found.get(*name) != Some(bytes)).map(|(name, _)| name.clone())
         };
         match (differs(1), differs(0)) {
-            (None, _) => Found::Newer,
-            (_, None) => Found::Older,
-            (Some(file), _) => Found::Damaged(file),
+            (None, _) => RestoreOutcome::Newer,
+            (_, None) => RestoreOutcome::Older,
+            (Some(file), _) => RestoreOutcome::Damaged(file),
         }
     }
 }
@@ -394,13 +394,13 @@ impl fmt::Display for Case<'_> {
 impl Case<'_> {
     /// The problem with what the trainer finds; none if there is none.
     pub(super) fn wrong(&self) -> Option<String> {
-        let place = Place::new(self.library);
+        let place = TestDirectory::new(self.library);
         let library = self.library;
         place.save(library.older());
         if let Err(refused) = place.go_back(false) {
             return Some(format!("refused before anything was damaged: {refused}"));
         }
-        let mut wanted = vec![Found::Older];
+        let mut wanted = vec![RestoreOutcome::Older];
         match self.moment {
             Moment::WhileItIsSaved => {
                 let order = library.in_order(library.newer());
@@ -423,7 +423,7 @@ impl Case<'_> {
                 if let Err(refused) = place.go_back(true) {
                     return Some(format!("refused before anything was damaged: {refused}"));
                 }
-                if place.found() != Found::Newer {
+                if place.found() != RestoreOutcome::Newer {
                     return Some(format!("not the newest before anything was damaged: {:?}", place.found()));
                 }
                 place.damage_at(&self.file, self.damage, moment);
@@ -443,10 +443,9 @@ impl Case<'_> {
         let is_gone = library.of(1).len() == 1 && matches!(self.damage, Damage::Missing | Damage::Renamed);
         if self.moment == Moment::InBoth {
             return match back {
-                Err(refused) if !refused.is_empty() => None,
-                Ok(_) if is_gone && place.found() == Found::Nothing => None,
+                Err(_) => None,
+                Ok(_) if is_gone && place.found() == RestoreOutcome::Nothing => None,
                 Ok(printed) => Some(format!("not refused: {:?}, {printed:?}", place.found())),
-                Err(_) => Some("refused without words".to_owned()),
             };
         }
         let printed = match back {
@@ -454,7 +453,7 @@ impl Case<'_> {
             Err(refused) => return Some(format!("refused: {refused}")),
         };
         if is_gone && self.moment == Moment::BeforeTheSeal {
-            wanted.push(Found::Nothing);
+            wanted.push(RestoreOutcome::Nothing);
         }
         let found = place.found();
         (!wanted.contains(&found)).then(|| format!("{found:?}, {printed:?}"))
@@ -465,7 +464,7 @@ impl Case<'_> {
         let library = self.library;
         let mut hosts = support::hosts(2, |_, settings| settings.interval = Duration::from_millis(20));
         let service = Arc::new(hosts[0].service.take().unwrap());
-        let place = Place { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
+        let place = TestDirectory { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
         fs::create_dir(place.directory()).unwrap();
         *place.watching.lock().unwrap() = Some(place.watch(Arc::clone(&service)));
         place.save(library.newer());
@@ -478,6 +477,6 @@ impl Case<'_> {
         place.damage(&self.file, self.damage);
         let back = place.go_back(true);
         let found = place.found();
-        (back.is_err() || found != Found::Newer).then(|| format!("{found:?}, {back:?}"))
+        (back.is_err() || found != RestoreOutcome::Newer).then(|| format!("{found:?}, {back:?}"))
     }
 }

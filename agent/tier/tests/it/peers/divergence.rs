@@ -25,10 +25,12 @@ type Found = (u64, String, Vec<(u32, String)>);
 
 fn found(host: &Host) -> Vec<Found> {
     let all = host.service().divergences();
-    let members = |of: &mainstay_checkpoint::divergence::ReplicaDivergence| {
-        of.members.iter().map(|member| (member.rank, member.holder.clone())).collect()
+    let members = |divergence: &mainstay_checkpoint::divergence::ReplicaDivergence| {
+        divergence.members.iter().map(|member| (member.rank, member.holder.clone())).collect()
     };
-    all.iter().map(|of| (of.of.step, of.group.clone(), members(of))).collect()
+    all.iter()
+        .map(|divergence| (divergence.key.step, divergence.group.clone(), members(divergence)))
+        .collect()
 }
 
 #[test]
@@ -80,6 +82,6 @@ fn equal_shards_and_shards_that_were_not_declared_equal_are_not_reported() {
         until("the last step", || !found(host).is_empty());
         until("all copies", || host.service().copies().iter().filter(|copy| copy.own).count() >= 4);
         host.service().refresh();
-        assert_eq!(found(host).iter().map(|of| of.0).collect::<Vec<u64>>(), [9]);
+        assert_eq!(found(host).iter().map(|divergence| divergence.0).collect::<Vec<u64>>(), [9]);
     }
 }

@@ -25,13 +25,13 @@ fn stage(run: &str, stage: u32) -> PlacementEligibility {
 fn three() -> (Vec<Host>, usize, usize) {
     let hosts = hosts(3, |_, _| {});
     hosts[0].wait_for_peers(2);
-    let of = |host: &Host| placement::Host {
+    let placed = |host: &Host| placement::Host {
         name: host.name.clone(),
         domain: host.settings.domain.clone(),
         usable: true,
         excluded: false,
     };
-    let known: Vec<placement::Host> = hosts.iter().map(of).collect();
+    let known: Vec<placement::Host> = hosts.iter().map(placed).collect();
     let chosen = place(&hosts[0].name, &known, &Rules { copies: 1, ..Rules::default() }).hosts;
     let first = hosts.iter().position(|host| host.name == chosen[0]).unwrap();
     (hosts, first, 3 - first)

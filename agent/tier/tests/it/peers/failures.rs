@@ -20,16 +20,16 @@ fn peers_receive_failures_and_remember_those_of_a_host_that_is_gone() {
     let mut hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
     let failures = [reported("f", 1), reported("g", 2)];
-    hosts[0].service().failed(failures.to_vec());
+    hosts[0].service().set_failures(failures.to_vec());
     let name = hosts[0].name.clone();
     until("the failures", || {
-        hosts[1].service().failed_elsewhere().failures.get(&name).is_some_and(|of| of == &failures)
+        hosts[1].service().peers_failures().failures.get(&name).is_some_and(|received| received == &failures)
     });
-    assert_eq!(hosts[1].service().failed_elsewhere().answered_by, 1);
-    assert!(hosts[0].service().failed_elsewhere().failures.is_empty());
+    assert_eq!(hosts[1].service().peers_failures().answered_by, 1);
+    assert!(hosts[0].service().peers_failures().failures.is_empty());
     drop(hosts.remove(0));
-    until("the host to be gone", || hosts[0].service().failed_elsewhere().answered_by == 0);
-    assert_eq!(hosts[0].service().failed_elsewhere().failures[&name], failures);
+    until("the host to be gone", || hosts[0].service().peers_failures().answered_by == 0);
+    assert_eq!(hosts[0].service().peers_failures().failures[&name], failures);
 }
 
 #[test]
@@ -37,8 +37,11 @@ fn invalid_fingerprints_are_skipped_and_only_the_newest_failures_are_received() 
     let hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
     let many = (0..1_000).map(|at| reported("f", at));
-    hosts[0].service().failed([reported(&"f".repeat(1_000), 0)].into_iter().chain(many).collect());
-    until("the failures", || !hosts[1].service().failed_elsewhere().failures.is_empty());
-    let received = hosts[1].service().failed_elsewhere().failures.remove(&hosts[0].name).unwrap();
-    assert_eq!((received.len(), received.iter().all(|of| of.fingerprint == "f")), (MAX_REPORTED, true));
+    hosts[0].service().set_failures([reported(&"f".repeat(1_000), 0)].into_iter().chain(many).collect());
+    until("the failures", || !hosts[1].service().peers_failures().failures.is_empty());
+    let received = hosts[1].service().peers_failures().failures.remove(&hosts[0].name).unwrap();
+    assert_eq!(
+        (received.len(), received.iter().all(|failure| failure.fingerprint == "f")),
+        (MAX_REPORTED, true)
+    );
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use mainstay_checkpoint::inventory::Medium;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::frame::{Header, Kind};
+use mainstay_tier::peer::frame::{FrameError, Header, Kind};
 use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
-use mainstay_tier::peer::{Inventory, Sealed, StoredCopy};
+use mainstay_tier::peer::{Inventory, SealedShard, StoredCopy};
 
 use super::support::{address, bytes, hosts_named, identity, manifest, pass, until};
 
@@ -33,8 +33,8 @@ fn another_version_is_reported_by_its_number() {
         greeting[4] = 9;
         stream.write_all(&greeting).unwrap();
     });
-    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err().to_string();
-    assert!(error.contains("version 9") && error.contains("version 2"), "{error}");
+    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err();
+    assert!(matches!(error, PeerError::Frame { error: FrameError::Version(9), .. }), "{error}");
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn a_server_that_is_not_an_agent_is_reported() {
         let _ =
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
-    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err().to_string();
-    assert!(error.contains("not a frame of this protocol"), "{error}");
+    let error = Wire::connect(&at, &pass(), Timeouts::default()).unwrap_err();
+    assert!(matches!(error, PeerError::Frame { error: FrameError::Magic(_), .. }), "{error}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
     // It reports a newer whole step, and sends other bytes when asked for it.
     let liar = address();
     let content = bytes(99, 0);
-    let sealed = Sealed::of(manifest(&identity(0, 99, 0, 1), &content).encode()).unwrap();
+    let sealed = SealedShard::of(manifest(&identity(0, 99, 0, 1), &content).encode()).unwrap();
     impostor(&liar, move |stream| {
         let sealed = sealed.clone();
         std::thread::spawn(move || {
@@ -109,7 +109,7 @@ fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
                             |_, left| left,
                         )
                     }),
-                    Kind::Announce => wire.send_json(Header::of(Kind::Reported), &"accepted"),
+                    Kind::Announce => wire.send_json(Header::of(Kind::Announced), &"accepted"),
                     _ => return,
                 };
                 if reported.is_err() {
@@ -135,7 +135,7 @@ fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(3));
     hosts[0].has(3, &[0]);
-    assert!(reported.iter().any(|line| line.contains("step 99 cannot be restored")), "{reported:?}");
+    assert!(reported.iter().any(|line| line.contains("step 99")), "{reported:?}");
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::fs;
 use std::io::Read;
 use std::sync::Arc;
 
-use mainstay_tier::peer::Sealed;
-use mainstay_tier::peer::store::{Offer, Store, StoreError, Upload};
+use mainstay_tier::peer::SealedShard;
+use mainstay_tier::peer::store::{IncomingShard, Offer, Store, StoreError};
 use testing::TempDir;
 use testing::lossy_disk::LossyDisk;
 
@@ -16,9 +16,11 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// All chunks of a shard of step 1, received and not committed.
-fn brought(store: &Store, content: &[u8]) -> Arc<Upload> {
-    let sealed = Sealed::of(manifest(&identity(0, 1, 0, 1), content).encode()).unwrap();
-    let Offer::Wanted(upload) = store.offer(sealed, &[], None).unwrap() else { panic!("it is not here yet") };
+fn brought(store: &Store, content: &[u8]) -> Arc<IncomingShard> {
+    let sealed = SealedShard::of(manifest(&identity(0, 1, 0, 1), content).encode()).unwrap();
+    let Offer::Missing(upload) = store.offer(sealed, &[], None).unwrap() else {
+        panic!("it is not here yet")
+    };
     for index in upload.missing() {
         let (offset, length, _) = upload.sealed.chunk(index).unwrap();
         let claim = upload.claim(index).unwrap();
@@ -28,7 +30,7 @@ fn brought(store: &Store, content: &[u8]) -> Arc<Upload> {
     upload
 }
 
-fn read(store: &Store, upload: &Upload) -> Option<Vec<u8>> {
+fn read(store: &Store, upload: &IncomingShard) -> Option<Vec<u8>> {
     let (_, mut file, _) = store.open_replica(&upload.sealed.shard.root)?;
     let mut found = Vec::new();
     file.read_to_end(&mut found).unwrap();

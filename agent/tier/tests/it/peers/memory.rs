@@ -5,21 +5,21 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mainstay_tier::peer::Sealed;
-use mainstay_tier::peer::store::{Offer, Store, Upload};
+use mainstay_tier::peer::SealedShard;
+use mainstay_tier::peer::store::{IncomingShard, Offer, Store};
 
 use super::support::{Proxy, address, bytes, hosts_named, identity, in_memory, manifest, until};
 
-fn offered(store: &Store, step: u64, content: &[u8]) -> Arc<Upload> {
-    let sealed = Sealed::of(manifest(&identity(0, step, 0, 1), content).encode()).unwrap();
+fn offered(store: &Store, step: u64, content: &[u8]) -> Arc<IncomingShard> {
+    let sealed = SealedShard::of(manifest(&identity(0, step, 0, 1), content).encode()).unwrap();
     match store.offer(sealed, &[], None).unwrap() {
-        Offer::Wanted(upload) => upload,
+        Offer::Missing(upload) => upload,
         Offer::Here => panic!("it is not here yet"),
     }
 }
 
 /// Sends all chunks. Returns how many of them went directly into memory.
-fn bring(upload: &Upload, content: &[u8]) -> usize {
+fn bring(upload: &IncomingShard, content: &[u8]) -> usize {
     let mut into_memory = 0;
     for index in upload.missing() {
         let (offset, length, _) = upload.sealed.chunk(index).unwrap();
@@ -37,7 +37,7 @@ fn bring(upload: &Upload, content: &[u8]) -> usize {
     into_memory
 }
 
-fn kept(store: &Store, upload: &Upload) -> Vec<u8> {
+fn kept(store: &Store, upload: &IncomingShard) -> Vec<u8> {
     let (_, mut file, _) = store.open_replica(&upload.sealed.shard.root).unwrap();
     let mut found = Vec::new();
     file.read_to_end(&mut found).unwrap();

@@ -4,15 +4,15 @@ use std::fs;
 
 use mainstay_checkpoint::owner::{owned, owner};
 use mainstay_checkpoint_format::MANIFEST_NAME;
-use mainstay_tier::peer::{Sealed, User, Watched};
+use mainstay_tier::peer::{SealedShard, User, WatchedDirectory};
 use testing::TempDir;
 
 use super::support::{RUN, bytes, hosts, identity, seal, until};
 
 /// The place of a directory under the run of `uid`. Its files belong to this process, so that the test need not run as root.
-fn place_of(uid: u32, directory: &TempDir) -> Watched {
+fn place_of(uid: u32, directory: &TempDir) -> WatchedDirectory {
     let run = owned(uid, RUN);
-    Watched { run, directory: directory.path().to_owned(), user: User::own(), pool: None }
+    WatchedDirectory { run, directory: directory.path().to_owned(), user: User::own(), pool: None }
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_restore_fetches_nothing_of_another_user_and_the_peer_keeps_both() {
     let kept = |uid: u32| {
         service.refresh();
         let copies = service.copies().into_iter();
-        copies.filter(|copy| !copy.own && owner(copy.shard.of.run_id()) == Some(uid)).count()
+        copies.filter(|copy| !copy.own && owner(copy.shard.key.run_id()) == Some(uid)).count()
     };
     until("replicas of both users", || {
         service.nudge();
@@ -46,14 +46,14 @@ fn a_restore_fetches_nothing_of_another_user_and_the_peer_keeps_both() {
         let restored = hosts[1].service().restore(&place_of(uid, &fresh), None, &|_| {}).unwrap();
         assert_eq!(restored.decision.step.map(|key| key.step), Some(step));
         let manifest = fresh.path().join(format!("step-{step:012}/rank-00000")).join(MANIFEST_NAME);
-        let back = Sealed::read(&manifest).unwrap();
-        assert_eq!(owner(&back.shard.of.run), None, "the user finds the name that the user gave");
+        let back = SealedShard::read(&manifest).unwrap();
+        assert_eq!(owner(&back.shard.key.run), None, "the user finds the name that the user gave");
         assert!(fs::read(manifest.with_file_name(&back.file)).unwrap() == bytes(step, 0));
     }
     // A user without steps, and a run of the agents themselves.
     for run in [owned(1002, RUN), RUN.to_owned(), owned(1002, &owned(1000, RUN))] {
         let fresh = TempDir::new().unwrap();
-        let place = Watched { run, ..place_of(1002, &fresh) };
+        let place = WatchedDirectory { run, ..place_of(1002, &fresh) };
         let restored = hosts[1].service().restore(&place, None, &|_| {}).unwrap();
         assert_eq!(restored.decision.step, None, "{}", place.run);
         assert!(fs::read_dir(fresh.path()).unwrap().next().is_none());
@@ -68,10 +68,10 @@ fn a_watch_of_another_user_hides_nothing() {
     let service = hosts[0].service();
     service.watch(place_of(1000, &directory));
     let other = User { uid: 65_534, gid: 65_534 };
-    service.watch(Watched { user: other, ..place_of(1001, &directory) });
+    service.watch(WatchedDirectory { user: other, ..place_of(1001, &directory) });
     let found = service.copies();
     assert_eq!(found.len(), 1);
-    assert_eq!(owner(found[0].shard.of.run_id()), Some(1000));
+    assert_eq!(owner(found[0].shard.key.run_id()), Some(1000));
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn a_copy_of_another_users_manifest_is_another_shard() {
     service.watch(place_of(1001, &of_b));
     let copies = service.copies();
     assert_eq!(copies.len(), 2);
-    let of_b_copy = copies.iter().find(|copy| owner(copy.shard.of.run_id()) == Some(1001)).unwrap();
-    service.remove(&of_b_copy.shard.of).unwrap();
+    let of_b_copy = copies.iter().find(|copy| owner(copy.shard.key.run_id()) == Some(1001)).unwrap();
+    service.remove(&of_b_copy.shard.key).unwrap();
     assert!(of_a.path().join("step-000000000010/rank-00000").join(MANIFEST_NAME).exists());
     assert!(!of_b.path().join("step-000000000010/rank-00000").join(MANIFEST_NAME).exists());
 }

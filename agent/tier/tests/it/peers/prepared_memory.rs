@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use mainstay_tier::peer::Watched;
+use mainstay_tier::peer::WatchedDirectory;
 use testing::TempDir;
 
 use super::flip;
@@ -19,7 +19,7 @@ fn pair() -> Vec<Host> {
 }
 
 fn restore_into(host: &Host, directory: &TempDir) -> Result<Option<u64>, String> {
-    let place = Watched { directory: directory.path().to_owned(), ..host.place() };
+    let place = WatchedDirectory { directory: directory.path().to_owned(), ..host.place() };
     let restored = host.service().restore(&place, None, &|_| {});
     restored.map(|restored| restored.decision.step.map(|key| key.step)).map_err(|error| error.to_string())
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainstay_tier::files::{Files, Plan};
+use mainstay_tier::files::{Files, FilesSettings};
 use mainstay_tier::peer::Service;
 use testing::TempDir;
 
@@ -41,7 +41,7 @@ impl Drop for Node {
 
 impl Node {
     fn serve(&mut self) {
-        let plan = Plan {
+        let plan = FilesSettings {
             home: self.notes.path().to_owned(),
             spool: self.host.store.path().join("files"),
             hosts: Vec::new(),
@@ -82,16 +82,16 @@ impl Node {
         for worker in 0..workers {
             until("a .restore", || restore(worker).is_some());
             let name = restore(worker).unwrap();
-            let of: u64 =
+            let found: u64 =
                 name.strip_prefix(&format!("{JOB}-s")).unwrap().split('-').next().unwrap().parse().unwrap();
             let path = self.local(&name);
             if fs::symlink_metadata(&path).unwrap().is_file() {
-                assert_eq!((of, fs::metadata(&path).unwrap().len()), (0, 0));
+                assert_eq!((found, fs::metadata(&path).unwrap().len()), (0, 0));
                 assert_eq!(fs::read_to_string(self.local("replicator.prerestore")).unwrap(), "{}\n");
                 fs::remove_file(path).unwrap();
             } else {
-                fs::rename(path, self.local(&of.to_string())).unwrap();
-                step = Some(of);
+                fs::rename(path, self.local(&found.to_string())).unwrap();
+                step = Some(found);
             }
         }
         if let Some(step) = step {
@@ -125,7 +125,8 @@ impl Node {
         until(&format!("step {step} on {copies} hosts"), || {
             let copies_now = self.service.as_ref().unwrap().copies();
             let all = mainstay_checkpoint::inventory::steps(&copies_now, Some(JOB));
-            all.iter().any(|of| of.key.step == step && of.is_whole() && of.least_copies() >= copies)
+            all.iter()
+                .any(|state| state.key.step == step && state.is_whole() && state.least_copies() >= copies)
         });
     }
 
@@ -204,6 +205,10 @@ fn an_invalid_request_fails_immediately_with_its_reason() {
     fs::rename(all[0].local("replicator.yaml.tmp"), all[0].local("replicator.yaml")).unwrap();
     until("replicator.failed", || all[0].local("replicator.failed").exists());
     let reported = fs::read_to_string(all[0].local("replicator.failed")).unwrap();
-    assert!(reported.contains("node-rank 2 is none of 2 nodes"), "{reported}");
+    testing::snapshot!(
+        "messages",
+        "replicator: an invalid request fails immediately with its reason",
+        reported
+    );
     until("what was asked to be taken", || !all[0].local("replicator.yaml").exists());
 }

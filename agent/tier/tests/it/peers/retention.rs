@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use mainstay_checkpoint::inventory::Medium;
 use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
-use mainstay_tier::peer::{Inventory, Sealed, StoredCopy};
+use mainstay_tier::peer::{Inventory, SealedShard, StoredCopy};
 
 use super::support::{Host, address, bytes, hosts_named, identity, manifest, pass, until};
 
 /// A replica of the first of two ranks' shard.
 fn replica(step: u64, verified: bool) -> StoredCopy {
-    let sealed = Sealed::of(manifest(&identity(0, step, 0, 2), &bytes(step, 0)).encode()).unwrap();
+    let sealed = SealedShard::of(manifest(&identity(0, step, 0, 2), &bytes(step, 0)).encode()).unwrap();
     StoredCopy { shard: sealed.shard, medium: Medium::Memory, own: false, verified, shared_content: None }
 }
 
@@ -40,7 +40,7 @@ fn holder(at: &str, copies: &Arc<Mutex<Vec<StoredCopy>>>) {
 
 fn sees(host: &Host, step: u64, verified: bool) -> bool {
     let copies = host.service().copies();
-    let mut of_others = copies.iter().filter(|copy| copy.shard.of.step == step && copy.shard.rank == 0);
+    let mut of_others = copies.iter().filter(|copy| copy.shard.key.step == step && copy.shard.rank == 0);
     of_others.any(|copy| copy.verified == verified)
 }
 

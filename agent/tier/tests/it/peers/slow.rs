@@ -41,7 +41,7 @@ fn a_step_that_its_owner_no_longer_has_is_not_sent_back_while_a_newer_one_arrive
     until("step 2 on the other host", || {
         hosts[1].service().refresh();
         let copies = hosts[1].service().copies();
-        let is_gone = !copies.iter().any(|copy| copy.shard.of.step == 1 && copy.own);
+        let is_gone = !copies.iter().any(|copy| copy.shard.key.step == 1 && copy.own);
         let comes = fs::read_dir(&incoming).unwrap().next().is_some();
         looks += usize::from(is_gone && comes);
         hosts[1].replicas().len() == 2
@@ -75,7 +75,7 @@ fn a_step_that_its_owner_deletes_while_it_is_sent_is_finished() {
     // A step that has its copies is no longer kept.
     until("step 1 to go", || {
         hosts[0].service().nudge();
-        !hosts[0].service().copies().iter().any(|copy| copy.own && copy.shard.of.step == 1)
+        !hosts[0].service().copies().iter().any(|copy| copy.own && copy.shard.key.step == 1)
     });
 }
 

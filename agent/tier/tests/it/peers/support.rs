@@ -14,7 +14,7 @@ use mainstay_tier::files::Files;
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
-use mainstay_tier::peer::{Service, Settings, User, Watched};
+use mainstay_tier::peer::{Service, Settings, User, WatchedDirectory};
 use testing::TempDir;
 use twox_hash::XxHash3_128;
 
@@ -71,7 +71,7 @@ pub fn hosts_with(
     shows: impl Fn(usize) -> Credentials,
     change: impl Fn(usize, &mut Settings),
 ) -> Vec<Host> {
-    let of = |(index, name): (usize, &String)| {
+    let start = |(index, name): (usize, &String)| {
         let (directory, store) = (TempDir::new().unwrap(), in_memory());
         let mut settings = Settings {
             listen: name.parse().unwrap(),
@@ -98,7 +98,7 @@ pub fn hosts_with(
         let service = Some(Service::start(settings.clone(), pass.clone()).unwrap());
         Host { name: name.clone(), directory, store, service, settings, pass }
     };
-    names.iter().enumerate().map(of).collect()
+    names.iter().enumerate().map(start).collect()
 }
 
 impl Host {
@@ -106,9 +106,9 @@ impl Host {
         self.service.as_ref().unwrap()
     }
 
-    pub fn place(&self) -> Watched {
+    pub fn place(&self) -> WatchedDirectory {
         let directory = self.directory.path().to_owned();
-        Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None }
+        WatchedDirectory { run: RUN.to_owned(), directory, user: User::own(), pool: None }
     }
 
     /// Its ranks seal a step, and the agent receives the directory.
@@ -171,8 +171,8 @@ impl Host {
     pub fn restore(&self) -> Result<(Option<u64>, Vec<String>), String> {
         let reported = std::sync::Mutex::new(Vec::new());
         let report = |at: mainstay_tier::peer::Progress| {
-            if !at.reported.is_empty() {
-                reported.lock().unwrap().push(at.reported);
+            if !at.message.is_empty() {
+                reported.lock().unwrap().push(at.message);
             }
         };
         let restored =

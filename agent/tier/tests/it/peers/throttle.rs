@@ -28,7 +28,7 @@ fn steps(host: &Host, from: Mono, count: u64) {
     let steps: Vec<StepTime> = (0..count)
         .map(|number| StepTime { start: at(number), end: at(number + 1), saving: Span::default() })
         .collect();
-    host.service().stepped("job", &steps);
+    host.service().record_steps("job", &steps);
 }
 
 /// Its job trains without replication, then during a replication, with far longer steps.
@@ -63,7 +63,7 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
         waits
     });
     let lag = host.service().lags().remove(0);
-    assert_eq!((lag.of.saved, lag.of.copied.map(|(of, _)| of.step)), (step, Some(step - 10)));
+    assert_eq!((lag.copies.saved, lag.copies.copied.map(|(key, _)| key.step)), (step, Some(step - 10)));
     assert_eq!(lag.reason, LagReason::Slowdown, "{}", lag.why);
     assert_eq!(host.least_copies(step), 1);
     assert!(host.service().overhead().paid > Duration::from_millis(100));
@@ -99,10 +99,10 @@ fn the_reason_for_missing_copies_is_reported_and_ends_when_the_peer_answers() {
         host.service().nudge();
         lag().is_some_and(|lag| lag.reason == LagReason::Peer && lag.why.contains(&other.name))
     });
-    let waits = lag().unwrap().of.waits;
-    until("the wait to grow", || lag().unwrap().of.waits > waits);
+    let waits = lag().unwrap().copies.waits;
+    until("the wait to grow", || lag().unwrap().copies.waits > waits);
     other.start();
     host.wait_for_copies(10, 2);
     let lag = lag().unwrap();
-    assert_eq!((lag.of.waits, lag.of.copied.map(|(of, _)| of.step)), (Span::default(), Some(10)));
+    assert_eq!((lag.copies.waits, lag.copies.copied.map(|(key, _)| key.step)), (Span::default(), Some(10)));
 }

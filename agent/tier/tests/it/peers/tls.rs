@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use mainstay_tier::peer::Service;
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
+use mainstay_tier::peer::tls::{Tls, TlsFiles, TlsPart};
 use mainstay_tier::peer::wire::{Timeouts, Wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -145,7 +145,7 @@ fn a_certificate_of_another_authority_is_refused_and_both_sides_report_it() {
     let (there, _) = refused(|at| others.pass(at, &ours), &friend);
     assert!(matches!(there, PeerError::BadCertificate { .. }), "{there}");
     let (there, _) = refused(|_| ours.pass("127.9.9.9:1", &ours), &friend);
-    assert!(there.to_string().contains("not valid for name"), "{there}");
+    assert!(matches!(there, PeerError::BadCertificate { .. }), "{there}");
     // With the right certificate, both sides succeed.
     let (there, here) = meet(|at| ours.pass(at, &ours), &friend);
     assert!(there.is_ok() && here.unwrap().is_ok());
@@ -263,21 +263,37 @@ fn unusable_files_are_named() {
         Tls::read(files).map(drop).map_err(|error| (error.part, error.to_string()))
     };
     assert_eq!(spoilt(&|_| {}), Ok(()));
-    let expect = |spoil: &dyn Fn(&TlsFiles), part: Part, words: [&str; 2]| {
+    let expect = |spoil: &dyn Fn(&TlsFiles), part: TlsPart, words: [&str; 2]| {
         let (found, text) = spoilt(spoil).unwrap_err();
         assert_eq!(found, part, "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     };
-    expect(&|of| fs::remove_file(&of.certificate).unwrap(), Part::Certificate, ["agent.pem", "No such file"]);
-    expect(&|of| fs::write(&of.certificate, "no PEM").unwrap(), Part::Certificate, ["agent.pem", "in PEM"]);
-    expect(&|of| fs::write(&of.authorities, "").unwrap(), Part::Authorities, ["authorities.pem", "in PEM"]);
-    expect(&|of| fs::write(&of.key, "no PEM").unwrap(), Part::Key, ["agent.key", "private key in PEM"]);
+    expect(
+        &|files| fs::remove_file(&files.certificate).unwrap(),
+        TlsPart::Certificate,
+        ["agent.pem", "No such file"],
+    );
+    expect(
+        &|files| fs::write(&files.certificate, "no PEM").unwrap(),
+        TlsPart::Certificate,
+        ["agent.pem", "in PEM"],
+    );
+    expect(
+        &|files| fs::write(&files.authorities, "").unwrap(),
+        TlsPart::Authorities,
+        ["authorities.pem", "in PEM"],
+    );
+    expect(
+        &|files| fs::write(&files.key, "no PEM").unwrap(),
+        TlsPart::Key,
+        ["agent.key", "private key in PEM"],
+    );
     let another = KeyPair::generate().unwrap().serialize_pem();
     expect(
-        &|of| fs::write(&of.key, &another).unwrap(),
-        Part::Key,
+        &|files| fs::write(&files.key, &another).unwrap(),
+        TlsPart::Key,
         ["agent.key", "not the key of the certificate"],
     );
-    let open = |of: &TlsFiles| fs::set_permissions(&of.key, fs::Permissions::from_mode(0o644)).unwrap();
-    expect(&open, Part::Key, ["agent.key", "0600"]);
+    let open = |files: &TlsFiles| fs::set_permissions(&files.key, fs::Permissions::from_mode(0o644)).unwrap();
+    expect(&open, TlsPart::Key, ["agent.key", "0600"]);
 }

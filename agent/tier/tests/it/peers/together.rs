@@ -8,13 +8,13 @@ use mainstay_checkpoint::inventory::{StepKey, steps};
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::Token;
-use mainstay_tier::peer::{Brought, Progress};
+use mainstay_tier::peer::{FetchedShards, Progress};
 
 use super::support::{Host, RUN, address, hosts_with, until};
 
 fn of_secret(secret: &str) -> Credentials {
     let token = Token::new(secret.as_bytes()).unwrap();
-    Credentials::Certificate(Tls::of_secret(secret.as_bytes()).unwrap(), Some(token))
+    Credentials::Certificate(Tls::from_secret(secret.as_bytes()).unwrap(), Some(token))
 }
 
 /// Two hosts of a job, and one with another secret. None knows an address yet.
@@ -26,9 +26,9 @@ fn three(secrets: [&str; 3]) -> (Vec<Host>, Vec<String>) {
 
 const SECRET: &str = "a secret of sixteen or more";
 
-fn bring(host: &Host, key: &StepKey, ranks: &[u32]) -> Result<Brought, String> {
+fn bring(host: &Host, key: &StepKey, ranks: &[u32]) -> Result<FetchedShards, String> {
     let report = |_: Progress| {};
-    host.service().bring(key, &host.place(), ranks, &report).map_err(|error| error.to_string())
+    host.service().fetch_shards(key, &host.place(), ranks, &report).map_err(|error| error.to_string())
 }
 
 /// The newest step that is whole over what these hosts hold.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use mainstay_checkpoint::cache::worth_bringing;
 use mainstay_checkpoint::files::Kind;
 use mainstay_checkpoint_format::MANIFEST_NAME;
-use mainstay_tier::files::{FileWatch, Files, Plan, Wanted, WantedCache};
-use mainstay_tier::peer::{Sealed, Service, User};
+use mainstay_tier::files::{CacheRequest, FileWatch, Files, FilesSettings, WatchRequest};
+use mainstay_tier::peer::{SealedShard, Service, User};
 use testing::TempDir;
 
 use super::support::{Host, bytes, end_watches, hosts, until};
@@ -44,7 +44,7 @@ impl Drop for Trainer {
 
 impl Trainer {
     fn files(&self) -> Files {
-        let plan = Plan {
+        let plan = FilesSettings {
             home: self.notes.path().to_owned(),
             spool: self.host.store.path().join("files"),
             hosts: self.host.settings.peers.clone(),
@@ -56,7 +56,7 @@ impl Trainer {
     fn watch(&mut self, kind: Kind) -> Arc<FileWatch> {
         self.files = None;
         let files = self.files();
-        let wanted = Wanted {
+        let wanted = WatchRequest {
             user: None,
             directory: self.directory.path().to_owned(),
             run: RUN.to_owned(),
@@ -82,14 +82,17 @@ impl Trainer {
     /// The steps that are whole over all hosts, newest first, each with the number of hosts that have it.
     fn steps(&self) -> Vec<(u64, usize)> {
         let all = mainstay_checkpoint::inventory::steps(&self.service().copies(), Some(RUN));
-        all.iter().filter(|of| of.is_whole()).map(|of| (of.key.step, of.least_copies())).collect()
+        all.iter()
+            .filter(|state| state.is_whole())
+            .map(|state| (state.key.step, state.least_copies()))
+            .collect()
     }
 
     /// Waits for at least `copies` hosts: while one was lost, another may have received its copies.
     fn wait_for(&self, step: u64, copies: usize) {
         until(&format!("step {step} on {copies} hosts"), || {
             self.files.as_ref().unwrap().nudge(self.path());
-            self.steps().iter().any(|(of, hosts)| *of == step && *hosts >= copies)
+            self.steps().iter().any(|(number, hosts)| *number == step && *hosts >= copies)
         });
     }
 
@@ -172,7 +175,7 @@ fn files_that_are_written_again_are_noticed_and_no_longer_offered() {
         own_steps(&all[0]).is_empty()
     });
     assert!(
-        all[1].service().copies().iter().any(|of| of.shard.root == before),
+        all[1].service().copies().iter().any(|other| other.shard.root == before),
         "a copy is as good as it was"
     );
     // With its tracker it is a checkpoint again, but another one: copies of the previous one are obsolete.
@@ -180,14 +183,14 @@ fn files_that_are_written_again_are_noticed_and_no_longer_offered() {
     until("another one", || own_root(&all[0]).is_some_and(|root| root != before));
     all[1].wait_for(10, 2);
     until("copies of the one before to go", || {
-        all.iter().all(|of| of.service().copies().iter().all(|copy| copy.shard.root != before))
+        all.iter().all(|other| other.service().copies().iter().all(|copy| copy.shard.root != before))
     });
 }
 
 /// The root of what this host has sealed.
 fn own_root(trainer: &Trainer) -> Option<String> {
     let copies = trainer.service().copies();
-    copies.into_iter().find(|of| of.own && of.holder == trainer.host.name).map(|of| of.shard.root)
+    copies.into_iter().find(|copy| copy.own && copy.holder == trainer.host.name).map(|copy| copy.shard.root)
 }
 
 #[test]
@@ -198,7 +201,7 @@ fn a_peer_that_was_unreachable_when_files_were_written_again_learns_of_it_later(
     let root = own_root(&all[0]).unwrap();
     let has_it = |host: &Host| {
         let manifests = host.replicas().into_iter().map(|shard| shard.with_file_name(MANIFEST_NAME));
-        manifests.filter_map(|path| Sealed::read(&path).ok()).any(|sealed| sealed.shard.root == root)
+        manifests.filter_map(|path| SealedShard::read(&path).ok()).any(|sealed| sealed.shard.root == root)
     };
     all[1].files = None;
     all[1].service = None;
@@ -246,8 +249,8 @@ fn own_steps(trainer: &Trainer) -> Vec<u64> {
     let copies = trainer.service().copies();
     let mut steps: Vec<u64> = copies
         .iter()
-        .filter(|of| of.own && of.holder == trainer.host.name)
-        .map(|of| of.shard.of.step)
+        .filter(|copy| copy.own && copy.holder == trainer.host.name)
+        .map(|copy| copy.shard.key.step)
         .collect();
     steps.sort_unstable();
     steps
@@ -285,8 +288,9 @@ fn an_agent_that_starts_again_knows_what_it_sealed() {
     let mut all = trainers(2, Kind::Megatron);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
-    let root =
-        |trainer: &Trainer| trainer.service().copies().into_iter().find(|of| of.own).map(|of| of.shard);
+    let root = |trainer: &Trainer| {
+        trainer.service().copies().into_iter().find(|copy| copy.own).map(|copy| copy.shard)
+    };
     let before = root(&all[0]);
     all[0].files = None;
     all[0].service = None;
@@ -296,8 +300,8 @@ fn an_agent_that_starts_again_knows_what_it_sealed() {
     fs::remove_file(all[0].path().join("latest_checkpointed_iteration.txt")).unwrap();
     all[0].watch(Kind::Megatron);
     until("what it had sealed", || own_steps(&all[0]) == [10]);
-    let own = all[0].service().copies().into_iter().find(|of| of.own && of.holder == all[0].host.name);
-    assert_eq!(own.map(|of| of.shard.root), before.map(|shard| shard.root));
+    let own = all[0].service().copies().into_iter().find(|copy| copy.own && copy.holder == all[0].host.name);
+    assert_eq!(own.map(|copy| copy.shard.root), before.map(|shard| shard.root));
 }
 
 #[test]
@@ -316,7 +320,7 @@ fn files_that_all_hosts_see_are_sealed_once_and_kept_by_no_other_host() {
     for trainer in &mut all {
         // The same directory for all of them.
         let files = trainer.files();
-        let wanted = Wanted {
+        let wanted = WatchRequest {
             user: None,
             directory: place.clone(),
             run: RUN.to_owned(),
@@ -350,7 +354,7 @@ fn a_cache_is_copied_to_hosts_that_lack_it_and_replaces_nothing() {
     fs::write(here("kept"), b"of the first").unwrap();
     // The second host's own files are too new to be kept yet.
     for ((trainer, directory), quiet) in all.iter().zip(&caches).zip([0, 3600]) {
-        let wanted = WantedCache {
+        let wanted = CacheRequest {
             name: "triton".to_owned(),
             directory: directory.path().to_owned(),
             quota: 1 << 20,
@@ -360,8 +364,8 @@ fn a_cache_is_copied_to_hosts_that_lack_it_and_replaces_nothing() {
     }
     until("a copy of it", || {
         let copies = all[1].service().copies();
-        let run = copies.iter().filter(|of| of.shard.of.run.starts_with("cache:triton/"));
-        run.filter(|of| of.holder == all[1].host.name && !of.own).count() > 0
+        let run = copies.iter().filter(|copy| copy.shard.key.run.starts_with("cache:triton/"));
+        run.filter(|copy| copy.holder == all[1].host.name && !copy.own).count() > 0
     });
     fs::write(caches[1].path().join("kept"), b"of the second").unwrap();
     let pulled = all[1].files.as_ref().unwrap().pull_caches(User::own());
@@ -383,7 +387,7 @@ fn caches_of_several_hosts_are_combined_on_another_and_fetched_once() {
     // Both are sealed now, usually in the same second.
     for (trainer, directory) in all.iter().zip(&caches) {
         let directory = directory.path().to_owned();
-        let wanted = WantedCache { name: "triton".to_owned(), directory, quota: 1 << 20, quiet: 0 };
+        let wanted = CacheRequest { name: "triton".to_owned(), directory, quota: 1 << 20, quiet: 0 };
         trainer.files.as_ref().unwrap().cache(wanted).unwrap();
     }
     let sources = || worth_bringing(&all[2].service().copies(), "triton", &all[2].host.name, 1 << 20);
@@ -400,5 +404,7 @@ fn caches_of_several_hosts_are_combined_on_another_and_fetched_once() {
     fs::remove_file(caches[2].path().join("kernels/1.cubin")).unwrap();
     assert_eq!(pull(), 1);
     let given = || worth_bringing(&all[0].service().copies(), "triton", &all[0].host.name, 1 << 20);
-    until("all of it on the third host", || given().iter().any(|of| of.key.run.ends_with(&all[2].host.name)));
+    until("all of it on the third host", || {
+        given().iter().any(|member| member.key.run.ends_with(&all[2].host.name))
+    });
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mainstay_checkpoint::files::Kind;
 use mainstay_checkpoint::owner::owned;
 use mainstay_checkpoint_format::MANIFEST_NAME;
-use mainstay_tier::files::{Files, Plan, Wanted};
-use mainstay_tier::peer::{User, Watched};
+use mainstay_tier::files::{Files, FilesSettings, WatchRequest};
+use mainstay_tier::peer::{User, WatchedDirectory};
 use nix::libc;
 use rustix::fs::{CWD, RenameFlags};
 use testing::TempDir;
@@ -61,13 +61,13 @@ fn content(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
         let path = entry.unwrap().path();
-        let of = fs::symlink_metadata(&path).unwrap();
+        let metadata = fs::symlink_metadata(&path).unwrap();
         found.push((
             path.clone(),
-            of.uid(),
-            if of.is_file() { fs::read(&path).unwrap() } else { Vec::new() },
+            metadata.uid(),
+            if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() },
         ));
-        if of.is_dir() {
+        if metadata.is_dir() {
             found.extend(content(&path));
         }
     }
@@ -90,8 +90,8 @@ fn exchanging(one: &Path, other: &Path, work: impl FnOnce()) {
     });
 }
 
-fn place(user: User, directory: &Path) -> Watched {
-    Watched { run: owned(user.uid, RUN), directory: directory.to_owned(), user, pool: None }
+fn place(user: User, directory: &Path) -> WatchedDirectory {
+    WatchedDirectory { run: owned(user.uid, RUN), directory: directory.to_owned(), user, pool: None }
 }
 
 #[test]
@@ -190,14 +190,14 @@ fn links_and_other_users_files_are_not_shards_of_a_user() {
     until("a replica of what is whole", || {
         service.nudge();
         service.refresh();
-        service.copies().iter().any(|copy| !copy.own && copy.shard.of.step == 10)
+        service.copies().iter().any(|copy| !copy.own && copy.shard.key.step == 10)
     });
     // The copied manifest names its step; its bytes are another user's, and reach no peer.
     let reached: Vec<u64> =
-        service.copies().iter().filter(|copy| !copy.own).map(|copy| copy.shard.of.step).collect();
+        service.copies().iter().filter(|copy| !copy.own).map(|copy| copy.shard.key.step).collect();
     assert_eq!(reached, [10]);
     let own: Vec<u64> =
-        service.copies().iter().filter(|copy| copy.own).map(|copy| copy.shard.of.step).collect();
+        service.copies().iter().filter(|copy| copy.own).map(|copy| copy.shard.key.step).collect();
     assert!(own.iter().all(|step| [10, 999].contains(step)), "{own:?}");
     let fresh = homes.of_a.join("fresh");
     let restored = hosts[1].service().restore(&place(A, &fresh), None, &|_| {}).unwrap();
@@ -216,7 +216,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     let mut hosts = hosts(1, |_, _| {});
     let service = Arc::new(hosts[0].service.take().unwrap());
     let notes = TempDir::new().unwrap();
-    let plan = Plan {
+    let plan = FilesSettings {
         home: notes.path().to_owned(),
         spool: hosts[0].store.path().join("files"),
         hosts: hosts[0].settings.peers.clone(),
@@ -235,7 +235,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     // User a may read it by its mode, if the agent did not act as a: the home directory keeps a out.
     write(&homes.of_b, 20, "of b", B);
     write(&homes.of_root, 30, "of root", ROOT);
-    let wanted = Wanted {
+    let wanted = WatchRequest {
         directory: out.clone(),
         run: owned(A.uid, RUN),
         user: Some(A),
@@ -246,7 +246,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
         shared: None,
     };
     let watch = files.watch(wanted).unwrap();
-    let steps = || -> Vec<u64> { service.copies().iter().map(|copy| copy.shard.of.step).collect() };
+    let steps = || -> Vec<u64> { service.copies().iter().map(|copy| copy.shard.key.step).collect() };
     until("a's step", || {
         files.nudge(&out);
         steps().contains(&10)
@@ -320,7 +320,7 @@ fn a_watch_on_a_mount_that_never_answers_does_not_block_other_users_steps() {
     let service = hosts[0].service();
     service.watch(place(ROOT, &dead.at));
     service.watch(place(A, &out));
-    let steps = || -> Vec<u64> { service.copies().iter().map(|copy| copy.shard.of.step).collect() };
+    let steps = || -> Vec<u64> { service.copies().iter().map(|copy| copy.shard.key.step).collect() };
     until("a's step", || steps().contains(&10));
     seal(&out, &identity(0, 11, 0, 1), &bytes(11, 0));
     give(&out, A);

@@ -1,9 +1,9 @@
 //! Deletion of a replica without TLS: only the agent that sent it may, no other agent with the token.
 
 use mainstay_tier::peer::frame::{Header, Kind};
-use mainstay_tier::peer::store::{Offer, Store, Withdrawn};
+use mainstay_tier::peer::store::{Offer, Store, WithdrawalResult};
 use mainstay_tier::peer::wire::{Frame, Timeouts, Wire};
-use mainstay_tier::peer::{Sealed, WithdrawalKey};
+use mainstay_tier::peer::{SealedShard, WithdrawalKey};
 use testing::TempDir;
 
 use super::support::{Host, bytes, hosts, identity, manifest, pass, until};
@@ -47,7 +47,7 @@ fn a_replica_is_deleted_for_the_agent_that_sent_it_and_no_other_with_the_token()
     }
     assert_eq!(hosts[1].replicas().len(), 1);
     // A user removes the step on the host whose ranks wrote it.
-    let key = hosts[0].service().copies()[0].shard.of.clone();
+    let key = hosts[0].service().copies()[0].shard.key.clone();
     assert_eq!(hosts[0].service().remove(&key).unwrap(), 2);
     assert_eq!(hosts[1].replicas().len(), 0);
 }
@@ -69,7 +69,7 @@ fn the_owner_withdraws_a_copy_that_another_holder_has_made() {
     hosts[0].start();
     hosts[0].service().watch(hosts[0].place());
     hosts[0].wait_for_copies(10, 3);
-    let key = hosts[0].service().copies()[0].shard.of.clone();
+    let key = hosts[0].service().copies()[0].shard.key.clone();
     assert_eq!(hosts[0].service().remove(&key).unwrap(), 3);
 }
 
@@ -78,16 +78,16 @@ fn a_replica_keeps_its_lock_when_its_holder_restarts() {
     let home = TempDir::new().unwrap();
     let owner = TempDir::new().unwrap();
     let key = WithdrawalKey::at(owner.path()).unwrap();
-    let sealed = Sealed::of(manifest(&identity(0, 1, 0, 1), &bytes(1, 0)).encode()).unwrap();
+    let sealed = SealedShard::of(manifest(&identity(0, 1, 0, 1), &bytes(1, 0)).encode()).unwrap();
     let root = sealed.shard.root.clone();
     {
         let store = Store::open(home.path(), 1 << 30).unwrap();
-        let Offer::Wanted(upload) = store.offer(sealed, &[], Some(key.lock(&root))).unwrap() else {
+        let Offer::Missing(upload) = store.offer(sealed, &[], Some(key.lock(&root))).unwrap() else {
             panic!("it is new")
         };
         assert_eq!(
             store.withdraw(&root, None),
-            Withdrawn::Refused,
+            WithdrawalResult::Refused,
             "one that is on its way has its lock too"
         );
         for index in upload.missing() {
@@ -99,7 +99,7 @@ fn a_replica_keeps_its_lock_when_its_holder_restarts() {
         store.commit(&upload).unwrap();
     }
     let store = Store::open(home.path(), 1 << 30).unwrap();
-    assert_eq!(store.withdraw(&root, Some("")), Withdrawn::Refused);
-    assert_eq!(store.withdraw(&root, Some(&key.secret(&root))), Withdrawn::Deleted);
-    assert_eq!(store.withdraw(&root, Some(&key.secret(&root))), Withdrawn::NotHere);
+    assert_eq!(store.withdraw(&root, Some("")), WithdrawalResult::Refused);
+    assert_eq!(store.withdraw(&root, Some(&key.secret(&root))), WithdrawalResult::Deleted);
+    assert_eq!(store.withdraw(&root, Some(&key.secret(&root))), WithdrawalResult::NotHere);
 }
