@@ -327,6 +327,36 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_becomes_
 }
 
 #[test]
+fn a_launcher_that_was_asked_to_stop_does_not_come_back_as_a_spare() {
+    if !has_namespaces() {
+        return;
+    }
+    let cluster = Cluster::elastic_with_links(4);
+    let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 3", &[]);
+    let mut jobs: Vec<Job> = (0..4).map(start).collect();
+    let at = (0..3).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).next_back().expect("a host");
+    cluster.network().freeze(at);
+    let others = (0..4).filter(|host| *host != at);
+    jobs[others.clone().next().expect("three")]
+        .wait_for_fact("the loss", |fact| matches!(fact, Fact::HostLost { .. }));
+    for rank in 0..3 {
+        cluster.host_with(&format!("runs.1.{rank}"));
+    }
+    jobs[at].signal(Signal::SIGTERM);
+    cluster.network().thaw(at);
+    let asked = jobs.remove(at);
+    assert!(asked.has_ended(), "{}", asked.printed());
+    others.for_each(|host| cluster.stage(host).mark("end"));
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "the request concerns only the host that was replaced\n{end}");
+    }
+    let end = asked.end();
+    assert!(!end.stderr.contains(terminal::IS_SPARE), "{end}");
+    end.assert_status(75);
+}
+
+#[test]
 fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
     if has_namespaces() {
         assert_lost(|_, _, job| job.signal(Signal::SIGKILL), HostLoss::LauncherGone);
