@@ -4,9 +4,7 @@
 HOSTS=3
 PROGRAM=(--nproc-per-node 8 --checkpoint-dir /shared/llm train.py)
 
-export HOSTS
-salloc --no-kill --nodes=$((HOSTS + 1)) --ntasks-per-node=1 --exclusive bash -c '
-port=$((15000 + SLURM_JOB_ID % 5000 * 2))
-endpoints=$(scontrol show hostnames | head -3 | sed "s/\$/:$port/" | paste -sd,)
-exec srun --no-kill --kill-on-bad-exit=0 --wait=0 \
-    mainstay run --nnodes "$HOSTS" --rdzv-endpoint "$endpoints" --rdzv-id "slurm-$SLURM_JOB_ID" "$@"' bash "${PROGRAM[@]}"
+# Of srun; launchers see this variable.
+export SLURM_NO_KILL=set
+salloc --no-kill --nodes=$((HOSTS + 1)) --ntasks-per-node=1 --exclusive \
+    srun --kill-on-bad-exit=0 --wait=0 mainstay run --nnodes "$HOSTS" "${PROGRAM[@]}"

@@ -10,6 +10,8 @@ case $? in
 # Called in a wrong way (64), or not installed (126, 127): that says nothing about the node, and must not drain all of them.
 64 | 126 | 127) echo "$said" >&2; exit 0 ;;
 esac
-reason="[node_problem] mainstay: $(head -1 <<<"$said" | cut -c1-150)"
+# Without the verdict in front and the counts at the end.
+wrong=$(head -1 <<<"$said" | sed -E 's/^[A-Z]+: //; s/; [0-9]+ (pass|fail|warn|unknown|skipped)(,| in ).*//' | cut -c1-150)
+reason="[node_problem] mainstay: $wrong"
 scontrol update nodename="${SLURMD_NODENAME:-$(hostname -s)}" state=drain reason="$reason"
 exit 1

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use self::closing::{closing_line, ended_before, show_the_rest, write_summary};
+use self::closing::{closing_line, ended_before, show_the_rest, write_status, write_summary};
 use self::prepare::{
     come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
 };
@@ -37,6 +37,7 @@ use mainstay_launcher::agent_link;
 use mainstay_launcher::agent_link::checkpoint::NotToStart;
 use mainstay_launcher::checkpoints::replicas::{Listening, ReplicaPlan, Replicas};
 use mainstay_launcher::checkpoints::sealing::Sealing;
+use mainstay_launcher::group::meeting::{self, Found};
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
 use mainstay_launcher::order::Ordered;
@@ -72,12 +73,14 @@ pub struct JobPlan {
     pub look_for_agent: bool,
     /// Whether to print the summary as JSON on standard output at the end.
     pub print_summary: bool,
+    /// Where to write the summary of the job in addition, for scripts.
+    pub status_file: Option<PathBuf>,
     /// Whether the launcher's lines start with their time.
     pub timestamps: bool,
     /// The signals that end the job.
     pub signals: Vec<i32>,
-    /// What was set by environment variables, for people.
-    pub from_environment: Option<String>,
+    /// What was set by environment variables, and what these show of the job, for people.
+    pub from_environment: Vec<String>,
 }
 
 /// Runs a job to its end and returns the exit status.
@@ -158,9 +161,28 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
+    let mut place = None;
     let (rank_spec, together) = match plan.hosts {
         None => (rank_spec, None),
         Some(hosts) => {
+            let found = tokio::select! {
+                biased;
+                Some(signal) = signals.recv() => {
+                    return Ok(LauncherEnd::With(ended_before(signal, &terminal)));
+                }
+                found = meeting::find(hosts, &print) => found?,
+            };
+            let hosts = match found {
+                Found::At(hosts, at) => {
+                    place = at;
+                    *hosts
+                }
+                Found::Ended(exit) => {
+                    terminal.print(format!("the job has ended with status {exit} before this host came"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(LauncherEnd::With(exit));
+                }
+            };
             warn_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &print);
             let returns = hosts.returning;
             let joining =
@@ -277,12 +299,22 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         terminal,
         warm,
     );
-    let JobEnd { exit, summary, terminal, may_return } = launcher.run(outside).await;
+    let JobEnd { exit, summary, terminal, may_return, is_of_job } = launcher.run(outside).await;
     drop(sensing);
     // The agent receives the end before the launcher's process is gone.
     let _ = tokio::time::timeout(agent_link::stream::LEAVE_WITHIN, link).await;
 
     write_summary(&launch_paths.run_dir, &summary, &terminal);
+    if is_of_job {
+        if let Some(file) = &plan.status_file {
+            write_status(file, &summary, &terminal);
+        }
+        if let Some(place) = place
+            && let Err(error) = place.ended(exit)
+        {
+            terminal.print(format!("the end of the job is not noted for hosts that come later: {error}"));
+        }
+    }
     if plan.print_summary && !may_return {
         terminal.print_plain(serde_json::to_string(&summary)?);
     }

@@ -406,6 +406,18 @@ pub struct Args {
     /// Print summary.json as one line on standard output at the end
     #[arg(long, help_heading = "Output")]
     json: bool,
+    /// File for the summary of the job, as in summary.json; each host of the job writes the same
+    ///
+    /// A launcher that the job goes on without does not write it. So its `exit` is the status of the job, also where the
+    /// launcher of one host was killed and `srun` returns another status.
+    #[arg(
+        long,
+        env = "MAINSTAY_STATUS_FILE",
+        value_name = "FILE",
+        help_heading = "Output",
+        hide_short_help = true
+    )]
+    status_file: Option<PathBuf>,
     /// Set by a launcher that the job goes on without, for the one that takes its place
     #[arg(long, hide = true)]
     returning: bool,

@@ -8,6 +8,7 @@ mod slurm;
 use std::collections::BTreeMap;
 
 pub use kubernetes::full_name;
+pub use slurm::may_end_with_a_host;
 
 /// The environment of the launcher.
 pub type Variables = BTreeMap<String, String>;
@@ -25,6 +26,8 @@ pub struct ExplicitOptions {
     pub is_numbered: Option<bool>,
     /// `--nproc-per-node`, if it is a number.
     pub ranks: Option<u32>,
+    /// Whether this host has the program `etcd`.
+    pub has_etcd: bool,
 }
 
 /// A value and the variables it comes from.
@@ -51,12 +54,16 @@ pub struct Start {
     pub node_rank: Option<Sourced<u32>>,
     /// The address and port at which all hosts meet.
     pub endpoint: Option<Sourced<(String, Option<u16>)>>,
+    /// Further hosts that run etcd for the job, at the same port, so that it survives the loss of the endpoint.
+    pub more_endpoints: Vec<String>,
     /// Whether this host is the endpoint, if the address was found.
     pub is_endpoint: Option<bool>,
     /// The name of the job.
     pub run_id: Option<Sourced<String>>,
     /// Whether no later job has this name: a host that comes after the end of the job is late.
     pub runs_once: bool,
+    /// Where this host would run the store, if the hosts have yet to agree on which of them does.
+    pub meets: Option<(String, u16)>,
     /// A hint about what the user may have intended.
     pub hint: Option<String>,
 }
@@ -79,6 +86,8 @@ struct Source {
     crowded: Option<String>,
     /// Whether the number of hosts is surely that: elsewhere it may be a number of ranks.
     counts_hosts: bool,
+    /// The hosts after the address that can run etcd for the job, and the port for it.
+    store: Option<([String; 2], u16)>,
 }
 
 /// What the variables add to the options. Ranks of another launcher inherit its variables; `TORCHELASTIC_RUN_ID`
@@ -101,6 +110,9 @@ pub fn start(
     let alone = Start {
         run_id: given.hosts.and_then(|_| slurm::array(variables)),
         runs_once: given.hosts.is_some() && slurm::array(variables).is_some(),
+        meets: (given.hosts.is_some() && !given.has_address)
+            .then(|| slurm::place_in_array(variables))
+            .flatten(),
         ..Start::default()
     };
     if is_complete {
@@ -161,8 +173,14 @@ fn merge(source: Source, given: &ExplicitOptions, alone: Start) -> Result<Start,
     let mut start = Start::default();
     if !given.has_address {
         let address = source.address.map_err(Refused)?;
-        start.endpoint = Some(Sourced::new((address.value, source.port), address.from));
-        start.is_endpoint = Some(given.node_rank.unwrap_or(number.value) == 0);
+        // Hosts that differ in whether they have etcd meet at different places. Only one of these then has enough hosts to
+        // start the job.
+        let is_most = found.is_some_and(|hosts| least > hosts / 2);
+        let store = source.store.filter(|_| given.has_etcd && is_most && given.is_numbered != Some(true));
+        let port = store.as_ref().map(|(_, port)| *port).or(source.port);
+        start.endpoint = Some(Sourced::new((address.value, port), address.from));
+        start.is_endpoint = store.is_none().then(|| given.node_rank.unwrap_or(number.value) == 0);
+        start.more_endpoints = store.map(|(hosts, _)| hosts.to_vec()).unwrap_or_default();
     }
     start.hosts = source.hosts.filter(|_| given.hosts.is_none());
     if start.hosts.is_some() || start.endpoint.is_some() {
@@ -201,6 +219,11 @@ fn first_number(variables: &Variables, names: &[&str]) -> Result<Option<Sourced<
 /// A port that jobs on the same hosts rarely share, below the range of outgoing connections.
 fn port_of(job: u64) -> u16 {
     15_000 + u16::try_from(job % 10_000).unwrap_or_default()
+}
+
+/// The same for etcd, which also uses the next port.
+fn port_of_etcd(job: u64) -> u16 {
+    15_000 + 2 * u16::try_from(job % 5_000).unwrap_or_default()
 }
 
 #[cfg(test)]

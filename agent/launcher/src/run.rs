@@ -103,6 +103,8 @@ pub struct JobEnd {
     pub terminal: Terminal,
     /// Whether the job goes on without this launcher, and a new one on this host may take part.
     pub may_return: bool,
+    /// Whether the exit status is that of the whole job.
+    pub is_of_job: bool,
 }
 
 impl Launcher {
@@ -610,12 +612,13 @@ impl Launcher {
         }
         let stopping = &self.ranks.stopping;
         let may_return = self.group.may_return() && !stopping.is_requested();
+        let is_of_job = self.group.ends_with_the_job();
         // Last: until then messages to the leader are delivered.
         self.group.leave(exit, &summary.reason, stopping.asked_by.is_some()).await;
         if let Some(guardian) = self.ranks.guardian.take() {
             guardian.dismiss();
         }
-        JobEnd { exit, summary, terminal: self.output.terminal, may_return }
+        JobEnd { exit, summary, terminal: self.output.terminal, may_return, is_of_job }
     }
 }
 

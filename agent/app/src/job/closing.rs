@@ -70,6 +70,22 @@ pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Termin
     }
 }
 
+/// Writes the summary to the file that the user named, in one step: each host of the job may write the same file.
+pub(super) fn write_status(file: &Path, summary: &Summary, terminal: &Terminal) {
+    let part = format!("{}.{}-{:x}", file.display(), std::process::id(), mainstay_sys::clock::now().wall.0);
+    let path = file.to_owned();
+    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+        let written = log_files::ask(move || {
+            std::fs::write(&part, text)?;
+            std::fs::rename(&part, path).inspect_err(|_| drop(std::fs::remove_file(&part)))
+        });
+        written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
+    });
+    if let Err(error) = written {
+        terminal.print(format!("--status-file {}: {error}", file.display()));
+    }
+}
+
 /// The closing line.
 pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
     let accounting = &summary.accounting;

@@ -1,5 +1,7 @@
 //! The hosts of a job from Slurm, MPI and Kubernetes, if the command line does not name them.
 
+use std::os::unix::fs::PermissionsExt;
+
 use mainstay_group::cluster_environment::{self, ExplicitOptions, Sourced, Start, Variables};
 
 use super::Args;
@@ -8,13 +10,22 @@ use crate::torchrun;
 /// What was taken from the environment.
 #[derive(Debug, Default)]
 pub(super) struct FromEnvironment {
-    /// For people: what was taken from where.
-    pub(super) sources: Option<String>,
+    /// For people: what was taken from where, and what the cluster does with the job.
+    pub(super) sources: Vec<String>,
     /// Whether the endpoint is this host, if the environment shows it.
     pub(super) is_endpoint: Option<bool>,
     /// Whether the run id is from the environment, which gives it to one job only.
     pub(super) runs_once: bool,
+    /// Whether this host has the program `etcd`.
+    pub(super) has_etcd: bool,
+    /// The name under which the hosts find each other in the checkpoint directory, if nothing else tells them where to
+    /// meet. The endpoint is then the one that this host would have.
+    pub(super) meets_as: Option<String>,
 }
+
+/// What a step of Slurm cannot know about itself.
+const MAY_END: &str = "Slurm ends this job when it has lost a host, unless srun, and sbatch or salloc, had --no-kill, which \
+                       a launcher cannot see (`export SLURM_NO_KILL=set` in place of srun --no-kill can be seen)";
 
 /// The environment of this process.
 pub(super) fn variables() -> Variables {
@@ -56,17 +67,25 @@ pub(super) fn add(
             None => args.master_addr.as_ref().map(|_| true),
         },
         ranks: args.nproc_per_node.parse().ok(),
+        has_etcd: has_etcd(variables),
     };
     let start = cluster_environment::start(variables, full_name, &given)?;
-    let sources = describe_sources(args, &start, variables);
+    let may_end = cluster_environment::may_end_with_a_host(variables).then(|| MAY_END.to_owned());
+    let sources = describe_sources(args, &start, variables).into_iter().chain(may_end).collect();
     let is_endpoint = start.is_endpoint;
+    let meets_as = start.meets.as_ref().and(start.run_id.as_ref()).map(|name| name.value.clone());
     let runs_once = start.runs_once && args.rdzv_id.is_none();
     fill(args, start, given.is_numbered);
-    Ok(FromEnvironment { sources, is_endpoint, runs_once })
+    Ok(FromEnvironment { sources, is_endpoint, runs_once, has_etcd: given.has_etcd, meets_as })
 }
 
 fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
     let numbered = start.node_rank.is_some() || args.node_rank.is_some() || is_numbered == Some(true);
+    let at = endpoints(&start, args.master_port);
+    if let Some((address, port)) = &start.meets {
+        args.rdzv_backend.get_or_insert_with(|| "c10d".to_owned());
+        args.rdzv_endpoint = Some(authority(address, Some(args.master_port.unwrap_or(*port))));
+    }
     if let Some(hosts) = start.hosts {
         args.nnodes = Some(hosts.value.to_string());
     }
@@ -74,17 +93,36 @@ fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
         args.node_rank = Some(node_rank.value);
     }
     if let Some(Sourced { value: (address, port), .. }) = start.endpoint {
-        if numbered {
+        if numbered && start.more_endpoints.is_empty() {
             args.master_addr = Some(address);
             args.master_port = args.master_port.or(port);
         } else {
+            args.rdzv_endpoint = at;
+        }
+        if !numbered {
             args.rdzv_backend.get_or_insert_with(|| "c10d".to_owned());
-            args.rdzv_endpoint = Some(authority(&address, args.master_port.or(port)));
         }
     }
     if let Some(run_id) = start.run_id {
         args.rdzv_id.get_or_insert(run_id.value);
     }
+}
+
+/// Where the hosts meet, as `--rdzv-endpoint` has it.
+fn endpoints(start: &Start, given_port: Option<u16>) -> Option<String> {
+    let (address, port) = &start.endpoint.as_ref()?.value;
+    let all = std::iter::once(address).chain(&start.more_endpoints);
+    let all: Vec<String> = all.map(|address| authority(address, given_port.or(*port))).collect();
+    Some(all.join(","))
+}
+
+/// Whether the program with which launchers keep a store on several hosts is in `PATH`.
+fn has_etcd(variables: &Variables) -> bool {
+    let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
+    std::env::split_paths(path).any(|directory| {
+        let found = std::fs::metadata(directory.join("etcd"));
+        found.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    })
 }
 
 fn authority(address: &str, port: Option<u16>) -> String {
@@ -108,9 +146,9 @@ fn describe_sources(args: &Args, start: &Start, variables: &Variables) -> Option
         own("PET_NNODES", &args.nnodes, "hosts "),
         start.node_rank.as_ref().map(|rank| format!("node rank {} ({})", rank.value, rank.from)),
         own("PET_NODE_RANK", &node_rank, "node rank "),
-        start.endpoint.as_ref().map(|found| {
-            let (address, port) = &found.value;
-            format!("endpoint {} ({})", authority(address, args.master_port.or(*port)), found.from)
+        start.endpoint.as_ref().zip(endpoints(start, args.master_port)).map(|(found, at)| {
+            let etcd = if start.more_endpoints.is_empty() { "" } else { "; etcd is on PATH" };
+            format!("endpoint {at} ({}{etcd})", found.from)
         }),
         own("PET_RDZV_ENDPOINT", &args.rdzv_endpoint, "endpoint "),
         own("PET_MASTER_ADDR", &args.master_addr, "address "),
@@ -164,7 +202,7 @@ mod tests {
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("gpu1"), Some(16_243)));
         assert_eq!(
-            from.sources.expect("a line"),
+            from.sources[0],
             "from the environment: hosts 2 (SLURM_STEP_NUM_NODES), node rank 1 (SLURM_NODEID), \
              endpoint gpu1:16243 (SLURM_STEP_NODELIST), run id slurm-4711.0 (SLURM_JOB_ID)"
         );
@@ -173,7 +211,7 @@ mod tests {
     #[test]
     fn explicit_options_take_precedence() {
         let (args, from) = added("--standalone", &STEP);
-        assert!(args.nnodes.is_none() && from.sources.is_none());
+        assert!(args.nnodes.is_none() && from.sources.is_empty());
         let (args, _) = added("--master-addr a --master-port 7 --rdzv-id mine", &STEP);
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("a"), Some(7)));
@@ -197,17 +235,50 @@ mod tests {
     }
 
     #[test]
+    fn where_etcd_is_installed_three_hosts_keep_the_store() {
+        let directory = testing::tempdir().expect("a directory");
+        let etcd = directory.path().join("etcd");
+        std::fs::write(&etcd, "").expect("a file");
+        let path = directory.path().display().to_string();
+        let mut step = STEP.to_vec();
+        step.retain(|(name, _)| {
+            !["SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"].contains(name)
+        });
+        step.extend([
+            ("SLURM_STEP_NUM_NODES", "4"),
+            ("SLURM_STEP_NUM_TASKS", "4"),
+            ("SLURM_STEP_NODELIST", "gpu[1-4]"),
+            ("PATH", path.as_str()),
+        ]);
+        let (args, _) = added("", &step);
+        assert_eq!((args.master_addr.as_deref(), args.rdzv_endpoint), (Some("gpu1"), None), "no program");
+        std::fs::set_permissions(&etcd, std::fs::Permissions::from_mode(0o755)).expect("our own file");
+        let three = Some("gpu1:17486,gpu2:17486,gpu3:17486");
+        let (args, from) = added("", &step);
+        assert_eq!((args.rdzv_endpoint.as_deref(), args.node_rank, args.master_addr), (three, Some(1), None));
+        assert_eq!(from.is_endpoint, None);
+        let (args, _) = added("--nnodes 3", &step);
+        assert_eq!((args.rdzv_endpoint.as_deref(), args.node_rank), (three, None), "the fourth is a spare");
+        assert_eq!(args.rdzv_backend.as_deref(), Some("c10d"));
+        // Where fewer hosts could start the job, hosts with and without etcd might each do so.
+        let (args, _) = added("--nnodes 2:4", &step);
+        assert_eq!(args.rdzv_endpoint.as_deref(), Some("gpu1:16243"));
+        let (args, _) = added("--rdzv-backend static", &step);
+        assert_eq!((args.master_addr.as_deref(), args.rdzv_endpoint), (Some("gpu1"), None));
+    }
+
+    #[test]
     fn values_from_torchruns_variables_are_reported() {
         // The options are what the parser reads from these variables.
         let pod =
             [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "a"), ("PET_MASTER_PORT", "7")];
         let (_, from) = added("--nnodes 2 --node-rank 1 --master-addr a --master-port 7", &pod);
         assert_eq!(
-            from.sources.as_deref(),
-            Some(
+            from.sources,
+            [
                 "from the environment: hosts 2 (PET_NNODES), node rank 1 (PET_NODE_RANK), address a (PET_MASTER_ADDR), \
                  port 7 (PET_MASTER_PORT)"
-            )
+            ]
         );
     }
 }

@@ -124,6 +124,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         hosts,
         endpoints,
         store,
+        meeting: None,
         node_rank: numbered.then(|| args.node_rank.unwrap_or(0)),
         local_addr: args.local_addr.clone(),
         runs_once: false,

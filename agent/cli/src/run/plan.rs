@@ -12,6 +12,7 @@ use super::{Args, cluster, hosts, xpu};
 use crate::torchrun;
 use mainstay_app::{JobPlan, default_paths};
 use mainstay_launcher::checkpoints::lineage;
+use mainstay_launcher::group::meeting::Meeting;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::hang::HangSettings;
 use mainstay_launcher::policy;
@@ -25,7 +26,21 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
     let is_named = args.rdzv_id.is_some();
     let found = cluster::add(&mut args, &cluster::variables(), cluster::full_name().as_deref())?;
+    let meeting_in = match (&found.meets_as, &args.checkpoint_dir) {
+        (Some(name), Some(directory)) => Some(directory.join(".mainstay-hosts").join(name)),
+        (Some(_), None) => bail!(
+            "--nnodes: the tasks of a Slurm array have to find each other: give --rdzv-backend etcd with \
+             --rdzv-endpoint, or --checkpoint-dir with a directory that all of them share"
+        ),
+        (None, _) => None,
+    };
     let hosts = hosts::hosts(&args)?.map(|hosts| HostsPlan {
+        meeting: meeting_in.zip(hosts.endpoints.first().cloned()).map(|(directory, me)| Meeting {
+            directory,
+            me,
+            has_etcd: found.has_etcd,
+            slots: if found.has_etcd && hosts.hosts.0 >= 3 { 3 } else { 1 },
+        }),
         is_host: hosts.is_host.or(found.is_endpoint),
         runs_once: found.runs_once,
         returning: args.returning,
@@ -119,6 +134,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         agent_socket: args.socket,
         look_for_agent: !args.no_agent,
         print_summary: args.json,
+        status_file: args.status_file,
         timestamps: args.host.timestamps(),
         signals: args.host.signals_to_handle,
         from_environment: found.sources,

@@ -49,6 +49,7 @@ pub(super) fn indexed(
         run_id: None,
         crowded,
         counts_hosts: false,
+        store: None,
     }))
 }
 
@@ -105,6 +106,7 @@ pub(super) fn workers(variables: &Variables, given: &ExplicitOptions) -> Result<
         run_id: None,
         crowded: None,
         counts_hosts: false,
+        store: None,
     }))
 }
 

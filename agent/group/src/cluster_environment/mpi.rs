@@ -32,6 +32,7 @@ pub(super) fn open_mpi(variables: &Variables) -> Result<Option<Source>, Refused>
         node_rank,
         crowded,
         counts_hosts: false,
+        store: None,
     }))
 }
 
@@ -66,6 +67,7 @@ pub(super) fn pmi(variables: &Variables) -> Result<Option<Source>, Refused> {
         node_rank,
         crowded,
         counts_hosts: false,
+        store: None,
     }))
 }
 

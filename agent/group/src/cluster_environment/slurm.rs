@@ -1,6 +1,6 @@
 //! Slurm: a task of a step that `srun` started.
 
-use super::{Refused, Source, Sourced, Variables, first_number, number, port_of, text};
+use super::{Refused, Source, Sourced, Variables, first_number, number, port_of, port_of_etcd, text};
 use mainstay_health::parse::hostlist;
 
 /// Slurm numbers everything that is not a step of `srun` (batch script, interactive and external step) from here up.
@@ -39,14 +39,28 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
         None => Sourced::new(task, "SLURM_PROCID"),
     };
     let job: Option<u64> = number(variables, "SLURM_JOB_ID")?;
+    let number_of_step = job.map(|job| job.wrapping_mul(13).wrapping_add(step.value.into()));
+    let names = names_of_hosts(variables, &hosts);
+    let store = match (&names, number_of_step) {
+        (Ok(Sourced { value: names, .. }), Some(number)) => match &names[..] {
+            [_, second, third, ..] => Some(([second.clone(), third.clone()], port_of_etcd(number))),
+            _ => None,
+        },
+        _ => None,
+    };
+    let first = |Sourced { value: names, from }: Sourced<Vec<String>>| {
+        let first = names.into_iter().next().ok_or("SLURM_STEP_NODELIST is empty: give --master-addr")?;
+        Ok(Sourced::new(first, from))
+    };
     Ok(Some(Source {
-        address: first_host(variables, &hosts),
-        port: job.map(|job| port_of(job.wrapping_mul(13).wrapping_add(step.value.into()))),
+        address: names.and_then(first),
+        port: number_of_step.map(port_of),
         run_id: job.map(|job| Sourced::new(format!("slurm-{job}.{}", step.value), "SLURM_JOB_ID")),
         hosts: Some(hosts),
         node_rank,
         crowded,
         counts_hosts: true,
+        store,
     }))
 }
 
@@ -58,8 +72,21 @@ pub(super) fn array(variables: &Variables) -> Option<Sourced<String>> {
     Some(Sourced::new(format!("slurm-{job}"), ARRAY))
 }
 
-/// The host with node rank 0.
-fn first_host(variables: &Variables, hosts: &Sourced<u32>) -> Result<Sourced<String>, String> {
+/// Whether Slurm may end this step of several hosts when it has lost one of them. A step does not see `--no-kill`, only the
+/// variable that does the same. For the first host, so that one terminal shows it.
+pub fn may_end_with_a_host(variables: &Variables) -> bool {
+    let Ok(Some(Source { hosts: Some(hosts), node_rank, .. })) = step(variables) else { return false };
+    hosts.value > 1 && node_rank.value == 0 && text(variables, "SLURM_NO_KILL").is_none()
+}
+
+/// Where this task of an array would run the store of the job.
+pub(super) fn place_in_array(variables: &Variables) -> Option<(String, u16)> {
+    let array = number(variables, "SLURM_ARRAY_JOB_ID").ok()??;
+    Some((text(variables, "SLURMD_NODENAME")?.to_owned(), port_of_etcd(array)))
+}
+
+/// The hosts of the step; the first has node rank 0.
+fn names_of_hosts(variables: &Variables, hosts: &Sourced<u32>) -> Result<Sourced<Vec<String>>, String> {
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
     let Some((name, list)) = lists.iter().find_map(|name| Some((name, text(variables, name)?))) else {
         return Err("SLURM_STEP_NODELIST is not set: it names the hosts of the step; srun sets it. Or give --master-addr"
@@ -74,8 +101,7 @@ fn first_host(variables: &Variables, hosts: &Sourced<u32>) -> Result<Sourced<Str
             hosts.value
         ));
     }
-    let first = names.into_iter().next().ok_or("SLURM_STEP_NODELIST is empty: give --master-addr")?;
-    Ok(Sourced::new(first, *name))
+    Ok(Sourced::new(names, *name))
 }
 
 /// A hint for a process in an allocation of several hosts that `srun` did not start: the other hosts stay idle.

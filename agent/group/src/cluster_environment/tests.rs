@@ -66,6 +66,17 @@ fn one_host_is_started_as_without_slurm() {
 }
 
 #[test]
+fn a_step_may_end_with_a_lost_host_unless_srun_was_told_to_keep_it() {
+    let first = STEP.replace("SLURM_NODEID=1 SLURM_PROCID=1", "SLURM_NODEID=0 SLURM_PROCID=0");
+    assert!(may_end_with_a_host(&variables(&first)));
+    let kept = format!("{first} SLURM_NO_KILL=set");
+    let alone = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0";
+    for text in [STEP, &kept, alone, MPIRUN, "SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4", ""] {
+        assert!(!may_end_with_a_host(&variables(text)), "{text}");
+    }
+}
+
+#[test]
 fn a_batch_script_on_several_hosts_gets_a_hint_about_srun() {
     let batch = "SLURM_JOB_ID=2 SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_PROCID=0";
     let start = started(batch, &ExplicitOptions::default()).expect("a start");
@@ -119,7 +130,15 @@ fn the_tasks_of_an_array_share_the_name_of_the_array() {
     let step = format!("{task} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0");
     assert_eq!(started(&step, &given), Ok(named.clone()), "also within srun");
     let numbered = ExplicitOptions { is_numbered: Some(true), ..given.clone() };
-    assert_eq!(started(&step, &numbered), Ok(named));
+    assert_eq!(started(&step, &numbered), Ok(named.clone()));
+    let unaddressed = format!("{task} SLURMD_NODENAME=gpu07");
+    let meets = Some(("gpu07".to_owned(), 15_160));
+    assert_eq!(
+        started(&unaddressed, &exactly(3)),
+        Ok(Start { meets, ..named.clone() }),
+        "they agree on a place"
+    );
+    assert_eq!(started(&unaddressed, &given), Ok(named));
     for one_host in [exactly(1), ExplicitOptions::default()] {
         assert_eq!(started(&step, &one_host), Ok(Start::default()), "each task is a job");
     }

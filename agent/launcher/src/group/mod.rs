@@ -4,6 +4,7 @@
 
 mod following;
 mod leading;
+pub mod meeting;
 pub mod plan;
 pub mod rendezvous;
 mod spare;
@@ -329,6 +330,12 @@ impl Group {
             Role::Follows(following) => following.follow.is_cut_off(),
             Role::Gone => false,
         }
+    }
+
+    /// Whether the status with which this launcher ends is that of the job: it was not left behind, and is no spare that
+    /// was asked to leave.
+    pub(crate) fn ends_with_the_job(&self) -> bool {
+        !self.is_cut_off() && self.follower().is_none_or(|following| following.cut_off.is_none())
     }
 
     /// Whether the job goes on without this launcher, and a new one on this host may take part.

@@ -6,6 +6,8 @@ use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_group::resize::Limits;
 use mainstay_model::time::Span;
 
+use crate::group::meeting::Meeting;
+
 /// Where the hosts of a job meet.
 #[derive(Clone, Debug)]
 pub struct HostsPlan {
@@ -15,6 +17,8 @@ pub struct HostsPlan {
     pub endpoints: Vec<Endpoint>,
     /// Who runs it.
     pub store: StoreKind,
+    /// Where the hosts agree on the two above, if no option and no variable names them.
+    pub meeting: Option<Meeting>,
     /// `--node-rank`, where hosts are numbered.
     pub node_rank: Option<u32>,
     /// The address of this host for others, if the user gave one.

@@ -188,6 +188,154 @@ fn the_programs_for_slurm_drain_a_node_that_fails_and_resume_only_what_they_drai
     assert!(node(1).contains("Reason=by-hand"), "{}", node(1));
 }
 
+/// A script of contrib/slurm on the real Slurm, with four nodes: three hosts and a spare.
+struct Contributed {
+    slurm: Slurm,
+}
+
+impl Contributed {
+    fn start() -> Contributed {
+        let slurm = Slurm::start(4);
+        let bin = slurm.file("bin");
+        std::fs::create_dir(&bin).expect("a directory");
+        std::os::unix::fs::symlink(mainstay(), bin.join("mainstay")).expect("a link");
+        Contributed { slurm }
+    }
+
+    /// The script, unchanged but for its program.
+    fn script(&self, name: &str) -> String {
+        let stage = self.slurm.stage();
+        let rank = stage.script(
+            "rank.sh",
+            "#!/bin/sh\n\
+             echo $SLURMD_NODENAME > $MARKS/.$RANK && mv $MARKS/.$RANK $MARKS/runs.$TORCHELASTIC_RESTART_COUNT.$RANK\n\
+             until [ -e $MARKS/end ]; do sleep 0.1; done\n",
+        );
+        let program = format!(
+            "PROGRAM=(--no-agent --log-dir {} --runtime-dir {} --checkpoint-dir {} --no-python {rank})",
+            stage.logs().display(),
+            stage.tmpfs().display(),
+            stage.work().join("checkpoints").display(),
+        );
+        let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/slurm");
+        let text = std::fs::read_to_string(contrib.join(name)).expect("our own file");
+        let lines = text.lines().map(|line| if line.starts_with("PROGRAM=") { &program } else { line });
+        let lines: Vec<&str> = lines.collect();
+        assert!(lines.contains(&program.as_str()), "{text}");
+        let with = std::fs::read_to_string(contrib.join("with-batch-host.sh")).expect("our own file");
+        stage.script("with-batch-host.sh", &with);
+        stage.script(name, &(lines.join("\n") + "\n"))
+    }
+
+    fn line(&self, line: &str) -> String {
+        format!("PATH={}:$PATH {line}", self.slurm.file("bin").display())
+    }
+
+    /// The nodes of the ranks of an attempt, once all run.
+    fn nodes(&self, attempt: u32) -> Vec<usize> {
+        let node_of = |rank: u32| {
+            let mark = self.slurm.stage().marks().join(format!("runs.{attempt}.{rank}"));
+            processes::wait_until("the rank runs", || mark.exists());
+            let node = std::fs::read_to_string(&mark).expect("a mark");
+            node.trim().strip_prefix("node").and_then(|number| number.parse::<usize>().ok()).expect("a node")
+                - 1
+        };
+        (0..3).map(node_of).collect()
+    }
+
+    /// A field of the newest state of each job, or task of an array.
+    fn fields(&self, name: &str) -> Vec<String> {
+        let shown = self.slurm.run("scontrol --oneliner show job");
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        let field = |line: &str| {
+            line.split_whitespace()
+                .find_map(|field| field.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
+        };
+        shown.lines().filter_map(field).collect()
+    }
+
+    fn vanish(&self, node: usize) {
+        self.slurm.network.vanish(node);
+        let then = self.nodes(1);
+        assert!(!then.contains(&node), "node {node} is lost, and ranks run on {then:?}");
+        self.slurm.stage().mark("end");
+    }
+}
+
+fn can_run_contributed() -> bool {
+    let can = has_slurm() && super::etcd::has_etcd();
+    if can && !is_root() {
+        skipped("only root can make network namespaces");
+    }
+    can && is_root()
+}
+
+#[test]
+fn a_job_of_allocation_sbatch_survives_the_host_of_its_batch_script_and_ends_for_slurm_too() {
+    if !can_run_contributed() {
+        return;
+    }
+    let contributed = Contributed::start();
+    let script = contributed.script("allocation.sbatch");
+    let submitted = contributed.slurm.run(&contributed.line(&format!("sbatch {script}")));
+    assert!(submitted.status.success(), "{}", printed(&submitted));
+    contributed.nodes(0);
+    let batch = contributed.fields("BatchHost");
+    let batch = batch.first().and_then(|host| host.strip_prefix("node")?.parse::<usize>().ok());
+    contributed.slurm.network.vanish(batch.expect("a node") - 1);
+    let then = contributed.nodes(1);
+    assert!(!then.contains(&(batch.expect("a node") - 1)), "{then:?}");
+    contributed.slurm.stage().mark("end");
+    processes::wait_until("the end of Slurm's job", || contributed.fields("JobState") == ["CANCELLED"]);
+    let verdict = std::fs::read_dir(contributed.slurm.stage().work()).expect("a directory").flatten();
+    let verdict = verdict.map(|entry| entry.path()).find(|path| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("mainstay-verdict."))
+    });
+    let verdict = std::fs::read(verdict.expect("launchers have written the result")).expect("a file");
+    let verdict: serde_json::Value = serde_json::from_slice(&verdict).expect("JSON");
+    assert_eq!(verdict["exit"], 0, "{verdict}");
+}
+
+#[test]
+fn a_lost_host_of_array_sbatch_is_replaced_and_a_task_that_starts_after_the_end_ends_too() {
+    if !can_run_contributed() {
+        return;
+    }
+    let contributed = Contributed::start();
+    let script = contributed.script("array.sbatch");
+    let submitted = contributed.slurm.run(&contributed.line(&format!("sbatch {script}")));
+    assert!(submitted.status.success(), "{}", printed(&submitted));
+    let first = contributed.nodes(0);
+    contributed.vanish(first[0]);
+    let completed = || contributed.fields("JobState").iter().filter(|state| *state == "COMPLETED").count();
+    processes::wait_until("the end of the three tasks that are left", || completed() == 3);
+    // A task of the same array that starts later.
+    let run = std::fs::read_dir(contributed.slurm.file("checkpoints/.mainstay-hosts")).expect("a directory");
+    let run = run.flatten().next().expect("one job").file_name().to_string_lossy().into_owned();
+    let array = run.strip_prefix("slurm-").expect("the name of an array");
+    let node = (0..4).find(|node| *node != first[0]).expect("four") + 1;
+    let late = contributed.slurm.run(
+        &contributed.line(&format!("SLURM_ARRAY_JOB_ID={array} SLURMD_NODENAME=node{node} bash {script}")),
+    );
+    assert_eq!(late.status.code(), Some(0), "{}", printed(&late));
+}
+
+#[test]
+fn a_job_of_login_sh_survives_the_loss_of_its_first_host() {
+    if !can_run_contributed() {
+        return;
+    }
+    let contributed = Contributed::start();
+    let script = contributed.script("login.sh");
+    let job = contributed.slurm.spawn(&contributed.line(&format!("exec bash {script}")));
+    let first = contributed.nodes(0);
+    contributed.vanish(first[0]);
+    let output = job.wait_with_output().expect("our own child");
+    assert!(output.status.success(), "{}", printed(&output));
+}
+
 fn has_mpirun() -> bool {
     let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     found.is_ok() || {

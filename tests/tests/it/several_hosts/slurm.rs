@@ -1,4 +1,4 @@
-//! The real Slurm on network namespaces, one for each node: a controller, a daemon for each node, and munge.
+//! The real Slurm on network namespaces, one for each node and one for the controller: its daemons, and munge.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -32,14 +32,14 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// Nodes, from node1, that are idle. The controller is on the first.
+    /// Nodes, from node1, that are idle.
     pub fn start(nodes: usize) -> Slurm {
         Slurm::configured(nodes, |_| String::new())
     }
 
     /// The same with more lines of slurm.conf, which may name files of the stage.
     pub fn configured(nodes: usize, more: impl Fn(&Slurm) -> String) -> Slurm {
-        let (network, stage) = (Network::new(nodes), Stage::new());
+        let (network, stage) = (Network::new(nodes + 1), Stage::new());
         let mut slurm = Slurm { network, nodes, stage, daemons: Vec::new() };
         slurm.configure(&more(&slurm));
         let munge = slurm.file("munge");
@@ -58,14 +58,15 @@ impl Slurm {
         }
         slurm.daemon("munged", munged);
         processes::wait_until("munge's socket", || file("socket").exists());
-        let controller = slurm.on(0, "exec slurmctld -D");
+        let controller = slurm.on(nodes, "exec slurmctld -D");
         slurm.daemon("slurmctld", controller);
         for host in 0..nodes {
             let node = slurm.on(host, &format!("exec slurmd -D -N node{}", host + 1));
             slurm.daemon(&format!("node{}", host + 1), node);
         }
         processes::wait_until("idle nodes", || {
-            let states = slurm.on(0, "sinfo --noheader --Node --format %T").output().expect("there is sinfo");
+            let states =
+                slurm.on(nodes, "sinfo --noheader --Node --format %T").output().expect("there is sinfo");
             String::from_utf8_lossy(&states.stdout).lines().filter(|state| *state == "idle").count() == nodes
         });
         slurm
@@ -92,7 +93,7 @@ impl Slurm {
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\n\
              SlurmdTimeout=10\n\
              {nodes}PartitionName=all Nodes=ALL Default=YES State=UP\n{more}",
-            address = self.network.address(0),
+            address = self.network.address(self.nodes),
         );
         fs::write(self.file("slurm.conf"), configuration).expect("a file");
         let hosts: String = (0..self.nodes)
@@ -125,14 +126,14 @@ impl Slurm {
         command
     }
 
-    /// Runs a command of the shell on the first node to its end.
+    /// Runs a command of the shell next to the controller to its end.
     pub fn run(&self, line: &str) -> Output {
-        self.on(0, line).output().expect("there is a shell")
+        self.on(self.nodes, line).output().expect("there is a shell")
     }
 
-    /// Starts a command of the shell on the first node.
+    /// Starts a command of the shell next to the controller.
     pub fn spawn(&self, line: &str) -> Child {
-        let mut command = self.on(0, line);
+        let mut command = self.on(self.nodes, line);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("there is a shell")
     }
@@ -145,7 +146,7 @@ impl Slurm {
 impl Drop for Slurm {
     fn drop(&mut self) {
         // A test that failed may have left a job.
-        let _ = self.on(0, "scancel --user=root").status();
+        let _ = self.on(self.nodes, "scancel --user=root").status();
         for daemon in self.daemons.iter_mut().rev() {
             // Each ends what it has started.
             if let Ok(pid) = i32::try_from(daemon.id()) {
