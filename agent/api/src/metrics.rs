@@ -177,7 +177,17 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge_of(
         JOB_INFO,
-        &["job", "namespace", "pod", "slurm_job_id", "training_job", "uid", "user"],
+        &[
+            "job",
+            "namespace",
+            "pod",
+            "slurm_job_id",
+            "slurm_job_name",
+            "slurm_partition",
+            "training_job",
+            "uid",
+            "user",
+        ],
         "Always 1; the labels name whose job it is. Unknown ones are empty.",
     ),
     gauge_of(
@@ -546,6 +556,8 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
         ("namespace", &*owner.namespace),
         ("pod", &*owner.pod),
         ("slurm_job_id", &*owner.slurm_job_id),
+        ("slurm_job_name", &*owner.slurm_job_name),
+        ("slurm_partition", &*owner.slurm_partition),
         ("uid", &*uid),
         ("user", &*owner.user),
     ];

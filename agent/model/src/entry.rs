@@ -415,6 +415,12 @@ pub struct JobOwner {
     /// The job of Slurm.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub slurm_job_id: String,
+    /// Its name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub slurm_job_name: String,
+    /// Its partition.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub slurm_partition: String,
     /// The namespace of Kubernetes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
@@ -439,8 +445,10 @@ impl JobOwner {
         let pod: &[&str] = if in_pod { &["POD_NAME", "HOSTNAME"] } else { &["POD_NAME"] };
         let mounted = mounted_namespace.filter(|_| in_pod).map(|namespace| namespace.trim().to_owned());
         JobOwner {
-            user: first(&["USER", "LOGNAME"]).unwrap_or_default(),
+            user: first(&["SLURM_JOB_USER", "USER", "LOGNAME"]).unwrap_or_default(),
             slurm_job_id: first(&["SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"]).unwrap_or_default(),
+            slurm_job_name: first(&["SLURM_JOB_NAME"]).unwrap_or_default(),
+            slurm_partition: first(&["SLURM_JOB_PARTITION"]).unwrap_or_default(),
             namespace: first(&["POD_NAMESPACE"]).or(mounted).unwrap_or_default(),
             pod: first(pod).unwrap_or_default(),
         }
@@ -576,6 +584,15 @@ mod tests {
         let slurm = [("USER", ""), ("LOGNAME", "ada"), ("SLURM_JOB_ID", "81"), ("HOSTNAME", "node-1")];
         let ada = JobOwner { user: "ada".into(), slurm_job_id: "81".into(), ..JobOwner::default() };
         assert_eq!(read(&slurm, Some("left over")), ada);
+        let submitted = [
+            ("USER", "root"),
+            ("SLURM_JOB_USER", "ada"),
+            ("SLURM_JOB_ID", "81"),
+            ("SLURM_JOB_NAME", "llm"),
+            ("SLURM_JOB_PARTITION", "h100"),
+        ];
+        let named = JobOwner { slurm_job_name: "llm".into(), slurm_partition: "h100".into(), ..ada };
+        assert_eq!(read(&submitted, None), named);
         let array = [("SLURM_JOB_ID", "82"), ("SLURM_ARRAY_JOB_ID", "80")];
         assert_eq!(read(&array, None).slurm_job_id, "80");
         let pod = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("HOSTNAME", "train-0")];

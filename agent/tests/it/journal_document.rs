@@ -31,6 +31,8 @@ fn entries() -> Vec<Body> {
             owner: Box::new(JobOwner {
                 user: "u".into(),
                 slurm_job_id: "1".into(),
+                slurm_job_name: "j".into(),
+                slurm_partition: "q".into(),
                 namespace: "n".into(),
                 pod: "p".into(),
             }),

@@ -93,10 +93,10 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
     let who = (any::<[u32; 4]>(), rank(), pid());
     let places = (text(), text(), option::of(text()), option::of(text()), text(), text());
     let restarts = (option::of(policy()), vec(experience(), 0..3));
-    let owner = [text(), text(), text(), text()];
+    let owner = [text(), text(), text(), text(), text(), text()];
     let all = (vec(text(), 0..4), who, places, restarts, (any::<bool>(), owner));
     all.prop_map(|(command, (numbers, first_rank, launcher), places, (policy, earlier), (follows, owner))| {
-        let [user, slurm_job_id, namespace, pod] = owner;
+        let [user, slurm_job_id, slurm_job_name, slurm_partition, namespace, pod] = owner;
         JobSpec {
             command,
             world_size: numbers[0],
@@ -114,7 +114,7 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
             policy,
             earlier,
             follows,
-            owner: Box::new(JobOwner { user, slurm_job_id, namespace, pod }),
+            owner: Box::new(JobOwner { user, slurm_job_id, slurm_job_name, slurm_partition, namespace, pod }),
         }
     })
 }

@@ -328,7 +328,12 @@ async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
 async fn counters_begin_at_zero_with_the_job_on_the_host_that_leads() {
     let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
-    let owner = JobOwner { user: "ada".into(), slurm_job_id: "81".into(), ..JobOwner::default() };
+    let owner = JobOwner {
+        user: "ada".into(),
+        slurm_job_id: "81".into(),
+        slurm_job_name: "llm".into(),
+        ..JobOwner::default()
+    };
     let spec = JobSpec { follows: true, uid: 1001, owner: Box::new(owner), ..JobSpec::default() };
     let job = ("training_job", JOB);
     let counters = async |server: &Server| {
@@ -341,8 +346,16 @@ async fn counters_begin_at_zero_with_the_job_on_the_host_that_leads() {
     server.fact(10, JOB, Fact::JobStarted(spec));
     let (leads, values, page) = counters(&server).await;
     assert_eq!((leads, values), (Some(0.0), vec![]));
-    let whose =
-        [job, ("user", "ada"), ("uid", "1001"), ("slurm_job_id", "81"), ("namespace", ""), ("pod", "")];
+    let whose = [
+        job,
+        ("user", "ada"),
+        ("uid", "1001"),
+        ("slurm_job_id", "81"),
+        ("slurm_job_name", "llm"),
+        ("slurm_partition", ""),
+        ("namespace", ""),
+        ("pod", ""),
+    ];
     assert_eq!(page.value("mainstay_job_info", &whose), Some(1.0));
     // Of the hosts that see the leader replaced, only the new leader has it here.
     for (here, leads) in [(false, 0.0), (true, 1.0), (false, 0.0), (true, 1.0)] {
