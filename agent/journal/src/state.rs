@@ -155,6 +155,16 @@ impl StateWriter {
         self.view.sample(job, attempt, rank, beat);
     }
 
+    /// The same for several ranks.
+    pub fn samples(
+        &mut self,
+        job: &JobId,
+        attempt: Attempt,
+        beats: impl IntoIterator<Item = (Rank, BeatView)>,
+    ) {
+        self.view.samples(job, attempt, beats);
+    }
+
     /// Stores a newer reading of a component whose state did not change. It is not journaled, and published with
     /// the next [`StateWriter::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {

@@ -13,6 +13,7 @@ use mainstay_sensors::source::evidence::{self, CollectedEvidence, Frames, Subjec
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sensors::source::{activity, tpu};
 use mainstay_sys::clock;
+use mainstay_view::node::BeatView;
 use tokio::sync::oneshot;
 
 use crate::log_files;
@@ -51,13 +52,30 @@ pub(crate) struct Hang {
     asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
     /// What ranks that hang are doing, while it is recorded.
     pub(crate) evidence: Option<Evidence>,
+    /// What other hosts have reported about their ranks since readers were last shown it.
+    elsewhere: Vec<(Rank, BeatView)>,
 }
 
 impl Hang {
     /// For ranks from `first` on.
     pub(crate) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Hang {
         let job = HangJudge::new(settings.limits.clone(), settings.mode == Mode::Auto, first, ranks, now);
-        Hang { mode: settings.mode, job, tpus: None, asked_tpus: None, asked: None, evidence: None }
+        Hang { mode: settings.mode, job, tpus: None, asked_tpus: None, asked: None, evidence: None, elsewhere: Vec::new() }
+    }
+
+    /// What ranks of another host do, in the current attempt.
+    pub(crate) fn seen_elsewhere(&mut self, now: Mono, seen: &RankSeen) {
+        self.job.seen_elsewhere(now, seen);
+        if seen.sight.registered {
+            let (step, at) = (seen.sight.step, seen.sight.beat_at);
+            let sections = seen.section.iter().cloned().collect();
+            self.elsewhere.push((seen.rank, BeatView { step, sections, at, ..BeatView::default() }));
+        }
+    }
+
+    /// What readers have not been shown yet of the ranks of other hosts.
+    pub(crate) fn take_elsewhere(&mut self) -> Vec<(Rank, BeatView)> {
+        std::mem::take(&mut self.elsewhere)
     }
 
     /// What to report to the leader about the ranks here.

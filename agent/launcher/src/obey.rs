@@ -75,7 +75,7 @@ impl Launcher {
                 self.hang.job.finished_elsewhere(rank, now);
             }
             Act::Seen(attempt, ranks) if attempt == self.ranks.attempt => {
-                ranks.iter().for_each(|seen| self.hang.job.seen_elsewhere(now, seen));
+                ranks.iter().for_each(|seen| self.hang.seen_elsewhere(now, seen));
             }
             Act::Finished(..) | Act::Seen(..) => {}
             Act::Meet { hosts, spares } => {

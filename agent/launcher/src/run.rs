@@ -301,11 +301,13 @@ impl Launcher {
             Some((*rank, BeatView { pace: self.group.pace(*rank), ..page.beat()? }))
         };
         let beats: Vec<(Rank, BeatView)> = self.ranks.pages.readers.iter().filter_map(beat).collect();
+        let elsewhere = self.hang.take_elsewhere().into_iter();
+        let elsewhere = elsewhere.map(|(rank, beat)| (rank, BeatView { pace: self.group.pace(rank), ..beat }));
+        let mut shown: Vec<(Rank, BeatView)> = elsewhere.collect();
+        shown.extend(beats.iter().cloned());
         let (journal, attempt) = (&mut self.journal, self.ranks.attempt);
-        for (rank, beat) in &beats {
-            journal.snapshots.sample(&journal.job, attempt, *rank, beat.clone());
-        }
-        if !beats.is_empty() {
+        if !shown.is_empty() {
+            journal.snapshots.samples(&journal.job, attempt, shown);
             journal.snapshots.publish();
         }
         self.agent.sample(attempt, beats);

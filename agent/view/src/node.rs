@@ -213,9 +213,21 @@ impl NodeView {
 
     /// Stores a sample of a rank's page. Ignores pages of earlier attempts.
     pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
+        self.samples(job, attempt, [(rank, beat)]);
+    }
+
+    /// The same for several ranks.
+    pub fn samples(
+        &mut self,
+        job: &JobId,
+        attempt: Attempt,
+        beats: impl IntoIterator<Item = (Rank, BeatView)>,
+    ) {
         let Some(job) = self.jobs.get_mut(job).filter(|job| job.attempt == attempt) else { return };
-        if let Some(rank) = job.rank_mut(rank) {
-            rank.beat = Some(beat);
+        for (rank, beat) in beats {
+            if let Some(rank) = job.rank_mut(rank) {
+                rank.beat = Some(beat);
+            }
         }
         let beats =
             job.ranks.values().map(|rank| rank.beat.as_ref().and_then(|beat| Some((beat.step?, beat.at))));

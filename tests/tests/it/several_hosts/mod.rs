@@ -86,6 +86,29 @@ fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
 }
 
 #[test]
+fn the_host_that_leads_shows_what_the_ranks_of_all_hosts_do() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start(TRAINER, "--nproc-per-node 2", &[("WAITS", "0")]);
+    for rank in 0..4 {
+        jobs[rank / 2].mark(&format!("waits.0.{rank}"));
+    }
+    // They wait in step 7.
+    mainstay_tests::processes::wait_until("the step of each rank", || {
+        let (_, shown) = jobs[0].status(cluster.stage(0));
+        let ranks = shown["servers"][0]["jobs"][0]["ranks"].as_array().cloned().unwrap_or_default();
+        ranks.len() == 4 && ranks.iter().all(|rank| rank["step"] == 6)
+    });
+    cluster.stage(0).mark("go.0");
+    cluster.stage(1).mark("go.0");
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+    }
+}
+
+#[test]
 fn an_exception_on_one_host_ends_the_job_on_all_with_one_explanation() {
     if !has_client() {
         return;
