@@ -214,10 +214,13 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
     }
 }
 
-/// The entry as JSON, without secrets: it quotes the output of programs, and leaves the host.
+/// The entry as JSON, without secrets: it quotes the output of programs, and leaves the host, so it names the host too.
 fn masked(entry: &Entry) -> Value {
     let mut json = serde_json::to_value(entry).unwrap_or_else(|error| error.to_string().into());
     mask_json(&mut json);
+    if let (Some(entry), Ok(host)) = (json.as_object_mut(), nix::unistd::gethostname()) {
+        entry.insert("host".to_owned(), host.to_string_lossy().into());
+    }
     json
 }
 

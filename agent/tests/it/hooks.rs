@@ -77,6 +77,8 @@ fn a_command_receives_only_the_entries_that_it_asks_for() {
     assert_eq!(words, "job_ended exp");
     let entry: Value = serde_json::from_str(entry).unwrap();
     assert_eq!(entry["body"]["exit"], 75);
+    let host = nix::unistd::gethostname().unwrap();
+    assert_eq!(entry["host"], host.to_string_lossy().as_ref(), "a receiver gets entries of many hosts");
 }
 
 #[test]
