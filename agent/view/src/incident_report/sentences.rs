@@ -220,12 +220,17 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
         Some(Action::Wait) | None if ended => before_the_next_start(verdict, look),
         Some(Action::HandBack { .. }) => {
             let here = match verdict.domain {
+                FaultDomain::Hardware if let Some(host) = &verdict.host => format!(
+                    "The scheduler can start the job without {host} (Slurm: --exclude={}). Have {host} checked.",
+                    node(host)
+                ),
                 FaultDomain::Hardware => {
                     "The scheduler can start the job on another host. Have this one checked.".to_owned()
                 }
                 _ if let Some(host) = verdict.missing_host() => format!(
-                    "Start the job again on all hosts, with another one in place of {host}. A scheduler that \
-                     requeues this exit status does so. Have {host} checked."
+                    "Start the job again on all hosts, with another one in place of {host} (Slurm: --exclude={}). A \
+                     scheduler that requeues this exit status does so. Have {host} checked.",
+                    node(host)
                 ),
                 _ => "The scheduler can start the job again, on another host if there is one.".to_owned(),
             };
@@ -248,6 +253,11 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
             vec![now, if_it_comes_back(verdict, look)]
         }
     }
+}
+
+/// The name of a host among Slurm's nodes, as a rule.
+fn node(host: &str) -> &str {
+    host.split('.').next().unwrap_or(host)
 }
 
 /// What to do before a job that ended is started again.
