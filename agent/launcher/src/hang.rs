@@ -60,7 +60,15 @@ impl Hang {
     /// For ranks from `first` on.
     pub(crate) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Hang {
         let job = HangJudge::new(settings.limits.clone(), settings.mode == Mode::Auto, first, ranks, now);
-        Hang { mode: settings.mode, job, tpus: None, asked_tpus: None, asked: None, evidence: None, elsewhere: Vec::new() }
+        Hang {
+            mode: settings.mode,
+            job,
+            tpus: None,
+            asked_tpus: None,
+            asked: None,
+            evidence: None,
+            elsewhere: Vec::new(),
+        }
     }
 
     /// What ranks of another host do, in the current attempt.

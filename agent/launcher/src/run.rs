@@ -302,7 +302,8 @@ impl Launcher {
         };
         let beats: Vec<(Rank, BeatView)> = self.ranks.pages.readers.iter().filter_map(beat).collect();
         let elsewhere = self.hang.take_elsewhere().into_iter();
-        let elsewhere = elsewhere.map(|(rank, beat)| (rank, BeatView { pace: self.group.pace(rank), ..beat }));
+        let elsewhere =
+            elsewhere.map(|(rank, beat)| (rank, BeatView { pace: self.group.pace(rank), ..beat }));
         let mut shown: Vec<(Rank, BeatView)> = elsewhere.collect();
         shown.extend(beats.iter().cloned());
         let (journal, attempt) = (&mut self.journal, self.ranks.attempt);

@@ -152,7 +152,9 @@ impl Meeting {
                 return self.take(number, slots.len() + 1, wanted);
             }
             let missing = wanted - slots.len();
-            return Ok(Look::Wait(format!("waiting for {missing} more host(s) that can run etcd for the job")));
+            return Ok(Look::Wait(format!(
+                "waiting for {missing} more host(s) that can run etcd for the job"
+            )));
         }
         let now = self.now_there()?;
         let is_alive = |(of, endpoint): &(&usize, &String)| {
@@ -172,7 +174,9 @@ impl Meeting {
         for entry in fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             let parts = name.to_str().and_then(|name| name.split_once('.'));
-            let Some((Ok(number), part)) = parts.map(|(number, part)| (number.parse(), part)) else { continue };
+            let Some((Ok(number), part)) = parts.map(|(number, part)| (number.parse(), part)) else {
+                continue;
+            };
             if number > newest.number {
                 newest = Generation { number, ..Generation::default() };
             }
