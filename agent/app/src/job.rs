@@ -37,7 +37,7 @@ use mainstay_launcher::agent_link;
 use mainstay_launcher::agent_link::checkpoint::NotToStart;
 use mainstay_launcher::checkpoints::replicas::{Listening, ReplicaPlan, Replicas};
 use mainstay_launcher::checkpoints::sealing::Sealing;
-use mainstay_launcher::group::meeting::{self, Found};
+use mainstay_launcher::group::meeting::{self, Found, Place};
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
 use mainstay_launcher::order::Ordered;
@@ -161,7 +161,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
-    let mut place = None;
+    let (mut place, hand_back): (Option<Place>, _) = (None, plan.settings.policy.hand_back_exit);
     let (rank_spec, together) = match plan.hosts {
         None => (rank_spec, None),
         Some(hosts) => {
@@ -187,7 +187,21 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
             let returns = hosts.returning;
             let joining =
                 come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal);
-            let joined = joining.await;
+            let given_up = async {
+                match &place {
+                    Some(place) => place.is_given_up().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let joined = tokio::select! {
+                joined = joining => joined,
+                () = given_up => {
+                    let words = "the hosts that keep the store of this job are gone, or it has ended meanwhile";
+                    terminal.print(format!("{words}: start this launcher again"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(LauncherEnd::With(hand_back));
+                }
+            };
             if returns && let Err(error) = &joined {
                 terminal.print(format!("this launcher does not find its job again: {error:#}"));
                 terminal.flush(Duration::from_millis(500));

@@ -85,7 +85,7 @@ pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<Fo
                     Ok(more) => (more, StoreKind::Managed),
                     Err(error) => bail!("{directory}: {error}"),
                 };
-                let place = Place::keep(&meeting.directory, generation, slot)
+                let place = Place::keep(&meeting, generation, slot)
                     .with_context(|| format!("keeping this host's place in {directory}"))?;
                 let is_host = matches!(store, StoreKind::Builtin).then_some(place.has_slot).or(plan.is_host);
                 let plan = HostsPlan { endpoints, store, is_host, ..plan };
@@ -156,16 +156,26 @@ impl Meeting {
                 "waiting for {missing} more host(s) that can run etcd for the job"
             )));
         }
-        let now = self.now_there()?;
-        let is_alive = |(of, endpoint): &(&usize, &String)| {
-            let file = self.file(number, **of);
-            slot.as_ref() == Some(&file) || is_fresh(&file, now) || answers(endpoint)
-        };
-        let alive = slots.iter().filter(is_alive).count();
-        if alive <= wanted / 2 {
+        if !self.are_most_alive(number, &slots, wanted)? {
             return self.take(number + 1, 1, self.slots);
         }
         Ok(Look::Meet { generation: number, endpoints: slots.into_values().collect(), slot })
+    }
+
+    fn are_most_alive(&self, number: u64, slots: &BTreeMap<usize, String>, of: usize) -> io::Result<bool> {
+        let now = self.now_there()?;
+        let is_alive = |(slot, endpoint): &(&usize, &String)| {
+            **endpoint == self.me.authority()
+                || is_fresh(&self.file(number, **slot), now)
+                || answers(endpoint)
+        };
+        Ok(slots.iter().filter(is_alive).count() > of / 2)
+    }
+
+    /// Whether the hosts still meet as this generation has it.
+    fn is_current(&self, generation: u64) -> io::Result<bool> {
+        let Generation { number, slots, wanted, ended } = self.newest()?;
+        Ok(number == generation && ended.is_none() && self.are_most_alive(number, &slots, wanted)?)
     }
 
     /// The newest generation; an empty one if there is none.
@@ -253,14 +263,14 @@ fn answers(endpoint: &str) -> bool {
 /// This host's place in a meeting. While it is kept, a slot of this host shows that it is alive.
 #[derive(Debug)]
 pub struct Place {
-    directory: PathBuf,
+    meeting: Meeting,
     generation: u64,
     has_slot: bool,
     _stop: Sender<()>,
 }
 
 impl Place {
-    fn keep(directory: &Path, generation: u64, slot: Option<PathBuf>) -> io::Result<Place> {
+    fn keep(meeting: &Meeting, generation: u64, slot: Option<PathBuf>) -> io::Result<Place> {
         let (stop, stopped) = channel::<()>();
         let has_slot = slot.is_some();
         if let Some(slot) = slot {
@@ -272,7 +282,20 @@ impl Place {
             };
             std::thread::Builder::new().name("meeting".to_owned()).spawn(keep)?;
         }
-        Ok(Place { directory: directory.to_owned(), generation, has_slot, _stop: stop })
+        Ok(Place { meeting: meeting.clone(), generation, has_slot, _stop: stop })
+    }
+
+    /// Waits until the hosts do not meet here any more: most of those that keep the store are gone, or the job has ended.
+    pub async fn is_given_up(&self) {
+        loop {
+            tokio::time::sleep(SHOW_EVERY).await;
+            let (meeting, generation) = (self.meeting.clone(), self.generation);
+            let look = tokio::task::spawn_blocking(move || meeting.is_current(generation));
+            // A file system that does not answer says nothing about the hosts.
+            if let Ok(Ok(Ok(false))) = tokio::time::timeout(ANSWERS_WITHIN, look).await {
+                return;
+            }
+        }
     }
 
     /// Notes that the job has ended, for hosts that come later.
@@ -280,8 +303,9 @@ impl Place {
     /// # Errors
     /// The file cannot be written.
     pub fn ended(&self, exit: i32) -> io::Result<()> {
-        let file = self.directory.join(format!("{}.{ENDED}", self.generation));
-        create(&self.directory, &file, &exit.to_string())
+        let directory = &self.meeting.directory;
+        let file = directory.join(format!("{}.{ENDED}", self.generation));
+        create(directory, &file, &exit.to_string())
     }
 }
 
@@ -324,8 +348,12 @@ mod tests {
         let hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"].map(|name| host(at, name, 1));
         assert_eq!(met(look(&hosts[0])), (1, vec!["127.0.0.2:9".to_owned()], true));
         assert_eq!(met(look(&hosts[1])), (1, vec!["127.0.0.2:9".to_owned()], false));
+        assert!(hosts[1].is_current(1).expect("a look"));
         age(at, "1.1");
+        assert!(!hosts[1].is_current(1).expect("a look"), "no one waits for it any more");
+        assert!(hosts[0].is_current(1).expect("a look"), "this host itself");
         assert_eq!(met(look(&hosts[1])), (2, vec!["127.0.0.3:9".to_owned()], true));
+        assert!(!hosts[0].is_current(1).expect("a look"), "others have agreed on another host");
         assert_eq!(met(look(&hosts[2])), (2, vec!["127.0.0.3:9".to_owned()], false));
         assert_eq!(met(look(&hosts[0])), (2, vec!["127.0.0.3:9".to_owned()], false), "it comes back later");
         // The host of the store comes back: it has its place again.
@@ -374,7 +402,7 @@ mod tests {
         let directory = testing::tempdir().expect("a directory");
         let [first, second] = ["127.0.0.2", "127.0.0.3"].map(|name| host(directory.path(), name, 1));
         look(&first);
-        let place = |generation| Place::keep(&first.directory, generation, None).expect("a place");
+        let place = |generation| Place::keep(&first, generation, None).expect("a place");
         place(1).ended(75).expect("a note");
         assert_eq!(second.look(true).expect("a look"), Look::Ended(75), "a launcher that comes back");
         assert_eq!(met(look(&second)), (2, vec!["127.0.0.3:9".to_owned()], true));
