@@ -53,6 +53,9 @@ use mainstay_sys::{clock, limits, spawn};
 /// How often the host is read during a job.
 const SENSE_EVERY: Duration = Duration::from_secs(5);
 
+/// A log directory that does not answer for this long is reported.
+const REPORT_AFTER: Duration = Duration::from_secs(5);
+
 /// The exit status of a job that could not be started, as defined in the core (`EX_SOFTWARE`).
 const NOT_STARTED: i32 = 70;
 
@@ -120,14 +123,23 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.ranks.run_id.clone());
     let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
     // The log directory may be on a file system that does not answer.
-    let (launch_paths, snapshots) = tokio::select! {
-        biased;
-        Some(signal) = signals.recv() => {
-            eprintln!("mainstay: ended by signal {signal} before the log directory answered");
-            return Ok(LauncherEnd::With(128 + signal));
+    tokio::pin!(opening);
+    let mut waited = false;
+    let (mut launch_paths, snapshots) = loop {
+        tokio::select! {
+            biased;
+            Some(signal) = signals.recv() => {
+                eprintln!("mainstay: ended by signal {signal} before the log directory answered");
+                return Ok(LauncherEnd::With(128 + signal));
+            }
+            opened = &mut opening => break opened.context("opening the log directory")??,
+            () = tokio::time::sleep(REPORT_AFTER), if !waited => {
+                waited = true;
+                eprintln!("mainstay: waiting for the log directory {}: it does not answer", log_dir.display());
+            }
         }
-        opened = opening => opened.context("opening the log directory")??,
     };
+    let mirror = launch_paths.mirror.take();
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
     let warm = Warm::new(
@@ -226,7 +238,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     // Both may take minutes if an earlier launcher or a file system blocks. Until ranks run, a signal ends the job
     // at once.
     let outputs = bound.of_job(rank_spec.checkpoint_run());
-    resume::note(&log_dir, &launch_paths.run_dir, &outputs).await;
+    resume::note(&log_dir, &launch_paths.published_dir, &outputs).await;
     let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
     let pool_owner = tokio::select! {
         biased;
@@ -263,7 +275,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
             format!("{ranks} rank(s)")
         },
         rank_spec.checkpoint_run(),
-        launch_paths.run_dir.display()
+        launch_paths.published_dir.display()
     ));
     if let Err(reason) = &launch_paths.runtime_dir {
         terminal.print(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
@@ -275,7 +287,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = rank_spec.checkpoint_pool.as_deref();
-    let sealing = Sealing::new(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
+    let sealing = Sealing::new(&outputs, &sockets, (&log_dir, &launch_paths.published_dir));
     let kept = kept_by_hosts.as_deref();
     // While a spare waits, other hosts train: it resumes from a step when it has ranks.
     let restoring = async {
@@ -309,11 +321,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         plan.settings,
         rank_spec,
         snapshots,
-        JobResources { guardian, pool_owner, cgroup, together, sealing, replicas },
+        JobResources { guardian, pool_owner, cgroup, together, sealing, replicas, mirror },
         terminal,
         warm,
     );
-    let JobEnd { exit, summary, terminal, may_return, is_of_job } = launcher.run(outside).await;
+    let JobEnd { exit, summary, terminal, may_return, is_of_job, mirror } = launcher.run(outside).await;
     drop(sensing);
     // The agent receives the end before the launcher's process is gone.
     let _ = tokio::time::timeout(agent_link::stream::LEAVE_WITHIN, link).await;
@@ -336,7 +348,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         true => "the job goes on without this launcher: starting it again, as a spare".to_owned(),
         false => closing_line(&launch_paths.job, &summary),
     };
-    show_the_rest(terminal, closing, &launch_paths.run_dir, &plan.signals).await;
+    show_the_rest(terminal, closing, &launch_paths.published_dir, mirror, &plan.signals).await;
     stop.cancel();
     if let Some(served) = served {
         // Readers receive the job's end before the socket is removed.

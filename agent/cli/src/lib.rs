@@ -17,6 +17,7 @@ mod find;
 mod gpus;
 mod guardian;
 mod job;
+mod log_mirror;
 mod man;
 mod operator;
 mod order;
@@ -100,6 +101,8 @@ enum Command {
     Man(man::Args),
     #[command(name = mainstay_launcher::ranks::guardian::SUBCOMMAND, hide = true)]
     Guardian(guardian::Args),
+    #[command(name = mainstay_launcher::log_mirror::SUBCOMMAND, hide = true)]
+    LogMirror(log_mirror::Args),
     #[command(name = mainstay_sensors::probe::SUBCOMMAND, hide = true)]
     Probe(probe::Args),
 }
@@ -121,6 +124,9 @@ pub fn main() -> ExitCode {
         // There is one for each job of the host: no runtime, no threads, almost no memory.
         return guardian::run(args);
     }
+    if let Command::LogMirror(args) = &command {
+        return log_mirror::run(args);
+    }
     if let Command::Probe(args) = &command {
         return probe::run(args);
     }
@@ -141,6 +147,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Config(args) => config::run(&args),
         Command::Demo(args) => demo::run(args).await,
         Command::Guardian(args) => Ok(guardian::run(&args)),
+        Command::LogMirror(args) => Ok(log_mirror::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Gpus(args) => gpus::run(args).await,

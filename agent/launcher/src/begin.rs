@@ -23,6 +23,7 @@ use crate::group::Group;
 use crate::group::rendezvous::JoinOutcome;
 use crate::hang::Hang;
 use crate::journal::Journal;
+use crate::log_mirror::LogMirror;
 use crate::output::{Output, Terminal};
 use crate::policy::Policy;
 use crate::ranks::guardian::Guardian;
@@ -47,6 +48,8 @@ pub struct JobResources {
     pub sealing: Option<Sealing>,
     /// Copies of checkpoints on the job's other hosts, if there are any.
     pub replicas: Option<Replicas>,
+    /// Copies the logs, if they are written elsewhere than where people find them.
+    pub mirror: Option<LogMirror>,
 }
 
 impl Launcher {
@@ -59,7 +62,7 @@ impl Launcher {
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let JobResources { guardian, pool_owner, cgroup, together, sealing, replicas } = beside;
+        let JobResources { guardian, pool_owner, cgroup, together, sealing, replicas, mirror } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let job_policy = settings.policy_of_job(&rank_spec.job);
@@ -90,13 +93,13 @@ impl Launcher {
             }
         };
         group.judge_hangs_with(&mut hang, began);
-        let memory = memory.map(|memory| (memory, learned.runs));
+        let memory = memory.map(|memory| (written_at(&memory, &rank_spec), learned));
         let journal = Journal::new(&rank_spec, snapshots, memory);
         let stopping = Stopping::new(settings.grace, settings.save_signal);
         let mut launcher = Launcher {
             group,
             tasks: VecDeque::new(),
-            ranks: Ranks::new(rank_spec, warm, stopping, (guardian, cgroup), settings.allow_inject),
+            ranks: Ranks::new(rank_spec, warm, stopping, (guardian, cgroup, mirror), settings.allow_inject),
             hang,
             checkpoints: Checkpoints::new(pool_owner, replicas, sealing),
             journal,
@@ -121,17 +124,23 @@ impl Launcher {
 /// Where what is learned of the job is kept, by a key: next to the run directories.
 fn kept(settings: &Settings, rank_spec: &RankSpec, key: impl Fn(Option<&str>) -> String) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
-    let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
+    let log_dir = rank_spec.published_dir.parent().filter(|_| settings.remember)?;
     Some(Memory::open(log_dir, &key(given.as_deref())))
+}
+
+/// It is copied with the logs, if these are.
+fn written_at(memory: &Memory, rank_spec: &RankSpec) -> Memory {
+    rank_spec.run_dir.parent().map_or_else(|| memory.clone(), |log_dir| memory.moved_to(log_dir))
 }
 
 /// How many ranks the job had in its last run. Also records the present number for the next run.
 fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<u32> {
     let memory = kept(settings, rank_spec, |given| memory::key_of_any_size(spec, given))?;
     let now = JobMemory { ranks: Some(spec.world_size), ..JobMemory::default() };
+    let next = written_at(&memory, rank_spec);
     let exchange = move || {
         let before = memory.read().and_then(|learned| learned.ranks);
-        if let Err(error) = memory.write(now) {
+        if let Err(error) = next.write(now) {
             tracing::debug!(%error, "cannot keep how many ranks the job has");
         }
         before
@@ -153,7 +162,7 @@ fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings)
         max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),
-        run_dir: text(&rank_spec.run_dir),
+        run_dir: text(&rank_spec.published_dir),
         // A directory that is gone or does not answer only makes the run harder to find.
         started_in: std::env::current_dir()
             .map_or_else(|_| String::new(), |place| place.display().to_string()),

@@ -8,6 +8,7 @@ pub mod group;
 pub mod hang;
 mod journal;
 pub mod log_files;
+pub mod log_mirror;
 mod obey;
 pub mod order;
 pub mod output;

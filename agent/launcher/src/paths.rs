@@ -9,14 +9,19 @@ use mainstay_sys::private_directory::private_directory;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::log_files;
+use crate::log_mirror::{self, LogMirror};
 
 /// The directories of one run.
 #[derive(Debug)]
 pub struct LaunchPaths {
     /// The job's name on this host: the run id, followed by a number if it was used before.
     pub job: String,
-    /// Logs, journal, summary.
+    /// Where the launcher and the ranks write logs, journal and summary.
     pub run_dir: PathBuf,
+    /// Where people find them: `run_dir`, unless that is copied to another directory.
+    pub published_dir: PathBuf,
+    /// Copies `run_dir` to `published_dir`, if these differ.
+    pub mirror: Option<LogMirror>,
     /// Heartbeat pages and the launcher's socket, or why it cannot be created.
     pub runtime_dir: Result<RuntimeDir, String>,
 }
@@ -42,6 +47,14 @@ pub enum PlaceError {
          beginning with a letter or digit"
     )]
     RunId(String),
+    /// The run's directory cannot be made on a file system that may stop answering.
+    #[error("the log directory {log_dir}: {source}; name a writable one with --log-dir")]
+    LogDir {
+        /// The log directory.
+        log_dir: PathBuf,
+        /// The mirror's error.
+        source: io::Error,
+    },
     /// The run's directory cannot be made.
     #[error("making the run's directory {path}: {source}; name a writable one with --log-dir")]
     RunDir {
@@ -72,24 +85,41 @@ pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<LaunchP
     if !is_file_name(run_id) {
         return Err(PlaceError::RunId(run_id.to_owned()));
     }
+    let (run_dir, published_dir, mirror) = match log_mirror::silenceable_mount(log_dir) {
+        // Without a local directory, the log directory is used as it is.
+        Some(mount) if log_mirror::silenceable_mount(runtime_root).is_none() => {
+            let mirror = LogMirror::start(log_dir, runtime_root, run_id, &mount)
+                .map_err(|source| PlaceError::LogDir { log_dir: log_dir.to_owned(), source })?;
+            (mirror.local.clone(), mirror.published.clone(), Some(mirror))
+        }
+        _ => {
+            let run_dir = new_run_dir(log_dir, run_id)?;
+            (run_dir.clone(), run_dir, None)
+        }
+    };
+    let job = run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let runtime_dir = runtime_dir(runtime_root, &job);
+    Ok(LaunchPaths { job, run_dir, published_dir, mirror, runtime_dir })
+}
+
+/// Creates the directory of a run: its id, followed by a number if it was used before.
+pub(crate) fn new_run_dir(log_dir: &Path, run_id: &str) -> Result<PathBuf, PlaceError> {
     let failed = |path: &Path, source| PlaceError::RunDir { path: path.to_owned(), source };
     fs::create_dir_all(log_dir).map_err(|source| failed(log_dir, source))?;
     let log_dir = log_dir.canonicalize().map_err(|source| failed(log_dir, source))?;
     let mut job = run_id.to_owned();
     let mut number = 1;
-    let run_dir = loop {
+    loop {
         let run_dir = log_dir.join(&job);
         match fs::create_dir(&run_dir) {
-            Ok(()) => break run_dir,
+            Ok(()) => return Ok(run_dir),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100_000 => {
                 number += 1;
                 job = format!("{run_id}.{number}");
             }
             Err(source) => return Err(failed(&run_dir, source)),
         }
-    };
-    let runtime_dir = runtime_dir(runtime_root, &job);
-    Ok(LaunchPaths { job, run_dir, runtime_dir })
+    }
 }
 
 fn is_file_name(run_id: &str) -> bool {
@@ -124,7 +154,7 @@ fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     Err(taken.unwrap_or_default())
 }
 
-fn lock(directory: &Path) -> io::Result<Flock<File>> {
+pub(crate) fn lock(directory: &Path) -> io::Result<Flock<File>> {
     let file = File::options().create(true).append(true).open(directory.join("lock"))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
 }
@@ -152,7 +182,7 @@ fn has_a_lock_below(directory: &Path) -> bool {
 
 /// Waits for this launcher's turn to create and remove directories in `root`. None if another launcher, perhaps a stopped
 /// one, does not end its turn: then nothing is removed, and the job goes on.
-fn turn(root: &Path) -> Option<Flock<File>> {
+pub(crate) fn turn(root: &Path) -> Option<Flock<File>> {
     const MAX_TRIES: u32 = 200;
     let mut file = File::options().create(true).append(true).open(root.join("lock")).ok()?;
     for _ in 0..MAX_TRIES {

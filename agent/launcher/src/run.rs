@@ -35,6 +35,7 @@ use crate::drill::Drill;
 use crate::group::Group;
 use crate::hang::{Evidence, Hang};
 use crate::journal::Journal;
+use crate::log_mirror::LogMirror;
 use crate::order::{self, Ordered};
 use crate::output::{Output, Terminal};
 use crate::policy::{News, Policy};
@@ -105,6 +106,8 @@ pub struct JobEnd {
     pub may_return: bool,
     /// Whether the exit status is that of the whole job.
     pub is_of_job: bool,
+    /// Copies the logs, if they are written elsewhere than where people find them.
+    pub mirror: Option<LogMirror>,
 }
 
 impl Launcher {
@@ -254,6 +257,8 @@ impl Launcher {
         messages.into_iter().for_each(|line| self.output.terminal.print(line));
         self.checkpoints.compare(self.ranks.spec.seat.first_rank, &mut self.group);
         self.checkpoints.report_a_silent_directory(&self.ranks, &mut self.group);
+        let news = self.ranks.mirror.as_mut().and_then(LogMirror::news);
+        news.into_iter().for_each(|line| self.output.terminal.print(line));
         self.look_what_is_ready();
         let ranks = self.ranks.processes.iter().map(|rank| rank.pid);
         let store = self.group.store_process();
@@ -621,7 +626,8 @@ impl Launcher {
         if let Some(guardian) = self.ranks.guardian.take() {
             guardian.dismiss();
         }
-        JobEnd { exit, summary, terminal: self.output.terminal, may_return, is_of_job }
+        let mirror = self.ranks.mirror.take();
+        JobEnd { exit, summary, terminal: self.output.terminal, may_return, is_of_job, mirror }
     }
 }
 

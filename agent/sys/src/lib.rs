@@ -22,6 +22,7 @@ pub mod priority;
 pub mod private_directory;
 pub mod processes;
 pub mod readable;
+pub mod sparse;
 pub mod spawn;
 pub mod stdout;
 pub mod timed_files;

@@ -4,7 +4,8 @@
 //!   skipped, not as passed, and its summary lists the reasons.
 //! - [`memory`]: where tests put files that belong on a tmpfs. The suite sets its own folder, to find what is left.
 //! - [`free_port`]: a port that no other test gets and no outgoing connection uses.
-//! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses written data, for root.
+//! - [`silent`], [`served`], [`lossy_disk`]: file systems that do not answer, one whose server can stop answering, and
+//!   one that loses written data, for root.
 //! - [`without_descriptors`]: work in a thread that cannot open anything.
 //! - [`snapshot!`]: the text of a surface, in a file that `cargo xtask test --accept` writes.
 //! - [`TempDir`]: a directory that is removed also while a thread still writes in it.
@@ -16,6 +17,7 @@
 mod descriptors;
 pub mod lossy_disk;
 mod ports;
+pub mod served;
 pub mod silent;
 mod skip;
 pub mod snapshot;

@@ -36,6 +36,7 @@ mod peers;
 mod policy;
 mod ports;
 mod sealing;
+mod served_logs;
 mod several_hosts;
 mod silent_mounts;
 mod slow;

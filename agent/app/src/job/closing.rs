@@ -10,6 +10,7 @@ use mainstay_recovery::job::Summary;
 
 use super::signals::caught;
 use mainstay_launcher::log_files;
+use mainstay_launcher::log_mirror::LogMirror;
 use mainstay_launcher::output::Terminal;
 
 /// A terminal that accepts no output for this long is treated as unread.
@@ -30,8 +31,14 @@ pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
 }
 
 /// Shows the rest of the ranks' output for as long as it is read, and always prints the closing line. A further
-/// signal ends the wait.
-pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
+/// signal ends the wait. What is not copied to where people find the logs is reported.
+pub(super) async fn show_the_rest(
+    terminal: Terminal,
+    closing: String,
+    run_dir: &Path,
+    mut mirror: Option<LogMirror>,
+    of_signals: &[i32],
+) {
     let enough = Arc::new(AtomicBool::new(false));
     let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
     let showing = tokio::task::spawn_blocking(move || {
@@ -39,8 +46,12 @@ pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: 
         if let Some(notice) = left.notice(&run_dir) {
             terminal.print(notice);
         }
+        mirror.as_mut().and_then(LogMirror::copy_all).into_iter().for_each(|line| terminal.print(line));
         terminal.print(closing);
         terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
+        if let Some(mirror) = mirror {
+            mirror.end();
+        }
     });
     tokio::pin!(showing);
     let mut again = caught(of_signals).ok();

@@ -57,7 +57,7 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
             .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
-        None => launch_paths.run_dir.join("checkpoints"),
+        None => launch_paths.published_dir.join("checkpoints"),
     };
     Ok(RankSpec {
         job: launch_paths.job.clone(),
@@ -75,6 +75,7 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
         run_dir: launch_paths.run_dir.clone(),
+        published_dir: launch_paths.published_dir.clone(),
         logs_aside: None,
         checkpoint_dir,
         checkpoint_pool: None,

@@ -2,6 +2,47 @@
 
 use std::path::{Path, PathBuf};
 
+/// The types of network file systems.
+pub const NETWORK: [&str; 34] = [
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "beegfs_nodev",
+    "panfs",
+    "wekafs",
+    "orangefs",
+    "glusterfs",
+    "afs",
+    "ncpfs",
+    "ocfs2",
+    "gfs2",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "fuse.ceph",
+    "fuse.ceph-fuse",
+    "fuse.gcsfuse",
+    "fuse.s3fs",
+    "fuse.mountpoint-s3",
+    "fuse.goofys",
+    "fuse.juicefs",
+    "fuse.blobfuse",
+    "fuse.blobfuse2",
+    "fuse.rclone",
+    "fuse.alluxio",
+    "fuse.cvmfs2",
+    "fuse.mfs",
+    "fuse.seaweedfs",
+];
+
+/// File systems in user space whose server is on this host and which containers have for their root.
+const LOCAL_IN_USER_SPACE: [&str; 2] = ["fuse.fuse-overlayfs", "fuse.lxcfs"];
+
 /// A mount of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -46,6 +87,14 @@ pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let on = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     // `max_by_key` returns the last of equal ones.
     on.max_by_key(|mount| mount.point.components().count())
+}
+
+/// Whether file systems of this type may stop answering while the host works: their server is another host or a process.
+/// What is not mounted yet (`autofs`) is most often such a file system.
+pub fn may_stop_answering(kind: &str) -> bool {
+    let in_user_space = kind == "fuse" || kind.starts_with("fuse.");
+    let in_user_space = in_user_space && !LOCAL_IN_USER_SPACE.contains(&kind);
+    in_user_space || NETWORK.contains(&kind) || matches!(kind, "9p" | "autofs")
 }
 
 /// Whether `/etc/fstab` mounts the file system at `point` writable. `None` if it has no entry.
@@ -118,6 +167,16 @@ no mount at all
         check("/data/with blank", "/data/with blank", true);
         check("/twice", "/twice", true);
         assert_eq!(mount_of(&mounts, Path::new("relative")), None);
+    }
+
+    #[test]
+    fn servers_may_stop_answering_and_disks_may_not() {
+        for kind in ["nfs4", "lustre", "fuse", "fuse.sshfs", "fuse.of_this_site", "9p", "autofs"] {
+            assert!(may_stop_answering(kind), "{kind}");
+        }
+        for kind in ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fusectl", "fuse.fuse-overlayfs"] {
+            assert!(!may_stop_answering(kind), "{kind}");
+        }
     }
 
     #[test]

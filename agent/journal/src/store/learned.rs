@@ -7,6 +7,9 @@ use std::time::SystemTime;
 
 use mainstay_progress::memory::{JobMemory, MAX_FILE_BYTES};
 
+/// Their directory, next to the run directories, whose names do not start with a dot.
+pub const DIRECTORY: &str = ".learned";
+
 /// Number of files that are kept, two for each job: those of the jobs that ran last.
 const MAX_FILES: usize = 128;
 
@@ -20,8 +23,7 @@ pub struct Memory {
 impl Memory {
     /// The file for the job with this key, for runs that keep their logs in `log_dir`.
     pub fn open(log_dir: &Path, key: &str) -> Memory {
-        // Run directories do not start with a dot.
-        let directory = log_dir.join(".learned");
+        let directory = log_dir.join(DIRECTORY);
         Memory { file: directory.join(format!("{key}.json")), directory }
     }
 
@@ -45,23 +47,31 @@ impl Memory {
         let aside = self.directory.join(mainstay_tier::aside::name("learned"));
         fs::write(&aside, learned.written())?;
         fs::rename(&aside, &self.file)?;
-        self.forget_the_oldest();
+        forget_the_oldest(&self.directory);
         Ok(())
     }
 
-    fn forget_the_oldest(&self) {
-        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        let written = |path: PathBuf| {
-            let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
-            (modified.unwrap_or(SystemTime::UNIX_EPOCH), path)
-        };
-        let mut files: Vec<(SystemTime, PathBuf)> = entries.map(|entry| written(entry.path())).collect();
-        files.sort();
-        let too_many = files.len().saturating_sub(MAX_FILES);
-        for (_, file) in files.into_iter().take(too_many) {
-            // Another launcher may have removed it; in both cases it is gone.
-            let _ = fs::remove_file(file);
-        }
+    /// The file for the same job in another log directory.
+    #[must_use]
+    pub fn moved_to(&self, log_dir: &Path) -> Memory {
+        let directory = log_dir.join(DIRECTORY);
+        Memory { file: directory.join(self.file.file_name().unwrap_or_default()), directory }
+    }
+}
+
+/// Removes the oldest files of the directory, so that it has at most [`MAX_FILES`].
+pub fn forget_the_oldest(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let written = |path: PathBuf| {
+        let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
+        (modified.unwrap_or(SystemTime::UNIX_EPOCH), path)
+    };
+    let mut files: Vec<(SystemTime, PathBuf)> = entries.map(|entry| written(entry.path())).collect();
+    files.sort();
+    let too_many = files.len().saturating_sub(MAX_FILES);
+    for (_, file) in files.into_iter().take(too_many) {
+        // Another launcher may have removed it; in both cases it is gone.
+        let _ = fs::remove_file(file);
     }
 }
 

@@ -42,8 +42,8 @@ pub(crate) struct Journal {
     launch: String,
     checkpoint_dir: PathBuf,
     pub(crate) snapshots: StateWriter,
-    /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
-    memory: Option<(Memory, u32)>,
+    /// Where what is learned of the job is kept, and what earlier runs learned; none if it is not kept.
+    memory: Option<(Memory, JobMemory)>,
     /// The verdict that the terminal showed last: its incident, headline and domain.
     shown: Option<(Incident, String, FaultDomain)>,
     /// The attempt whose start the terminal reported last.
@@ -51,7 +51,11 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    pub(crate) fn new(spec: &RankSpec, snapshots: StateWriter, memory: Option<(Memory, u32)>) -> Journal {
+    pub(crate) fn new(
+        spec: &RankSpec,
+        snapshots: StateWriter,
+        memory: Option<(Memory, JobMemory)>,
+    ) -> Journal {
         Journal {
             job: JobId(spec.job.clone()),
             launch: spec.launch.clone(),
@@ -144,15 +148,15 @@ impl Journal {
 
     /// Passes to a job what earlier runs learned of it.
     pub(crate) fn recall(&self, job: &mut Job) {
-        if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
-            job.recall(&learned);
+        if let Some((_, learned)) = &self.memory {
+            job.recall(learned);
         }
     }
 
     /// Keeps what was learned of the job for its next run.
     pub(crate) fn remember(&self, job: &Job, hang: &mut Hang) {
-        let Some((memory, runs)) = &self.memory else { return };
-        let mut learned = JobMemory { runs: *runs, ..JobMemory::default() };
+        let Some((memory, before)) = &self.memory else { return };
+        let mut learned = JobMemory { runs: before.runs, ..JobMemory::default() };
         job.remember(&mut learned);
         hang.remember(&mut learned);
         let memory = memory.clone();

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use mainstay_sys::sparse::data_from;
 use mainstay_sys::timed_files::Patient;
 
 use super::terminal::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
@@ -181,7 +182,7 @@ impl Screen {
             if shown.on_terminal && !sink.has_room() {
                 continue;
             }
-            let has_more = follower.advance(&chunk, shown, sink, &self.disk);
+            let has_more = follower.advance(chunk, shown, sink, &self.disk);
             self.behind |= has_more;
             if !has_more && follower.is_last_look {
                 follower.finish(shown, sink, &self.disk);
@@ -196,7 +197,7 @@ impl Screen {
     }
 
     /// The next bytes of these files; none if their file system does not answer in time.
-    fn read(&self, disk: &Patient, places: Vec<usize>) -> Vec<(usize, Vec<u8>)> {
+    fn read(&self, disk: &Patient, places: Vec<usize>) -> Vec<(usize, Chunk)> {
         if places.is_empty() {
             return Vec::new();
         }
@@ -233,9 +234,15 @@ struct Follower {
 
 impl Follower {
     /// Takes in the next chunk. Returns whether there may be more.
-    fn advance(&mut self, chunk: &[u8], shown: &FollowedFile, sink: &mut Sink, disk: &Patient) -> bool {
-        self.offset += chunk.len() as u64;
-        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+    fn advance(&mut self, chunk: Chunk, shown: &FollowedFile, sink: &mut Sink, disk: &Patient) -> bool {
+        let Chunk { start, bytes } = chunk;
+        if start > self.offset {
+            self.finish(shown, sink, disk);
+            self.line = format!("({} bytes were not shown in time)\n", start - self.offset).into_bytes();
+            self.finish(shown, sink, disk);
+        }
+        self.offset = start + bytes.len() as u64;
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             for part in part.chunks(MAX_LINE_BYTES) {
                 self.line.extend(part);
                 if part.ends_with(b"\n") || self.line.len() >= MAX_LINE_BYTES {
@@ -243,7 +250,7 @@ impl Follower {
                 }
             }
         }
-        chunk.len() == CHUNK
+        bytes.len() == CHUNK
     }
 
     fn finish(&mut self, shown: &FollowedFile, sink: &mut Sink, disk: &Patient) {
@@ -276,21 +283,28 @@ impl Follower {
     }
 }
 
+/// A part of a file.
+struct Chunk {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
 fn contains(line: &[u8], text: &[u8]) -> bool {
     !text.is_empty() && line.windows(text.len()).any(|window| window == text)
 }
 
-/// The next bytes of a file; empty if it cannot be read.
-fn chunk(path: &Path, offset: u64) -> Vec<u8> {
-    let read = || -> std::io::Result<Vec<u8>> {
+/// The next bytes of a file. They start later than at `offset` if what was there is removed; empty if it cannot be read.
+fn chunk(path: &Path, offset: u64) -> Chunk {
+    let read = || -> std::io::Result<Chunk> {
         let mut file = File::open(path)?;
-        file.seek(SeekFrom::Start(offset))?;
-        let mut chunk = vec![0; CHUNK];
-        let read = file.read(&mut chunk)?;
-        chunk.truncate(read);
-        Ok(chunk)
+        let start = data_from(&file, offset);
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = vec![0; CHUNK];
+        let read = file.read(&mut bytes)?;
+        bytes.truncate(read);
+        Ok(Chunk { start, bytes })
     };
-    read().unwrap_or_default()
+    read().unwrap_or(Chunk { start: offset, bytes: Vec::new() })
 }
 
 /// Adds a line to a file. A line that cannot be written is lost here, but its content is also elsewhere.

@@ -182,6 +182,7 @@ mod tests {
             master_addr: "127.0.0.1".to_owned(),
             max_restarts: 3,
             run_dir: "/l".into(),
+            published_dir: "/l".into(),
             logs_aside: None,
             checkpoint_dir: "/c".into(),
             checkpoint_pool: None,

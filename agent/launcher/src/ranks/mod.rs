@@ -31,6 +31,7 @@ use tokio::sync::mpsc;
 
 use crate::group::Group;
 use crate::hang::Hang;
+use crate::log_mirror::LogMirror;
 use crate::output::Output;
 use crate::output::rank_output::StreamTails;
 use crate::pages::Pages;
@@ -64,6 +65,7 @@ pub(crate) struct Ranks {
     /// Reports that a rank's process is ending, from its lifeline.
     pub(crate) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
     pub(crate) guardian: Option<Guardian>,
+    pub(crate) mirror: Option<LogMirror>,
     cgroup: Option<Cgroup>,
     /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
     pub(crate) round_server: Option<RoundServer>,
@@ -136,7 +138,7 @@ impl Ranks {
         spec: RankSpec,
         warm: Warm,
         stopping: Stopping,
-        (guardian, cgroup): (Option<Guardian>, Option<Cgroup>),
+        (guardian, cgroup, mirror): (Option<Guardian>, Option<Cgroup>, Option<LogMirror>),
         allow_inject: bool,
     ) -> Ranks {
         let directory = spec.page_dir.as_deref();
@@ -159,6 +161,7 @@ impl Ranks {
             ended: mpsc::unbounded_channel(),
             endings: mpsc::unbounded_channel(),
             guardian,
+            mirror,
             cgroup,
             round_server: open(false, "restart in process is not available"),
             drill_server: if allow_inject { open(true, "only signals can be injected") } else { None },
@@ -193,12 +196,13 @@ impl Ranks {
         self.processes.iter().any(failed)
     }
 
-    /// Processes below the launcher that do not belong to the ranks: the guardian, a coordination store, and those of the
-    /// user's policy.
+    /// Processes below the launcher that do not belong to the ranks: the guardian, the mirror of the logs, a coordination
+    /// store, and those of the user's policy.
     pub(crate) fn helpers(&self, group: &Group, policy: Option<&Policy>) -> Vec<Pid> {
         let policy = policy.and_then(Policy::pid);
         let mut helpers = with_descendants(policy.as_slice());
         helpers.extend(self.guardian.as_ref().map(Guardian::pid));
+        helpers.extend(self.mirror.as_ref().map(LogMirror::pid));
         helpers.extend(group.store_process());
         helpers
     }

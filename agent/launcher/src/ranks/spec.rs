@@ -38,6 +38,8 @@ pub struct RankSpec {
     pub max_restarts: u32,
     /// Logs go to `attempt_N/<local rank>/` in here.
     pub run_dir: PathBuf,
+    /// Where people find what is in `run_dir`: there, unless that is copied to another directory.
+    pub published_dir: PathBuf,
     /// Where logs go instead of `run_dir` while that does not answer.
     pub logs_aside: Option<PathBuf>,
     /// `MAINSTAY_CHECKPOINT_DIR`.

@@ -53,6 +53,10 @@ pub const COPIES_ENCRYPTED: &str = "a copy in the memory of another host of the 
 pub const NEW_PROCESSES: &str = "ranks that wait in their processes get new ones";
 /// The file system of the logs.
 pub const LOGS_SILENT: &str = "does not answer: the ranks of attempt 1 write to";
+/// The same, where logs are copied to it.
+pub const LOGS_ARE_KEPT: &str = "and are copied when it answers";
+/// Logs that are not in the log directory when the job ends.
+pub const LOGS_NOT_COMPLETE: &str = "are not complete";
 /// The file system of the working directory.
 pub const WORK_SILENT: &str = "its file system or the working directory does not answer";
 /// The closing line of a job that succeeded.

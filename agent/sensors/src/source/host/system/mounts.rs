@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_health::host::os::{MountReading, MountState};
-use mainstay_health::parse::mounts::{Mount, parse_mounts};
+use mainstay_health::parse::mounts::{Mount, NETWORK, parse_mounts};
 use mainstay_model::time::{Mono, Span};
 
 use super::SystemPlan;
@@ -16,43 +16,6 @@ const MAX_MOUNTS: usize = 32;
 
 /// How long a look waits for all requests together; later answers are read at the next look.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
-
-const NETWORK: [&str; 34] = [
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "beegfs_nodev",
-    "panfs",
-    "wekafs",
-    "orangefs",
-    "glusterfs",
-    "afs",
-    "ncpfs",
-    "ocfs2",
-    "gfs2",
-    "fuse.sshfs",
-    "fuse.glusterfs",
-    "fuse.ceph",
-    "fuse.ceph-fuse",
-    "fuse.gcsfuse",
-    "fuse.s3fs",
-    "fuse.mountpoint-s3",
-    "fuse.goofys",
-    "fuse.juicefs",
-    "fuse.blobfuse",
-    "fuse.blobfuse2",
-    "fuse.rclone",
-    "fuse.alluxio",
-    "fuse.cvmfs2",
-    "fuse.mfs",
-    "fuse.seaweedfs",
-];
 
 #[derive(Debug)]
 pub(super) struct MountProbes {
