@@ -174,6 +174,9 @@ pub enum Fact {
         attempt: Attempt,
         /// The first step that all completed.
         step: u64,
+        /// Whether steps are counted from 0 in each process.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        counted: bool,
     },
     /// The job's progress; recorded from time to time, not for each step.
     Progress {
@@ -184,6 +187,9 @@ pub enum Fact {
         /// The loss of that step on the lowest rank that reports one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         loss: Option<f64>,
+        /// The time in sections named `checkpoint` since the last entry of this kind, on the rank whose steps count.
+        #[serde(default, skip_serializing_if = "Span::is_zero")]
+        saving: Span,
     },
     /// A rank left an exit note about an exception; its process may still be exiting.
     RankRaised {

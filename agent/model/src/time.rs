@@ -69,6 +69,12 @@ impl Span {
         Span(millis.saturating_mul(1_000_000))
     }
 
+    /// Whether it has no length; by reference, as serde asks.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+    pub fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
     /// The span in seconds, for display.
     pub fn as_seconds(self) -> f64 {
         self.0 as f64 / 1e9

@@ -383,7 +383,7 @@ pub struct Decision {
     /// The action.
     pub action: Action,
     /// The delay: each of several restarts without progress waits longer than the one before.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "Span::is_zero")]
     pub after: Span,
     /// The rule that applied.
     #[serde(default, skip_serializing_if = "Rule::is_unknown")]
@@ -402,11 +402,6 @@ impl Decision {
     pub fn used_agent_evidence(&self) -> bool {
         self.agent_evidence || self.by == DecidedBy::Agent
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
-fn is_nothing(span: &Span) -> bool {
-    span.0 == 0
 }
 
 /// The result of a restart.

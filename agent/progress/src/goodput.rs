@@ -33,20 +33,68 @@ pub enum TimeCategory {
     Deciding,
     /// From the last step to the end of the job.
     Finishing,
+    /// What a finding costs: steps took longer than without it. Only in books over a journal.
+    Slowdown,
+    /// Hosts meet before an attempt. Only in books over a journal.
+    Rendezvous,
+    /// A host is missing or not ready. Only in books over a journal.
+    Waiting,
+    /// No launcher of the job runs, between two launches. Only in books over a journal.
+    Idle,
+    /// Ranks without heartbeats run: whether they train is unknown. Only in books over a journal.
+    Unmeasured,
+}
+
+impl TimeCategory {
+    /// All categories, the productive one first.
+    pub const ALL: [TimeCategory; 14] = [
+        TimeCategory::Training,
+        TimeCategory::Slowdown,
+        TimeCategory::Checkpointing,
+        TimeCategory::LostWork,
+        TimeCategory::Undetected,
+        TimeCategory::Stopping,
+        TimeCategory::Deciding,
+        TimeCategory::Waiting,
+        TimeCategory::Rendezvous,
+        TimeCategory::Starting,
+        TimeCategory::Initialising,
+        TimeCategory::Finishing,
+        TimeCategory::Idle,
+        TimeCategory::Unmeasured,
+    ];
+
+    /// Its name in files, JSON and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TimeCategory::Training => "training",
+            TimeCategory::Checkpointing => "checkpointing",
+            TimeCategory::Starting => "starting",
+            TimeCategory::Initialising => "initialising",
+            TimeCategory::LostWork => "lost_work",
+            TimeCategory::Undetected => "undetected",
+            TimeCategory::Stopping => "stopping",
+            TimeCategory::Deciding => "deciding",
+            TimeCategory::Finishing => "finishing",
+            TimeCategory::Slowdown => "slowdown",
+            TimeCategory::Rendezvous => "rendezvous",
+            TimeCategory::Waiting => "waiting",
+            TimeCategory::Idle => "idle",
+            TimeCategory::Unmeasured => "unmeasured",
+        }
+    }
 }
 
 impl std::fmt::Display for TimeCategory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            TimeCategory::Training => "training",
-            TimeCategory::Checkpointing => "checkpointing",
-            TimeCategory::Starting => "starting",
-            TimeCategory::Initialising => "initialising",
             TimeCategory::LostWork => "lost work",
             TimeCategory::Undetected => "fault undetected",
-            TimeCategory::Stopping => "stopping",
-            TimeCategory::Deciding => "deciding",
-            TimeCategory::Finishing => "finishing",
+            TimeCategory::Waiting => "waiting for hosts",
+            TimeCategory::Slowdown => "slowed down",
+            TimeCategory::Idle => "between launches",
+            TimeCategory::Unmeasured => "running without heartbeats",
+            of => of.as_str(),
         })
     }
 }
@@ -79,6 +127,9 @@ pub struct Ledger {
     #[serde(default)]
     counted: bool,
     saves: u64,
+    /// The part of `saved` that the journal has.
+    #[serde(default)]
+    saved_recorded: Span,
 }
 
 /// The time accounting of a job at one moment.
@@ -123,6 +174,7 @@ impl Ledger {
             steps_lost: 0,
             counted: false,
             saves: 0,
+            saved_recorded: Span::default(),
         }
     }
 
@@ -195,6 +247,12 @@ impl Ledger {
         self.reached = self.reached.max(Some(number));
         self.highest.0 = self.highest.0.max(Some(done.step));
         self.last_step_end = Some(done.end);
+    }
+
+    /// The time in sections named `checkpoint` since the last call, for the journal.
+    pub fn take_saved(&mut self) -> Span {
+        let before = std::mem::replace(&mut self.saved_recorded, self.saved);
+        self.saved.minus(before)
     }
 
     /// The time accounting at `at`.

@@ -32,6 +32,23 @@ pub struct Job<'a> {
     pub step: f64,
 }
 
+/// A part of a job from one failure to the next. All times are in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// When the failure before it occurred.
+    pub failed_at: f64,
+    /// From then until it was detected.
+    pub detected_after: f64,
+    /// When all ranks train; not before `ends` if the restart fails.
+    pub trains_from: f64,
+    /// When the next failure occurs, or the time is up.
+    pub ends: f64,
+    /// Seconds of steps, without saves.
+    pub trained: f64,
+    /// Of these, the ones that are not lost at its end.
+    pub kept: f64,
+}
+
 impl Job<'_> {
     /// Seconds between two failures.
     pub fn apart(&self) -> f64 {
@@ -47,39 +64,54 @@ impl Job<'_> {
     /// The share of `days` days in which the job made steps that were kept. Failures occur in bursts: the times
     /// between them have a coefficient of variation of 5, as on Titan.
     pub fn productive(&self, days: f64, seed: u64) -> f64 {
+        self.runs(days, seed).iter().map(|run| run.kept).sum::<f64>() / (days * 86_400.0)
+    }
+
+    /// The runs of the job from one failure to the next, in `days` days.
+    pub fn runs(&self, days: f64, seed: u64) -> Vec<Run> {
         let mut random = Random::new(seed);
         let (end, every) = (days * 86_400.0, self.saves_every());
-        let (mut now, mut kept) = (0.0, 0.0);
+        let (mut now, mut runs) = (0.0, Vec::new());
         let mut fails_at = self.gap(&mut random);
         // The time at which training resumes after each restart.
         let mut trains_from = self.communicators;
+        let mut cost = (0.0, self.communicators);
         while now < end {
-            if fails_at < trains_from {
-                // A failure during a restart: the restart starts again.
-                now = fails_at;
-                trains_from = now + self.cost(&mut random);
-            } else {
+            let mut run = Run {
+                failed_at: now,
+                detected_after: cost.0,
+                trains_from,
+                ends: fails_at.min(end),
+                trained: 0.0,
+                kept: 0.0,
+            };
+            if fails_at >= trains_from {
                 let ran = fails_at.min(end) - trains_from;
                 let saves = ((ran - self.saved_after).max(0.0) / (every + self.stall)).floor();
+                run.trained = ran * every / (every + self.stall);
                 // The last part of the run is not lost.
-                kept += if fails_at < end { saves * every } else { ran * every / (every + self.stall) };
-                now = fails_at;
-                trains_from = now + self.cost(&mut random);
+                run.kept = if fails_at < end { saves * every } else { run.trained };
             }
+            runs.push(run);
+            // A failure during a restart: the restart starts again.
+            now = fails_at;
+            cost = self.cost(&mut random);
+            trains_from = now + cost.0 + cost.1;
             fails_at = now + self.gap(&mut random);
         }
-        kept / end
+        runs
     }
 
-    fn cost(&self, random: &mut Random) -> f64 {
+    /// Seconds until a failure is detected, and from then until all ranks train.
+    fn cost(&self, random: &mut Random) -> (f64, f64) {
         let mut left = f64::from(random.unit());
         for failure in self.failures {
             left -= failure.share;
             if left <= 0.0 {
-                return failure.detect + failure.restart + self.communicators;
+                return (failure.detect, failure.restart + self.communicators);
             }
         }
-        self.communicators
+        (0.0, self.communicators)
     }
 
     /// The time to the next failure: log-normal with the mean of [`Job::apart`].

@@ -10,7 +10,7 @@ use std::process::{Output, Stdio};
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::health::HealthState;
 use mainstay_model::id::{Attempt, Incident, Rank};
-use mainstay_model::time::Mono;
+use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use serde_json::Value;
 use server::Server;
@@ -68,7 +68,7 @@ fn verdict() -> Body {
 }
 
 fn progress(step: u64) -> Fact {
-    Fact::Progress { attempt: Attempt(0), step, loss: None }
+    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() }
 }
 
 #[tokio::test]

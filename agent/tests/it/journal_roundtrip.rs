@@ -160,9 +160,10 @@ fn fact() -> impl Strategy<Value = Fact> {
             ),
             (attempt(), text(), prop::collection::vec(text(), 0..3))
                 .prop_map(|(attempt, error, missing)| Fact::StartFailed { attempt, error, missing }),
-            (attempt(), any::<u64>()).prop_map(|(attempt, step)| Fact::RanksStepping { attempt, step }),
+            (attempt(), any::<u64>(), any::<bool>())
+                .prop_map(|(attempt, step, counted)| Fact::RanksStepping { attempt, step, counted }),
             (attempt(), any::<u64>(), option::of(number()))
-                .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss }),
+                .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss, saving: Span(step) }),
             (attempt(), any::<u32>(), vec(rank(), 0..3)).prop_map(|(attempt, orphans_killed, waiting)| {
                 Fact::AttemptEnded { attempt, orphans_killed, waiting }
             }),

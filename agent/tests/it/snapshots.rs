@@ -65,7 +65,7 @@ fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
     let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
-    record(&mut snapshots, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7 });
+    record(&mut snapshots, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7, counted: false });
     let change = HealthChange { from: None, component: component(HealthState::Healthy, 1) };
     snapshots.record(Stamp::default(), None, None, Body::Health(change));
     assert_eq!(snapshots.view().state(), HealthState::Healthy);

@@ -1,5 +1,6 @@
 //! The API's messages from the types of the journal and of the view, and back: the only module that knows both.
 
+pub mod books;
 pub mod device;
 pub mod event;
 pub mod evidence;

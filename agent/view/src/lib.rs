@@ -3,6 +3,7 @@
 
 pub mod convert;
 pub mod explain;
+pub mod goodput;
 pub mod incident_report;
 pub mod node;
 pub mod placement;

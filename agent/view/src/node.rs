@@ -20,6 +20,8 @@ use mainstay_model::verdict::{Decision, Verdict};
 use mainstay_progress::monitor::Pace;
 use mainstay_recovery::policy::CauseKind;
 
+use crate::goodput::Books;
+
 /// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPhase {
@@ -105,6 +107,8 @@ pub struct JobView {
     pub phase: JobPhase,
     /// The current attempt.
     pub attempt: Attempt,
+    /// Its time by state and cause.
+    pub books: Arc<Books>,
     /// When its ranks were started.
     pub attempt_started: Mono,
     /// When the launcher started.
@@ -189,12 +193,19 @@ impl NodeView {
                 self.operator_state.take_in(entry.at, &entry.boot, observation);
             }
             (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
-                self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), (entry.at, entry.seq)));
+                let mut job = JobView::new(id.clone(), spec.clone(), (entry.at, entry.seq));
+                // A job that was requeued goes on under its name.
+                if let Some(before) = self.jobs.remove(id).filter(|before| before.spec.run == spec.run) {
+                    job.books = before.books;
+                }
+                Arc::make_mut(&mut job.books).entry(entry);
+                self.jobs.insert(id.clone(), job);
             }
             (Some(id), body) => {
                 if let Some(job) = self.jobs.get_mut(id) {
                     let before = job.step;
                     job.apply(body);
+                    Arc::make_mut(&mut job.books).entry(entry);
                     let is_news =
                         matches!(body, Body::Fact(Fact::RanksStepping { .. } | Fact::Progress { .. }));
                     if is_news || job.step != before {

@@ -1,24 +1,17 @@
 //! The summary of a job from its journal, for a host whose leader is lost: only the leader accounts each step. Steps
 //! between two entries count as equally long.
 
-use mainstay_model::entry::{Body, Entry, Fact, StepDone};
-use mainstay_model::time::Mono;
+use mainstay_model::entry::{Body, Entry, Fact};
+use mainstay_model::time::{Mono, Stamp};
 use mainstay_model::verdict::{Decision, Outcome, Verdict};
-use mainstay_progress::goodput::{Ledger, TimeCategory};
 use mainstay_recovery::job::{IncidentTimes, Summary};
 
-/// The most steps between two entries.
-const MOST_AT_ONCE: u64 = 1 << 24;
+use crate::goodput::Books;
 
 /// What the entries of one job show so far.
 #[derive(Clone, Debug, Default)]
 pub struct Recounted {
-    ledger: Option<Ledger>,
-    attempts: u32,
-    /// The last step of this attempt that is accounted, and its end.
-    last: Option<(u64, Mono)>,
-    /// Whether a failure of this attempt is accounted.
-    has_failed: bool,
+    books: Books,
     incidents: Vec<IncidentTimes>,
 }
 
@@ -26,60 +19,18 @@ impl Recounted {
     /// Takes in the next entry.
     pub fn entry(&mut self, entry: &Entry) {
         let at = entry.at.mono;
+        self.books.entry(entry);
         match &entry.body {
-            Body::Fact(Fact::JobStarted(_)) => {
-                self.ledger.get_or_insert_with(|| Ledger::open(at));
+            Body::Fact(Fact::AttemptStarted { .. }) => {
+                self.with_incident(|incident| incident.started_at = Some(at));
             }
-            Body::Fact(fact) => self.fact(at, fact),
+            Body::Fact(Fact::RankConnected { .. }) => {
+                self.with_incident(|incident| incident.connected_at = Some(at));
+            }
             Body::Verdict(verdict) => self.verdict(verdict),
             Body::Decision(decision) => self.decision(at, decision),
             Body::Outcome(outcome) => self.outcome(outcome),
-            Body::Health(_) | Body::Finding(_) => {}
-        }
-    }
-
-    fn fact(&mut self, at: Mono, fact: &Fact) {
-        match fact {
-            Fact::AttemptStarted { attempt, .. } => {
-                self.attempts = attempt.0.saturating_add(1);
-                (self.last, self.has_failed) = (None, false);
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.begin_attempt();
-                }
-                self.enter(at, TimeCategory::Starting);
-                self.with_incident(|incident| incident.started_at = Some(at));
-            }
-            Fact::RankConnected { .. } => {
-                if self.ledger.as_ref().is_some_and(|ledger| ledger.state() == TimeCategory::Starting) {
-                    self.enter(at, TimeCategory::Initialising);
-                }
-                self.with_incident(|incident| incident.connected_at = Some(at));
-            }
-            Fact::RanksStepping { step, .. } => {
-                self.enter(at, TimeCategory::Training);
-                self.last = step.checked_sub(1).map(|before| (before, at)).or(self.last);
-                self.reached(at, *step);
-            }
-            Fact::Progress { step, .. } => self.reached(at, *step),
-            Fact::RankExited { status, step, after_stop, .. } => {
-                if let Some(step) = step {
-                    self.reached(at, *step);
-                }
-                if !status.is_success() && !after_stop {
-                    self.failed(at);
-                }
-            }
-            Fact::RankRaised { .. } | Fact::RanksHung { acts: true, .. } => self.failed(at),
-            Fact::StopRequested { .. } => self.enter(at, TimeCategory::Finishing),
-            Fact::AttemptEnded { .. } if self.has_failed => self.enter(at, TimeCategory::Deciding),
-            _ => {}
-        }
-    }
-
-    fn failed(&mut self, at: Mono) {
-        if !std::mem::replace(&mut self.has_failed, true) {
-            self.enter(at, TimeCategory::Undetected);
-            self.enter(at, TimeCategory::Stopping);
+            Body::Fact(_) | Body::Health(_) | Body::Finding(_) => {}
         }
     }
 
@@ -98,7 +49,7 @@ impl Recounted {
             started_at: None,
             connected_at: None,
             first_step_at: None,
-            reached_before: self.ledger.as_ref().and_then(Ledger::reached),
+            reached_before: self.books.reached(),
             first_step: None,
         });
     }
@@ -108,11 +59,6 @@ impl Recounted {
             incident.decided_at = Some(at);
             incident.decision.clone_from(&decision.why);
         });
-        if decision.action.attempt().is_some() {
-            self.enter(at, TimeCategory::Starting);
-        } else if decision.action.exit().is_some() {
-            self.enter(at, TimeCategory::Finishing);
-        }
     }
 
     fn outcome(&mut self, outcome: &Outcome) {
@@ -123,31 +69,6 @@ impl Recounted {
         }
     }
 
-    /// All steps up to this one are done.
-    fn reached(&mut self, at: Mono, step: u64) {
-        let Some(ledger) = &mut self.ledger else { return };
-        let (before, mut start) = self.last.map_or((None, at), |(step, at)| (Some(step), at));
-        if before.is_some_and(|before| before >= step) {
-            return;
-        }
-        let first = before.map_or(step, |before| before.saturating_add(1));
-        // A program that suddenly numbers its steps in another way has not completed all steps between.
-        let first = if step - first > MOST_AT_ONCE { step } else { first };
-        let length = at.since(start).0 / (step - first + 1);
-        for number in first..=step {
-            let end = Mono(start.0.saturating_add(length));
-            ledger.step(&StepDone { step: number, start, end, ..StepDone::default() });
-            start = end;
-        }
-        self.last = Some((step, at));
-    }
-
-    fn enter(&mut self, at: Mono, state: TimeCategory) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.enter(at, state);
-        }
-    }
-
     fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {
         if let Some(open) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none()) {
             change(open);
@@ -155,13 +76,13 @@ impl Recounted {
     }
 
     /// The summary at `at`; none if the entries have no start of a job.
-    pub fn summary(self, at: Mono, exit: i32, reason: String) -> Option<Summary> {
-        let accounting = self.ledger?.accounting(at);
+    pub fn summary(self, at: Stamp, exit: i32, reason: String) -> Option<Summary> {
+        self.books.began?;
         Some(Summary {
             exit,
             reason,
-            attempts: self.attempts,
-            accounting,
+            attempts: self.books.attempts,
+            accounting: self.books.accounting(Some(at.wall)),
             incidents: self.incidents,
             saving: None,
         })
@@ -174,13 +95,14 @@ mod tests {
     use mainstay_diagnosis::root_rank::start_failed;
     use mainstay_model::entry::{ExitStatus, JobSpec};
     use mainstay_model::id::{Attempt, BootId, Incident, Pid, Rank};
-    use mainstay_model::time::{Span, Stamp, Wall};
+    use mainstay_model::time::{Span, Wall};
     use mainstay_model::verdict::{Action, DecidedBy, Rule};
+    use mainstay_progress::goodput::TimeCategory;
 
-    fn recounted(entries: Vec<(u64, Body)>) -> Summary {
+    fn recounted(entries: Vec<(u32, Body)>) -> Summary {
         let mut recounted = Recounted::default();
         for (seconds, body) in entries {
-            let at = Stamp { mono: Mono(seconds * 1_000_000_000), wall: Wall(0) };
+            let at = stamp(seconds);
             recounted.entry(&Entry {
                 seq: 1,
                 at,
@@ -190,7 +112,12 @@ mod tests {
                 body,
             });
         }
-        recounted.summary(Mono(100_000_000_000), 75, "why".to_owned()).expect("it has a start")
+        recounted.summary(stamp(100), 75, "why".to_owned()).expect("it has a start")
+    }
+
+    fn stamp(seconds: u32) -> Stamp {
+        let ns = i64::from(seconds) * 1_000_000_000;
+        Stamp { mono: Mono(ns.unsigned_abs()), wall: Wall(ns) }
     }
 
     fn exited(attempt: u32, status: ExitStatus, step: u64, after_stop: bool) -> Body {
@@ -216,7 +143,9 @@ mod tests {
 
     #[test]
     fn a_journal_shows_attempts_incidents_steps_and_times() {
-        let stepping = |attempt, step| Body::Fact(Fact::RanksStepping { attempt: Attempt(attempt), step });
+        let stepping = |attempt, step| {
+            Body::Fact(Fact::RanksStepping { attempt: Attempt(attempt), step, counted: false })
+        };
         let verdict = start_failed(Incident(1), Attempt(0), "it failed", Mono(40_000_000_000));
         let decision = Decision {
             incident: Incident(1),
@@ -231,7 +160,15 @@ mod tests {
             (0, Body::Fact(Fact::JobStarted(JobSpec::default()))),
             (10, started(0)),
             (20, stepping(0, 0)),
-            (30, Body::Fact(Fact::Progress { attempt: Attempt(0), step: 10, loss: None })),
+            (
+                30,
+                Body::Fact(Fact::Progress {
+                    attempt: Attempt(0),
+                    step: 10,
+                    loss: None,
+                    saving: Span::default(),
+                }),
+            ),
             (40, exited(0, ExitStatus::Signal(9), 20, false)),
             (50, Body::Fact(Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: vec![] })),
             (50, Body::Verdict(verdict)),

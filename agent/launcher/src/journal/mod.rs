@@ -124,7 +124,7 @@ impl Journal {
 
     /// The summary from this host's journal: the leader, which accounts every step, is gone.
     pub(crate) fn recount(&self, exit: i32, reason: String) -> Summary {
-        let (at, reader) = (clock::mono(), self.snapshots.reader());
+        let (stamp, reader) = (clock::now(), self.snapshots.reader());
         let recounted = log_files::ask(move || {
             let (mut recounted, mut cursor) = (Recounted::default(), 0);
             while let Ok(read) = reader.entries_after(cursor, MAX_ENTRIES_PER_READ)
@@ -135,12 +135,12 @@ impl Journal {
             }
             recounted
         });
-        let summary = recounted.and_then(|recounted| recounted.summary(at, exit, reason.clone()));
+        let summary = recounted.and_then(|recounted| recounted.summary(stamp, exit, reason.clone()));
         summary.unwrap_or_else(|| Summary {
             exit,
             reason,
             attempts: 0,
-            accounting: Ledger::open(at).accounting(at),
+            accounting: Ledger::open(stamp.mono).accounting(stamp.mono),
             incidents: Vec::new(),
             saving: None,
         })

@@ -75,14 +75,15 @@ impl Job {
             let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
             self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
-            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
             let counted = stepped.iter().any(|(first, _)| first.counted);
+            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step, counted })));
             self.report_outcome(last, step, counted, out);
         } else {
             self.last_progress = at;
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
             let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
-            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
+            let saving = self.ledger.take_saved();
+            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss, saving })));
             let advised = advice::advice_for(&self.ledger.accounting(at), self.failures());
             out.extend(self.saving.advise(advised).map(|fact| Output::Record(Body::Fact(fact))));
         }

@@ -4,7 +4,7 @@ use mainstay_journal::store::journal::Limits;
 use mainstay_model::entry::{Body, ExitStatus, Fact};
 use mainstay_model::health::HealthState;
 use mainstay_model::id::{Attempt, Incident, Pid, Rank};
-use mainstay_model::time::Mono;
+use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
@@ -19,7 +19,7 @@ use super::server::Server;
 use crate::words::commands;
 
 fn progress(step: u64) -> Fact {
-    Fact::Progress { attempt: Attempt(0), step, loss: None }
+    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() }
 }
 
 fn watch_from(cursor: u64) -> WatchEventsRequest {

@@ -3,7 +3,7 @@
 use mainstay_model::entry::Fact;
 use mainstay_model::health::HealthState;
 use mainstay_model::id::{Attempt, JobId, Rank};
-use mainstay_model::time::Mono;
+use mainstay_model::time::{Mono, Span};
 use mainstay_proto::v1;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::{
@@ -118,7 +118,11 @@ async fn a_watch_sends_the_state_at_once_and_then_the_newest_after_each_change()
     assert_eq!(first.jobs[0].step, Some(1));
 
     for step in 2..=1000 {
-        server.fact(20, "demo", Fact::Progress { attempt: Attempt(0), step, loss: None });
+        server.fact(
+            20,
+            "demo",
+            Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() },
+        );
     }
     // However the messages were coalesced, the last one is the newest state.
     let mut messages = 0;
@@ -152,7 +156,11 @@ async fn the_pace_of_a_job_comes_from_its_steps() {
     };
     assert_eq!(wait_for(1, false).await, None);
     server.at(22);
-    server.fact(22, "demo", Fact::Progress { attempt: Attempt(0), step: 21, loss: None });
+    server.fact(
+        22,
+        "demo",
+        Fact::Progress { attempt: Attempt(0), step: 21, loss: None, saving: Span::default() },
+    );
     assert_eq!(wait_for(21, true).await, Some(2.0));
     server.stop().await;
 }

@@ -162,7 +162,7 @@ impl Server {
             name,
             Fact::AttemptStarted { attempt: Attempt(0), master_port: 29_500, ranks, hosts: Vec::new() },
         );
-        self.fact(12, name, Fact::RanksStepping { attempt: Attempt(0), step: 1 });
+        self.fact(12, name, Fact::RanksStepping { attempt: Attempt(0), step: 1, counted: false });
     }
 
     pub async fn unix(&self) -> Channel {

@@ -12,6 +12,7 @@ use mainstay_model::operator::{Acknowledgement, OperatorState, Silence};
 use mainstay_model::time::Stamp;
 use mainstay_proto::v1::{self, fault_code::Code};
 
+use super::books::books;
 use super::failure::{decision, finding, verdict};
 use super::{age, duration, serialized_name, timestamp, wall_time};
 
@@ -212,6 +213,7 @@ pub fn job(
         copies_behind: job.copies_behind.clone().unwrap_or_default(),
         waits_as_spare: job.waits.clone().unwrap_or_default(),
         texts_withheld: false,
+        books: Some(books(&job.books, (!is_over(job.phase)).then_some(now.wall))),
     }
 }
 
@@ -235,6 +237,9 @@ pub fn withhold_texts(job: &mut v1::Job) {
     if let Some(hang) = &mut job.hang {
         hang.headline = "the ranks make no progress".to_owned();
     }
+    for cause in job.books.iter_mut().flat_map(|books| &mut books.causes) {
+        cause.headline.clear();
+    }
     for finding in &mut job.findings {
         (finding.headline, finding.evidence) = (finding.what.clone(), Vec::new());
     }
@@ -256,6 +261,10 @@ fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
         cost_was: of.cost_was,
         tiers: tiers.collect(),
     }
+}
+
+fn is_over(phase: JobPhase) -> bool {
+    matches!(phase, JobPhase::Ended(_) | JobPhase::Lost)
 }
 
 fn job_phase(phase: JobPhase) -> (v1::JobPhase, Option<i32>) {

@@ -138,7 +138,7 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),
         Fact::RankRefused { rank, reason, .. } => format!("{rank} trains without heartbeats: {reason}"),
         Fact::PagesUnavailable { reason } => format!("the job runs without heartbeats: {reason}"),
-        Fact::RanksStepping { attempt, step } => {
+        Fact::RanksStepping { attempt, step, .. } => {
             format!("{}: training, all ranks completed step {step}", run(*attempt))
         }
         Fact::Progress { step, loss: Some(loss), .. } => format!("step {step} completed, loss {loss:.4}"),

@@ -27,6 +27,7 @@ impl JobView {
             attempt_started: started.mono,
             started,
             began,
+            books: Arc::default(),
             step: None,
             step_at: started.mono,
             ranks: BTreeMap::new(),
@@ -275,7 +276,7 @@ mod tests {
             ranks: ranks.to_vec(),
             hosts: vec![],
         });
-        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
+        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3, counted: false });
         job.apply_fact(&exited(0, Some(42)));
         assert_eq!(job.step, Some(3), "the other rank still runs");
         job.apply_fact(&exited(1, Some(41)));
