@@ -12,7 +12,9 @@ use mainstay_model::pci::PciAddress;
 use mainstay_model::policy::CauseKind;
 use mainstay_model::time::Stamp;
 use mainstay_model::verdict::FaultDomain;
+use mainstay_progress::goodput::TimeCategory;
 use mainstay_tier::peer::Service;
+use mainstay_view::goodput::{Books, Charge, LAUNCHER_LOST, ORDER};
 use mainstay_view::node::{JobPhase, JobView, NodeView};
 use metrics::{Label, Unit, counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -78,6 +80,8 @@ const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
 const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FAILURES: &str = "mainstay_job_failures_total";
+const JOB_TIME: &str = "mainstay_job_time_seconds_total";
+const JOB_LOST_STEPS: &str = "mainstay_job_lost_steps_total";
 const JOB_HANG: &str = "mainstay_job_hang";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
@@ -221,6 +225,18 @@ pub const METRICS: &[Metric] = &[
         kind: Kind::Counter,
         labels: &["cause", "domain", "job", "training_job"],
         help: "Failures so far, by kind of cause and by fault domain: user, hardware, infrastructure, platform, unknown.",
+    },
+    Metric {
+        name: JOB_TIME,
+        kind: Kind::Counter,
+        labels: &["job", "state", "training_job"],
+        help: "Seconds of the job by what they were spent on, from its first launch on. Training is counted with each entry of the journal, a failure once its verdict is known.",
+    },
+    Metric {
+        name: JOB_LOST_STEPS,
+        kind: Kind::Counter,
+        labels: &["cause", "job", "training_job"],
+        help: "Steps that were done again, by kind of what caused that: of a failure, order, launcher_lost.",
     },
     gauge_of(JOB_HANG, JOB_LABELS, "1 while ranks are alive and make no progress, 0 otherwise."),
     gauge_of(
@@ -603,6 +619,7 @@ fn counters(job: &JobView, series: &JobSeries) {
     series.counter(JOB_RESTARTS, &[], job.restarts);
     series.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
+    books(&job.books, of);
     let by_rung = [
         ("in_process", job.restarts_in_process),
         ("respawn_ranks", job.restarts_of_some),
@@ -616,6 +633,23 @@ fn counters(job: &JobView, series: &JobSeries) {
             let count = job.failures.get(&(cause, domain)).copied().unwrap_or_default();
             series.counter(JOB_FAILURES, &[("cause", cause.as_str()), ("domain", domain)], count);
         }
+    }
+}
+
+/// With fractions; [`page`] writes their type.
+fn books(books: &Books, of: &JobSeries) {
+    for state in TimeCategory::ALL {
+        let times = books.settled().iter().filter(|((of, _), _)| *of == state);
+        let seconds: f64 = times.map(|(_, booked)| booked.span.as_seconds()).sum();
+        // The sum of no numbers is -0.
+        of.gauge(JOB_TIME, &[("state", state.as_str())], seconds.abs());
+    }
+    for kind in CauseKind::ALL.into_iter().map(CauseKind::as_str).chain([ORDER, LAUNCHER_LOST]) {
+        let caused =
+            |charge: Charge| charge.and_then(|index| books.causes.get(index)).map(|cause| cause.kind);
+        let steps = books.lost_steps.iter().filter(|(charge, _)| caused(**charge) == Some(kind));
+        let steps: u64 = steps.map(|(_, steps)| *steps).sum();
+        of.gauge(JOB_LOST_STEPS, &[("cause", kind)], steps as f64);
     }
 }
 

@@ -14,6 +14,7 @@ mod doctor;
 mod events;
 mod explain;
 mod find;
+mod goodput;
 mod gpus;
 mod guardian;
 mod job;
@@ -33,6 +34,7 @@ mod status;
 mod stragglers;
 mod torchrun;
 mod version;
+mod when;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -81,6 +83,7 @@ enum Command {
     /// Find the fault domain of a failure from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Goodput(goodput::Args),
     Ack(operator::Ack),
     Silence(operator::Silence),
     Unsilence(operator::Unsilence),
@@ -156,6 +159,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(args).await,
+        Command::Goodput(args) => goodput::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Policy(args) => policy::run(&args),

@@ -14,6 +14,7 @@ mod cuda;
 mod dcgm;
 mod devices;
 mod fabric;
+mod goodput;
 mod gpu_drill;
 mod gpu_reset;
 mod hooks;

@@ -9,6 +9,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use mainstay_api::metrics::METRICS;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::Attempt;
+use mainstay_model::time::Span;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
@@ -147,6 +150,24 @@ impl Prometheus {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_real_prometheus_adds_up_the_time_of_a_job() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    let Some(mut prometheus) = Prometheus::start(dir.path(), &server) else { return server.stop().await };
+    server.job(JOB);
+    let report = Fact::Progress { attempt: Attempt(0), step: 61, loss: None, saving: Span::seconds(6) };
+    server.fact(72, JOB, report);
+    // From 10 s, when the job started, to 72 s; 2 s of that until the first step.
+    let all = prometheus.found("sum by (training_job) (mainstay_job_time_seconds_total) == 62").await;
+    assert_eq!(all[0]["metric"]["training_job"], JOB);
+    let training = prometheus.found("mainstay_job_time_seconds_total{state=\"training\"}").await;
+    assert_eq!(training[0]["value"][1], "54");
+    let lost = prometheus.found("sum(mainstay_job_lost_steps_total)").await;
+    assert_eq!(lost[0]["value"][1], "0");
+    server.stop().await;
 }
 
 #[tokio::test]
