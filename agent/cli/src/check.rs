@@ -75,7 +75,7 @@ pub(super) struct Args {
     /// Configuration file of the agent, for checks without an agent
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print one line of at most 80 characters and exit with 0, 1 or 2, as node-problem-detector expects of a plugin
+    /// Print the result for another program
     #[arg(long, value_enum, conflicts_with_all = ["json", "verbose"])]
     format: Option<Format>,
     /// Show every check, not only the summary (as on a terminal)
@@ -86,8 +86,14 @@ pub(super) struct Args {
 /// A program that reads the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// node-problem-detector's custom plugins: 0 is good, 1 a problem, 2 unknown.
+    /// node-problem-detector's custom plugins: a line of at most 80 characters; exit status 0 good, 1 a problem, 2 unknown
     Npd,
+    /// Nagios' plugins: a line with performance data, then each check that is not well
+    Nagios,
+    /// As --json
+    Json,
+    /// JUnit's XML, for CI
+    Junit,
 }
 
 /// A verdict that can fail a check.
@@ -125,6 +131,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let report = Report { checks, took, status, by: answers.by };
     let (text, status) = match args.format {
         Some(Format::Npd) => (report.for_npd(), npd_status(status)),
+        Some(Format::Nagios) => (report.for_nagios(), status),
+        Some(Format::Junit) => (report.as_junit(), status),
+        Some(Format::Json) => (format!("{}\n", report.as_json()), status),
         None if args.ask.json => (format!("{}\n", report.as_json()), status),
         None => (report.as_text(args.verbose), status),
     };

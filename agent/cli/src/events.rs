@@ -12,11 +12,15 @@ use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
 use serde_json::json;
 
 use super::client::{AskError, Client};
-use super::find::{Ask, SocketAt, find};
+use super::find::{Ask, JobName, SocketAt, find};
 use super::output::{self, Paint, clean};
+use super::when::When;
 use super::{exit, status};
 use mainstay_journal::store::journal::JournalReader;
+use mainstay_model::entry::Entry;
+use mainstay_model::time::Wall;
 use mainstay_view::convert::event::{event, passes};
+use mainstay_view::convert::wall;
 
 /// Pauses between attempts to reach a lost server.
 const FIRST_REST: Duration = Duration::from_millis(200);
@@ -27,26 +31,29 @@ const LONGEST_REST: Duration = Duration::from_secs(5);
 #[command(after_help = "Examples:
   mainstay events                            everything that is kept
   mainstay events -n 20 --follow             the last 20, then each as it happens
-  mainstay events --job demo --kind verdict --kind decision
+  mainstay events demo --kind verdict --kind decision
+  mainstay events --since 2h --until 1h      of the hour before the last
   mainstay events --since 4711 --json        JSON lines after cursor 4711
   mainstay events --journal /var/lib/mainstay/journal     without any server
 
-Exit status: 0 shown, 3 nothing answers or the journal cannot be read, 64 the command line was not understood.")]
+Exit status: 0 shown, 3 nothing answers, there is no such job or the journal cannot be read, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,
     /// Also show each new event, through restarts of the server
     #[arg(long, short, conflicts_with = "journal")]
     follow: bool,
-    /// Only events after this cursor
-    #[arg(long, value_name = "CURSOR", default_value_t = 0, hide_default_value = true)]
-    since: u64,
+    /// Only events since then: after this cursor, since so long ago (2h), or since a time (2026-11-29T12:00)
+    #[arg(long, value_name = "CURSOR|TIME")]
+    since: Option<Since>,
+    /// Only events until then: so long ago, or a time
+    #[arg(long, value_name = "TIME", conflicts_with = "follow")]
+    until: Option<When>,
     /// Only the last N of them
     #[arg(long, short = 'n', value_name = "N")]
     last: Option<usize>,
-    /// Only events of this job
-    #[arg(long, value_name = "ID")]
-    job: Option<String>,
+    #[command(flatten)]
+    job: JobName,
     /// Only events of this kind; may be given several times
     #[arg(long, ignore_case = true, value_parser = kinds())]
     kind: Vec<EventKind>,
@@ -73,16 +80,43 @@ fn severities() -> impl TypedValueParser<Value = Severity> {
         .map(|word| Severity::from_str_name(&format!("SEVERITY_{}", word.to_uppercase())).unwrap_or_default())
 }
 
+/// Where the events begin.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    Cursor(u64),
+    Time(When),
+}
+
+impl std::str::FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Since, String> {
+        text.parse().map(Since::Cursor).or_else(|_| text.parse().map(Since::Time))
+    }
+}
+
 impl Args {
+    fn cursor(&self) -> u64 {
+        match self.since {
+            Some(Since::Cursor(cursor)) => cursor,
+            _ => 0,
+        }
+    }
+
     fn filter(&self) -> EventFilter {
         let kinds = self.kind.iter().map(|kind| (*kind).into()).collect();
         let min_severity = self.severity.unwrap_or_default().into();
-        EventFilter { job: self.job.clone(), kinds, min_severity }
+        EventFilter { job: self.job.get().cloned(), kinds, min_severity }
     }
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let teller = Teller { json: args.ask.json, paint: Paint::for_stdout() };
+    let from = match args.since {
+        Some(Since::Time(When(at))) => Some(at),
+        _ => None,
+    };
+    let until = args.until.map(|When(at)| at);
+    let teller = Teller { json: args.ask.json, paint: Paint::for_stdout(), between: (from, until) };
     let filter = args.filter();
     if let Some(dir) = &args.journal {
         // MAINSTAY_SOCKET in the environment is for commands that need a server; on the command line --socket is a
@@ -93,17 +127,40 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             );
             return Ok(ExitCode::from(exit::USAGE));
         }
-        from_directory(dir.clone(), &args, &filter, teller)?;
-        return Ok(ExitCode::from(exit::OK));
+        let is_known = from_directory(dir.clone(), &args, &filter, teller)?;
+        return Ok(ExitCode::from(if is_known { exit::OK } else { exit::UNKNOWN }));
     }
     let Some((client, place)) = choose(&args).await? else { return Ok(ExitCode::from(exit::UNKNOWN)) };
-    let mut watch = Watch { cursor: args.since, filter, teller, history: Some(History::new(&args, teller)) };
+    let mut watch =
+        Watch { cursor: args.cursor(), filter, teller, history: Some(History::new(&args, teller)), shown: 0 };
     if args.follow {
         watch.follow(client, place).await?;
     } else if let Some(failed) = watch.catch_up(&client).await? {
         return Err(failed.into());
+    } else if let Some(job) = args.job.get().filter(|_| watch.shown == 0)
+        && !has_events(&client, job).await?
+    {
+        output::note(&no_job(job));
+        return Ok(ExitCode::from(exit::UNKNOWN));
     }
     Ok(ExitCode::from(exit::OK))
+}
+
+fn no_job(job: &str) -> String {
+    format!("no event of a job {job:?}: `mainstay status` shows the jobs that are known here")
+}
+
+/// Whether the server has any event of a job, of whatever kind and time.
+async fn has_events(client: &Client, job: &str) -> anyhow::Result<bool> {
+    let filter = EventFilter { job: Some(job.to_owned()), ..EventFilter::default() };
+    let mut cursor = 0;
+    loop {
+        let page = client.list_events(cursor, filter.clone()).await?;
+        if !page.events.is_empty() || page.caught_up {
+            return Ok(!page.events.is_empty());
+        }
+        cursor = page.next_cursor;
+    }
 }
 
 /// How events are printed.
@@ -111,9 +168,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 struct Teller {
     json: bool,
     paint: Paint,
+    between: (Option<Wall>, Option<Wall>),
 }
 
 impl Teller {
+    /// Whether this is in the time that is asked for. Gaps have no time.
+    fn shows(&self, item: &Item) -> bool {
+        let Item::Event(Event { time: Some(time), .. }) = item else { return true };
+        let at = wall(time);
+        self.between.0.is_none_or(|from| from <= at) && self.between.1.is_none_or(|until| at <= until)
+    }
+
     fn report(self, item: &Item) -> anyhow::Result<()> {
         let line = match (item, self.json) {
             (Item::Event(event), true) => json!(event).to_string(),
@@ -155,6 +220,9 @@ impl History {
     }
 
     fn take(&mut self, item: Item) -> anyhow::Result<()> {
+        if !self.teller.shows(&item) {
+            return Ok(());
+        }
         let Some(last) = self.last else { return self.teller.report(&item) };
         // Gaps before the last few events do not matter.
         if matches!(item, Item::Event(_)) {
@@ -178,6 +246,8 @@ struct Watch {
     teller: Teller,
     /// None once all past events are printed.
     history: Option<History>,
+    /// Past events that passed the filter.
+    shown: usize,
 }
 
 impl Watch {
@@ -189,6 +259,7 @@ impl Watch {
                 Ok(page) => page,
                 Err(lost) => return Ok(Some(lost)),
             };
+            self.shown += page.events.len();
             for item in page.gap.map(Item::Gap).into_iter().chain(page.events.into_iter().map(Item::Event)) {
                 history.take(item)?;
             }
@@ -253,7 +324,9 @@ impl Watch {
         loop {
             match events.next().await {
                 Ok(item) => {
-                    self.teller.report(&item)?;
+                    if self.teller.shows(&item) {
+                        self.teller.report(&item)?;
+                    }
                     self.cursor = match item {
                         Item::Event(event) => event.cursor,
                         Item::Gap(gap) => gap.last_missing,
@@ -281,7 +354,7 @@ async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
             }
         }
     }
-    if let Some(job) = &args.job {
+    if let Some(job) = args.job.get() {
         for (client, place) in &answering {
             if client
                 .snapshot()
@@ -308,7 +381,8 @@ async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
     }
 }
 
-fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Teller) -> anyhow::Result<()> {
+/// Returns false if there is no event of the job that is asked for.
+fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Teller) -> anyhow::Result<bool> {
     anyhow::ensure!(
         dir.is_dir(),
         "{} is not a directory; give the directory that holds the journal's segments",
@@ -318,7 +392,8 @@ fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Telle
     let dir = if inside.is_dir() { inside } else { dir };
     let reader = JournalReader::new(&dir);
     let mut history = History::new(args, teller);
-    let mut cursor = args.since;
+    let mut cursor = args.cursor();
+    let mut is_known = args.job.get().is_none();
     loop {
         let read = reader.entries_after(cursor, 1000)?;
         anyhow::ensure!(
@@ -334,8 +409,14 @@ fn from_directory(dir: PathBuf, args: &Args, filter: &EventFilter, teller: Telle
             history.take(Item::Event(event))?;
         }
         if read.entries.is_empty() {
-            return history.end();
+            history.end()?;
+            if let Some(job) = args.job.get().filter(|_| !is_known) {
+                output::note(&no_job(job));
+            }
+            return Ok(is_known);
         }
+        let is_of_job = |entry: &Entry| entry.job.as_ref().map(|job| &job.0) == args.job.get();
+        is_known |= read.entries.iter().any(is_of_job);
         cursor = read.cursor;
     }
 }

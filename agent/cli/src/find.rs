@@ -16,6 +16,24 @@ pub(super) struct Ask {
     pub(super) json: bool,
 }
 
+/// The job that a command is about, in either of two forms.
+#[derive(Debug, clap::Args)]
+pub(super) struct JobName {
+    /// The job; not needed where only one runs, and all of them are shown otherwise
+    #[arg(value_name = "JOB")]
+    job_named: Option<String>,
+    /// The job, as an option
+    #[arg(long = "job", value_name = "JOB", conflicts_with = "job_named")]
+    job_option: Option<String>,
+}
+
+impl JobName {
+    /// Its name, if one is given.
+    pub(super) fn get(&self) -> Option<&String> {
+        self.job_named.as_ref().or(self.job_option.as_ref())
+    }
+}
+
 /// A socket that was found. It may have no server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SocketAt {

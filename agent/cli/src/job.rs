@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use mainstay_proto::v1::{InjectFaultRequest, InjectedFault};
 
 use super::client::{AskError, Client};
+use super::find::JobName;
 use super::order::{self, done};
 
 /// Restart or stop a running job, or exclude a rank's GPU
@@ -91,9 +92,8 @@ enum Fault {
 
 #[derive(Debug, clap::Args)]
 struct JobTarget {
-    /// The job; not needed where only one runs
-    #[arg(long, value_name = "ID")]
-    job: Option<String>,
+    #[command(flatten)]
+    job: JobName,
     /// The job's socket, where it is not in its usual place
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -146,5 +146,5 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
 }
 
 async fn connect(place: &JobTarget) -> Result<Client, AskError> {
-    order::launcher(place.socket.clone(), place.job.as_deref()).await
+    order::launcher(place.socket.clone(), place.job.get().map(String::as_str)).await
 }

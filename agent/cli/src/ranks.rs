@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::answer::is_over;
 use super::exit;
-use super::find::{Ask, find};
+use super::find::{Ask, JobName, find};
 use super::output::{self, Paint, aligned, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
 
@@ -36,8 +36,8 @@ const MAX_SHOWN_RANKS: usize = 24;
 
 Exit status: 0 shown, 3 nothing answers or there is no such job, 64 the command line was not understood.")]
 pub(super) struct Args {
-    /// The job; all that run if not given
-    job: Option<String>,
+    #[command(flatten)]
+    job: JobName,
     #[command(flatten)]
     ask: Ask,
     /// Show it again every second until interrupted
@@ -57,12 +57,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             .into_iter()
             .filter_map(|answer| answer.result.ok())
             .flat_map(|snapshot| snapshot.jobs)
-            .filter(|job| args.job.as_ref().map_or(!is_over(job), |id| job.id == *id))
+            .filter(|job| args.job.get().map_or(!is_over(job), |id| job.id == *id))
             .collect();
         if args.ask.json {
             output::print(&format!("{}\n", json!({ "jobs": jobs })))?;
         } else if jobs.is_empty() {
-            output::note(&match &args.job {
+            output::note(&match args.job.get() {
                 Some(job) => format!("no job {job:?} is known here; `mainstay status` shows those that are"),
                 None => nothing_answers(&found),
             });

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::answer::is_over;
 use super::exit;
-use super::find::{Ask, find};
+use super::find::{Ask, JobName, find};
 use super::output::{self, Paint, clean};
 use super::status::{ask_all, reported_once};
 use mainstay_sensors::source::evidence::{self, Frames, Subject};
@@ -36,8 +36,8 @@ command on their host, as their user or as root.
 Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
 )]
 pub(super) struct Args {
-    /// The job; not needed where only one runs
-    job: Option<String>,
+    #[command(flatten)]
+    job: JobName,
     /// Include native frames if py-spy is installed; pauses each rank for a fraction of a second
     #[arg(long)]
     native: bool,
@@ -53,7 +53,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         snapshot.jobs.into_iter().map(move |job| (snapshot.server.hostname.clone(), job))
     });
     let jobs: Vec<(String, Job)> = jobs.filter(|(_, job)| !is_over(job)).collect();
-    let (host, job) = match chosen(jobs, args.job.as_deref()) {
+    let (host, job) = match chosen(jobs, args.job.get().map(String::as_str)) {
         Ok(job) => job,
         Err(why) => {
             output::note(&why);

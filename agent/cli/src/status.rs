@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Client};
-use super::find::{Ask, SocketAt, SocketSearch, find};
+use super::find::{Ask, JobName, SocketAt, SocketSearch, find};
 use super::output::{self, Paint};
 use super::{exit, screen};
 
@@ -17,7 +17,7 @@ use super::{exit, screen};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay status                     everything that answers on this host
-  mainstay status --job demo          one job; the exit status is the job's
+  mainstay status demo                one job; the exit status is the job's
   mainstay status --json | jq .state
   watch -c mainstay status            again every two seconds
 
@@ -26,19 +26,18 @@ Exit status: 0 healthy, 1 degraded or a job recovers, 2 unhealthy or the job ask
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,
-    /// Show this job alone
-    #[arg(long, value_name = "ID")]
-    job: Option<String>,
+    #[command(flatten)]
+    job: JobName,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let found = find(&args.ask);
     let mut answers = ask_all(found.places.clone()).await;
     reported_once(&mut answers);
-    if let Some(job) = &args.job {
+    if let Some(job) = args.job.get() {
         only_job(&mut answers, job);
     }
-    let status = weigh(&answers, args.job.is_some());
+    let status = weigh(&answers, args.job.get().is_some());
     if args.ask.json {
         output::print(&format!("{}\n", as_json(&answers, &found, status)))?;
         return Ok(ExitCode::from(status));
@@ -46,7 +45,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     output::print(&screen::render(&answers, Paint::for_stdout()))?;
     if !answers.iter().any(|answer| answer.result.is_ok()) {
         output::note(&nothing_answers(&found));
-    } else if let Some(job) = args.job.filter(|_| jobs(&answers).next().is_none()) {
+    } else if let Some(job) = args.job.get().filter(|_| jobs(&answers).next().is_none()) {
         output::note(&format!("no job {job:?} is known here; `mainstay status` shows those that are"));
     }
     Ok(ExitCode::from(status))

@@ -170,6 +170,33 @@ fn node_problem_detector_gets_a_short_line_and_its_statuses() {
 }
 
 #[test]
+fn nagios_and_junit_get_their_forms() {
+    let host = Host::new();
+    fs::write(host.log(), OFF_BUS).unwrap();
+    let printed = |format: &str| {
+        let output = host.check(&format!("--alone --group gpu --format {format}"));
+        assert_eq!(output.status.code(), Some(2), "{format}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let nagios = printed("nagios");
+    let (first, rest) = nagios.split_once('\n').unwrap();
+    let (text, figures) = first.split_once(" | ").unwrap();
+    assert!(text.starts_with("MAINSTAY CRITICAL: ") && rest.starts_with("gpu.0000:3b:00: "), "{nagios}");
+    assert!(figures.split(' ').all(|figure| figure.split_once('=').is_some()), "{figures}");
+    let checks = host.check_as_json("--alone --group gpu")["checks"].as_array().unwrap().len();
+    let junit = printed("junit");
+    let count = |of: &str| junit.matches(of).count();
+    assert_eq!(
+        (count("<testcase "), count("</testcase>"), count("<failure ")),
+        (checks, checks, 1),
+        "{junit}"
+    );
+    assert!(junit.contains(&format!("tests=\"{checks}\" failures=\"1\"")), "{junit}");
+    let json: Value = serde_json::from_str(&printed("json")).unwrap();
+    assert_eq!(json["verdict"], "fail");
+}
+
+#[test]
 fn an_agent_is_asked_where_there_is_one() {
     let host = Host::new();
     fs::write(host.log(), OFF_BUS).unwrap();

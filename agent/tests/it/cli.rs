@@ -254,8 +254,15 @@ async fn events_are_printed_filtered_and_counted() {
     };
     assert_eq!(cursors(&["--json", "--since", "7"]).await, [8, 9]);
     assert_eq!(cursors(&["--json", "-n", "3"]).await, [7, 8, 9]);
+    assert_eq!(
+        cursors(&["--json", "--since", "2026-01-01T00:00:20", "--until", "2026-01-01T00:00:20Z"]).await,
+        [4]
+    );
     assert_eq!(cursors(&["--json", "--job", "demo", "-n", "2"]).await, [3, 4]);
     assert_eq!(cursors(&["--json", "--severity", "error"]).await, [4]);
+    let nope =
+        run(mainstay(dir.path()).args(["events", "--job", "nope", "--socket"]).arg(&server.socket)).await;
+    assert_eq!((nope.status.code(), stdout(&nope).as_str()), (Some(3), ""));
     server.stop().await;
 
     // The same without a server.

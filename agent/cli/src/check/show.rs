@@ -7,6 +7,7 @@ use mainstay_health::host::preflight::{Check, CheckVerdict, overall, summary};
 use mainstay_model::time::Span;
 use serde_json::{Value, json};
 
+use crate::exit;
 use crate::output::{Paint, clean};
 
 /// What node-problem-detector keeps of a plugin's output by default.
@@ -49,6 +50,61 @@ impl Report {
         text + "\n"
     }
 
+    /// As Nagios' plugins: the state and the summary, performance data, and what is wrong in further lines.
+    pub(super) fn for_nagios(&self) -> String {
+        let state = match self.status {
+            exit::OK => "OK",
+            exit::DEGRADED => "WARNING",
+            exit::UNHEALTHY => "CRITICAL",
+            _ => "UNKNOWN",
+        };
+        // A bar separates the performance data.
+        let line = |text: &str| clean(text).replace('|', "/");
+        let count = |of: CheckVerdict| self.checks.iter().filter(|check| check.verdict == of).count();
+        let mut text = format!(
+            "MAINSTAY {state}: {} | pass={} warn={} fail={} unknown={} time={:.3}s\n",
+            line(&summary(&self.checks, self.took)),
+            count(CheckVerdict::Pass),
+            count(CheckVerdict::Warn),
+            count(CheckVerdict::Fail),
+            count(CheckVerdict::Unknown),
+            self.took.as_seconds(),
+        );
+        for check in self.checks.iter().filter(|check| is_wrong(check)) {
+            let _ = writeln!(text, "{}: {}", line(&check.name), line(&check.reason));
+        }
+        text
+    }
+
+    /// As JUnit's XML: what is degraded or unhealthy is a failure, what is unknown an error.
+    pub(super) fn as_junit(&self) -> String {
+        let count = |of: CheckVerdict| self.checks.iter().filter(|check| check.verdict == of).count();
+        let mut text = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"mainstay check\" tests=\"{}\" \
+             failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{:.3}\">\n",
+            self.checks.len(),
+            count(CheckVerdict::Fail) + count(CheckVerdict::Warn),
+            count(CheckVerdict::Unknown),
+            count(CheckVerdict::Skipped),
+            self.took.as_seconds(),
+        );
+        for check in &self.checks {
+            let time = check.took.map_or(0.0, Span::as_seconds);
+            let (name, group, why) = (xml(&check.name), check.group.name(), xml(&check.reason));
+            let _ = write!(text, "<testcase classname=\"{group}\" name=\"{name}\" time=\"{time:.3}\">");
+            let _ = match check.verdict {
+                CheckVerdict::Pass => Ok(()),
+                CheckVerdict::Warn | CheckVerdict::Fail => {
+                    write!(text, "<failure type=\"{}\" message=\"{why}\"/>", verdict_name(check.verdict))
+                }
+                CheckVerdict::Unknown => write!(text, "<error message=\"{why}\"/>"),
+                CheckVerdict::Skipped => write!(text, "<skipped message=\"{why}\"/>"),
+            };
+            text.push_str("</testcase>\n");
+        }
+        text + "</testsuite>\n</testsuites>\n"
+    }
+
     fn write_checks(&self, paint: Paint, text: &mut String) {
         let widest = self.checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
         for check in &self.checks {
@@ -56,7 +112,7 @@ impl Report {
             let took = check.took.map(|took| format!(" ({took})")).unwrap_or_default();
             let line = format!("{:<widest$}  {}{took}", check.name, clean(&check.reason));
             let _ = writeln!(text, "{}{line}", colour(paint, check.verdict, &named));
-            if !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped) {
+            if is_wrong(check) {
                 for seen in &check.evidence {
                     let limit =
                         seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
@@ -81,6 +137,16 @@ impl Report {
             "checks": self.checks.iter().map(check_as_json).collect::<Vec<Value>>(),
         })
     }
+}
+
+fn is_wrong(check: &Check) -> bool {
+    !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped)
+}
+
+/// A text as the value of an attribute.
+fn xml(text: &str) -> String {
+    let escaped = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&quot;")];
+    escaped.into_iter().fold(clean(text), |text, (letter, escaped)| text.replace(letter, escaped))
 }
 
 fn check_as_json(check: &Check) -> Value {

@@ -18,6 +18,7 @@ const MAX_PROBLEMS: usize = 5;
 
 /// The steps of a directory according to their manifests; the data is not read.
 pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+    must_exist(directory)?;
     let mut copies = Vec::new();
     let mut problems = Vec::new();
     look_directory(directory, |path, found| match found {
@@ -26,6 +27,11 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
     });
     copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.key.run_id(), run)));
     print_steps(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
+}
+
+fn must_exist(directory: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(directory.is_dir(), "{}: there is no such directory", directory.display());
+    Ok(())
 }
 
 /// Prints the steps stored in one place.
@@ -51,6 +57,7 @@ pub(super) fn print_steps(
 
 /// Reads all data of a directory and compares it.
 pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
+    must_exist(directory)?;
     let (mut good, mut bytes, mut bad) = (0_usize, 0_u64, Vec::new());
     verify_directory(directory, |path, checked| match checked {
         Ok(sealed) => {
