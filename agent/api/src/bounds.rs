@@ -125,9 +125,18 @@ where
             calls.take(source, source.is_free())
         };
         let Some(place) = place else {
-            let refused =
-                Status::resource_exhausted("this caller or all callers have the most calls that may be open");
-            return Box::pin(std::future::ready(Ok(refused.into_http())));
+            const TOO_MANY: &str = "this caller or all callers have the most calls that may be open";
+            let kind = request.headers().get(hyper::http::header::CONTENT_TYPE);
+            let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+            let refused = if is_grpc {
+                Status::resource_exhausted(TOO_MANY).into_http()
+            } else {
+                // A probe reads the status alone.
+                let mut refused = Response::new(Body::new(format!("{TOO_MANY}\n")));
+                *refused.status_mut() = hyper::http::StatusCode::SERVICE_UNAVAILABLE;
+                refused
+            };
+            return Box::pin(std::future::ready(Ok(refused)));
         };
         let reports = (request.uri().path() == ATTACH).then(|| self.bounds.reports.clone());
         let request = request.map(|body| match reports {

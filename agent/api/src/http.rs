@@ -1,4 +1,4 @@
-//! HTTP for probes and for Prometheus: `/healthz`, `/readyz`, `/metrics`.
+//! HTTP: `/healthz` and `/readyz` for probes, `/metrics` for Prometheus, the page for people, JSON for scripts.
 
 use axum::Router;
 use axum::extract::State;
@@ -8,6 +8,7 @@ use axum::routing::get;
 
 use super::ReadSide;
 use super::metrics::{self, Format, Scrape};
+use super::{json, page};
 use mainstay_view::convert::health::{reasons, state_name};
 
 pub(super) fn router(read: ReadSide) -> Router {
@@ -15,6 +16,8 @@ pub(super) fn router(read: ReadSide) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
+        .merge(json::router())
+        .merge(page::router())
         .with_state(read)
 }
 
@@ -50,6 +53,9 @@ async fn scrape(State(read): State<ReadSide>, uri: Uri, headers: HeaderMap) -> R
 
 /// For the HTTP listener: lists the paths that exist.
 pub(super) async fn not_found(uri: Uri) -> Response {
-    let text = format!("nothing at {}; there are /healthz, /readyz and /metrics\n", uri.path());
+    let text = format!(
+        "nothing at {}; there are /, /healthz, /readyz, /metrics and, as JSON, /v1/node, /v1/devices, /v1/jobs and /v1/events\n",
+        uri.path()
+    );
     (StatusCode::NOT_FOUND, text).into_response()
 }

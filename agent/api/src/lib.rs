@@ -17,12 +17,14 @@ mod grpc_health;
 pub mod handover;
 mod health;
 mod http;
+mod json;
 mod listen;
 pub mod metrics;
 pub mod nvrx;
 pub mod operator;
 pub mod orders;
 mod pace;
+pub mod page;
 mod preflight;
 pub mod readers;
 mod replicas;
@@ -109,7 +111,7 @@ pub struct Listeners {
     pub unix: Option<UnixSocket>,
     /// gRPC and HTTP for remote callers. There is no authentication: bind it only to a trusted network.
     pub grpc: Option<TcpListener>,
-    /// HTTP alone, for Prometheus and for probes.
+    /// HTTP alone: for people, scripts, Prometheus and probes.
     pub http: Option<TcpListener>,
     /// Active probes for callers on the Unix socket; without it no probes are run.
     pub deep: Option<DeepChecks>,
@@ -205,11 +207,13 @@ pub async fn serve(
         });
     }
     if let Some(listener) = listeners.http {
-        let router = http::router(read.clone()).fallback(http::not_found);
-        let listener = listen::Capped::new(listener);
-        let stopped = stop.clone().cancelled_owned();
+        let bounds = Bounds::default();
+        let of_http = ReadSide { bounds: bounds.clone(), ..read.clone() };
+        let routes = Routes::from(http::router(of_http).fallback(http::not_found));
+        let stop = stop.clone();
         servers.spawn(async move {
-            ended("HTTP", axum::serve(listener, router).with_graceful_shutdown(stopped).await)
+            let incoming = listen::incoming(listener, stop.clone());
+            ended("HTTP", grpc(routes, bounds, incoming, stop).await)
         });
     }
     let pace = tokio::spawn(pace::follow(read));
@@ -282,6 +286,7 @@ fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
     Ok(grpc.into_axum_router().merge(http::router(read.clone())).into())
 }
 
+/// Serves gRPC and HTTP, or what the routes have of them.
 async fn grpc<I, IO>(
     routes: Routes,
     bounds: Bounds,

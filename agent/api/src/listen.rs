@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -195,49 +194,14 @@ pub(super) fn incoming(
     stop: CancellationToken,
 ) -> ReceiverStream<io::Result<Placed<TcpStream, TcpConnection>>> {
     let (sender, receiver) = mpsc::channel(1);
-    let capped = Capped::new(listener);
-    tokio::spawn(accept(stop, sender, async move || Ok(capped.next().await?.0)));
-    ReceiverStream::new(receiver)
-}
-
-/// A TCP listener that limits the number of connections of each address.
-pub(super) struct Capped {
-    listener: TcpListener,
-    connections: TcpConnections,
-}
-
-impl Capped {
-    pub(super) fn new(listener: TcpListener) -> Capped {
-        Capped { listener, connections: TcpConnections::default() }
-    }
-
-    async fn next(&self) -> io::Result<(Placed<TcpStream, TcpConnection>, SocketAddr)> {
-        let (stream, address) = self.listener.accept().await?;
+    let connections = TcpConnections::default();
+    tokio::spawn(accept(stop, sender, async move || {
+        let (stream, address) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let place = self.connections.add(address.ip(), &stream);
-        Ok((Placed::new(stream, place), address))
-    }
-}
-
-impl axum::serve::Listener for Capped {
-    type Io = Placed<TcpStream, TcpConnection>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            match self.next().await {
-                Ok(accepted) => return accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "a caller of the API could not be accepted");
-                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
+        let place = connections.add(address.ip(), &stream);
+        Ok(Placed::new(stream, place))
+    }));
+    ReceiverStream::new(receiver)
 }
 
 /// Accepts forever. A failure causes a short pause: it neither ends the listener nor uses a whole CPU.

@@ -61,7 +61,7 @@ settings! {
         /// API has no authentication on TCP.
         #[serde(with = "none_is_empty")]
         listen: Option<SocketAddr> = None,
-        /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, such as "127.0.0.1:7131". Empty: none.
+        /// TCP address on which HTTP is served (/metrics, /healthz, /readyz, the page at /, JSON in /v1), such as "127.0.0.1:7131". Empty: none.
         #[serde(with = "none_is_empty")]
         http: Option<SocketAddr> = None,
         /// The only group that may connect to the socket: a numeric id. Empty (-1): every user may.

@@ -117,3 +117,12 @@ pub fn json(report: &IncidentReport) -> serde_json::Value {
         "what_to_do": advice(verdict, decision.as_ref(), report.since_then()),
     })
 }
+
+/// The report on a failure of a job as JSON, with the whole text that people read.
+pub fn with_text(job: &str, report: &IncidentReport) -> serde_json::Value {
+    let mut answer = json(report);
+    answer["job"] = job.into();
+    answer["incident"] = report.verdict.incident.0.into();
+    answer["text"] = render(report, Options { all: true, ..Options::default() }).into();
+    answer
+}

@@ -4,3 +4,4 @@
 
 mod additive;
 mod documented;
+mod openapi;

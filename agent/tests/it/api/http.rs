@@ -7,7 +7,7 @@ use tokio::net::{TcpStream, UnixStream};
 use super::server::Server;
 
 /// Sends bytes and returns what was received until the server closed.
-async fn raw(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> String {
+pub async fn raw(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> String {
     // The server may close while it receives invalid data.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
@@ -15,7 +15,7 @@ async fn raw(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn request(method: &str, path: &str) -> Vec<u8> {
+pub fn request(method: &str, path: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
@@ -74,7 +74,7 @@ async fn the_http_port_offers_http_alone() {
     let server = Server::start(dir.path()).await;
     let (status, text) = get(&server, "/mainstay.v1.HealthService/GetNode").await;
     assert_eq!(status, 404);
-    assert!(text.contains("/healthz, /readyz and /metrics"), "{text}");
+    testing::snapshot!("http", "nothing is at this path", text);
     server.stop().await;
 }
 

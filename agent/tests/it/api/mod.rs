@@ -7,6 +7,7 @@ mod explain;
 mod grpc_health;
 mod health;
 mod http;
+mod json;
 mod metrics;
 mod preflight;
 mod prometheus;
