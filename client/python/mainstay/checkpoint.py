@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import warnings
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar, overload
 
 from . import _container, _disk, _doubt, _memory_steps, _native, _pool, _seal, _shard
 
@@ -42,6 +42,7 @@ _DIRECTORY = "MAINSTAY_CHECKPOINT_DIR"
 _KEEP = "MAINSTAY_CHECKPOINT_KEEP"
 _RESUME = "MAINSTAY_CHECKPOINT_RESUME"
 _saving = threading.Lock()
+_S = TypeVar("_S")
 
 
 class _Setting(Exception):
@@ -180,6 +181,14 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
     return None
 
 
+@overload
+def load(
+    step: Optional[int] = None, *, into: None = None, directory: Optional[str] = None, replicated: bool = False
+) -> Optional[Any]: ...
+@overload
+def load(
+    step: Optional[int] = None, *, into: _S, directory: Optional[str] = None, replicated: bool = False
+) -> Optional[_S]: ...
 def load(
     step: Optional[int] = None, *, into: Any = None, directory: Optional[str] = None, replicated: bool = False
 ) -> Any:

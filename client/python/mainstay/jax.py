@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+from typing import Any, Callable, Optional, TypeVar
 
 from . import _native, section, step
 from ._framework import jax as _jax
@@ -15,8 +16,10 @@ from ._section import expect_long
 
 __all__ = ["watch_step"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 
-def watch_step(function, *, first: int = 0, loss=None):
+
+def watch_step(function: _F, *, first: int = 0, loss: Optional[Callable[[Any], Any]] = None) -> _F:
     """Returns ``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
 
     The first call, in which JAX compiles, is expected to take long. ``loss``: selects the loss from the result of

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from typing import TYPE_CHECKING, Any, List, Type
 
 from . import _disk, _native, _seal, section, step, torch
 from . import checkpoint as _checkpoint
@@ -96,7 +97,7 @@ def _loss(outputs):
     return float(loss.detach())
 
 
-def callbacks() -> list:
+def callbacks() -> List[Any]:
     """For Lightning's entry point ``lightning.pytorch.callbacks_factory``."""
     if not _native.active():
         return []
@@ -105,7 +106,7 @@ def callbacks() -> list:
     return [_made_for(Callback)()]
 
 
-def callbacks_of_pytorch_lightning() -> list:
+def callbacks_of_pytorch_lightning() -> List[Any]:
     """For the entry point ``pytorch_lightning.callbacks_factory``."""
     if not _native.active():
         return []
@@ -187,7 +188,12 @@ def _forget_newer(path: str, number: int) -> None:
             _checkpoint._quietly(_seal._remove_step, path, other)
 
 
-def __getattr__(name: str):
+# Made on first use, from the classes of the package that the script imports.
+MainstayCallback: Type[Any]
+MainstayCheckpointIO: Type[Any]
+
+
+def _made_on_first_use(name: str) -> Any:
     by_old_name = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     if name == "MainstayCallback":
         package = imported("pytorch_lightning" if by_old_name else "lightning.pytorch")
@@ -198,3 +204,7 @@ def __getattr__(name: str):
         globals()[name] = _io_made_for(imported(package).CheckpointIO)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # A type checker would accept every name.
+    __getattr__ = _made_on_first_use

@@ -10,6 +10,9 @@ off). This module does not change what torch computes, does not wait for a devic
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any, Optional
+
 from ._framework import torch as _torch  # First: what follows needs it too.
 
 from . import _native, _reconfigure, _torch_collectives, _torch_sections, _torch_store
@@ -19,7 +22,7 @@ __all__ = ["process_group", "watch"]
 _watching = False
 
 
-def process_group(backend=None, *, timeout=None, **options):
+def process_group(backend: Optional[str] = None, *, timeout: Optional[timedelta] = None, **options: Any) -> Any:
     """The default process group of this round, instead of ``torch.distributed.init_process_group`` in a
     :func:`mainstay.restartable` function.
 
@@ -31,7 +34,7 @@ def process_group(backend=None, *, timeout=None, **options):
     return _reconfigure.process_group(backend, timeout=timeout, **options)
 
 
-def watch(model=None, *, steps: bool = True) -> bool:
+def watch(model: Any = None, *, steps: bool = True) -> bool:
     """Starts to watch; returns True if heartbeats of this process reach a page.
 
     ``model``: a module whose calls are the section ``forward``. ``DistributedDataParallel``, FSDP modules and the

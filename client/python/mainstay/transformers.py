@@ -18,7 +18,7 @@ class MainstayCallback(_transformers.TrainerCallback):
     """Reports steps by the trainer's ``global_step``, evaluation and checkpoints; a logged loss is reported with the
     next step."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._loss = None
         self._evaluating = False
 

@@ -110,6 +110,71 @@ def test_the_stubs_name_what_is_there():
     assert stubbed == mainstay.__all__
 
 
+# Every function and class of the package, as a strictly typed script uses it.
+TYPED = """
+from __future__ import annotations
+
+import mainstay
+import mainstay.dcp, mainstay.jax, mainstay.lightning, mainstay.torch, mainstay.transformers
+from mainstay.lightning import MainstayCheckpointIO
+from mainstay.transformers import MainstayCallback
+
+def train(first: int, steps: int) -> float:
+    weights: dict[str, float] = {"weight": 0.0}
+    saved = mainstay.checkpoint.load()
+    if saved is not None:
+        first = saved["step"] + 1
+    weights = mainstay.checkpoint.load(into=weights, replicated=True) or weights
+    room: bool = mainstay.checkpoint.reserve(weights)
+    for number in range(first, steps):
+        with mainstay.section("forward"):
+            weights["weight"] += 1.0
+        mainstay.step(number, loss=weights["weight"])
+        if mainstay.checkpoint.due():
+            kept: bool = mainstay.checkpoint.save(number, weights, alike="all")
+    return weights["weight"]
+
+@mainstay.restartable
+def main() -> None:
+    mainstay.role("actor", stage=1)
+    mainstay.torch.process_group("gloo")
+    watched: bool = mainstay.torch.watch()
+    newest: int | None = mainstay.checkpoint.latest()
+    same: float = mainstay.jax.watch_step(train, first=3, loss=lambda result: result)(0, 3)
+    callbacks = [MainstayCallback(), mainstay.lightning.MainstayCallback(), *mainstay.lightning.callbacks()]
+    plugins = [MainstayCheckpointIO()]
+    written, read = mainstay.dcp.Writer(3), mainstay.dcp.Reader()
+    step: int | None = read.step
+"""
+
+# A line, and the error that a type checker reports for it.
+MISTYPED = [
+    ("mainstay.checkpoint.load()['step']", "index"),
+    ("mainstay.checkpoint.load(into=[1.0]).append('text')", "arg-type"),
+    ("mainstay.checkpoint.load('newest')", "call-overload"),
+    ("mainstay.lightning.MainstayCallbacks()", "attr-defined"),
+    ("mainstay.torch.watch(step=False)", "call-arg"),
+    ("mainstay.jax.watch_step(lambda: 3.0).upper()", "attr-defined"),
+]
+
+
+def test_types_are_known_and_mistakes_are_found(tmp_path):
+    pytest.importorskip("mypy")
+    mistyped = ["import mainstay.jax, mainstay.lightning, mainstay.torch", *(line for line, _ in MISTYPED)]
+    for name, text in [("typed", TYPED), ("mistyped", "\n".join(mistyped))]:
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "typed.py", "mistyped.py"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    reported = [line for line in done.stdout.splitlines() if " error: " in line]
+    for number, (line, kind) in enumerate(MISTYPED, start=2):
+        found = [error for error in reported if error.startswith(f"mistyped.py:{number}:")]
+        assert any(error.endswith(f"[{kind}]") for error in found), (line, done.stdout)
+        reported = [error for error in reported if error not in found]
+    assert not reported, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "part, package",
     [("dcp", "torch"), ("jax", "jax"), ("lightning", "torch"), ("torch", "torch"), ("transformers", "torch")],
