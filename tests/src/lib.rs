@@ -7,6 +7,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
 mod agent;
+pub mod documents;
 mod end;
 mod job;
 pub mod journal;

@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use testing::TempDir;
 
 use crate::agent::Agent;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::program;
 
 /// Functions and names at the start of every sh script. A mark is a file that appears whole.
@@ -84,6 +85,16 @@ impl Stage {
         let path = self.work().join(name);
         testing::executable(&path, fs::read(of).expect("a program"));
         path.display().to_string()
+    }
+
+    /// A shell that runs this script in the stage's working directory, with `mainstay` on its path.
+    pub fn shell(&self, script: &str) -> Command {
+        let program = program::mainstay();
+        let mut path = std::ffi::OsString::from(program.parent().unwrap_or(Path::new("/")));
+        path.extend(std::env::var_os("PATH").map(|rest| std::ffi::OsString::from_iter([":".into(), rest])));
+        let mut shell = Command::new("sh");
+        plan::bare(&mut shell, self).env("PATH", path).args(["-c", script]);
+        shell
     }
 
     /// Starts an agent; it continues the journal of an earlier agent on this stage.

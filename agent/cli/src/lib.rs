@@ -198,8 +198,8 @@ fn arguments() -> Result<Vec<OsString>, String> {
     Ok(arguments)
 }
 
-/// The whole command line, for completions.
-fn command_line() -> clap::Command {
+/// The whole command line, for completions, manual pages and checks.
+pub fn command_line() -> clap::Command {
     Cli::command()
 }
 

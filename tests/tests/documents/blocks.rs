@@ -1,11 +1,11 @@
 //! Code blocks that claim a language parse in it.
 
-use super::markdown::{Kind, Page};
+use mainstay_tests::documents::{Block, Page};
 
 /// Blocks of TOML and JSON that do not parse.
 pub fn complaints(page: &Page) -> Vec<String> {
     let mut complaints = Vec::new();
-    for (start, language, text) in blocks(page) {
+    for Block { start, language, text, .. } in page.blocks() {
         let wrong = match language.as_str() {
             "toml" => text.parse::<toml::Table>().err().map(|error| error.to_string()),
             "json" => serde_json::from_str::<serde_json::Value>(&text).err().map(|error| error.to_string()),
@@ -14,27 +14,6 @@ pub fn complaints(page: &Page) -> Vec<String> {
         complaints.extend(wrong.map(|why| format!("{}: no {language}: {why}", page.at(start))));
     }
     complaints
-}
-
-/// The fenced blocks: index of the first line, language, text.
-fn blocks(page: &Page) -> Vec<(usize, String, String)> {
-    let mut blocks: Vec<(usize, String, String)> = Vec::new();
-    let mut open = false;
-    for (index, line) in page.lines.iter().enumerate() {
-        let Kind::Code(language) = &line.kind else {
-            open = false;
-            continue;
-        };
-        if !open {
-            blocks.push((index, language.clone(), String::new()));
-            open = true;
-        }
-        if let Some((_, _, text)) = blocks.last_mut() {
-            text.push_str(&line.text);
-            text.push('\n');
-        }
-    }
-    blocks
 }
 
 #[test]

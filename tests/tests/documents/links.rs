@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::markdown::{Kind, Page};
+use mainstay_tests::documents::{Kind, Page};
 
 /// Links that lead nowhere.
 pub fn complaints(root: &Path, pages: &[Page]) -> Vec<String> {

@@ -1,37 +1,16 @@
-//! Checks the documents: links, code blocks, line lengths.
+//! Checks the documents: links, code blocks, commands, line lengths.
 
 mod blocks;
+mod commands;
 mod links;
-mod markdown;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use markdown::Page;
+use mainstay_tests::documents::{self, Page};
 
 /// Columns at which prose wraps.
 const COLUMNS: usize = 100;
 
-/// The pages of the repository: README, changelog and everything below `docs/`.
 fn pages() -> Vec<Page> {
-    let root = super::repository();
-    let mut paths = vec![root.join("README.md"), root.join("CHANGELOG.md")];
-    collect(&root.join("docs"), &mut paths);
-    paths.iter().map(|path| Page::read(&root, path)).collect()
-}
-
-/// Adds the Markdown files below a directory, in order of their names.
-fn collect(directory: &Path, paths: &mut Vec<PathBuf>) {
-    let entries = fs::read_dir(directory).expect("a directory of documents can be listed");
-    let mut entries: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry has a name").path()).collect();
-    entries.sort();
-    for path in entries {
-        if path.is_dir() {
-            collect(&path, paths);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            paths.push(path);
-        }
-    }
+    documents::pages(&super::repository())
 }
 
 fn assert_none(what: &str, complaints: &[String]) {
@@ -54,6 +33,19 @@ fn the_book_lists_every_page_once() {
 fn code_blocks_parse_in_their_language() {
     let complaints: Vec<String> = pages().iter().flat_map(blocks::complaints).collect();
     assert_none("code blocks", &complaints);
+}
+
+#[test]
+fn each_block_of_commands_is_run_or_says_why_not() {
+    let complaints =
+        pages().iter().flat_map(|page| commands::unchecked(&super::repository(), page)).collect::<Vec<_>>();
+    assert_none("blocks of commands", &complaints);
+}
+
+#[test]
+fn the_program_accepts_each_command_of_the_documents() {
+    let complaints: Vec<String> = pages().iter().flat_map(commands::refused).collect();
+    assert_none("command lines", &complaints);
 }
 
 #[test]

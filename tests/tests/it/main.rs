@@ -11,6 +11,7 @@ mod command_line;
 mod commands;
 mod corruption;
 mod ddp;
+mod documents;
 mod drill;
 mod drills;
 mod exception;
