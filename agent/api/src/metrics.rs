@@ -619,7 +619,7 @@ fn counters(job: &JobView, series: &JobSeries) {
     series.counter(JOB_RESTARTS, &[], job.restarts);
     series.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
-    books(&job.books, of);
+    books(&job.books, series);
     let by_rung = [
         ("in_process", job.restarts_in_process),
         ("respawn_ranks", job.restarts_of_some),

@@ -90,6 +90,7 @@ fn first(follows: bool) -> Vec<(u64, Body)> {
         incident: Incident(1),
         action: Action::HandBack { exit: 75 },
         after: Span::default(),
+        rule: mainstay_model::verdict::Rule::HostMissing,
         why: "no spare".to_owned(),
         by: DecidedBy::Launcher,
         agent_evidence: false,

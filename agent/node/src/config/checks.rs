@@ -289,7 +289,7 @@ fn parity(keys: &CheckpointConfig, wrong: &mut Wrong) {
         ),
     );
     wrong.must(
-        of.redundancy <= parity.parity + 1,
+        keys.redundancy <= parity.parity + 1,
         "checkpoint.redundancy",
         &format!(
             "with checkpoint.parity {parity} at most {} hosts may be lost: it must not be more",

@@ -56,7 +56,7 @@ mod tests {
 
     fn copy(step: u64, rank: u32, piece: Option<Piece>) -> Copy {
         let step_key = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
-        let shard = Shard { key: of: step_key, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
+        let shard = Shard { key: step_key, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
         Copy { holder: "a:1".into(), medium: Medium::Memory, own: true, verified: false, shard }
     }
 

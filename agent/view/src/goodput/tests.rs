@@ -98,6 +98,7 @@ fn decision(incident: u64, action: Action) -> Body {
         incident: Incident(incident),
         action,
         after: Span::default(),
+        rule: mainstay_model::verdict::Rule::default(),
         why: String::new(),
         by: DecidedBy::Launcher,
         agent_evidence: false,

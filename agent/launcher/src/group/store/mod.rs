@@ -215,8 +215,8 @@ impl StoreSession {
                     let last = leadership.record().map(|record| record.epoch);
                     let kept = leadership.record().and_then(read);
                     let record = kept.or_else(|| record.borrow().as_ref().and_then(read));
-                    let (wanted, orders) = mpsc::unbounded_channel();
-                    let record_writer = RecordWriter { epoch: leadership.epoch(), wanted };
+                    let (requests, orders) = mpsc::unbounded_channel();
+                    let record_writer = RecordWriter { epoch: leadership.epoch(), requests };
                     let _ =
                         sender.send(FromStore::Elected(Box::new(Elected { record_writer, record, last })));
                     tokio::spawn(hold(leadership, orders, sender));
