@@ -72,7 +72,7 @@ fn a_rank_that_raised_the_same_exception_is_no_victim_and_the_evidence_names_it(
     assert_eq!((same.culprit, same.victims.len()), (Some(Rank(0)), 0));
     testing::snapshot!("reasons", "root_rank: two ranks raise the same", same.evidence.join("\n"));
     // Another exception may follow from the first one, and a lost peer always does.
-    let lost = "Connection closed";
+    let lost = "Connection closed by peer";
     for (first, second) in [("bad", "worse"), (lost, lost)] {
         let other = verdict([raised(first, 5), raised(second, 6)], 0);
         assert_eq!((other.culprit, &other.victims[..]), (Some(Rank(0)), &[Rank(1)][..]));

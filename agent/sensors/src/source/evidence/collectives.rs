@@ -286,11 +286,7 @@ mod tests {
         mkfifo(&directory.path().join("dump0"), Mode::S_IRWXU).unwrap();
         let deadline = Instant::now() + Duration::from_millis(50);
         let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
-        testing::snapshot!(
-            "errors",
-            "collectives: a pipe in the place of a dump is refused without waiting for a writer",
-            reported.findings[0]
-        );
+        assert!(reported.findings[0].contains("not a regular file"), "{:?}", reported.findings);
         end(child);
     }
 
@@ -312,11 +308,7 @@ mod tests {
         std::fs::write(directory.path().join("dump0"), "of root").unwrap();
         let deadline = Instant::now() + Duration::from_millis(50);
         let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
-        testing::snapshot!(
-            "errors",
-            "collectives: files of another user than the ranks are neither written nor read",
-            reported.findings[0]
-        );
+        assert!(reported.findings[0].contains("belongs to user 0"), "{:?}", reported.findings);
         end(child);
     }
 }
