@@ -129,7 +129,7 @@ impl Tls {
             KeySource::Secret(both) => return both.clone(),
         };
         let marks = marks(files);
-        let mut read = lock(&read);
+        let mut read = lock(read);
         if marks != read.marks {
             read.marks = marks;
             match TlsConfigs::read(files) {
