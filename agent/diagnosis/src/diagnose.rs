@@ -23,13 +23,13 @@ mod discount;
 pub const CLIENT_FAILED: &str = "mainstay_client";
 
 /// Log-odds of an OOM kill at the time of a SIGKILL.
-const OUT_OF_MEMORY: f64 = 4.0;
+const OOM_KILL_LOG_ODDS: f64 = 4.0;
 
 /// Lines of evidence that a verdict quotes.
-const QUOTED: usize = 3;
+const MAX_QUOTED_LINES: usize = 3;
 
 /// Nanoseconds of an hour.
-const HOUR: f64 = 3.6e12;
+const NANOSECONDS_PER_HOUR: f64 = 3.6e12;
 
 /// How an attempt failed.
 #[derive(Clone, Debug, Default)]
@@ -52,11 +52,11 @@ pub fn is_exhaustion(verdict: &Verdict) -> bool {
 }
 
 /// Sets a verdict on a failure for which a limit was reached.
-pub fn blame_the_limit(verdict: &mut Verdict, reported: &str) {
+pub fn blame_the_limit(verdict: &mut Verdict, limit: &str) {
     verdict.domain = FaultDomain::Infrastructure;
     verdict.class = Some(Class::HostResource.name().to_owned());
     verdict.deterministic = false;
-    verdict.evidence.push(reported.to_owned());
+    verdict.evidence.push(limit.to_owned());
 }
 
 /// Adds to the verdict what the output of the ranks that failed by themselves shows. A verdict without such evidence does not change.
@@ -78,7 +78,7 @@ pub fn complete(
     }
     evidence.job = Some(JobSoFar {
         ranks: u32::try_from(failed.ends.len()).unwrap_or(u32::MAX),
-        hours: failed.lived.0 as f64 / HOUR,
+        hours: failed.lived.0 as f64 / NANOSECONDS_PER_HOUR,
         stepped: verdict.heartbeats.then_some(verdict.step.is_some()),
     });
     if !host_evidence.kernel_lines.is_empty() {
@@ -95,7 +95,7 @@ pub fn complete(
             family: "host".to_owned(),
             text: "the kernel's OOM killer was active when the rank was killed".to_owned(),
             class: Class::HostResource,
-            weight: OUT_OF_MEMORY,
+            weight: OOM_KILL_LOG_ODDS,
             also: Vec::new(),
         });
     }
@@ -110,8 +110,8 @@ pub fn complete(
     verdict.deterministic = judged.determinism == Determinism::Deterministic;
     verdict.confidence = judged.confidence;
     verdict.evidence.extend(grounds(&judged, verdict.fault_at));
-    if let Some(reported) = failed.exhausted.as_ref().filter(|_| judged.class == Class::HostResource) {
-        blame_the_limit(verdict, reported);
+    if let Some(limit) = failed.exhausted.as_ref().filter(|_| judged.class == Class::HostResource) {
+        blame_the_limit(verdict, limit);
     }
 }
 
@@ -120,7 +120,7 @@ fn evidence(catalog: &Catalog, failed: &FailedAttempt) -> Evidence {
     let mut deaths: Vec<(&Rank, &RankEnd)> = failed.ends.iter().filter(|(_, end)| end.failed()).collect();
     deaths.sort_by_key(|(rank, end)| (end.failed_at(), **rank));
     for (order, (rank, end)) in deaths.into_iter().enumerate() {
-        evidence.findings.extend(words(catalog, *rank, end));
+        evidence.findings.extend(last_output(catalog, *rank, end));
         // The launcher stopped a rank that raised while it was exiting: its status shows nothing.
         if let (None, Some((status, _))) = (&end.note, end.exit) {
             let status = match status {
@@ -138,43 +138,43 @@ fn evidence(catalog: &Catalog, failed: &FailedAttempt) -> Evidence {
 /// traceback; and the end of its standard output, where NCCL warns.
 ///
 /// Each line has its time, so that lines printed before healthy steps are no cause.
-fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
+fn last_output(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     let of_lines = |source: &str, lines: &[String], times: &[LineTime]| {
         let times = times.get(..lines.len()).unwrap_or_default();
         Scan::of_lines(catalog, source, Some(rank.0), lines, times)
     };
     let (stderr, stderr_times) = (&end.stderr_tail, &end.stderr_times);
-    let mut reported = Vec::new();
+    let mut findings = Vec::new();
     match &end.note {
         Some(note) => {
             let text = text_of(note);
             let found = Scan::of_text(catalog, "exit note", Some(rank.0), Kind::default(), text.as_bytes());
-            reported.push(Findings { ended: true, ..found });
+            findings.push(Findings { ended: true, ..found });
             let traceback =
                 stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
             let before = &stderr[..traceback.unwrap_or(stderr.len())];
             if !before.is_empty() {
                 let mut found = of_lines("standard error", before, stderr_times);
                 discount::forget_what_it_caught(catalog, &mut found);
-                reported.push(found);
+                findings.push(found);
             }
         }
-        None => reported.push(of_lines("standard error", stderr, stderr_times)),
+        None => findings.push(of_lines("standard error", stderr, stderr_times)),
     }
     if !end.stdout_tail.is_empty() {
         let mut found = of_lines("standard output", &end.stdout_tail, &end.stdout_times);
         if end.note.is_some() {
             discount::forget_what_it_caught(catalog, &mut found);
         }
-        reported.push(found);
+        findings.push(found);
     }
     if was_ended_from_outside(end) {
-        reported.iter_mut().for_each(|findings| discount::keep_what_is_latent(catalog, findings));
+        findings.iter_mut().for_each(|findings| discount::keep_what_is_latent(catalog, findings));
     }
     if let Some(since) = chose_its_exit_at(end) {
-        reported.iter_mut().for_each(|findings| discount::forget_what_it_survived(catalog, findings, since));
+        findings.iter_mut().for_each(|findings| discount::forget_what_it_survived(catalog, findings, since));
     }
-    reported
+    findings
 }
 
 /// When a rank that chose an exit status ended. An uncaught exception always exits with 1.
@@ -205,10 +205,11 @@ fn text_of(note: &Note) -> String {
 /// The evidence for other causes, and what would change the result.
 fn doubts(evidence: &Evidence, judged: &Attribution) -> Doubts {
     let Report { against, would_change, set_aside, .. } = explain::report(evidence, judged);
-    let against = against.into_iter().take(QUOTED).map(|ground| match ground.quotes.into_iter().next() {
-        Some(quote) => format!("{}: {}", ground.meaning, quote.text.trim()),
-        None => ground.meaning,
-    });
+    let against =
+        against.into_iter().take(MAX_QUOTED_LINES).map(|ground| match ground.quotes.into_iter().next() {
+            Some(quote) => format!("{}: {}", ground.meaning, quote.text.trim()),
+            None => ground.meaning,
+        });
     let aside = set_aside.into_iter().map(|line| {
         format!("set aside, because it was caught or healthy steps followed: {}", line.text.trim())
     });
@@ -219,7 +220,7 @@ fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {
     judged
         .evidence
         .iter()
-        .take(QUOTED)
+        .take(MAX_QUOTED_LINES)
         .map(|vote| match vote.spots.first() {
             Some((_, spot)) => format!("{}{}: {}", vote.meaning, when(spot, failed_at), spot.text.trim()),
             None => vote.meaning.clone(),
@@ -230,9 +231,9 @@ fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {
 /// How long before the failure a line was printed, and how many steps completed after it. Empty for the rank's own note, which is the
 /// failure.
 fn when(spot: &RelevantLine, failed_at: Mono) -> String {
-    match (spot.seen, spot.steps_after) {
-        (Some(seen), steps_after) => {
-            format!(" ({})", LineTime { steps_after, ..seen }.before_failure(failed_at))
+    match (spot.line_time, spot.steps_after) {
+        (Some(time), steps_after) => {
+            format!(" ({})", LineTime { steps_after, ..time }.before_failure(failed_at))
         }
         (None, None | Some(0)) => String::new(),
         (None, Some(1)) => " (1 step before the failure)".to_owned(),

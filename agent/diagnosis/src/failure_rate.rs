@@ -8,15 +8,15 @@
 use mainstay_model::time::{Mono, Span};
 
 /// Shape of the prior: the fleet's rate weighs as much as half an incident.
-const SHAPE: f64 = 0.5;
+const PRIOR_SHAPE: f64 = 0.5;
 /// The limit, as a multiple of the fleet's rate.
-const TOO_MUCH: f64 = 5.0;
+const MAX_RATE_FACTOR: f64 = 5.0;
 /// A place is reported from this probability on.
-const SURE: f64 = 0.95;
+const MIN_PROBABILITY: f64 = 0.95;
 /// Minimum number of incidents: a single one may be chance.
-const LEAST: u32 = 2;
+const MIN_INCIDENTS: u32 = 2;
 /// Faults of one place within this time are one incident: errors come in bursts.
-const BURST: Span = Span::seconds(3600);
+const BURST_PERIOD: Span = Span::seconds(3600);
 
 /// Host faults per hour, from the daily rate of a large fleet (Meta, 2024).
 pub const HOST_PER_HOUR: f64 = 6.5e-3 / 24.0;
@@ -37,7 +37,7 @@ impl Record {
     /// Adds an incident at `at` that is shared by `among` places, including this one. Incidents of one burst count once. Returns
     /// whether it was counted.
     pub fn add(&mut self, at: Mono, among: usize) -> bool {
-        let same_burst = self.last.is_some_and(|last| at <= last.after(BURST));
+        let same_burst = self.last.is_some_and(|last| at <= last.after(BURST_PERIOD));
         self.last = self.last.max(Some(at));
         if !same_burst {
             self.incidents += 1;
@@ -52,13 +52,13 @@ impl Record {
         if per_hour.is_nan() || per_hour <= 0.0 {
             return 0.0;
         }
-        let rate = SHAPE / per_hour + hours.max(0.0);
-        upper_gamma(SHAPE + self.blame, TOO_MUCH * per_hour * rate)
+        let rate = PRIOR_SHAPE / per_hour + hours.max(0.0);
+        upper_gamma(PRIOR_SHAPE + self.blame, MAX_RATE_FACTOR * per_hour * rate)
     }
 
     /// Whether the place fails too often.
     pub fn fails_often(&self, hours: f64, per_hour: f64) -> bool {
-        self.incidents >= LEAST && self.suspicion(hours, per_hour) > SURE
+        self.incidents >= MIN_INCIDENTS && self.suspicion(hours, per_hour) > MIN_PROBABILITY
     }
 }
 

@@ -5,7 +5,7 @@ use mainstay_model::entry::Note;
 use mainstay_progress::memory::Fnv;
 
 /// The number of innermost frames used.
-const FRAMES: usize = 5;
+const MAX_FRAMES: usize = 5;
 
 /// Hashes the exception type, the message with numbers, addresses and paths masked, and the innermost frames by file and function. Line
 /// numbers are left out, so that an edit above the faulty line does not hide a repetition.
@@ -58,7 +58,7 @@ fn masked_word(word: &str) -> String {
 fn innermost_frames(traceback: &str) -> Vec<String> {
     let mut frames: Vec<String> = traceback.lines().filter_map(frame).collect();
     frames.reverse();
-    frames.truncate(FRAMES);
+    frames.truncate(MAX_FRAMES);
     frames
 }
 

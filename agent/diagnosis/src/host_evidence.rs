@@ -1,6 +1,6 @@
 //! The host's evidence about a failed job: recent kernel lines, unhealthy components, and the classes that they support.
 
-mod found;
+mod finding;
 mod records;
 mod repeated;
 
@@ -20,23 +20,23 @@ use mainstay_model::time::{Mono, Span};
 pub use records::Records;
 
 /// How long before a fault a host event may be related to it.
-const BEFORE: Span = Span::seconds(600);
+const MAX_TIME_BEFORE_FAULT: Span = Span::seconds(600);
 
 /// How long after a fault a host event may be related to it.
 pub const AFTER: Span = Span::seconds(60);
 
 /// Maximum number of kernel lines kept; the oldest are dropped.
-const LINES: usize = 256;
+const MAX_KERNEL_LINES: usize = 256;
 
 /// Log-odds of a component that became unhealthy around the fault; less if it was unhealthy before.
-const FELL_SICK: f64 = 3.0;
-const WAS_SICK: f64 = 1.0;
+const FELL_ILL_LOG_ODDS: f64 = 3.0;
+const WAS_ILL_LOG_ODDS: f64 = 1.0;
 
 /// Maximum log-odds of a device that fails more often than its peers, scaled by the probability of that.
-const LEMON: f64 = 3.0;
+const MAX_FAILURE_RATE_LOG_ODDS: f64 = 3.0;
 
 /// Log-odds of a notice that the machine will be taken away: decisive without other evidence, little next to a cause.
-const ANNOUNCED: f64 = 2.5;
+const NOTICE_LOG_ODDS: f64 = 2.5;
 
 /// Observations from unhealthy components, records of devices, notices, repetitions and findings. Kernel lines are separate.
 pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
@@ -50,27 +50,27 @@ pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterat
             before.suspicion * 100.0
         ),
         class: if before.component == records::HOST { Class::HardwareHost } else { Class::HardwareGpu },
-        weight: LEMON * before.suspicion,
+        weight: MAX_FAILURE_RATE_LOG_ODDS * before.suspicion,
         also: Vec::new(),
     });
     let notices = host_evidence.notices.iter().map(|notice| Observation {
         family: "notice".to_owned(),
         text: format!("the cloud announced that it takes the machine away: {notice}"),
         class: Class::Preemption,
-        weight: ANNOUNCED,
+        weight: NOTICE_LOG_ODDS,
         also: Vec::new(),
     });
     unhealthy(host_evidence, fault_at)
         .chain(records)
         .chain(notices)
         .chain(host_evidence.seen_before.iter().flat_map(repeated::observations))
-        .chain(host_evidence.findings.iter().filter_map(found::observation))
+        .chain(host_evidence.findings.iter().filter_map(finding::observation))
 }
 
 fn unhealthy(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
     host_evidence.unhealthy.iter().filter_map(move |component| {
         let (class, family) = speaks_for(&component.name)?;
-        let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
+        let weight = if around(fault_at, component.since) { FELL_ILL_LOG_ODDS } else { WAS_ILL_LOG_ODDS };
         let text = format!("{} is not fit for training: {}", component.name, component.reason);
         Some(Observation { family: family.to_owned(), text, class, weight, also: Vec::new() })
     })
@@ -91,7 +91,7 @@ fn speaks_for(component: &str) -> Option<(Class, &'static str)> {
 }
 
 fn around(fault_at: Mono, at: Mono) -> bool {
-    at.after(BEFORE) >= fault_at && at <= fault_at.after(AFTER)
+    at.after(MAX_TIME_BEFORE_FAULT) >= fault_at && at <= fault_at.after(AFTER)
 }
 
 /// A kernel line, with the process and the GPU that it is about.
@@ -213,7 +213,7 @@ impl EvidenceLog {
             }
             _ => return,
         };
-        if self.lines.len() == LINES {
+        if self.lines.len() == MAX_KERNEL_LINES {
             self.lines.pop_front();
         }
         let (about, text) = (About::of(fact), place.line.clone());
@@ -300,8 +300,8 @@ mod tests {
         log.take_in(seconds(950), &of_process(HungTask, "of another job", 7, None));
         log.take_in(seconds(960), &of_process(HungTask, "machine", 9, None));
         log.take_in(seconds(2000), &machine("long after"));
-        let reported = log.report_evidence(seconds(1000), &attempt("/job"), &[]);
-        assert_eq!(reported.kernel_lines, ["shortly before", "machine"]);
+        let evidence = log.report_evidence(seconds(1000), &attempt("/job"), &[]);
+        assert_eq!(evidence.kernel_lines, ["shortly before", "machine"]);
     }
 
     #[test]
@@ -339,8 +339,8 @@ mod tests {
         log.take_in(seconds(850), &xid(31));
         log.take_in(seconds(851), &xid(79));
         log.take_in(seconds(950), &xid(31));
-        let reported = log.report_evidence(seconds(960), &attempt("/job"), &[]).kernel_lines;
-        assert_eq!(reported, ["XID 79", "XID 31"]);
+        let evidence = log.report_evidence(seconds(960), &attempt("/job"), &[]).kernel_lines;
+        assert_eq!(evidence, ["XID 79", "XID 31"]);
     }
 
     #[test]
@@ -356,22 +356,22 @@ mod tests {
         let elsewhere = AttemptScope { other_gpus: [gpu].into(), ..AttemptScope::default() };
         let all = log.report_evidence(at, &AttemptScope::default(), &components);
         assert_eq!((all.kernel_lines.len(), all.unhealthy.len(), all.failed_before.len()), (2, 2, 1));
-        let reported = log.report_evidence(at, &elsewhere, &components);
+        let evidence = log.report_evidence(at, &elsewhere, &components);
         assert_eq!(
-            (reported.kernel_lines.len(), reported.unhealthy.len(), reported.failed_before.len()),
+            (evidence.kernel_lines.len(), evidence.unhealthy.len(), evidence.failed_before.len()),
             (0, 1, 0)
         );
-        assert_eq!(reported.unhealthy[0].name, "nvswitch.3");
+        assert_eq!(evidence.unhealthy[0].name, "nvswitch.3");
     }
 
     #[test]
     fn a_gpu_that_became_unhealthy_around_the_fault_weighs_more_than_an_older_one() {
         let weight = |since| {
-            let reported = HostEvidence {
+            let evidence = HostEvidence {
                 unhealthy: vec![unhealthy("gpu.0000:3b:00", since)],
                 ..HostEvidence::default()
             };
-            let observed: Vec<Observation> = observations(&reported, seconds(1000)).collect();
+            let observed: Vec<Observation> = observations(&evidence, seconds(1000)).collect();
             assert_eq!(observed[0].class, Class::HardwareGpu);
             observed[0].weight
         };
@@ -380,9 +380,9 @@ mod tests {
 
     #[test]
     fn a_notice_supports_preemption() {
-        let reported =
+        let evidence =
             HostEvidence { notices: vec!["AWS: spot interruption".to_owned()], ..HostEvidence::default() };
-        let received: Vec<Observation> = observations(&reported, seconds(1)).collect();
+        let received: Vec<Observation> = observations(&evidence, seconds(1)).collect();
         let [notice] = &received[..] else { panic!("one observation: {received:?}") };
         assert_eq!(notice.class, Class::Preemption);
         assert!(notice.text.contains("spot interruption"), "{}", notice.text);
@@ -397,22 +397,24 @@ mod tests {
 
     #[test]
     fn repeated_gpu_faults_count_and_program_faults_do_not() {
-        let reported = |code: u32, times: u64| {
+        let weight = |code: u32, times: u64| {
             let mut log = EvidenceLog::default();
             (1..=times).for_each(|n| log.take_in(seconds(n * 36_000), &xid(code)));
-            let reported = log.report_evidence(seconds(times * 36_000 + 5), &AttemptScope::default(), &[]);
-            observations(&reported, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
+            let evidence = log.report_evidence(seconds(times * 36_000 + 5), &AttemptScope::default(), &[]);
+            observations(&evidence, seconds(times * 36_000 + 5))
+                .map(|observation| observation.weight)
+                .fold(0.0, f64::max)
         };
-        assert!(reported(79, 8) > 2.5, "{}", reported(79, 8));
-        assert!(reported(79, 2) < reported(79, 8));
-        assert!(reported(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
-        assert!(reported(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
+        assert!(weight(79, 8) > 2.5, "{}", weight(79, 8));
+        assert!(weight(79, 2) < weight(79, 8));
+        assert!(weight(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
+        assert!(weight(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
     }
 
     #[test]
     fn a_full_disk_is_no_evidence() {
-        let reported =
+        let evidence =
             HostEvidence { unhealthy: vec![unhealthy("host.disk", seconds(990))], ..HostEvidence::default() };
-        assert_eq!(observations(&reported, seconds(1000)).count(), 0);
+        assert_eq!(observations(&evidence, seconds(1000)).count(), 0);
     }
 }

@@ -18,17 +18,17 @@ pub use mainstay_model::repeats::{FailurePosition, OnHost, SeenBefore};
 pub use remote::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
 /// Maximum number of fingerprints kept, the newest.
-const FINGERPRINTS: usize = 512;
+const MAX_FINGERPRINTS: usize = 512;
 /// Maximum number of failures kept per fingerprint, the newest.
-const FAILURES: usize = 32;
+const MAX_FAILURES: usize = 32;
 /// Maximum number of runs whose programs are kept.
-const JOBS: usize = 512;
+const MAX_JOBS: usize = 512;
 
 #[derive(Clone, Debug)]
 struct Failure {
     job: JobId,
     boot: BootId,
-    place: FailurePosition,
+    position: FailurePosition,
     fault_at: Mono,
     at: Wall,
     /// The job's program at that time. `None` if its start is unknown.
@@ -39,7 +39,7 @@ struct Failure {
 #[derive(Clone, Debug)]
 struct Program {
     /// The owner and the program: the same for all its runs, with any arguments.
-    of: String,
+    name: String,
     /// A hash of its command and files, if they could be read.
     content: Option<String>,
     /// When this run started.
@@ -71,15 +71,16 @@ impl Repeats {
             self.order.push_back(fingerprint.clone());
         }
         // A verdict that host evidence changed has two entries and counts as one failure.
-        failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
+        failures.retain(|failure| !(failure.fault_at == verdict.fault_at && failure.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
         let ran = self.programs.get(&job).cloned();
-        let (place, fault_at, at) = (FailurePosition::from_verdict(verdict), verdict.fault_at, entry.at.wall);
-        failures.push_back(Failure { job, boot, place, fault_at, at, ran });
-        if failures.len() > FAILURES {
+        let (position, fault_at, at) =
+            (FailurePosition::from_verdict(verdict), verdict.fault_at, entry.at.wall);
+        failures.push_back(Failure { job, boot, position, fault_at, at, ran });
+        if failures.len() > MAX_FAILURES {
             failures.pop_front();
         }
-        if self.order.len() > FINGERPRINTS
+        if self.order.len() > MAX_FINGERPRINTS
             && let Some(oldest) = self.order.pop_front()
         {
             self.failures.remove(&oldest);
@@ -87,27 +88,30 @@ impl Repeats {
     }
 
     /// The failures to report to other hosts, the newest last.
-    pub fn reported(&self) -> Vec<RemoteFailure> {
-        let all =
-            self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
-        let one = |(fingerprint, of): (&String, &Failure)| {
-            let ran = of.ran.as_ref().filter(|ran| !ran.spans)?;
-            Some(ran.reported(fingerprint, of.place, of.at))
+    pub fn recent(&self) -> Vec<RemoteFailure> {
+        let all = self
+            .failures
+            .iter()
+            .flat_map(|(fingerprint, failures)| failures.iter().map(move |failure| (fingerprint, failure)));
+        let one = |(fingerprint, failure): (&String, &Failure)| {
+            let ran = failure.ran.as_ref().filter(|ran| !ran.spans)?;
+            Some(ran.remote_failure(fingerprint, failure.position, failure.at))
         };
-        let mut reported: Vec<RemoteFailure> = all.filter_map(one).collect();
-        reported.sort_by_key(|of| of.at);
-        reported.split_off(reported.len().saturating_sub(MAX_REPORTED))
+        let mut recent: Vec<RemoteFailure> = all.filter_map(one).collect();
+        recent.sort_by_key(|failure| failure.at);
+        recent.split_off(recent.len().saturating_sub(MAX_REPORTED))
     }
 
     fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
         self.programs.remove(job);
-        if self.programs.len() >= JOBS {
+        if self.programs.len() >= MAX_JOBS {
             // The oldest job: running jobs are usually newer.
-            let oldest = self.programs.iter().min_by_key(|(_, of)| of.began).map(|(job, _)| job.clone());
+            let oldest =
+                self.programs.iter().min_by_key(|(_, program)| program.began).map(|(job, _)| job.clone());
             oldest.iter().for_each(|job| _ = self.programs.remove(job));
         }
         let program = Program {
-            of: memory::program_of(spec),
+            name: memory::program_of(spec),
             content: spec.program.as_deref().map(str::to_owned),
             began,
             spans: spec.world_size != spec.local_world_size,
@@ -129,28 +133,31 @@ impl Repeats {
         let mut others: Vec<&str> = Vec::new();
         let now = self.programs.get(job);
         let failures = self.failures.get(fingerprint).into_iter().flatten();
-        for of in failures.filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
-            let both = of.ran.as_ref().zip(now);
-            if of.job != *job && both.is_none_or(|(then, now)| then.of != now.of) {
-                let other = of.ran.as_ref().map_or(of.job.0.as_str(), |ran| &ran.of);
+        for earlier in
+            failures.filter(|failure| !(failure.fault_at == verdict.fault_at && failure.boot == *boot))
+        {
+            let both = earlier.ran.as_ref().zip(now);
+            if earlier.job != *job && both.is_none_or(|(then, now)| then.name != now.name) {
+                let other = earlier.ran.as_ref().map_or(earlier.job.0.as_str(), |ran| &ran.name);
                 if !others.contains(&other) {
                     others.push(other);
                 }
             } else if !both
                 .is_some_and(|(then, now)| was_changed(then.content.as_ref(), now.content.as_ref()))
             {
-                seen.count(of.place, FailurePosition::from_verdict(verdict));
-                seen.in_other_boots += u32::from(of.boot != *boot);
+                seen.count(earlier.position, FailurePosition::from_verdict(verdict));
+                seen.in_other_boots += u32::from(earlier.boot != *boot);
                 // By time: a scheduler may start the same job again under the same name.
-                let earlier = now.is_some_and(|now| of.at < now.began);
+                let in_earlier_run = now.is_some_and(|now| earlier.at < now.began);
                 seen.in_earlier_runs +=
-                    u32::from(earlier && of.place.is(FailurePosition::from_verdict(verdict)));
+                    u32::from(in_earlier_run && earlier.position.is(FailurePosition::from_verdict(verdict)));
             }
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
         if let Some(now) = now.filter(|now| !now.spans) {
-            let reported = now.reported(fingerprint, FailurePosition::from_verdict(verdict), Wall::default());
-            seen.elsewhere = elsewhere.before(&reported, now.began);
+            let this =
+                now.remote_failure(fingerprint, FailurePosition::from_verdict(verdict), Wall::default());
+            seen.elsewhere = elsewhere.before(&this, now.began);
             seen.answered_by = elsewhere.answered_by;
         }
         (!seen.is_nothing() || seen.answered_by > 0).then_some(seen)
@@ -159,9 +166,9 @@ impl Repeats {
 
 impl Program {
     /// One of its failures, as numbers.
-    fn reported(&self, fingerprint: &str, place: FailurePosition, at: Wall) -> RemoteFailure {
-        let (program, content) = (self.of.clone(), self.content.clone());
-        RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), place, at }
+    fn remote_failure(&self, fingerprint: &str, position: FailurePosition, at: Wall) -> RemoteFailure {
+        let (program, content) = (self.name.clone(), self.content.clone());
+        RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), position, at }
     }
 }
 

@@ -296,17 +296,17 @@ fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
 
 /// What would change the verdict on a hang.
 fn would_change(hang: &Hang) -> Vec<String> {
-    let mut reported = vec![if hang.culprits.is_empty() {
+    let mut evidence = vec![if hang.culprits.is_empty() {
         "A rank whose stack or counters differ from those of all others: the hang would have started there."
             .to_owned()
     } else {
         format!("Another rank that is behind {}, by stacks or counters.", listed(&hang.culprits))
     }];
     if hang.kind == HangKind::Network {
-        reported
+        evidence
             .push("Links without errors at that time: then the ranks took different code paths.".to_owned());
     }
-    reported
+    evidence
 }
 
 fn what_happened(cause: &Cause, end: &RankEnd) -> String {
@@ -328,13 +328,13 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
 
 /// The start of a message that is too long for one line: its first sentences, or its first words. The evidence has the full message.
 fn in_a_headline(message: &str) -> String {
-    const LONGEST: usize = 200;
-    if message.chars().count() <= LONGEST {
+    const MAX_CHARS: usize = 200;
+    if message.chars().count() <= MAX_CHARS {
         return message.to_owned();
     }
-    let begin: String = message.chars().take(LONGEST).collect();
+    let begin: String = message.chars().take(MAX_CHARS).collect();
     // Skip a sentence that is too short to be useful.
-    let sentences = begin.rfind(". ").filter(|end| *end > LONGEST / 5).and_then(|end| begin.get(..=end));
+    let sentences = begin.rfind(". ").filter(|end| *end > MAX_CHARS / 5).and_then(|end| begin.get(..=end));
     let words = || begin.rfind(' ').and_then(|end| begin.get(..end)).unwrap_or(&begin);
     format!("{} …", sentences.unwrap_or_else(words))
 }

@@ -5,12 +5,12 @@ use mainstay_model::entry::Note;
 use mainstay_model::time::Mono;
 
 /// Maximum number of lines and bytes kept per stream.
-const LINES: usize = 60;
-const BYTES: usize = 16 * 1024;
+const MAX_LINES: usize = 60;
+const MAX_BYTES: usize = 16 * 1024;
 
 /// The same if they would start inside a traceback.
-const LINES_OF_TRACEBACK: usize = 400;
-const BYTES_OF_TRACEBACK: usize = 64 * 1024;
+const MAX_TRACEBACK_LINES: usize = 400;
+const MAX_TRACEBACK_BYTES: usize = 64 * 1024;
 
 /// A line of the end of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,13 +26,13 @@ pub struct Line {
 pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
     let mut lines: Vec<&[u8]> = Vec::new();
     let (mut size, mut whole) = (0, 0);
-    for line in bytes.split_inclusive(|byte| *byte == b'\n').rev().take(LINES_OF_TRACEBACK) {
-        if lines.len() < LINES && size < BYTES {
-            let room = BYTES - size;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n').rev().take(MAX_TRACEBACK_LINES) {
+        if lines.len() < MAX_LINES && size < MAX_BYTES {
+            let room = MAX_BYTES - size;
             lines.push(&line[line.len().saturating_sub(room)..]);
             whole = lines.len();
-        } else if size + line.len() <= BYTES_OF_TRACEBACK
-            && lines.last().is_some_and(|of| is_of_traceback(of))
+        } else if size + line.len() <= MAX_TRACEBACK_BYTES
+            && lines.last().is_some_and(|line| is_of_traceback(line))
         {
             lines.push(line);
         } else {
@@ -84,10 +84,10 @@ const TRACEBACK: &str = "Traceback (most recent call last):";
 /// The exception of the last traceback in `lines`, with the time `at` of the rank's end. `None` if there is no complete one.
 pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     let begin = lines.iter().rposition(|line| line.trim_end().ends_with(TRACEBACK))?;
-    let reported: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
+    let unlabelled: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
     // Frames, their source lines and carets are indented. The first unindented line names the exception.
     let named = |line: &&&str| !line.starts_with(char::is_whitespace) && !line.is_empty();
-    let last = reported[1..].iter().find(named)?;
+    let last = unlabelled[1..].iter().find(named)?;
     let (exception, message) = last.split_once(": ").unwrap_or((last.trim_end(), ""));
     if !is_name(exception) {
         return None;
@@ -95,7 +95,7 @@ pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     Some(Note {
         exception: exception.to_owned(),
         message: message.trim_end().to_owned(),
-        traceback: reported.join("\n"),
+        traceback: unlabelled.join("\n"),
         at,
         ..Note::default()
     })
@@ -118,8 +118,8 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
-    fn texts(of: &[Line]) -> Vec<&str> {
-        of.iter().map(|line| line.text.as_str()).collect()
+    fn texts(lines: &[Line]) -> Vec<&str> {
+        lines.iter().map(|line| line.text.as_str()).collect()
     }
 
     #[test]
@@ -128,10 +128,10 @@ mod tests {
         assert_eq!(texts(&kept_of), ["one", "", "two", "unended"]);
         assert_eq!(kept_of.iter().map(|line| line.end).collect::<Vec<u64>>(), [105, 106, 110, 117]);
         let many = "line\n".repeat(500);
-        assert_eq!(kept(many.as_bytes(), 0).len(), LINES);
+        assert_eq!(kept(many.as_bytes(), 0).len(), MAX_LINES);
         let long = format!("{}end\n", "x".repeat(40_000));
         let kept_of = kept(long.as_bytes(), 7);
-        assert_eq!((kept_of.len(), kept_of[0].text.len()), (1, BYTES - 1));
+        assert_eq!((kept_of.len(), kept_of[0].text.len()), (1, MAX_BYTES - 1));
         assert_eq!(kept(b"", 0), []);
     }
 
@@ -151,11 +151,11 @@ mod tests {
             assert_eq!(kept_of.len(), 2 * 122 + 3, "{prefix}");
             assert_eq!(kept_of[0].text, format!("{prefix}{TRACEBACK}"));
             // A traceback longer than all limits keeps its last lines.
-            assert_eq!(kept(frames(900).as_bytes(), 0).len(), LINES);
+            assert_eq!(kept(frames(900).as_bytes(), 0).len(), MAX_LINES);
         }
         // Merely indented lines are no traceback.
         let indented = "  option: 1\n".repeat(300);
-        assert_eq!(kept(indented.as_bytes(), 0).len(), LINES);
+        assert_eq!(kept(indented.as_bytes(), 0).len(), MAX_LINES);
     }
 
     #[test]

@@ -161,8 +161,8 @@ mod tests {
         let imports = exited(1, CANNOT[4].1);
         let stepped = RankEnd { step: Some(1), ..imports.clone() };
         assert!(!verdict(0, &[stepped]).cannot_run);
-        let reported = RankEnd { stdout_tail: vec!["step 1 loss 2.0".into()], ..imports };
-        assert!(!verdict(0, &[reported]).cannot_run);
+        let printed = RankEnd { stdout_tail: vec!["step 1 loss 2.0".into()], ..imports };
+        assert!(!verdict(0, &[printed]).cannot_run);
     }
 
     #[test]

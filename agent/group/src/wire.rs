@@ -337,7 +337,7 @@ mod tests {
         let sight = RankSample { registered: true, beats: 5, step: Some(2), ..RankSample::default() };
         let seen = RankSeen {
             rank,
-            sight,
+            sample: sight,
             section: Some("forward".to_owned()),
             counts: vec![Count { comm: 1, entered: 2, completed: 3, signature: 4 }],
             probe: Some(Probe::default()),

@@ -29,33 +29,33 @@ pub struct SourceCounters {
 pub fn waits(by: &str, counted: &SourceCounters) -> Option<Waits> {
     let all: Vec<Rank> = counted.counts.keys().copied().collect();
     let mut counters = Counters::new(all.len());
-    for (place, counts) in counted.counts.values().enumerate() {
-        counters.set(place, counts);
+    for (index, counts) in counted.counts.values().enumerate() {
+        counters.set(index, counts);
     }
-    let presence = |place: usize| match counted.silent.contains(&all[place]) {
+    let presence = |index: usize| match counted.silent.contains(&all[index]) {
         false => Presence::Reports,
         true => Presence::Silent(Mono::default()),
     };
-    let found = locate(&counters, presence, |place| u32::try_from(place).unwrap_or(u32::MAX), all.len());
+    let found = locate(&counters, presence, |index| u32::try_from(index).unwrap_or(u32::MAX), all.len());
     let (first, votes) = *found.ends.first()?;
-    let rank = |place: u32| all.get(place as usize).copied().unwrap_or_default();
+    let rank = |index: u32| all.get(index as usize).copied().unwrap_or_default();
     let (kind, culprits, what) = match first {
         End::Root(_) | End::Silent(_) => {
             let named = found.ends.iter().filter(|(_, share)| share.saturating_mul(ROOT_SHARE) >= votes);
             let named = named.filter_map(|(end, _)| match (first, *end) {
-                (End::Root(_), End::Root(place)) | (End::Silent(_), End::Silent(place)) => Some(rank(place)),
+                (End::Root(_), End::Root(index)) | (End::Silent(_), End::Silent(index)) => Some(rank(index)),
                 _ => None,
             });
             let culprits: Vec<Rank> = named.collect();
             let what = format!("{votes} of {} waiting ranks wait for {}", found.waiting, listed(&culprits));
             (matches!(first, End::Root(_)).then_some(HangKind::UserCode), culprits, what)
         }
-        End::Mismatch(place) => {
-            let what = format!("{} entered another operation than the others", rank(place));
-            (Some(HangKind::Mismatch), vec![rank(place)], what)
+        End::Mismatch(index) => {
+            let what = format!("{} entered another operation than the others", rank(index));
+            (Some(HangKind::Mismatch), vec![rank(index)], what)
         }
         End::Cycle(_) => {
-            let circle: Vec<Rank> = found.circle.iter().map(|place| rank(*place)).collect();
+            let circle: Vec<Rank> = found.circle.iter().map(|index| rank(*index)).collect();
             let what = format!("{} wait for each other in a circle", listed(&circle));
             (Some(HangKind::Mismatch), circle, what)
         }
@@ -65,11 +65,11 @@ pub fn waits(by: &str, counted: &SourceCounters) -> Option<Waits> {
             let behind: Vec<Rank> = behind(&counters, presence, all.len()).into_iter().map(rank).collect();
             if !behind.is_empty() {
                 let completed = if behind.len() == 1 { "has" } else { "have" };
-                let reported = format!(
+                let text = format!(
                     "by {by} {} {completed} entered what the others wait in and completed less than they",
                     listed(&behind)
                 );
-                return Some(Waits { kind: None, culprits: behind, reported });
+                return Some(Waits { kind: None, culprits: behind, reported: text });
             }
             let name = counted.names.get(&counters.name(row)).map_or("a communicator", String::as_str);
             let what = format!("all ranks of {name} have entered an operation and none has left it");

@@ -106,7 +106,7 @@ impl FlightRecord {
         };
         let mut record = FlightRecord::default();
         let mut oldest_open: BTreeMap<String, u64> = BTreeMap::new();
-        for entry in entries.iter().map(|entry| Entry { pickle: &pickle, of: pickle.node(*entry) }) {
+        for entry in entries.iter().map(|entry| Entry { pickle: &pickle, node: pickle.node(*entry) }) {
             // Sends and receives have a separate numbering, which only two ranks share.
             if entry.flag("is_p2p") {
                 continue;
@@ -159,7 +159,7 @@ pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> SourceCo
         }
     }
     let counts_of = |rank: &Rank| {
-        let of = |(name, (comm, members)): (&&str, &(u64, BTreeSet<Rank>))| {
+        let progress_of = |(name, (comm, members)): (&&str, &(u64, BTreeSet<Rank>))| {
             let standing = records.get(rank).and_then(|record| record.groups.get(*name));
             match standing {
                 Some(standing) => Some(Count {
@@ -171,7 +171,7 @@ pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> SourceCo
                 None => members.contains(rank).then_some(Count { comm: *comm, ..Count::default() }),
             }
         };
-        (*rank, groups.iter().filter_map(of).collect())
+        (*rank, groups.iter().filter_map(progress_of).collect())
     };
     SourceCounters {
         counts: all.iter().map(counts_of).collect(),
@@ -182,23 +182,23 @@ pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> SourceCo
 
 struct Entry<'a> {
     pickle: &'a Pickle,
-    of: &'a Node,
+    node: &'a Node,
 }
 
 impl<'a> Entry<'a> {
     fn text(&self, name: &str) -> Option<&'a str> {
-        match self.pickle.item(self.of, name) {
+        match self.pickle.item(self.node, name) {
             Some(Node::Text(text)) => Some(text),
             _ => None,
         }
     }
 
     fn flag(&self, name: &str) -> bool {
-        matches!(self.pickle.item(self.of, name), Some(Node::Bool(true)))
+        matches!(self.pickle.item(self.node, name), Some(Node::Bool(true)))
     }
 
     fn number(&self, name: &str) -> Option<u64> {
-        match self.pickle.item(self.of, name) {
+        match self.pickle.item(self.node, name) {
             Some(Node::Int(number)) => u64::try_from(*number).ok(),
             _ => None,
         }
@@ -206,7 +206,7 @@ impl<'a> Entry<'a> {
 
     /// Name and description of its process group.
     fn group(&self) -> Option<(String, &'a str)> {
-        let Some(Node::Sequence(parts)) = self.pickle.item(self.of, "process_group") else { return None };
+        let Some(Node::Sequence(parts)) = self.pickle.item(self.node, "process_group") else { return None };
         let mut texts = parts.iter().map(|part| match self.pickle.node(*part) {
             Node::Text(text) => Some(text.as_str()),
             _ => None,
@@ -219,9 +219,10 @@ impl<'a> Entry<'a> {
     fn operation(&self) -> (String, u64) {
         let whole = self.text("profiling_name").unwrap_or("");
         let kind = whole.rsplit(':').next().unwrap_or(whole);
-        let sizes = self.pickle.item(self.of, "input_sizes").map_or(String::new(), |node| self.written(node));
+        let sizes =
+            self.pickle.item(self.node, "input_sizes").map_or(String::new(), |node| self.written(node));
         let types =
-            self.pickle.item(self.of, "input_dtypes").map_or(String::new(), |node| self.written(node));
+            self.pickle.item(self.node, "input_dtypes").map_or(String::new(), |node| self.written(node));
         let words = format!("{kind} of {sizes} {types}");
         // For these operations all ranks pass inputs of one size. For others (scatter, all_to_all) sizes may differ.
         let even = [

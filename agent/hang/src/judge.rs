@@ -39,9 +39,9 @@ pub struct HangJudge {
     over: Scope,
     attempt: Attempt,
     /// The time of the last movement at the last suspicion that was reported.
-    reported: Option<Mono>,
+    reported_at: Option<Mono>,
     /// The current hang, until it passes or the attempt ends.
-    found: Option<ConfirmedHang>,
+    confirmed: Option<ConfirmedHang>,
 }
 
 /// Which ranks are judged by their heartbeats.
@@ -78,8 +78,8 @@ impl HangJudge {
             ranks,
             over: Scope::Here,
             attempt: Attempt(0),
-            reported: None,
-            found: None,
+            reported_at: None,
+            confirmed: None,
         }
     }
 
@@ -90,7 +90,7 @@ impl HangJudge {
         self.over = Scope::Job(hosts.len());
         watch.set_hosts(hosts);
         self.watch = watch;
-        (self.reported, self.found) = (None, None);
+        (self.reported_at, self.confirmed) = (None, None);
     }
 
     /// Leaves ranks with heartbeats to the judge on another host, in a job of `hosts` hosts.
@@ -111,8 +111,8 @@ impl HangJudge {
         if !matches!(self.over, Scope::Job(_)) {
             return;
         }
-        let (rank, sight) = (seen.rank.0 as usize, seen.sight_here(&mut self.watch.phases));
-        self.watch.sight(rank, now, &sight);
+        let (rank, sample) = (seen.rank.0 as usize, seen.sight_here(&mut self.watch.phases));
+        self.watch.sample(rank, now, &sample);
         self.watch.counts(rank, now, &seen.counts);
         if let Some(probe) = seen.probe {
             self.watch.probe(rank, probe);
@@ -127,10 +127,10 @@ impl HangJudge {
     }
 
     /// The index of a rank of this host among those that are judged.
-    fn place(&self, place: usize) -> usize {
+    fn watched(&self, index: usize) -> usize {
         match self.over {
-            Scope::Job(_) => place.saturating_add(self.first.0 as usize),
-            Scope::Here | Scope::OtherHosts(_) => place,
+            Scope::Job(_) => index.saturating_add(self.first.0 as usize),
+            Scope::Here | Scope::OtherHosts(_) => index,
         }
     }
 
@@ -167,12 +167,12 @@ impl HangJudge {
         };
         self.watch.begin_attempt(now, ranks);
         self.idle.begin_attempt();
-        (self.reported, self.found) = (None, None);
+        (self.reported_at, self.confirmed) = (None, None);
     }
 
     /// Records whether ranks' GPUs have work, as the agent reports it; empty if there is no agent.
     pub fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
-        let any = |of: &BTreeMap<Rank, bool>| of.values().any(|at_work| *at_work);
+        let any = |states: &BTreeMap<Rank, bool>| states.values().any(|at_work| *at_work);
         if at_work.is_empty() || any(at_work) {
             self.gpus_rest = None;
         } else if any(&self.gpus) {
@@ -199,18 +199,18 @@ impl HangJudge {
     }
 
     /// A rank's process ended with status 0.
-    pub fn finished(&mut self, place: usize, now: Mono) {
-        self.watch.finished(self.place(place), now);
+    pub fn finished(&mut self, index: usize, now: Mono) {
+        self.watch.finished(self.watched(index), now);
     }
 
     /// Records what a rank's page shows.
-    pub fn sight(&mut self, place: usize, now: Mono, sight: &RankSample, counts: &[Count]) {
+    pub fn sample(&mut self, index: usize, now: Mono, sample: &RankSample, counts: &[Count]) {
         if let Scope::OtherHosts(seen) = &mut self.over {
-            seen.sight(place, sight, counts);
+            seen.sample(index, sample, counts);
         }
-        let place = self.place(place);
-        self.watch.sight(place, now, sight);
-        self.watch.counts(place, now, counts);
+        let index = self.watched(index);
+        self.watch.sample(index, now, sample);
+        self.watch.counts(index, now, counts);
     }
 
     /// Whether to sample the processes, because no rank sends heartbeats.
@@ -220,15 +220,15 @@ impl HangJudge {
 
     /// Whether to probe the processes, because the pages show no movement.
     pub fn wants_probes(&self, now: Mono) -> bool {
-        self.found.is_none() && self.watch.receives_any() && self.watch.wants_probes(now)
+        self.confirmed.is_none() && self.watch.receives_any() && self.watch.wants_probes(now)
     }
 
     /// Records a probe of a rank's processes.
-    pub fn probe(&mut self, place: usize, probe: Probe) {
+    pub fn probe(&mut self, index: usize, probe: Probe) {
         if let Scope::OtherHosts(seen) = &mut self.over {
-            seen.probe(place, probe);
+            seen.probe(index, probe);
         }
-        self.watch.probe(self.place(place), probe);
+        self.watch.probe(self.watched(index), probe);
     }
 
     /// Judges after a look at all pages, and at the processes if that was wanted. `living` are the ranks that have
@@ -243,7 +243,7 @@ impl HangJudge {
             let holds_device = || pulses.iter().flatten().any(|pulse| pulse.probe.holds_device);
             self.idle.look(now, pulses, holds_device)
         });
-        if self.found.is_some() {
+        if self.confirmed.is_some() {
             return self.passed(now);
         }
         let outlook = match looked {
@@ -270,13 +270,13 @@ impl HangJudge {
 
     fn hung(&mut self, hang: Hang) -> Fact {
         let by_activity = hang.phase == ACTIVITY;
-        self.found = Some(ConfirmedHang { kind: hang.kind, confirmed: hang.confirmed, by_activity });
+        self.confirmed = Some(ConfirmedHang { kind: hang.kind, confirmed: hang.confirmed, by_activity });
         Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.acts }
     }
 
     /// Whether a hang that was found has moved again. Then it was none, and the job continues.
     pub fn passed(&mut self, now: Mono) -> Option<Fact> {
-        let ConfirmedHang { kind, confirmed, by_activity } = self.found?;
+        let ConfirmedHang { kind, confirmed, by_activity } = self.confirmed?;
         let moved = match kind {
             _ if by_activity && !self.watch.receives_any() => self.idle.last_active(),
             // A livelock sends heartbeats all the time.
@@ -286,7 +286,7 @@ impl HangJudge {
         if moved <= confirmed {
             return None;
         }
-        self.found = None;
+        self.confirmed = None;
         self.watch.restart_clock(now);
         Some(Fact::HangPassed { attempt: self.attempt, after: moved.since(confirmed) })
     }
@@ -300,10 +300,10 @@ impl HangJudge {
         detail: fn(&Suspicion, Span) -> String,
     ) -> Option<Fact> {
         let silence = now.since(suspicion.since);
-        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < after {
+        if self.reported_at == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < after {
             return None;
         }
-        self.reported = Some(suspicion.since);
+        self.reported_at = Some(suspicion.since);
         let numbers: Vec<String> = suspicion.ranks.iter().map(|rank| rank.0.to_string()).collect();
         Some(Fact::Observed(Observation {
             component: "job".to_owned(),
@@ -353,8 +353,8 @@ mod tests {
     fn gpus_rest_when_all_that_had_work_are_reported_idle() {
         let mut judge = judge(2);
         let mut report = |at_work: &[bool], now: u64| {
-            let reported = (0..).map(Rank).zip(at_work.iter().copied()).collect();
-            judge.gpus_at_work(&reported, Mono(now));
+            let reported_at = (0..).map(Rank).zip(at_work.iter().copied()).collect();
+            judge.gpus_at_work(&reported_at, Mono(now));
             judge.gpus_rest
         };
         assert_eq!(report(&[false, false], 2), None, "nobody knows whether they ever had any");
@@ -402,7 +402,7 @@ mod tests {
             "one hang: {facts:?}"
         );
         assert!(matches!(facts.last(), Some(Fact::HangPassed { attempt: Attempt(2), .. })), "{facts:?}");
-        let suspected = |fact: &&Fact| matches!(fact, Fact::Observed(of) if of.event == "hang_suspected");
+        let suspected = |fact: &&Fact| matches!(fact, Fact::Observed(observation) if observation.event == "hang_suspected");
         assert_eq!(facts.iter().filter(suspected).count(), 1, "{facts:?}");
     }
 
@@ -423,10 +423,10 @@ mod tests {
                 facts.extend(judge.judge(now, Some(&[Some(pulse)]), &[Rank(0)]).map(|fact| (second, fact)));
             }
         }
-        let [(reported, Fact::Observed(seen)), (hung, Fact::RanksHung { hang, .. })] = &facts[..] else {
+        let [(reported_at, Fact::Observed(seen)), (hung, Fact::RanksHung { hang, .. })] = &facts[..] else {
             panic!("{facts:?}")
         };
-        assert!(*reported < 720 && (730..750).contains(hung), "{reported} {hung}");
+        assert!(*reported_at < 720 && (730..750).contains(hung), "{reported_at} {hung}");
         assert_eq!((seen.event.as_str(), hang.kind), ("hang_suspected", HangKind::Stopped));
     }
 }

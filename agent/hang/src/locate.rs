@@ -30,10 +30,10 @@ pub(crate) const ROOT_SHARE: u32 = 10;
 
 impl Watch {
     pub(crate) fn locate(&self) -> Suspects {
-        let stopped = self.those(|rank| self.lives(rank) && self.state(rank) == ProcessState::Stopped);
+        let stopped = self.ranks_where(|rank| self.lives(rank) && self.state(rank) == ProcessState::Stopped);
         if !stopped.is_empty() {
-            let reported = format!("{} in state T (stopped)", self.processes(&stopped));
-            return Suspects::new(HangKind::Stopped, stopped, 0.97, reported);
+            let text = format!("{} in state T (stopped)", self.processes(&stopped));
+            return Suspects::new(HangKind::Stopped, stopped, 0.97, text);
         }
         self.by_counters().unwrap_or_else(|| self.by_place())
     }
@@ -46,7 +46,7 @@ impl Watch {
             walk(&self.counters, |rank| self.presence(rank), |rank| self.host(rank), self.ranks.len());
         let (first, votes) = *located.ends.first()?;
         let waiting = located.waiting;
-        let reported =
+        let text =
             |who: &str| format!("by collective counters {votes} of {waiting} waiting ranks wait for {who}");
         Some(match first {
             End::Root(_) => {
@@ -57,8 +57,8 @@ impl Watch {
                     .filter_map(|(end, _)| if let End::Root(rank) = end { Some(*rank) } else { None })
                     .collect();
                 let kind = self.kind_of_root(roots[0] as usize);
-                let reported = reported(&self.listed(&roots));
-                Suspects::new(kind, roots, 0.97, reported)
+                let text = text(&self.listed(&roots));
+                Suspects::new(kind, roots, 0.97, text)
             }
             End::Silent(_) => self.silent(&located),
             End::Mismatch(rank) => Suspects::new(
@@ -71,16 +71,16 @@ impl Watch {
                 ),
             ),
             End::Cycle(_) => {
-                let reported = format!("{} wait for each other in a circle", self.listed(&located.circle));
-                Suspects::new(HangKind::Mismatch, located.circle, 0.8, reported)
+                let text = format!("{} wait for each other in a circle", self.listed(&located.circle));
+                Suspects::new(HangKind::Mismatch, located.circle, 0.8, text)
             }
             End::Network(row) => {
-                let reported = format!(
+                let text = format!(
                     "all members of communicator {} have entered an operation and none has left it",
                     self.counters.name(row)
                 );
-                let among = self.those(|rank| self.lives(rank));
-                Suspects { among, ..Suspects::new(HangKind::Network, Vec::new(), 0.8, reported) }
+                let among = self.ranks_where(|rank| self.lives(rank));
+                Suspects { among, ..Suspects::new(HangKind::Network, Vec::new(), 0.8, text) }
             }
         })
     }
@@ -97,7 +97,7 @@ impl Watch {
             *sum = sum.saturating_add(*votes);
             named.push((*rank, *votes));
         }
-        let never = |rank: &u32| !self.ranks[*rank as usize].sight.registered;
+        let never = |rank: &u32| !self.ranks[*rank as usize].sample.registered;
         let received =
             |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].received).max();
         let last = hosts.values().filter_map(|(_, named)| received(named)).max().unwrap_or_default();
@@ -119,36 +119,36 @@ impl Watch {
             .map(|(rank, _)| *rank)
             .collect();
         silent.sort_unstable();
-        let reported = format!(
+        let text = format!(
             "by collective counters {votes} of {} waiting ranks wait for {}, which sends nothing",
             located.waiting,
             self.listed(&silent)
         );
-        Suspects::new(kind, silent, 0.8, reported)
+        Suspects::new(kind, silent, 0.8, text)
     }
 
     /// Whether a rank's counters are current.
     fn presence(&self, rank: usize) -> Presence {
         let state = &self.ranks[rank];
-        if !self.lives(rank) || state.sight.closed {
+        if !self.lives(rank) || state.sample.closed {
             return Presence::OtherHosts;
         }
-        if state.received < self.moved || !state.sight.registered {
+        if state.received < self.moved || !state.sample.registered {
             return Presence::Silent(state.received);
         }
-        if self.state(rank) == ProcessState::Uninterruptible || self.phases.is_data(state.sight.phase) {
+        if self.state(rank) == ProcessState::Uninterruptible || self.phases.is_data(state.sample.phase) {
             return Presence::OtherHosts;
         }
         Presence::Reports
     }
 
     fn kind_of_root(&self, rank: usize) -> HangKind {
-        let sight = &self.ranks[rank].sight;
-        if !self.lives(rank) || sight.closed {
+        let sample = &self.ranks[rank].sample;
+        if !self.lives(rank) || sample.closed {
             HangKind::FinishedEarly
-        } else if !sight.registered {
+        } else if !sample.registered {
             HangKind::NeverRegistered
-        } else if self.phases.is_data(sight.phase) {
+        } else if self.phases.is_data(sample.phase) {
             HangKind::DataInput
         } else if self.state(rank) == ProcessState::Uninterruptible {
             HangKind::BlockedIo
@@ -159,11 +159,11 @@ impl Watch {
 
     /// Without counters: what distinguishes the few from the many.
     fn by_place(&self) -> Suspects {
-        let registered = self.those(|rank| self.lives(rank) && self.ranks[rank].sight.registered);
-        let never = self.those(|rank| self.lives(rank) && !self.ranks[rank].sight.registered);
+        let registered = self.ranks_where(|rank| self.lives(rank) && self.ranks[rank].sample.registered);
+        let never = self.ranks_where(|rank| self.lives(rank) && !self.ranks[rank].sample.registered);
         if !never.is_empty() && self.newest_step().is_none() {
-            let reported = format!("{} of {} ranks have registered", registered.len(), self.ranks.len());
-            return Suspects::new(HangKind::NeverRegistered, never, 0.9, reported);
+            let text = format!("{} of {} ranks have registered", registered.len(), self.ranks.len());
+            return Suspects::new(HangKind::NeverRegistered, never, 0.9, text);
         }
         if let Some(found) = self.uninterruptible(&registered).or_else(|| self.finished_early()) {
             return found;
@@ -175,8 +175,8 @@ impl Watch {
         }
         if behind.len() * 2 <= registered.len() {
             let kind = self.kind_of_root(behind[0] as usize);
-            let reported = format!("{} completed fewer steps than the others", self.listed(&behind));
-            return Suspects::new(kind, behind, 0.85, reported);
+            let text = format!("{} completed fewer steps than the others", self.listed(&behind));
+            return Suspects::new(kind, behind, 0.85, text);
         }
         Suspects {
             kind: HangKind::AllStill,
@@ -190,46 +190,46 @@ impl Watch {
     fn uninterruptible(&self, registered: &[u32]) -> Option<Suspects> {
         let found = within(registered, |rank| self.state(rank) == ProcessState::Uninterruptible);
         (!found.is_empty() && found.len() < registered.len()).then(|| {
-            let reported = format!("{} in state D (uninterruptible sleep)", self.processes(&found));
-            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, reported)
+            let text = format!("{} in state D (uninterruptible sleep)", self.processes(&found));
+            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, text)
         })
     }
 
     /// A rank that has finished with fewer steps than one that waits: uneven data.
     fn finished_early(&self) -> Option<Suspects> {
         let most = self.newest_step();
-        let done = self.those(|rank| !self.lives(rank) || self.ranks[rank].sight.closed);
-        let done = within(&done, |rank| self.ranks[rank].sight.step <= most);
+        let done = self.ranks_where(|rank| !self.lives(rank) || self.ranks[rank].sample.closed);
+        let done = within(&done, |rank| self.ranks[rank].sample.step <= most);
         (!done.is_empty()).then(|| {
-            let reported = format!("{} exited normally while others continue", self.listed(&done));
-            Suspects::new(HangKind::FinishedEarly, done, 0.7, reported)
+            let text = format!("{} exited normally while others continue", self.listed(&done));
+            Suspects::new(HangKind::FinishedEarly, done, 0.7, text)
         })
     }
 
     /// The ranks that completed the fewest steps.
     fn behind(&self, registered: &[u32]) -> Vec<u32> {
-        let step = |rank: u32| self.ranks[rank as usize].sight.step;
+        let step = |rank: u32| self.ranks[rank as usize].sample.step;
         let least = registered.iter().map(|rank| step(*rank)).min().flatten();
         registered.iter().copied().filter(|rank| step(*rank) == least).collect()
     }
 
     fn in_data(&self, ranks: &[u32]) -> Option<Suspects> {
-        let found = within(ranks, |rank| self.phases.is_data(self.ranks[rank].sight.phase));
+        let found = within(ranks, |rank| self.phases.is_data(self.ranks[rank].sample.phase));
         (!found.is_empty() && found.len() < self.ranks.len()).then(|| {
-            let section = self.phases.name(self.ranks[found[0] as usize].sight.phase);
-            let reported = format!("only {} has section {section} open", self.listed(&found));
-            Suspects::new(HangKind::DataInput, found, 0.9, reported)
+            let section = self.phases.name(self.ranks[found[0] as usize].sample.phase);
+            let text = format!("only {} has section {section} open", self.listed(&found));
+            Suspects::new(HangKind::DataInput, found, 0.9, text)
         })
     }
 
     fn in_no_collective(&self, ranks: &[u32]) -> Option<Suspects> {
-        let found = within(ranks, |rank| !self.phases.is_collective(self.ranks[rank].sight.phase));
+        let found = within(ranks, |rank| !self.phases.is_collective(self.ranks[rank].sample.phase));
         (!found.is_empty() && found.len() < ranks.len()).then(|| {
-            let reported = format!(
+            let text = format!(
                 "{} outside the section in which the others wait for each other",
                 self.listed(&found)
             );
-            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, reported)
+            Suspects::new(self.kind_of_root(found[0] as usize), found, 0.85, text)
         })
     }
 
@@ -237,17 +237,17 @@ impl Watch {
     fn in_few(&self, ranks: &[u32]) -> Option<Suspects> {
         let mut groups: std::collections::BTreeMap<_, Vec<u32>> = std::collections::BTreeMap::new();
         for rank in ranks {
-            groups.entry(self.ranks[*rank as usize].sight.phase).or_default().push(*rank);
+            groups.entry(self.ranks[*rank as usize].sample.phase).or_default().push(*rank);
         }
         if groups.len() < 2 {
             return None;
         }
-        let earliest = |group: &[u32]| group.iter().map(|rank| self.ranks[*rank as usize].sight.since).min();
+        let earliest = |group: &[u32]| group.iter().map(|rank| self.ranks[*rank as usize].sample.since).min();
         let few = groups.into_values().min_by_key(|group| (group.len(), earliest(group)))?;
         (few.len() * 2 <= ranks.len()).then(|| {
-            let section = self.phases.name(self.ranks[few[0] as usize].sight.phase);
-            let reported = format!("{} in {section}, the others elsewhere", self.listed(&few));
-            Suspects::new(self.kind_of_root(few[0] as usize), few, 0.75, reported)
+            let section = self.phases.name(self.ranks[few[0] as usize].sample.phase);
+            let text = format!("{} in {section}, the others elsewhere", self.listed(&few));
+            Suspects::new(self.kind_of_root(few[0] as usize), few, 0.75, text)
         })
     }
 
@@ -259,8 +259,8 @@ impl Watch {
         }
         let (few, does) =
             if busy.len() <= still.len() { (busy, "use CPU time") } else { (still, "use none") };
-        let reported = format!("{} {does}, unlike the others", self.listed(&few));
-        Some(Suspects::new(self.kind_of_root(few[0] as usize), few, 0.6, reported))
+        let text = format!("{} {does}, unlike the others", self.listed(&few));
+        Some(Suspects::new(self.kind_of_root(few[0] as usize), few, 0.6, text))
     }
 }
 

@@ -74,7 +74,7 @@ pub struct NcclJudge {
 struct CommunicatorState {
     communicator: Communicator,
     since: Mono,
-    reported: Mono,
+    reported_at: Mono,
 }
 
 #[derive(Clone, Debug)]
@@ -83,8 +83,8 @@ struct RasProblem {
     detail: String,
     action: RecommendedAction,
     /// The communicator, if the problem belongs to a single one.
-    of: Option<String>,
-    reported: Mono,
+    communicator: Option<String>,
+    reported_at: Mono,
 }
 
 impl NcclJudge {
@@ -111,8 +111,8 @@ impl NcclJudge {
             }
             RasReply::Reported(report) => self.judge_report(now, report, &mut facts),
         }
-        self.troubles.retain(|_, trouble| now.since(trouble.reported) <= FORGET_AFTER);
-        self.places.retain(|_, place| now.since(place.reported) <= Span::seconds(3600));
+        self.troubles.retain(|_, trouble| now.since(trouble.reported_at) <= FORGET_AFTER);
+        self.places.retain(|_, place| now.since(place.reported_at) <= Span::seconds(3600));
         SensorReport { components: self.component(now, asked, unread).into_iter().collect(), facts }
     }
 
@@ -131,12 +131,12 @@ impl NcclJudge {
             facts.push(observed("ras_answers", Weight::Info, detail));
         }
         let mut found: BTreeMap<String, RasProblem> = BTreeMap::new();
-        let trouble = |event, detail, of: Option<&str>, action| RasProblem {
+        let trouble = |event, detail, communicator: Option<&str>, action| RasProblem {
             event,
             detail,
             action,
-            of: of.map(str::to_owned),
-            reported: now,
+            communicator: communicator.map(str::to_owned),
+            reported_at: now,
         };
         if report.dead.count > 0 {
             let detail = format!("the others no longer wait for {}", processes(&report.dead));
@@ -159,11 +159,11 @@ impl NcclJudge {
             }
         }
         // A report clears the problems of the communicators that it lists.
-        let reported: Vec<&str> =
+        let texts: Vec<&str> =
             report.communicators.iter().map(|communicator| communicator.hash.as_str()).collect();
-        let listed_all = report.in_order == 0 && !reported.is_empty();
+        let listed_all = report.in_order == 0 && !texts.is_empty();
         self.troubles.retain(|key, trouble| {
-            let its_own = trouble.of.as_deref().map_or(listed_all, |hash| reported.contains(&hash));
+            let its_own = trouble.communicator.as_deref().map_or(listed_all, |hash| texts.contains(&hash));
             found.contains_key(key) || !its_own
         });
         for (key, trouble) in found {
@@ -179,9 +179,9 @@ impl NcclJudge {
         let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| CommunicatorState {
             communicator: communicator.clone(),
             since: now,
-            reported: now,
+            reported_at: now,
         });
-        place.reported = now;
+        place.reported_at = now;
         if place.communicator != *communicator {
             place.communicator = communicator.clone();
             place.since = now;
@@ -202,11 +202,11 @@ impl NcclJudge {
         }
         if !self.troubles.is_empty() {
             state = HealthState::Degraded;
-            let reported: Vec<&str> =
+            let texts: Vec<&str> =
                 self.troubles.values().map(|trouble| trouble.detail.as_str()).take(3).collect();
-            reason = reported.join("; ");
-            if self.troubles.len() > reported.len() {
-                reason = format!("{reason}; and {} more", self.troubles.len() - reported.len());
+            reason = texts.join("; ");
+            if self.troubles.len() > texts.len() {
+                reason = format!("{reason}; and {} more", self.troubles.len() - texts.len());
             }
             action = self.troubles.values().map(|trouble| trouble.action).max().unwrap_or(action);
         }
@@ -234,35 +234,35 @@ fn observed(event: &str, weight: Weight, detail: String) -> Fact {
     Fact::Observed(Observation { component, event, weight, detail, ..Observation::default() })
 }
 
-fn processes(of: &Processes) -> String {
-    let reported: Vec<String> = of
+fn processes(hidden: &Processes) -> String {
+    let texts: Vec<String> = hidden
         .named
         .iter()
         .take(4)
         .map(|process| format!("process {} on {}", process.pid, process.host))
         .collect();
-    let more = (of.count as usize).saturating_sub(reported.len());
-    match (reported.is_empty(), more) {
+    let more = (hidden.count as usize).saturating_sub(texts.len());
+    match (texts.is_empty(), more) {
         (true, 1) => "1 process".to_owned(),
         (true, count) => format!("{count} processes"),
-        (false, 0) => reported.join(", "),
-        (false, more) => format!("{} and {more} more", reported.join(", ")),
+        (false, 0) => texts.join(", "),
+        (false, more) => format!("{} and {more} more", texts.join(", ")),
     }
 }
 
 fn error_words(error: &Group<RankError>) -> String {
-    let when = if error.of.asynchronous { "" } else { " while it was set up" };
-    format!("{} reported \"{}\"{when}", ranks(error.ranks, &error.named), error.of.what)
+    let when = if error.value.asynchronous { "" } else { " while it was set up" };
+    format!("{} reported \"{}\"{when}", ranks(error.ranks, &error.named), error.value.what)
 }
 
 fn ranks(count: u32, named: &[CommRank]) -> String {
-    let reported: Vec<String> = named.iter().take(4).map(CommRank::to_string).collect();
-    let more = (count as usize).saturating_sub(reported.len());
-    match (reported.is_empty(), more) {
+    let texts: Vec<String> = named.iter().take(4).map(CommRank::to_string).collect();
+    let more = (count as usize).saturating_sub(texts.len());
+    match (texts.is_empty(), more) {
         (true, 1) => "1 rank".to_owned(),
         (true, count) => format!("{count} ranks"),
-        (false, 0) => reported.join(", "),
-        (false, more) => format!("{} and {more} more", reported.join(", ")),
+        (false, 0) => texts.join(", "),
+        (false, more) => format!("{} and {more} more", texts.join(", ")),
     }
 }
 
@@ -270,18 +270,18 @@ fn ranks(count: u32, named: &[CommRank]) -> String {
 fn standing_words(communicator: &Communicator) -> String {
     let mut words = Vec::new();
     for operation in &communicator.operations {
-        let furthest = operation.groups.iter().map(|group| group.of).max().unwrap_or(0);
-        for group in operation.groups.iter().filter(|group| group.of < furthest) {
+        let furthest = operation.groups.iter().map(|group| group.value).max().unwrap_or(0);
+        for group in operation.groups.iter().filter(|group| group.value < furthest) {
             words.push(format!(
                 "{}: {} launched, others {furthest}: {}",
                 operation.name,
-                group.of,
+                group.value,
                 ranks(group.ranks, &group.named)
             ));
         }
     }
     if communicator.states.len() > 1 {
-        let state = |group: &Group<State>| format!("{:?}: {}", group.of, ranks(group.ranks, &group.named));
+        let state = |group: &Group<State>| format!("{:?}: {}", group.value, ranks(group.ranks, &group.named));
         words.extend(communicator.states.iter().skip(1).map(state));
     }
     if communicator.missing_count > 0 {

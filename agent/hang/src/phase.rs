@@ -236,7 +236,7 @@ impl Phases {
 
     /// What was learned so far, for the next run.
     pub fn remembered(&self) -> Vec<PhaseMemory> {
-        let of = |row: &Phase| {
+        let row_of = |row: &Phase| {
             let own = row.sketch.longest();
             // A single long duration fades over the runs.
             let longest = match (row.before.1, own) {
@@ -246,7 +246,7 @@ impl Phases {
             let steps = row.steps.saturating_add(row.before.0);
             PhaseMemory { name: row.name.clone(), steps, longest, parts: row.sketch.parts(RECALLED) }
         };
-        self.rows.iter().map(of).filter(PhaseMemory::is_sound).collect()
+        self.rows.iter().map(row_of).filter(PhaseMemory::is_sound).collect()
     }
 
     /// Loads what earlier runs of the job learned.

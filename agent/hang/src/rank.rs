@@ -45,7 +45,7 @@ pub(crate) enum Life {
 /// A rank as the judge stores it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RankState {
-    pub(crate) sight: RankSample,
+    pub(crate) sample: RankSample,
     /// When its page was last read or a report about it last received.
     pub(crate) received: Mono,
     pub(crate) life: Life,

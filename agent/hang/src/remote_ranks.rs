@@ -33,7 +33,8 @@ pub struct RankSeen {
     /// The rank.
     pub rank: Rank,
     /// What its page shows. Phase numbers are those of the reporting host; the names are below.
-    pub sight: RankSample,
+    #[serde(rename = "sight")]
+    pub sample: RankSample,
     /// The innermost open section. `None` if none is open.
     pub section: Option<String>,
     /// The name of an open section that is long by its name.
@@ -47,20 +48,24 @@ pub struct RankSeen {
 impl RankSeen {
     /// The same with its times converted to another clock.
     pub fn on_clock(mut self, at: &dyn Fn(Mono) -> Mono) -> RankSeen {
-        let RankSample { beat_at, since, quiet_until, .. } = self.sight;
-        self.sight =
-            RankSample { beat_at: at(beat_at), since: at(since), quiet_until: at(quiet_until), ..self.sight };
+        let RankSample { beat_at, since, quiet_until, .. } = self.sample;
+        self.sample = RankSample {
+            beat_at: at(beat_at),
+            since: at(since),
+            quiet_until: at(quiet_until),
+            ..self.sample
+        };
         if let Some(probe) = &mut self.probe {
             probe.at = at(probe.at);
         }
         self
     }
 
-    /// The sight with this host's phase numbers.
+    /// The sample with this host's phase numbers.
     pub(crate) fn sight_here(&self, phases: &mut Phases) -> RankSample {
         let phase = self.section.as_ref().map_or(PhaseId::STEP, |name| phases.section(name));
         let long = self.long.as_ref().map(|name| phases.section(name));
-        RankSample { phase, long, ..self.sight }
+        RankSample { phase, long, ..self.sample }
     }
 }
 
@@ -70,13 +75,13 @@ pub(crate) struct ToReport {
     ranks: Vec<LastSample>,
     /// The shortest interval between reports, by the size of the job.
     apart: Span,
-    reported: Mono,
+    reported_at: Mono,
     again: Mono,
 }
 
 #[derive(Clone, Debug, Default)]
 struct LastSample {
-    sight: RankSample,
+    sample: RankSample,
     counts: Vec<Count>,
     probe: Option<Probe>,
     fresh: bool,
@@ -93,17 +98,17 @@ impl ToReport {
             ToReport { ranks: vec![LastSample::default(); ranks], apart: self.apart, ..ToReport::default() };
     }
 
-    pub(crate) fn sight(&mut self, place: usize, sight: &RankSample, counts: &[Count]) {
-        let Some(seen) = self.ranks.get_mut(place) else { return };
-        if seen.sight != *sight || seen.counts != counts {
-            (seen.sight, seen.fresh) = (*sight, true);
+    pub(crate) fn sample(&mut self, index: usize, sample: &RankSample, counts: &[Count]) {
+        let Some(seen) = self.ranks.get_mut(index) else { return };
+        if seen.sample != *sample || seen.counts != counts {
+            (seen.sample, seen.fresh) = (*sample, true);
             seen.counts.clear();
             seen.counts.extend_from_slice(counts);
         }
     }
 
-    pub(crate) fn probe(&mut self, place: usize, probe: Probe) {
-        if let Some(seen) = self.ranks.get_mut(place) {
+    pub(crate) fn probe(&mut self, index: usize, probe: Probe) {
+        if let Some(seen) = self.ranks.get_mut(index) {
             (seen.probe, seen.fresh) = (Some(probe), true);
         }
     }
@@ -111,7 +116,7 @@ impl ToReport {
     /// The reports that are due now. `first` is the number of the first rank.
     pub(crate) fn due(&mut self, first: Rank, phases: &Phases, now: Mono) -> Vec<RankSeen> {
         let all = now.since(self.again) >= MAX_REPORT_INTERVAL;
-        if !all && now.since(self.reported) < self.apart {
+        if !all && now.since(self.reported_at) < self.apart {
             return Vec::new();
         }
         if all {
@@ -124,16 +129,16 @@ impl ToReport {
                 seen.fresh = false;
                 RankSeen {
                     rank,
-                    sight: seen.sight,
-                    section: name(seen.sight.phase),
-                    long: seen.sight.long.and_then(name),
+                    sample: seen.sample,
+                    section: name(seen.sample.phase),
+                    long: seen.sample.long.and_then(name),
                     counts: seen.counts.clone(),
                     probe: seen.probe.take(),
                 }
             })
             .collect();
         if !due.is_empty() {
-            self.reported = now;
+            self.reported_at = now;
         }
         due
     }
@@ -154,7 +159,7 @@ mod tests {
         let mut due = ToReport::new(1, 512);
         let at = |millis: u64| Mono(0).after(Span::seconds(60)).after(Span::millis(millis));
         let mut reports = |millis: u64, beats: u64| {
-            due.sight(0, &RankSample { beats, ..RankSample::default() }, &[]);
+            due.sample(0, &RankSample { beats, ..RankSample::default() }, &[]);
             due.due(Rank(0), &Phases::new(Limits::default()), at(millis)).len()
         };
         assert_eq!(reports(0, 1), 1);

@@ -124,7 +124,7 @@ fn upper_edge(index: usize) -> Span {
 mod tests {
     use super::*;
 
-    fn of(millis: impl IntoIterator<Item = u64>) -> Sketch {
+    fn sketch_of(millis: impl IntoIterator<Item = u64>) -> Sketch {
         let mut sketch = Sketch::default();
         for span in millis {
             sketch.add(Span::millis(span));
@@ -134,24 +134,24 @@ mod tests {
 
     #[test]
     fn quantiles_are_at_most_two_percent_too_long() {
-        let sketch = of(1..=1000);
+        let sketch = sketch_of(1..=1000);
         for (q, exact) in [(0.5, 500.0), (0.99, 990.0), (0.999, 999.0)] {
-            let reported = sketch.quantile(q).as_seconds() * 1e3;
-            assert!(reported >= exact && reported <= exact * 1.021, "{q}: {reported}");
+            let estimate = sketch.quantile(q).as_seconds() * 1e3;
+            assert!(estimate >= exact && estimate <= exact * 1.021, "{q}: {estimate}");
         }
         assert_eq!(sketch.quantile(1.0), Span::millis(1000));
     }
 
     #[test]
     fn the_spread_of_a_narrow_distribution_is_narrow() {
-        let sketch = of((0..500).flat_map(|_| [90, 100, 110]));
+        let sketch = sketch_of((0..500).flat_map(|_| [90, 100, 110]));
         let mad = sketch.scaled_mad().as_seconds() * 1e3;
         assert!((10.0..=20.0).contains(&mad), "{mad}");
     }
 
     #[test]
     fn a_new_pace_is_learned_and_the_longest_is_kept() {
-        let mut sketch = of((0..70_000).map(|_| 10));
+        let mut sketch = sketch_of((0..70_000).map(|_| 10));
         sketch.add(Span::seconds(30));
         for _ in 0..300_000 {
             sketch.add(Span::millis(40));
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn any_span_finds_a_bucket() {
-        let sketch = of([0, u64::MAX]);
+        let sketch = sketch_of([0, u64::MAX]);
         assert_eq!(sketch.quantile(1.0), Span(u64::MAX));
     }
 }

@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn of_ranks_that_entered_everything_those_that_completed_less_are_behind() {
-        let of = |ranks: &[&[Count]]| {
+        let counts_of = |ranks: &[&[Count]]| {
             let mut counters = Counters::new(ranks.len());
             for (rank, counts) in ranks.iter().enumerate() {
                 counters.set(rank, counts);
@@ -392,9 +392,13 @@ mod tests {
             behind(&counters, |_| Presence::Reports, ranks.len())
         };
         let alike: &[Count] = &[count(7, 9, 4)];
-        assert_eq!(of(&[alike, alike, alike]), [] as [u32; 0]);
-        assert_eq!(of(&[alike, &[count(7, 9, 3)], alike, &[count(7, 9, 2), count(8, 3, 3)]]), [1, 3]);
-        assert_eq!(of(&[alike, &[Count { comm: 7, ..Count::default() }]]), [] as [u32; 0], "not recorded");
+        assert_eq!(counts_of(&[alike, alike, alike]), [] as [u32; 0]);
+        assert_eq!(counts_of(&[alike, &[count(7, 9, 3)], alike, &[count(7, 9, 2), count(8, 3, 3)]]), [1, 3]);
+        assert_eq!(
+            counts_of(&[alike, &[Count { comm: 7, ..Count::default() }]]),
+            [] as [u32; 0],
+            "not recorded"
+        );
     }
 
     #[test]

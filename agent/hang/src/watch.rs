@@ -106,25 +106,26 @@ impl Watch {
     }
 
     /// Records a look at a rank's page.
-    pub fn sight(&mut self, rank: usize, now: Mono, sight: &RankSample) {
+    pub fn sample(&mut self, rank: usize, now: Mono, sample: &RankSample) {
         let Some(state) = self.ranks.get_mut(rank) else { return };
-        let before = &state.sight;
-        let stepped = before.step != sight.step;
-        let moved = before.beats != sight.beats
+        let before = &state.sample;
+        let stepped = before.step != sample.step;
+        let moved = before.beats != sample.beats
             || stepped
-            || before.claim != sight.claim
-            || before.registered != sight.registered
-            || before.closed != sight.closed
-            || before.quiet_until != sight.quiet_until;
+            || before.claim != sample.claim
+            || before.registered != sample.registered
+            || before.closed != sample.closed
+            || before.quiet_until != sample.quiet_until;
         if moved {
             // The rank's own time is exact, while a look is late by up to its interval. It must not be in the future.
-            let at = if sight.beat_at > before.beat_at && sight.beat_at <= now { sight.beat_at } else { now };
+            let at =
+                if sample.beat_at > before.beat_at && sample.beat_at <= now { sample.beat_at } else { now };
             self.moved = self.moved.max(at);
         }
-        if stepped || sight.step.is_none() || sight.long.is_some() || sight.quiet_until > now {
+        if stepped || sample.step.is_none() || sample.long.is_some() || sample.quiet_until > now {
             self.completed = now;
         }
-        state.sight = *sight;
+        state.sample = *sample;
         state.received = now;
     }
 
@@ -257,12 +258,14 @@ impl Watch {
 
     /// Whether any living rank has a connected client. Without one nothing is known, and nothing is judged.
     fn anybody_trains(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed)
+        self.ranks
+            .iter()
+            .any(|rank| rank.life == Life::Lives && rank.sample.registered && !rank.sample.closed)
     }
 
     /// Whether any rank's client has connected in this attempt. Otherwise only the processes can be judged.
     pub fn receives_any(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.sight.registered)
+        self.ranks.iter().any(|rank| rank.sample.registered)
     }
 
     /// Whether this snapshot names the same ranks as one that was taken long enough before.
@@ -296,16 +299,16 @@ impl Watch {
 
     /// What a rank is doing.
     fn phase(&self, rank: usize) -> PhaseId {
-        let sight = &self.ranks[rank].sight;
-        if sight.step.is_none() { PhaseId::FIRST_STEP } else { sight.phase }
+        let sample = &self.ranks[rank].sample;
+        if sample.step.is_none() { PhaseId::FIRST_STEP } else { sample.phase }
     }
 
     pub(crate) fn newest_step(&self) -> Option<u64> {
         let living = self.ranks.iter().filter(|rank| rank.life == Life::Lives);
-        living.map(|rank| rank.sight.step).max().flatten()
+        living.map(|rank| rank.sample.step).max().flatten()
     }
 
-    pub(crate) fn those(&self, is: impl Fn(usize) -> bool) -> Vec<u32> {
+    pub(crate) fn ranks_where(&self, is: impl Fn(usize) -> bool) -> Vec<u32> {
         (0..self.ranks.len())
             .filter(|rank| is(*rank))
             .map(|rank| u32::try_from(rank).unwrap_or(u32::MAX))

@@ -7,3 +7,4 @@
 pub mod hardware;
 pub mod host;
 pub mod parse;
+mod state;

@@ -114,8 +114,8 @@ impl Hang {
             return;
         }
         page.teach(self.job.phases());
-        let (sight, counts) = page.sight(self.job.phases());
-        self.job.sight(local_rank as usize, now, &sight, counts);
+        let (sample, counts) = page.sample(self.job.phases());
+        self.job.sample(local_rank as usize, now, &sample, counts);
     }
 
     /// Judges after a look at all pages, unless a rank is being stopped or missing; returns the fact to record.

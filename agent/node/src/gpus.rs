@@ -133,7 +133,7 @@ impl Gpus {
             self.nudge();
             return None;
         }
-        let held = self.used.held(job, &self.newest, &self.owners, self.look.memory_held, staying);
+        let held = self.used.not_free(job, &self.newest, &self.owners, self.look.memory_held, staying);
         if !held.is_empty() {
             // The launcher will ask again soon.
             self.nudge();

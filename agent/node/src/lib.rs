@@ -281,7 +281,7 @@ impl Node {
     /// Sends the failures of this host's jobs to other hosts.
     fn report_failures_to_peers(&self) {
         if let Some(peers) = &self.peers {
-            peers.set_failures(self.repeats.reported());
+            peers.set_failures(self.repeats.recent());
         }
     }
 

@@ -50,7 +50,7 @@ pub struct Watch {
     spec_ranks: u32,
     layout: Layout,
     rank_context: SlowdownHints,
-    reported: u64,
+    findings_count: u64,
     attempt: Attempt,
     now: Option<Present>,
     /// The hosts, and the host of each rank; empty if all are on one.
@@ -99,8 +99,8 @@ struct Reports {
 impl Watch {
     /// The number of a finding that another judge makes.
     pub fn next_number(&mut self) -> u64 {
-        self.reported += 1;
-        self.reported
+        self.findings_count += 1;
+        self.findings_count
     }
 
     /// Starts to watch a job.
@@ -109,7 +109,7 @@ impl Watch {
             spec_ranks: spec.world_size,
             layout: Layout::of_command(&spec.command),
             rank_context: SlowdownHints::default(),
-            reported: 0,
+            findings_count: 0,
             attempt: Attempt(0),
             now: None,
             hosts: Default::default(),
@@ -119,8 +119,8 @@ impl Watch {
     }
 
     /// Sets the hosts of the ranks of the next attempt.
-    pub fn set_hosts(&mut self, hosts: Vec<String>, of: BTreeMap<Rank, u32>) {
-        self.hosts = (hosts, of);
+    pub fn set_hosts(&mut self, hosts: Vec<String>, host_of: BTreeMap<Rank, u32>) {
+        self.hosts = (hosts, host_of);
     }
 
     /// Sets the number of ranks of the next attempt.
@@ -200,11 +200,11 @@ impl Watch {
         let noise = self.noise;
         let Some(present) = &mut self.now else { return };
         let Ok(index) = present.ranks.binary_search(&rank) else { return };
-        let reported = Some((role, stage));
-        if present.roles[index] == reported {
+        let known_role = Some((role, stage));
+        if present.roles[index] == known_role {
             return;
         }
-        present.roles[index] = reported;
+        present.roles[index] = known_role;
         present.take_roles(noise);
     }
 
@@ -230,7 +230,7 @@ impl Watch {
         let shards: Vec<Vec<u64>> = shards.iter().map(|(_, chunks)| chunks.clone()).collect();
         let (mut anomaly, mut found) = (Vec::new(), Vec::new());
         present.numbers.saved(step, &shards, &mut anomaly);
-        present.report(step, anomaly, self.attempt, &mut self.reported, &mut found);
+        present.report(step, anomaly, self.attempt, &mut self.findings_count, &mut found);
         found
     }
 
@@ -242,7 +242,14 @@ impl Watch {
             let Ok(index) = present.ranks.binary_search(&rank) else { break };
             present.take(index, step);
             while let Some((step, row)) = present.next_row() {
-                present.judge(step, &row, self.attempt, &mut self.reported, &self.rank_context, &mut found);
+                present.judge(
+                    step,
+                    &row,
+                    self.attempt,
+                    &mut self.findings_count,
+                    &self.rank_context,
+                    &mut found,
+                );
             }
         }
         found
@@ -288,12 +295,12 @@ impl Present {
         let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
         let group =
             |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
-        let of = |(role, host): (&(String, Option<u32>), &Option<u32>)| Role {
+        let role_of = |(role, host): (&(String, Option<u32>), &Option<u32>)| Role {
             group: group(role),
             stage: role.1,
             host: *host,
         };
-        let peers = Peers::new(roles.iter().zip(&self.hosts).map(of).collect());
+        let peers = Peers::new(roles.iter().zip(&self.hosts).map(role_of).collect());
         self.stragglers = straggler::Judge::new(peers, Limits::default());
         if let Some(noise) = noise {
             self.stragglers.recall_noise(noise);
@@ -313,17 +320,17 @@ impl Present {
         step: u64,
         row: &[Reported],
         attempt: Attempt,
-        reported: &mut u64,
+        findings_count: &mut u64,
         rank_context: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
         if let Some(self_times) = self_times(row) {
-            self.pace_of(step, row, &self_times, attempt, reported, rank_context, found);
+            self.pace_of(step, row, &self_times, attempt, findings_count, rank_context, found);
         }
-        let numbers: Vec<Numbers> = row.iter().map(|reported| reported.numbers).collect();
+        let numbers: Vec<Numbers> = row.iter().map(|step| step.numbers).collect();
         let mut anomaly = Vec::new();
         self.numbers.step(step, &numbers, &mut anomaly);
-        self.report(step, anomaly, attempt, reported, found);
+        self.report(step, anomaly, attempt, findings_count, found);
     }
 
     /// Creates findings for what is faulty, and for what no longer is.
@@ -332,7 +339,7 @@ impl Present {
         step: u64,
         anomaly: Vec<Anomaly>,
         attempt: Attempt,
-        reported: &mut u64,
+        findings_count: &mut u64,
         found: &mut Vec<Finding>,
     ) {
         for anomaly in anomaly {
@@ -343,8 +350,8 @@ impl Present {
                     Finding { over: true, step: anomaly.since, headline, ..before }
                 }
                 None => {
-                    *reported += 1;
-                    let finding = self.finding_of(*reported, attempt, step, &anomaly);
+                    *findings_count += 1;
+                    let finding = self.finding_of(*findings_count, attempt, step, &anomaly);
                     self.anomaly.insert((anomaly.what, anomaly.place), finding.clone());
                     finding
                 }
@@ -361,29 +368,27 @@ impl Present {
         row: &[Reported],
         self_times: &[f32],
         attempt: Attempt,
-        reported: &mut u64,
+        findings_count: &mut u64,
         rank_context: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
-        let waits: Vec<f32> =
-            row.iter().map(|reported| if reported.done { reported.wait } else { f32::NAN }).collect();
-        let mut lengths: Vec<f32> =
-            row.iter().filter(|reported| reported.done).map(|reported| reported.took).collect();
+        let waits: Vec<f32> = row.iter().map(|step| if step.done { step.wait } else { f32::NAN }).collect();
+        let mut lengths: Vec<f32> = row.iter().filter(|step| step.done).map(|step| step.took).collect();
         lengths.sort_unstable_by(f32::total_cmp);
         let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
-        self.paces
-            .push(self_times.iter().zip(row).map(|(own, reported)| (*own, reported.wait, reported.took)));
+        self.paces.push(self_times.iter().zip(row).map(|(own, step)| (*own, step.wait, step.took)));
         self.learn_peers(step, self_times);
         let named = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
         let mut changes = Vec::new();
         self.stragglers.step(Row { step, self_times, waits: named, took }, &mut changes);
         for change in &self.unproven.proven(changes, &self.names.devices) {
             let place = (self.stragglers.peers(), &self.names, rank_context.hints.as_slice());
-            let finding = self.standing.report(change, *reported + 1, attempt, place);
-            found.extend(finding.inspect(|finding| *reported = (*reported).max(finding.finding)));
+            let finding = self.standing.report(change, *findings_count + 1, attempt, place);
+            found.extend(finding.inspect(|finding| *findings_count = (*findings_count).max(finding.finding)));
         }
-        let link = self.exchange.step(step, &waits, self_times, took, (*reported + 1, attempt, &self.names));
-        found.extend(link.inspect(|finding| *reported = (*reported).max(finding.finding)));
+        let link =
+            self.exchange.step(step, &waits, self_times, took, (*findings_count + 1, attempt, &self.names));
+        found.extend(link.inspect(|finding| *findings_count = (*findings_count).max(finding.finding)));
     }
 
     /// Checks whether the first steps show that ranks have different work by design. From then on they are compared
@@ -472,10 +477,10 @@ fn of_stages(stages: &[u32]) -> Peers {
 /// Self times by section names. `None` if no section has any. All ranks are measured alike.
 fn self_times(row: &[Reported]) -> Option<Vec<f32>> {
     let known = |seconds: fn(&Reported) -> f32| -> Vec<f32> {
-        row.iter().map(|reported| if reported.done { seconds(reported) } else { f32::NAN }).collect()
+        row.iter().map(|step| if step.done { seconds(step) } else { f32::NAN }).collect()
     };
     let any = |times: &Vec<f32>| times.iter().any(|time| time.is_finite());
-    Some(known(|reported| reported.without_waiting))
+    Some(known(|step| step.without_waiting))
         .filter(any)
-        .or_else(|| Some(known(|reported| reported.alone)).filter(any))
+        .or_else(|| Some(known(|step| step.alone)).filter(any))
 }

@@ -45,26 +45,26 @@ fn option(command: &[String], names: &[&str]) -> u32 {
 mod tests {
     use super::*;
 
-    fn of(command: &str) -> Layout {
+    fn layout(command: &str) -> Layout {
         Layout::of_command(&command.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
     fn the_options_of_frameworks_are_read() {
-        let megatron = of("pretrain.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2");
+        let megatron = layout("pretrain.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2");
         assert_eq!(megatron, Layout { tensor: 4, pipeline: 2 });
         assert_eq!(
             (megatron.stage(0, 16), megatron.stage(7, 16), megatron.stage(8, 16)),
             (Some(0), Some(0), Some(1))
         );
-        let titan = of("train.py --parallelism.pipeline_parallel_degree=4");
+        let titan = layout("train.py --parallelism.pipeline_parallel_degree=4");
         assert_eq!(titan, Layout { tensor: 1, pipeline: 4 });
     }
 
     #[test]
     fn missing_or_unfitting_options_mean_one_stage() {
-        assert_eq!(of("train.py --pp many").stage(3, 8), None);
-        assert_eq!(of("train.py --pp 0 --tp=x"), Layout { tensor: 1, pipeline: 1 });
-        assert_eq!(of("train.py --pp 3").stage(3, 8), None);
+        assert_eq!(layout("train.py --pp many").stage(3, 8), None);
+        assert_eq!(layout("train.py --pp 0 --tp=x"), Layout { tensor: 1, pipeline: 1 });
+        assert_eq!(layout("train.py --pp 3").stage(3, 8), None);
     }
 }

@@ -267,7 +267,7 @@ impl Case {
             let launched = (done + 1).min(self.stuck.launched[rank]).max(done);
             let counts = self.stuck.counts(rank, done, launched);
             self.watch.counts(rank, reported, &counts);
-            self.watch.sight(rank, reported, &sight(1));
+            self.watch.sample(rank, reported, &sample(1));
         }
         self.watch.look(self.now);
         self.now = self.now.after(REPORT_INTERVAL);
@@ -280,7 +280,7 @@ impl Case {
                 continue;
             }
             self.watch.counts(rank, self.now, &self.counts[rank]);
-            self.watch.sight(rank, self.now, &sight(2));
+            self.watch.sample(rank, self.now, &sample(2));
         }
         self.watch.look(self.now)
     }
@@ -288,9 +288,9 @@ impl Case {
     /// A look at which every report arrives and is unchanged, as most are in a large job.
     pub fn look(&mut self) -> HangStatus {
         self.now = self.now.after(REPORT_INTERVAL);
-        let sight = sight(2);
+        let sample = sample(2);
         for (rank, counts) in self.counts.iter().enumerate() {
-            self.watch.sight(rank, self.now, &sight);
+            self.watch.sample(rank, self.now, &sample);
             self.watch.counts(rank, self.now, counts);
         }
         self.watch.look(self.now)
@@ -332,7 +332,7 @@ impl Case {
     }
 }
 
-fn sight(beats: u64) -> RankSample {
+fn sample(beats: u64) -> RankSample {
     let (step, since) = (Some(STEPS), Mono(Span::seconds(1000).0));
     let beat_at = since.after(Span::millis(beats));
     let phase = PhaseId::STEP;

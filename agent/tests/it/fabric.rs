@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use mainstay_health::host::fabric::{FabricSample, LinkKind, LinkReading};
+use mainstay_health::host::fabric::{FabricSample, LinkKind, PortReading};
 use mainstay_health::host::os::Reading;
 use mainstay_sensors::source::fabric::FabricSource;
 use support::Agent;
@@ -107,7 +107,7 @@ impl Sys {
         FabricSource::new(self.path(), exclude, vec![])
     }
 
-    fn only(&self) -> LinkReading {
+    fn only(&self) -> PortReading {
         let mut links = self.sample().links;
         assert_eq!(links.len(), 1, "{links:?}");
         links.remove(0)

@@ -148,8 +148,8 @@ impl Pickle {
 
     /// The value for a text key of a dict. `None` if there is none, or if it is no dict.
     #[must_use]
-    pub fn item(&self, of: &Node, name: &str) -> Option<&Node> {
-        let Node::Dict(items) = of else { return None };
+    pub fn item(&self, object: &Node, name: &str) -> Option<&Node> {
+        let Node::Dict(items) = object else { return None };
         let named = |key: Id| matches!(self.node(key), Node::Text(text) if text == name);
         // The last value set for a key counts, as in a dict.
         items.iter().rev().find(|(key, _)| named(*key)).map(|(_, value)| self.node(*value))
@@ -157,8 +157,8 @@ impl Pickle {
 
     /// An attribute of an instance. `None` if it has no such attribute.
     #[must_use]
-    pub fn attribute(&self, of: &Node, name: &str) -> Option<&Node> {
-        let Node::Object { state: Some(state), .. } = of else { return None };
+    pub fn attribute(&self, object: &Node, name: &str) -> Option<&Node> {
+        let Node::Object { state: Some(state), .. } = object else { return None };
         self.item(self.node(*state), name)
     }
 }

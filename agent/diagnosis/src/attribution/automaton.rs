@@ -1,5 +1,5 @@
 //! Finds all words of the catalog in one pass over a text, ignoring ASCII case. The Aho-Corasick automaton covers the
-//! first [`PREFIX`] letters of each word; the rest of a word is compared after a match of its prefix. An automaton of
+//! first [`PREFIX_BYTES`] letters of each word; the rest of a word is compared after a match of its prefix. An automaton of
 //! the whole words, 5,000 with 110,000 letters, would take many times as long to build.
 
 use std::array;
@@ -11,7 +11,7 @@ use aho_corasick::dfa::DFA;
 use aho_corasick::{Anchored, BuildError, StartKind};
 
 /// The number of letters of a word that are in the automaton.
-const PREFIX: usize = 4;
+const PREFIX_BYTES: usize = 4;
 
 /// Parts of a text that are read at the same time. Each step waits for the table lookup of the step before it, so the
 /// processor would be idle most of the time with one part.
@@ -49,10 +49,10 @@ impl Automaton {
     ///
     /// # Errors
     /// The words are too many for an automaton.
-    pub(super) fn of(words: &[String]) -> Result<Automaton, BuildError> {
+    pub(super) fn new(words: &[String]) -> Result<Automaton, BuildError> {
         let mut known: BTreeMap<&[u8], Vec<Word>> = BTreeMap::new();
         for (number, word) in words.iter().enumerate() {
-            let (prefix, rest) = word.as_bytes().split_at(word.len().min(PREFIX));
+            let (prefix, rest) = word.as_bytes().split_at(word.len().min(PREFIX_BYTES));
             let mask = lower_case(&[0xff; 8][..rest.len().min(8)]);
             let word = Word { number, next: lower_case(rest), mask, rest: rest.into() };
             known.entry(prefix).or_default().push(word);
@@ -124,9 +124,9 @@ impl Automaton {
         ends
     }
 
-    /// The state at an offset of a text. It depends on the last [`PREFIX`] bytes only, as no prefix is longer.
+    /// The state at an offset of a text. It depends on the last [`PREFIX_BYTES`] bytes only, as no prefix is longer.
     fn state_at(&self, text: &[u8], at: usize) -> StateID {
-        let before = &text[at.saturating_sub(PREFIX)..at];
+        let before = &text[at.saturating_sub(PREFIX_BYTES)..at];
         before.iter().fold(self.start, |state, byte| self.prefixes.next_state(Anchored::No, state, *byte))
     }
 }
@@ -147,10 +147,10 @@ mod tests {
     const WORDS: [&str; 8] =
         ["error:", "error\n", "cuda error", "cuda errors are", "a error", "uda", "out of memory", "memory"];
 
-    fn found(text: &str) -> Vec<(usize, usize)> {
-        let automaton = Automaton::of(&WORDS.map(str::to_owned)).expect("an automaton");
+    fn matches(text: &str) -> Vec<(usize, usize)> {
+        let automaton = Automaton::new(&WORDS.map(str::to_owned)).expect("an automaton");
         let mut found: Vec<(usize, usize)> = automaton.find(text.as_bytes()).collect();
-        let ends = found.iter().map(|(number, at)| at + WORDS[*number].len().min(PREFIX));
+        let ends = found.iter().map(|(number, at)| at + WORDS[*number].len().min(PREFIX_BYTES));
         assert!(ends.is_sorted(), "ordered by the ends of prefixes");
         found.sort_unstable();
         found
@@ -172,7 +172,7 @@ mod tests {
         let mut text = "CUDA Error: out of memory\nx".repeat(4 * BLOCK_BYTES / 27);
         for _ in 0..2 * LANES {
             text.push('y');
-            assert_eq!(found(&text), plainly(&text));
+            assert_eq!(matches(&text), plainly(&text));
         }
     }
 
@@ -189,7 +189,7 @@ mod tests {
             "out of memorymemory",
             "\u{e9}uda error",
         ] {
-            assert_eq!(found(text), plainly(text), "{text:?}");
+            assert_eq!(matches(text), plainly(text), "{text:?}");
         }
     }
 }

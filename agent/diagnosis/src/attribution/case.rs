@@ -8,7 +8,7 @@ use super::lines;
 use mainstay_model::verdict::FaultDomain;
 
 /// Characters of a value that a note quotes.
-const QUOTED: usize = 60;
+const MAX_QUOTE_CHARS: usize = 60;
 
 /// A failure together with the cause that people determined.
 #[derive(Clone, Debug, Default)]
@@ -130,10 +130,10 @@ impl Case {
         self.files.clear();
     }
 
-    /// The number of lines of all logs before those of the file at `place`.
-    pub(super) fn lines_before(&self, place: usize) -> u64 {
+    /// The number of lines of all logs before those of the file at `index`.
+    pub(super) fn lines_before(&self, index: usize) -> u64 {
         let own = if self.log.is_empty() { 0 } else { self.log.split('\n').count() };
-        let files = self.files.iter().take(place).map(|file| file.text.split('\n').count());
+        let files = self.files.iter().take(index).map(|file| file.text.split('\n').count());
         (own + files.sum::<usize>()) as u64
     }
 }
@@ -185,8 +185,8 @@ fn text(value: &Value) -> String {
         Value::Null => String::new(),
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join("\n"),
         Value::Object(fields) if !fields.is_empty() => {
-            let reported = fields.iter().map(|(key, value)| format!("{key}: {}", text(value)));
-            reported.collect::<Vec<_>>().join("\n")
+            let lines = fields.iter().map(|(key, value)| format!("{key}: {}", text(value)));
+            lines.collect::<Vec<_>>().join("\n")
         }
         other => other.to_string(),
     }
@@ -202,14 +202,16 @@ fn list(value: &Value) -> Vec<&Value> {
 
 fn number(value: &Value) -> Option<u64> {
     match value {
-        Value::Number(number) => number.as_u64().or_else(|| number.as_f64().map(|of| of.max(0.0) as u64)),
+        Value::Number(number) => {
+            number.as_u64().or_else(|| number.as_f64().map(|number| number.max(0.0) as u64))
+        }
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     }
 }
 
 fn quoted(value: &Value) -> String {
-    value.to_string().chars().take(QUOTED).collect()
+    value.to_string().chars().take(MAX_QUOTE_CHARS).collect()
 }
 
 #[cfg(test)]

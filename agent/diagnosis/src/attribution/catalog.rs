@@ -47,12 +47,12 @@ pub enum CatalogError {
 }
 
 /// A cause of lower weight only shows where a line comes from (a worker of the loader), not what happened.
-const EXPLAINS: f64 = 0.8;
+const MIN_EXPLAINING_WEIGHT: f64 = 0.8;
 
 /// The indexes of the words that appear in lines of completed steps.
 pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
 /// Words up to this length match only as whole words.
-const SHORT: usize = 6;
+const MAX_SHORT_WORD_BYTES: usize = 6;
 /// The signature of an XID whose own line says that the device needs no reset.
 const PASSING_XID: &str = "xid.passing";
 
@@ -90,7 +90,7 @@ pub struct Catalog {
     xids: BTreeMap<u32, usize>,
     words: Automaton,
     /// The signatures that search for each word. The first words are those of [`STRUCTURE`].
-    of_word: Vec<Vec<usize>>,
+    signatures_by_word: Vec<Vec<usize>>,
     /// Whether the word matches only if no letter precedes it: "uct_" is no part of "product_".
     starts: Vec<bool>,
     /// The meaning of hardware codes, read on first use. `None` if it cannot be read, which a test rules out.
@@ -151,7 +151,7 @@ impl Catalog {
     pub(super) fn prepared() -> Result<Catalog, CatalogError> {
         let broken = |error: serde_json::Error| CatalogError::Tables(error.to_string());
         let files: Vec<File> = serde_json::from_str(READ).map_err(broken)?;
-        Catalog::of(files)
+        Catalog::from_files(files)
     }
 
     /// The files of the built-in catalog, by name and text.
@@ -171,7 +171,7 @@ impl Catalog {
                 reason: error.to_string(),
             })
         };
-        let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?)?;
+        let catalog = Catalog::from_files(files.iter().map(read).collect::<Result<_, _>>()?)?;
         for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
             let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
             // Nothing else shares the catalog yet.
@@ -181,7 +181,7 @@ impl Catalog {
     }
 
     /// Does not compile patterns. A test compiles all patterns of the built-in catalog.
-    fn of(files: Vec<File>) -> Result<Catalog, CatalogError> {
+    fn from_files(files: Vec<File>) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
         let mut parts = Vec::new();
@@ -228,8 +228,8 @@ impl Catalog {
         let mut ids = BTreeSet::new();
         let mut patterns = Vec::with_capacity(signatures.len());
         let mut words: Vec<String> = STRUCTURE.map(str::to_owned).into();
-        let mut of_word: Vec<Vec<usize>> = vec![Vec::new(); words.len()];
-        let mut place: BTreeMap<String, usize> =
+        let mut signatures_by_word: Vec<Vec<usize>> = vec![Vec::new(); words.len()];
+        let mut index_of: BTreeMap<String, usize> =
             words.iter().enumerate().map(|(at, word)| (word.clone(), at)).collect();
         for (index, signature) in signatures.iter_mut().enumerate() {
             if !ids.insert(signature.id.clone()) {
@@ -243,12 +243,12 @@ impl Catalog {
                 if word.len() < 4 {
                     return Err(CatalogError::ShortWord { id: signature.id.clone(), word: word.clone() });
                 }
-                let at = *place.entry(word.clone()).or_insert_with(|| {
+                let at = *index_of.entry(word.clone()).or_insert_with(|| {
                     words.push(word.clone());
-                    of_word.push(Vec::new());
+                    signatures_by_word.push(Vec::new());
                     words.len() - 1
                 });
-                of_word[at].push(index);
+                signatures_by_word[at].push(index);
             }
         }
         let starts = words
@@ -256,13 +256,23 @@ impl Catalog {
             .enumerate()
             .map(|(at, word)| {
                 at >= STRUCTURE.len()
-                    && word.len() <= SHORT
+                    && word.len() <= MAX_SHORT_WORD_BYTES
                     && word.starts_with(|c: char| c.is_ascii_alphabetic())
             })
             .collect();
-        let words = Automaton::of(&words).map_err(|error| CatalogError::Tables(error.to_string()))?;
+        let words = Automaton::new(&words).map_err(|error| CatalogError::Tables(error.to_string()))?;
         let codes = OnceLock::new();
-        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, codes })
+        Ok(Catalog {
+            signatures,
+            patterns,
+            exceptions,
+            parts,
+            xids,
+            words,
+            signatures_by_word,
+            starts,
+            codes,
+        })
     }
 
     /// All signatures, including those of XIDs.
@@ -277,8 +287,8 @@ impl Catalog {
 
     /// The XIDs whose signature satisfies `is`.
     pub fn xids_where(&self, is: impl Fn(&Signature) -> bool) -> BTreeSet<u32> {
-        let of = |(code, index): (&u32, &usize)| is(self.signatures.get(*index)?).then_some(*code);
-        self.xids.iter().filter_map(of).collect()
+        let entry = |(code, index): (&u32, &usize)| is(self.signatures.get(*index)?).then_some(*code);
+        self.xids.iter().filter_map(entry).collect()
     }
 
     /// The rule for an exception type, by its name with or without modules: by the whole name, or by a part of it.
@@ -293,19 +303,22 @@ impl Catalog {
     pub fn matches(&self, line: &str) -> Vec<&Signature> {
         let written = lines::clean(line.as_bytes());
         let line = written.to_ascii_lowercase();
-        let mut found: Vec<usize> =
-            self.hits(line.as_bytes()).flat_map(|(word, _)| self.of_word[word].iter().copied()).collect();
-        found.sort_unstable();
-        found.dedup();
-        found.retain(|index| self.confirms(*index, &line));
-        found.extend(self.xids_in(&line));
-        self.weigh_xid(&written, &mut found);
-        if found.is_empty() {
-            found.extend(self.hints(&line));
+        let mut matches_of_line: Vec<usize> = self
+            .hits(line.as_bytes())
+            .flat_map(|(word, _)| self.signatures_by_word[word].iter().copied())
+            .collect();
+        matches_of_line.sort_unstable();
+        matches_of_line.dedup();
+        matches_of_line.retain(|index| self.confirms(*index, &line));
+        matches_of_line.extend(self.xids_in(&line));
+        self.weigh_xid(&written, &mut matches_of_line);
+        if matches_of_line.is_empty() {
+            matches_of_line.extend(self.hints(&line));
         }
-        let mut found: Vec<&Signature> = found.into_iter().map(|index| &self.signatures[index]).collect();
-        found.sort_by(|a, b| b.weight.total_cmp(&a.weight).then(longest(b).cmp(&longest(a))));
-        found
+        let mut matches_of_line: Vec<&Signature> =
+            matches_of_line.into_iter().map(|index| &self.signatures[index]).collect();
+        matches_of_line.sort_by(|a, b| b.weight.total_cmp(&a.weight).then(longest(b).cmp(&longest(a))));
+        matches_of_line
     }
 
     /// The hints that match a line in lower case.
@@ -320,9 +333,10 @@ impl Catalog {
 
     /// Whether a signature fully explains a line, so that no other evidence from it is needed.
     pub(super) fn explains(&self, index: usize) -> bool {
-        self.signatures
-            .get(index)
-            .is_some_and(|of| !of.fallback && (of.role != Role::Primary || of.weight >= EXPLAINS))
+        self.signatures.get(index).is_some_and(|signature| {
+            !signature.fallback
+                && (signature.role != Role::Primary || signature.weight >= MIN_EXPLAINING_WEIGHT)
+        })
     }
 
     /// The words in a text with their offsets: those of signatures and those of [`STRUCTURE`].
@@ -333,8 +347,8 @@ impl Catalog {
         })
     }
 
-    pub(super) fn of_word(&self, word: usize) -> &[usize] {
-        &self.of_word[word]
+    pub(super) fn signatures_by_word(&self, word: usize) -> &[usize] {
+        &self.signatures_by_word[word]
     }
 
     /// Whether a line in lower case that contains one of the signature's words matches the signature.

@@ -88,7 +88,7 @@ impl Class {
     }
 
     /// The class in words, as the start of a sentence.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Class::UserCode => "a bug in the training program",
             Class::UserConfig => "the configuration of the run",

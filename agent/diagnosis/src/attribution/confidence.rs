@@ -16,57 +16,58 @@ use mainstay_model::verdict::FaultDomain;
 const BOUNDS: [(f64, f64); 8] =
     [(1.0, 0.55), (1.5, 0.62), (2.0, 0.66), (2.5, 0.72), (3.0, 0.78), (3.5, 0.84), (4.0, 0.91), (5.0, 0.96)];
 /// The maximum confidence from hints alone.
-const ONLY_HINTS: f64 = 0.6;
+const MAX_CONFIDENCE_OF_HINTS: f64 = 0.6;
 /// The maximum confidence from a single log line: nothing shows which rank followed which, and the same message has several causes.
-const ONE_LINE: f64 = 0.88;
+const MAX_CONFIDENCE_OF_ONE_LINE: f64 = 0.88;
 /// Added to the weight of evidence in a rank's own exit note for the bound: the note is what ended the rank that failed first, whereas
 /// a line found in a log may be the wrong one.
-const OWN_END: f64 = 1.0;
+const EXIT_NOTE_LOG_ODDS: f64 = 1.0;
 /// Under the launcher the odds of a right domain are multiplied by this, compared with a log read afterwards: how and when each rank
 /// ended is known, and lines from before healthy steps are left out. A hardware fault stays as certain as the device's own messages
 /// make it. Chosen on the even programs of the live fault matrix (`cargo xtask bench verdicts`); its `verdict.live_calibration_ece`
 /// covers the odd ones.
-const LIVE_ODDS: f64 = 4.0;
+const LIVE_ODDS_FACTOR: f64 = 4.0;
 /// The maximum confidence of an abstention. Of the failures without a cause in the log, people found the cause of half of the labelled
 /// ones elsewhere, whatever the log says about consequences.
-const ABSTENTION: f64 = 0.5;
+const MAX_CONFIDENCE_OF_AN_ABSTENTION: f64 = 0.5;
 /// The odds of a right domain of a log read afterwards, compared with what the bounds allow. On 168 failures (79 without memory of their
 /// source) 2 fits best, and in the blind batches answers of 60 to 80 % were right in 84 %, those above in 94 %, which is 1.9.
-const AFTERWARDS_ODDS: f64 = 1.75;
+const AFTERWARDS_ODDS_FACTOR: f64 = 1.75;
 /// Pieces of evidence below this log-odds do not count as corroboration.
-const CORROBORATES: f64 = 1.0;
+const MIN_CORROBORATING_LOG_ODDS: f64 = 1.0;
 
 /// The confidence in a class, from its probability under all evidence.
-pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
+pub(super) fn calibrated(probability: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
     if class == Class::Unknown {
-        return probability.min(ABSTENTION);
+        return probability.min(MAX_CONFIDENCE_OF_AN_ABSTENTION);
     }
     let own = |vote: &Vote| {
-        vote.classes().filter(|(of, _)| *of == class).map(|(_, weight)| weight).fold(0.0, f64::max)
+        vote.classes().filter(|(other, _)| *other == class).map(|(_, weight)| weight).fold(0.0, f64::max)
     };
     let ended = |source: &usize| evidence.findings.get(*source).is_some_and(|findings| findings.ended);
     let of_own_end = |vote: &Vote| vote.spots.iter().any(|(source, _)| ended(source));
-    let worth = |vote: &Vote| own(vote) + if of_own_end(vote) { OWN_END } else { 0.0 };
+    let worth = |vote: &Vote| own(vote) + if of_own_end(vote) { EXIT_NOTE_LOG_ODDS } else { 0.0 };
     let strongest = for_it.iter().map(worth).fold(0.0, f64::max);
     let only_hints = for_it.iter().all(|vote| vote.hint);
-    let corroborating: Vec<&Vote> = for_it.iter().filter(|vote| own(vote) >= CORROBORATES).collect();
+    let corroborating: Vec<&Vote> =
+        for_it.iter().filter(|vote| own(vote) >= MIN_CORROBORATING_LOG_ODDS).collect();
     let mut bound = bound(strongest);
     if only_hints {
-        bound = bound.min(ONLY_HINTS);
+        bound = bound.min(MAX_CONFIDENCE_OF_HINTS);
     }
-    if places(&corroborating) == 1 && !corroborating.iter().any(|vote| of_own_end(vote)) {
-        bound = bound.min(ONE_LINE);
+    if distinct_lines(&corroborating) == 1 && !corroborating.iter().any(|vote| of_own_end(vote)) {
+        bound = bound.min(MAX_CONFIDENCE_OF_ONE_LINE);
     }
     let sure = probability.min(bound);
     // Hints are no stronger in a live run.
     let is_surer = evidence.live && class.domain() != FaultDomain::Hardware;
-    if is_surer && !only_hints { with_odds(sure, LIVE_ODDS) } else { sure }
+    if is_surer && !only_hints { with_odds(sure, LIVE_ODDS_FACTOR) } else { sure }
 }
 
 /// The confidence that is reported for a log read afterwards. The bounds are modest, and advice depends on them.
 pub(super) fn afterwards(sure: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
     let is_modest = !evidence.live && class != Class::Unknown && !for_it.iter().all(|vote| vote.hint);
-    if is_modest { with_odds(sure, AFTERWARDS_ODDS) } else { sure }
+    if is_modest { with_odds(sure, AFTERWARDS_ODDS_FACTOR) } else { sure }
 }
 
 /// Multiplies the odds of `probability` by `times`.
@@ -75,7 +76,7 @@ fn with_odds(probability: f64, times: f64) -> f64 {
 }
 
 /// The number of places with evidence: distinct log lines, and evidence without a line (an exit, a device, another judge).
-fn places(votes: &[&Vote]) -> usize {
+fn distinct_lines(votes: &[&Vote]) -> usize {
     let lines: BTreeSet<(usize, u64)> =
         votes.iter().flat_map(|vote| vote.spots.iter().map(|(source, spot)| (*source, spot.line))).collect();
     lines.len() + votes.iter().filter(|vote| vote.spots.is_empty()).count()
@@ -83,7 +84,7 @@ fn places(votes: &[&Vote]) -> usize {
 
 /// The bound for the strongest piece of evidence, interpolated linearly between the entries of the table.
 fn bound(weight: f64) -> f64 {
-    let above = BOUNDS.partition_point(|(of, _)| *of <= weight);
+    let above = BOUNDS.partition_point(|(bound, _)| *bound <= weight);
     match (above.checked_sub(1).map(|below| BOUNDS[below]), BOUNDS.get(above)) {
         (None, _) => BOUNDS[0].1,
         (Some((_, last)), None) => last,
@@ -109,7 +110,7 @@ mod tests {
         let victim =
             "[rank1]: NCCL WARN Call to recv from 10.0.0.3<4000> failed : Connection closed by remote peer\n";
         let judged = judged(victim);
-        assert_eq!((judged.class, judged.confidence), (Class::Unknown, ABSTENTION));
+        assert_eq!((judged.class, judged.confidence), (Class::Unknown, MAX_CONFIDENCE_OF_AN_ABSTENTION));
     }
 
     #[test]
@@ -118,32 +119,35 @@ mod tests {
         let again = "nvidia-smi: Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n";
         let (one, two) = (judged(lost), judged(&format!("{lost}{again}")));
         assert_eq!((one.class, two.class), (Class::HardwareGpu, Class::HardwareGpu));
-        let most = with_odds(ONE_LINE, AFTERWARDS_ODDS);
+        let most = with_odds(MAX_CONFIDENCE_OF_ONE_LINE, AFTERWARDS_ODDS_FACTOR);
         assert!(one.confidence <= most && two.confidence > most, "{} {}", one.confidence, two.confidence);
         let catalog = Catalog::built_in().expect("the catalog is compiled in");
         let raised = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
         let found = Scan::of_text(catalog, "last words", Some(0), Kind::Log, raised);
-        let of = |ended| {
+        let most_for = |ended| {
             let findings = vec![Findings { ended, ..found.clone() }];
             attribute(catalog, &Evidence { findings, ..Evidence::default() }).confidence
         };
-        assert!(of(false) <= most && of(true) > most, "{} {}", of(false), of(true));
+        assert!(most_for(false) <= most && most_for(true) > most, "{} {}", most_for(false), most_for(true));
     }
 
     #[test]
     fn a_live_failure_is_surer_than_the_same_log_read_afterwards_but_not_by_hints_alone() {
         assert!((with_odds(0.5, 3.0) - 0.75).abs() < 1e-9 && with_odds(0.0, 3.0) == 0.0);
         let catalog = Catalog::built_in().expect("the catalog is compiled in");
-        let of = |log: &str, live| {
+        let judged_as = |log: &str, live| {
             let findings = vec![Scan::of_text(catalog, "log", Some(0), Kind::Log, log.as_bytes())];
             attribute(catalog, &Evidence { findings, live, ..Evidence::default() })
         };
         let raised = "  File \"/home/a/train.py\", line 3, in step\n    x[k]\nKeyError: 'k'\n";
-        let (live, afterwards) = (of(raised, true), of(raised, false));
+        let (live, afterwards) = (judged_as(raised, true), judged_as(raised, false));
         assert_eq!(live.class, afterwards.class);
         assert!(live.confidence > afterwards.confidence && live.confidence < 0.99, "{}", live.confidence);
         let hint = "ERROR: the node was rebooted after a machine check exception of its board\n";
-        assert!(of(hint, true).confidence <= of(hint, false).confidence.max(ONLY_HINTS));
+        assert!(
+            judged_as(hint, true).confidence
+                <= judged_as(hint, false).confidence.max(MAX_CONFIDENCE_OF_HINTS)
+        );
     }
 
     #[test]
@@ -154,6 +158,6 @@ mod tests {
             "UCX ERROR connect to peer failed: Destination is unreachable\nConnectionError: [Errno 110] Connection timed out\n",
         );
         assert_eq!(weak.class, Class::Fabric);
-        assert!(weak.confidence < with_odds(0.8, AFTERWARDS_ODDS), "{}", weak.confidence);
+        assert!(weak.confidence < with_odds(0.8, AFTERWARDS_ODDS_FACTOR), "{}", weak.confidence);
     }
 }

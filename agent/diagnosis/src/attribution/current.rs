@@ -11,12 +11,12 @@ use super::exit::{Exit, Status};
 use super::scan::{Findings, Kind, RelevantLine};
 
 /// From this weight on a line that is no cause is worth a mention.
-const OF_WEIGHT: f64 = 2.0;
+const MIN_MENTIONED_WEIGHT: f64 = 2.0;
 
 /// The evidence without what cannot be the cause.
 pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidence> {
     let killed = ended_by_signals(evidence);
-    let all_speak = evidence.findings.iter().all(|of| every_spot_speaks(catalog, of, killed));
+    let all_speak = evidence.findings.iter().all(|finding| every_spot_speaks(catalog, finding, killed));
     if all_speak {
         return Cow::Borrowed(evidence);
     }
@@ -31,15 +31,20 @@ pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidenc
 pub fn set_aside(catalog: &Catalog, evidence: &Evidence) -> BTreeMap<(usize, u64), RelevantLine> {
     let killed = ended_by_signals(evidence);
     let mut aside = BTreeMap::new();
-    for (source, findings) in evidence.findings.iter().enumerate().filter(|(_, of)| of.kind != Kind::Kernel) {
-        let causes = findings.sightings.iter().flat_map(|of| {
-            let signature = catalog.signatures().get(of.signature);
-            let is_cause =
-                |of: &&Signature| of.role == Role::Primary && of.weight >= OF_WEIGHT && !of.fallback;
+    for (source, findings) in
+        evidence.findings.iter().enumerate().filter(|(_, finding)| finding.kind != Kind::Kernel)
+    {
+        let causes = findings.sightings.iter().flat_map(|sighting| {
+            let signature = catalog.signatures().get(sighting.signature);
+            let is_cause = |signature: &&Signature| {
+                signature.role == Role::Primary
+                    && signature.weight >= MIN_MENTIONED_WEIGHT
+                    && !signature.fallback
+            };
             let signature = signature.filter(is_cause);
-            of.spots.iter().filter_map(move |spot| Some((Some(signature?), spot)))
+            sighting.spots.iter().filter_map(move |spot| Some((Some(signature?), spot)))
         });
-        let raised = findings.exceptions.iter().map(|of| (None, &of.spot));
+        let raised = findings.exceptions.iter().map(|exception| (None, &exception.spot));
         let over =
             causes.chain(raised).filter(|(signature, spot)| !spot.mild && !speaks(*signature, spot, killed));
         aside.extend(over.map(|(_, spot)| ((source, spot.line), spot.clone())));
@@ -48,13 +53,11 @@ pub fn set_aside(catalog: &Catalog, evidence: &Evidence) -> BTreeMap<(usize, u64
 }
 
 fn every_spot_speaks(catalog: &Catalog, findings: &Findings, killed: bool) -> bool {
-    let signature = |of: usize| catalog.signatures().get(of);
+    let signature = |index: usize| catalog.signatures().get(index);
     findings.kind == Kind::Kernel
-        || findings
-            .sightings
-            .iter()
-            .all(|of| of.spots.iter().all(|spot| speaks(signature(of.signature), spot, killed)))
-            && findings.exceptions.iter().all(|of| speaks(None, &of.spot, killed))
+        || findings.sightings.iter().all(|sighting| {
+            sighting.spots.iter().all(|spot| speaks(signature(sighting.signature), spot, killed))
+        }) && findings.exceptions.iter().all(|exception| speaks(None, &exception.spot, killed))
 }
 
 fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
@@ -67,7 +70,7 @@ fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
         sighting.spots.retain(|spot| speaks(signature, spot, killed));
     }
     findings.sightings.retain(|sighting| !sighting.spots.is_empty());
-    findings.exceptions.retain(|of| speaks(None, &of.spot, killed));
+    findings.exceptions.retain(|exception| speaks(None, &exception.spot, killed));
 }
 
 /// Whether all known exits were by signals. Then an exception that a program logged did not end it.
@@ -78,8 +81,8 @@ fn ended_by_signals(evidence: &Evidence) -> bool {
 
 /// Whether a line can be a cause of the failure, given its signature's `warning` and `latent` fields.
 fn speaks(signature: Option<&Signature>, spot: &RelevantLine, killed: bool) -> bool {
-    let from_a_warning = signature.is_some_and(|of| of.warning);
-    let is_latent = signature.is_some_and(|of| of.latent.is_some());
+    let from_a_warning = signature.is_some_and(|signature| signature.warning);
+    let is_latent = signature.is_some_and(|signature| signature.latent.is_some());
     let over = spot.is_past() || killed && spot.logged;
     (!spot.mild || from_a_warning) && (!over || is_latent)
 }

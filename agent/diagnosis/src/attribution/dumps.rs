@@ -13,11 +13,11 @@ pub const ID: &str = "torch.flight_record";
 
 /// Log-odds when ranks entered different operations under one sequence number of a group: the program's branches differ. The same as
 /// for watchdog lines that show it.
-const DISAGREE: f64 = 3.4;
+const DIFFERENT_OPERATIONS_LOG_ODDS: f64 = 3.4;
 /// Log-odds when all ranks entered an operation and none left it: the network, though other causes remain.
-const NONE_LEFT: f64 = 1.2;
+const NONE_LEFT_LOG_ODDS: f64 = 1.2;
 /// The maximum number of files named.
-const FILES: usize = 3;
+const MAX_FILES: usize = 3;
 
 /// The flight records that were found next to the logs.
 #[derive(Clone, Debug, Default)]
@@ -42,12 +42,12 @@ impl Dumps {
     fn observation(&self) -> Option<Observation> {
         let held_up = self.held_up.as_ref()?;
         let (class, weight) = match held_up.kind? {
-            HangKind::Mismatch => (Class::UserCode, DISAGREE),
-            HangKind::Network => (Class::Fabric, NONE_LEFT),
+            HangKind::Mismatch => (Class::UserCode, DIFFERENT_OPERATIONS_LOG_ODDS),
+            HangKind::Network => (Class::Fabric, NONE_LEFT_LOG_ODDS),
             _ => return None,
         };
         // The same family as the watchdog's lines about it, so that it counts once.
-        let (family, text) = ("nccl".to_owned(), held_up.reported.clone());
+        let (family, text) = ("nccl".to_owned(), held_up.summary.clone());
         Some(Observation { family, text, class, weight, also: Vec::new() })
     }
 
@@ -68,7 +68,7 @@ impl Dumps {
     /// The same as a piece of evidence, with the files that show it, the culprit's first.
     pub(super) fn ground(&self, class: Class) -> Option<EvidenceSummary> {
         let held_up = self.held_up.as_ref()?;
-        let is_culprit = |rank: u32| held_up.culprits.iter().any(|of| of.0 == rank);
+        let is_culprit = |rank: u32| held_up.culprits.iter().any(|culprit| culprit.0 == rank);
         let first = self.files.iter().filter(|(_, rank)| is_culprit(*rank));
         let rest = self.files.iter().filter(|(_, rank)| !is_culprit(*rank));
         let quote = |(file, rank): &(String, u32)| Quote {
@@ -80,14 +80,14 @@ impl Dumps {
                 false => "flight record of a rank that waits".to_owned(),
             },
         };
-        let waits = |(_, rank): &&(String, u32)| held_up.waiting.iter().any(|of| of.0 == *rank);
+        let waits = |(_, rank): &&(String, u32)| held_up.waiting.iter().any(|other| other.0 == *rank);
         Some(EvidenceSummary {
             signature: ID.to_owned(),
-            meaning: held_up.reported.clone(),
+            meaning: held_up.summary.clone(),
             class,
-            weight: self.observation().map_or(0.0, |of| of.weight),
+            weight: self.observation().map_or(0.0, |observation| observation.weight),
             count: 1,
-            quotes: first.chain(rest.filter(waits)).take(FILES).map(quote).collect(),
+            quotes: first.chain(rest.filter(waits)).take(MAX_FILES).map(quote).collect(),
         })
     }
 }

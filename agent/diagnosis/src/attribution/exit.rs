@@ -25,8 +25,8 @@ pub struct Exit {
 /// What a status means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meaning {
-    /// In words.
-    pub words: &'static str,
+    /// In a few words.
+    pub text: &'static str,
     /// Classes with their log-odds, heaviest first. Empty if the rank was merely stopped.
     pub classes: &'static [(Class, f64)],
     /// The advice, for codes with an agreed meaning.
@@ -69,7 +69,7 @@ impl Status {
     /// What the status means. `None` for success and for codes without a meaning.
     pub fn meaning(self) -> Option<Meaning> {
         use Class::{HardwareGpu, HostResource, Preemption, SoftwarePlatform, Unknown, UserCode, UserConfig};
-        let (words, classes, restart): (_, &'static [(Class, f64)], _) = match self.normal() {
+        let (text, classes, restart): (_, &'static [(Class, f64)], _) = match self.normal() {
             Status::Signal(SEGV) => {
                 ("ended by a segmentation fault", &[(SoftwarePlatform, 1.6), (UserCode, 0.6)], None)
             }
@@ -121,19 +121,19 @@ impl Status {
             Status::Code(247) => ("exit code 247, usual for memory", &[(HostResource, 1.0)], None),
             _ => return None,
         };
-        Some(Meaning { words, classes, restart })
+        Some(Meaning { text, classes, restart })
     }
 }
 
 /// Reads exits from free text: `137`, `SIGBUS`, `exit code 1`, `-11 (SIGSEGV) rank 3`.
 pub fn from_text(text: &str) -> Vec<Exit> {
-    let mut found: Vec<Status> = Vec::new();
+    let mut statuses: Vec<Status> = Vec::new();
     for (name, signal) in NAMES {
         if text.contains(name) {
-            found.push(Status::Signal(signal));
+            statuses.push(Status::Signal(signal));
         }
     }
-    if found.is_empty() {
+    if statuses.is_empty() {
         let words: Vec<&str> = text
             .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
             .filter(|w| !w.is_empty())
@@ -158,15 +158,16 @@ pub fn from_text(text: &str) -> Vec<Exit> {
                 && code != 0
             {
                 let signal = at > 0 && words[at - 1].eq_ignore_ascii_case("signal");
-                found.push(if signal { Status::Signal(code) } else { Status::Code(code) });
+                statuses.push(if signal { Status::Signal(code) } else { Status::Code(code) });
             }
         }
     }
-    if found.is_empty() && matches!(text.trim(), "0" | "0:0" | "exit 0" | "exit code 0" | "COMPLETED 0:0") {
-        found.push(Status::Code(0));
+    if statuses.is_empty() && matches!(text.trim(), "0" | "0:0" | "exit 0" | "exit code 0" | "COMPLETED 0:0")
+    {
+        statuses.push(Status::Code(0));
     }
-    found.dedup();
-    found.into_iter().map(|status| Exit { rank: None, status, order: None }).collect()
+    statuses.dedup();
+    statuses.into_iter().map(|status| Exit { rank: None, status, order: None }).collect()
 }
 
 #[cfg(test)]

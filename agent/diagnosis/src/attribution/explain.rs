@@ -13,13 +13,13 @@ use mainstay_hang::listed;
 use mainstay_model::verdict::FaultDomain;
 
 /// A failure of less confidence is not reported as one that comes again.
-const RETRY_BELOW: f64 = 0.84;
+const MIN_CONFIDENCE_WITHOUT_RETRY: f64 = 0.84;
 /// Lines quoted for one piece of evidence.
-const QUOTES: usize = 3;
+const MAX_QUOTES: usize = 3;
 /// Pieces of evidence shown on each side.
-const GROUNDS: usize = 6;
+const MAX_GROUNDS: usize = 6;
 /// Another class is mentioned from this probability on.
-const WORTH_A_WORD: f64 = 0.1;
+const MIN_ALTERNATIVE_PROBABILITY: f64 = 0.1;
 
 /// The whole attribution, ready to be shown.
 #[derive(Clone, Debug, Serialize)]
@@ -102,13 +102,14 @@ pub struct Quote {
 /// Renders the attribution.
 pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
     let grounds = |votes: &[Vote]| -> Vec<EvidenceSummary> {
-        votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
+        votes.iter().take(MAX_GROUNDS).map(|vote| ground(evidence, vote)).collect()
     };
     let mut alternatives = judged.posterior.ranked();
-    alternatives.retain(|(class, probability)| *class != judged.class && *probability >= WORTH_A_WORD);
+    alternatives
+        .retain(|(class, probability)| *class != judged.class && *probability >= MIN_ALTERNATIVE_PROBABILITY);
     let (mut for_it, mut against) = (grounds(&judged.evidence), grounds(&judged.against));
     if let Some(ground) = evidence.dumps.ground(judged.class) {
-        let is_another = |of: &EvidenceSummary| of.meaning != ground.meaning;
+        let is_another = |other: &EvidenceSummary| other.meaning != ground.meaning;
         for_it.retain(is_another);
         against.retain(is_another);
         // For an unknown cause it is the most informative piece.
@@ -142,10 +143,10 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
 }
 
 /// Lines quoted of those that were set aside.
-const ASIDE: usize = 20;
+const MAX_SET_ASIDE: usize = 20;
 
 fn aside<'r>(evidence: &'r Evidence, judged: &'r Attribution) -> impl Iterator<Item = Quote> + 'r {
-    judged.set_aside.iter().take(ASIDE).map(|((source, _), spot)| quote(evidence, *source, spot))
+    judged.set_aside.iter().take(MAX_SET_ASIDE).map(|((source, _), spot)| quote(evidence, *source, spot))
 }
 
 fn counted<T>(set_aside: &BTreeMap<(usize, u64), T>) -> String {
@@ -159,7 +160,7 @@ fn counted<T>(set_aside: &BTreeMap<(usize, u64), T>) -> String {
 fn culprits(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<u32> {
     match judged.root.rank {
         Some(rank) => vec![rank],
-        None => held_up.iter().flat_map(|of| of.culprits.iter().map(|rank| rank.0)).collect(),
+        None => held_up.iter().flat_map(|blocked| blocked.culprits.iter().map(|rank| rank.0)).collect(),
     }
 }
 
@@ -170,7 +171,12 @@ fn ground(evidence: &Evidence, vote: &Vote) -> EvidenceSummary {
         class: vote.class,
         weight: vote.weight,
         count: vote.count,
-        quotes: vote.spots.iter().take(QUOTES).map(|(source, spot)| quote(evidence, *source, spot)).collect(),
+        quotes: vote
+            .spots
+            .iter()
+            .take(MAX_QUOTES)
+            .map(|(source, spot)| quote(evidence, *source, spot))
+            .collect(),
     }
 }
 
@@ -185,7 +191,7 @@ fn unexplained(evidence: &Evidence, judged: &Attribution) -> Option<Quote> {
         .findings
         .iter()
         .enumerate()
-        .filter_map(|(source, of)| of.unexplained.as_ref().map(|spot| (source, spot)));
+        .filter_map(|(source, finding)| finding.unexplained.as_ref().map(|spot| (source, spot)));
     let (source, spot) = lines.next_back()?;
     (judged.class == Class::Unknown).then(|| quote(evidence, source, spot))
 }
@@ -207,7 +213,7 @@ fn headline(
         (None, many) => format!(", on {many} ranks at once"),
     };
     if let (Class::Unknown, Some(held_up)) = (judged.class, held_up) {
-        return format!("Cause unknown: {}", held_up.reported);
+        return format!("Cause unknown: {}", held_up.summary);
     }
     match (judged.class, meaning) {
         (Class::Unknown, _) if hint.is_some() => {
@@ -222,9 +228,9 @@ fn headline(
             "Cause unknown: these logs show only consequences; the other ranks' logs are needed".to_owned()
         }
         (class, Some(meaning)) => {
-            format!("{}: {meaning}{}{place} ({sure})", capital(class.words()), device(judged))
+            format!("{}: {meaning}{}{place} ({sure})", capital(class.description()), device(judged))
         }
-        (class, None) => format!("{}{}{place} ({sure})", capital(class.words()), device(judged)),
+        (class, None) => format!("{}{}{place} ({sure})", capital(class.description()), device(judged)),
     }
 }
 
@@ -237,7 +243,7 @@ fn capital(text: &str) -> String {
 pub const REPORT_IT: &str = "Report it to Mainstay's maintainers with the file that mainstay bundle writes; a newer version may have the fix.";
 
 /// Where to look next for failures of that class.
-pub fn look(class: Class) -> &'static str {
+pub fn class_advice(class: Class) -> &'static str {
     match class {
         Class::UserCode => "Read the quoted traceback and fix the program.",
         Class::UserConfig => "Correct the setting that the quoted line names.",
@@ -282,17 +288,17 @@ const FINDINGS: [(&[&str], &str); 4] = [
 ];
 
 /// Where to look next: for the finding that decided, else for the class, with the device that the line names.
-fn look_at(judged: &Attribution) -> String {
+fn finding_advice(judged: &Attribution) -> String {
     let first = judged.evidence.first().map_or("", |vote| vote.id.as_str());
     let found = FINDINGS.iter().find(|(ids, _)| ids.contains(&first));
-    let look = found.map_or_else(|| look(judged.class), |(_, look)| look);
+    let class_advice = found.map_or_else(|| class_advice(judged.class), |(_, class_advice)| class_advice);
     let of_driver = |vote: &&Vote| vote.spots.iter().any(|(_, spot)| spot.text.contains("NVRM:"));
     let named = judged.evidence.iter().find(of_driver).and_then(address);
     match named.filter(|_| judged.class == Class::HardwareGpu) {
-        Some(gpu) => look
+        Some(gpu) => class_advice
             .replace("ROW_REMAPPER", &format!("ROW_REMAPPER -i {gpu}"))
             .replace("-r 3", &format!("-r 3 -i {gpu}")),
-        None => look.to_owned(),
+        None => class_advice.to_owned(),
     }
 }
 
@@ -333,14 +339,16 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
         Restart::RestartAfterWait => "Restart when the lost resource is available again.",
         // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
-        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < RETRY_BELOW => {
+        Restart::DoNotRestart
+            if judged.class != Class::Unknown && judged.confidence < MIN_CONFIDENCE_WITHOUT_RETRY =>
+        {
             "Do not restart on these hosts; one retry on other hosts distinguishes a bug from a broken host."
         }
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
-    let look = if judged.is_of_client() { REPORT_IT.to_owned() } else { look_at(judged) };
-    let mut next = vec![restart.to_owned(), look];
-    if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
+    let class_advice = if judged.is_of_client() { REPORT_IT.to_owned() } else { finding_advice(judged) };
+    let mut next = vec![restart.to_owned(), class_advice];
+    if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|blocked| !blocked.culprits.is_empty()) {
         let who = listed(culprits);
         next.push(format!(
             "Find out why {who} did not enter the operation: check the stack, the log and the host."
@@ -350,7 +358,7 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
 }
 
 fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {
-    let mut reported = Vec::new();
+    let mut conditions = Vec::new();
     for (class, probability) in alternatives.iter().take(2) {
         let sign = match class {
             Class::UserCode | Class::UserConfig => "the same failure at the same step on other hosts",
@@ -366,12 +374,12 @@ fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<Stri
             Class::SoftwarePlatform => "the same failure on hosts with the same driver and libraries only",
             Class::Unknown => "an earlier failure in the logs of another rank",
         };
-        reported.push(format!("{} ({:.0} %): {sign}", capital(class.words()), probability * 100.0));
+        conditions.push(format!("{} ({:.0} %): {sign}", capital(class.description()), probability * 100.0));
     }
-    if reported.is_empty() && judged.class != Class::Unknown {
-        reported.push("An earlier failure in the logs of another rank.".to_owned());
+    if conditions.is_empty() && judged.class != Class::Unknown {
+        conditions.push("An earlier failure in the logs of another rank.".to_owned());
     }
-    reported
+    conditions
 }
 
 #[cfg(test)]

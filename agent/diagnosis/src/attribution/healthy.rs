@@ -118,7 +118,7 @@ const ALARMS: [&str; 9] =
 /// Spaces before the lines of a report in sections.
 const INDENT: &str = "    ";
 /// The most words of a heading.
-const HEADING: usize = 8;
+const MAX_HEADING_WORDS: usize = 8;
 
 /// Whether the line only states that there is no fault, or heads a table of such statements.
 pub fn reports_no_fault(line: &str) -> bool {
@@ -255,11 +255,11 @@ fn is_nothing(value: &str) -> bool {
 fn denies(part: &str) -> bool {
     let part = part.rsplit(']').next().unwrap_or(part).trim();
     // "no space left" is a fault, "0 bad nodes" is none.
-    if part.strip_prefix("no ").is_some_and(|of| EVENTS.iter().any(|event| of.contains(event))) {
+    if part.strip_prefix("no ").is_some_and(|rest| EVENTS.iter().any(|event| rest.contains(event))) {
         return true;
     }
     let none = part.strip_prefix("0 ").or_else(|| part.strip_prefix("none "));
-    none.is_some_and(|of| EVENTS.iter().chain(&level::COMPLAINTS).any(|event| of.contains(event)))
+    none.is_some_and(|rest| EVENTS.iter().chain(&level::COMPLAINTS).any(|event| rest.contains(event)))
 }
 
 /// Whether it may be the name of a value. Messages with an address or a bracket in the middle are none, nor is an exception whose text
@@ -289,7 +289,7 @@ fn is_json_of_nothing(text: &str) -> bool {
     let Some(body) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else { return false };
     let mut numbers = 0;
     let all = body.split(',').all(|pair| {
-        let pair = pair.trim_matches(|of: char| of.is_whitespace() || "{}[]".contains(of));
+        let pair = pair.trim_matches(|letter: char| letter.is_whitespace() || "{}[]".contains(letter));
         if let Some((_, text)) = pair.rsplit_once(":\"").or_else(|| pair.rsplit_once(": \"")) {
             return !EVENTS.iter().any(|event| text.contains(event)) && !text.contains("fail");
         }
@@ -326,7 +326,7 @@ fn is_heading(text: &str) -> bool {
             && word.bytes().all(|byte| byte.is_ascii_alphabetic())
     };
     let words = text.split_whitespace().count();
-    (1..=HEADING).contains(&words) && text.split_whitespace().all(word)
+    (1..=MAX_HEADING_WORDS).contains(&words) && text.split_whitespace().all(word)
 }
 
 #[cfg(test)]

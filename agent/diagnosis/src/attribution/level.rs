@@ -6,7 +6,7 @@ use super::healthy;
 use super::lines;
 
 /// Bytes at the start of a line in which a logger's level is searched.
-const HEAD: usize = 160;
+const HEAD_BYTES: usize = 160;
 
 /// The level of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,7 @@ fn names_a_category(line: &str, at: usize) -> bool {
 
 /// The first part of a line, cut at a character boundary.
 fn head(line: &str) -> &str {
-    let mut end = line.len().min(HEAD);
+    let mut end = line.len().min(HEAD_BYTES);
     while !line.is_char_boundary(end) {
         end -= 1;
     }
@@ -236,9 +236,9 @@ fn of_letter(head: &str) -> Option<Level> {
 fn is_place(rest: &[u8]) -> bool {
     let Some(body) = rest.strip_prefix(b" ") else { return false };
     let Some(end) = body.iter().position(|byte| *byte == b']') else { return false };
-    let place = &body[..end];
+    let location = &body[..end];
     let known: [&[u8]; 4] = [b".cpp:", b".cc:", b".hpp:", b".h:"];
-    known.iter().any(|suffix| place.windows(suffix.len()).any(|window| window == *suffix))
+    known.iter().any(|suffix| location.windows(suffix.len()).any(|window| window == *suffix))
 }
 
 /// `WARNING:root:`, `[WARNING]`, ` - INFO - `, `level=warning`, `NCCL WARN`.

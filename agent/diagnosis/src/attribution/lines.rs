@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Bytes of a line that are read on each side of a match, so that a line of 100 MB is not copied whole.
-pub const LINE_WINDOW: usize = 2048;
+pub const LINE_WINDOW_BYTES: usize = 2048;
 
 /// The prefix of a line's message.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -87,26 +87,26 @@ pub fn starts_a_message(line: &str) -> bool {
 
 /// Parses the prefixes of launchers, loggers and kernels, in any combination.
 pub fn prefix(line: &str) -> Prefix {
-    let mut found = Prefix::default();
+    let mut prefix = Prefix::default();
     for _ in 0..8 {
-        let rest = &line[found.len..];
+        let rest = &line[prefix.len..];
         let trimmed = rest.trim_start_matches([' ', ':', '|', '>']);
-        let after_spaces = found.len + rest.len() - trimmed.len();
+        let after_spaces = prefix.len + rest.len() - trimmed.len();
         let Some((len, rank)) = one_prefix(trimmed) else {
-            found.len = after_spaces;
-            return found;
+            prefix.len = after_spaces;
+            return prefix;
         };
-        match (rank, found.rank) {
-            (Some(_), None) => (found.rank, found.by_label) = (rank, is_label(trimmed)),
-            (Some(_), Some(_)) if found.by_label && !is_label(trimmed) => {
-                found.label_differs = rank != found.rank;
-                (found.rank, found.by_label) = (rank, false);
+        match (rank, prefix.rank) {
+            (Some(_), None) => (prefix.rank, prefix.by_label) = (rank, is_label(trimmed)),
+            (Some(_), Some(_)) if prefix.by_label && !is_label(trimmed) => {
+                prefix.label_differs = rank != prefix.rank;
+                (prefix.rank, prefix.by_label) = (rank, false);
             }
             _ => {}
         }
-        found.len = after_spaces + len;
+        prefix.len = after_spaces + len;
     }
-    found
+    prefix
 }
 
 /// Whether the number at the start is a launcher's: `3: `, `[3]:`. A program calls its rank by that name.

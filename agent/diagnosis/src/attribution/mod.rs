@@ -47,21 +47,21 @@ use vote::Vote;
 use mainstay_model::verdict::FaultDomain;
 
 /// Below this probability no domain is named.
-const COMMIT: f64 = 0.5;
+const MIN_PROBABILITY: f64 = 0.5;
 /// Exception: a domain with at least this probability that leads the next one by this factor. On 611 failures, each judged without
 /// memory of its source, these values make 1 % more right than 0.38 and 1.4, and 14 % abstentions instead of 16 %.
-const LEADS_FROM: f64 = 0.34;
-const LEADS_BY: f64 = 1.1;
+const MIN_LEADING_PROBABILITY: f64 = 0.34;
+const MIN_LEAD_FACTOR: f64 = 1.1;
 
 /// The log-odds of a signal for "unknown" when its sender is unknown.
-const SIGNAL: f64 = 0.6;
+const UNKNOWN_SIGNAL_LOG_ODDS: f64 = 0.6;
 /// From this weight on, a possible cause is shown as the root of an unknown one.
-const HINT: f64 = 1.5;
+const MIN_HINT_WEIGHT: f64 = 1.5;
 /// Below this confidence the advice is never "do not restart".
-const SURE_TO_STOP: f64 = 0.6;
+const MIN_CONFIDENCE_TO_STOP: f64 = 0.6;
 /// The same without deterministic evidence. On 809 failures, each judged without memory of its source, the advice is wrong in 11 cases.
 /// With one limit for both it is wrong in 15, and 34 more would be right. Limits higher by 0.05 avoid no error and lose 15 right ones.
-const SURE_WITHOUT_REASON: f64 = 0.7;
+const MIN_CONFIDENCE_TO_STOP_WITHOUT_REASON: f64 = 0.7;
 
 /// All evidence of a failure.
 #[derive(Clone, Debug, Default)]
@@ -136,7 +136,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let mut votes = votes::votes(catalog, evidence);
     let mut posterior = fuse::fuse(&votes, evidence.job.as_ref());
     let likeliest = Class::ALL.into_iter().filter(|class| *class != Class::Unknown);
-    let likeliest = likeliest.max_by(|a, b| posterior.of(*a).total_cmp(&posterior.of(*b)));
+    let likeliest = likeliest.max_by(|a, b| posterior.probability(*a).total_cmp(&posterior.probability(*b)));
     if likeliest.is_some_and(|class| names_only_a_signal(&votes, class)) {
         drop_votes_about_the_sender(&mut votes);
         posterior = fuse::fuse(&votes, evidence.job.as_ref());
@@ -145,7 +145,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let class = committed(&posterior, &domains);
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
-        let speaks = vote.classes().any(|(of, weight)| of == class && weight > 0.0);
+        let speaks = vote.classes().any(|(other, weight)| other == class && weight > 0.0);
         match vote.role {
             Role::Primary if speaks => for_it.push(vote),
             Role::Primary => against.push(vote),
@@ -153,7 +153,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
         }
     }
     let weight =
-        |vote: &Vote| vote.classes().filter(|(of, _)| *of == class).map(|(_, w)| w).fold(0.0, f64::max);
+        |vote: &Vote| vote.classes().filter(|(other, _)| *other == class).map(|(_, w)| w).fold(0.0, f64::max);
     for_it.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(starts(a).cmp(&starts(b))));
     against.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     consequences.sort_by(|a, b| b.weight.total_cmp(&a.weight));
@@ -162,11 +162,12 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
-    let sure = confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
-    let reported = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
+    let sure =
+        confidence::calibrated(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
+    let of_the_cause = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
     // One crash may be transient. Crashes on several ranks are not.
-    let together = reported == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
-    let usual = reported.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
+    let together = of_the_cause == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
+    let usual = of_the_cause.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped by mistake costs more than a useless restart, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
     let unsure = usual == Restart::DoNotRestart && (!may_stop(sure, reasoned) || only_hints(&for_it));
@@ -199,9 +200,9 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
 /// code on several ranks are stronger evidence.
 fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
     let for_it = || {
-        votes
-            .iter()
-            .filter(|vote| vote.role == Role::Primary && vote.classes().any(|(of, w)| of == class && w > 0.0))
+        votes.iter().filter(|vote| {
+            vote.role == Role::Primary && vote.classes().any(|(other, w)| other == class && w > 0.0)
+        })
     };
     let only = |vote: &Vote| vote.signal || vote.hint;
     votes.iter().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
@@ -210,7 +211,7 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
 /// Keeps signals as consequences and removes the causes that they support.
 fn drop_votes_about_the_sender(votes: &mut Vec<Vote>) {
     for vote in votes.iter_mut().filter(|vote| vote.signal) {
-        (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
+        (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, UNKNOWN_SIGNAL_LOG_ODDS);
         vote.also.clear();
     }
     // Hints do not explain a signal either.
@@ -229,7 +230,7 @@ fn only_hints(evidence: &[Vote]) -> bool {
 
 /// Whether a job may be stopped with this confidence. `reasoned`: with deterministic evidence.
 fn may_stop(confidence: f64, reasoned: bool) -> bool {
-    confidence >= if reasoned { SURE_TO_STOP } else { SURE_WITHOUT_REASON }
+    confidence >= if reasoned { MIN_CONFIDENCE_TO_STOP } else { MIN_CONFIDENCE_TO_STOP_WITHOUT_REASON }
 }
 
 fn starts(vote: &Vote) -> (usize, u64) {
@@ -248,15 +249,15 @@ fn domains(votes: &[Vote]) -> [FaultDomain; Class::ALL.len()] {
 
 /// The likeliest class of the likeliest domain. `Unknown` if no domain is likely enough.
 fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -> Class {
-    let of = |domain| domain_probability(posterior, domains, domain);
+    let probability = |domain| domain_probability(posterior, domains, domain);
     let likeliest = posterior.best();
     // A domain of many classes must not win by their number.
-    let alone = posterior.of(likeliest) > COMMIT;
-    let best = FaultDomain::ALL.into_iter().max_by(|a, b| of(*a).total_cmp(&of(*b)));
+    let alone = posterior.probability(likeliest) > MIN_PROBABILITY;
+    let best = FaultDomain::ALL.into_iter().max_by(|a, b| probability(*a).total_cmp(&probability(*b)));
     let domain = if alone { domains[likeliest.index()] } else { best.unwrap_or(FaultDomain::Unknown) };
     // Replacing a host because of a program's bug costs more than an abstention.
     let may_lead = domain != FaultDomain::Hardware && leads(posterior, domains, domain);
-    if of(domain) < COMMIT && !may_lead {
+    if probability(domain) < MIN_PROBABILITY && !may_lead {
         return Class::Unknown;
     }
     let mut classes = posterior.ranked().into_iter().map(|(class, _)| class);
@@ -265,9 +266,12 @@ fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -
 
 /// Whether a domain leads all others by far and contains the likeliest class.
 fn leads(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()], domain: FaultDomain) -> bool {
-    let of = |domain| domain_probability(posterior, domains, domain);
-    let others = FaultDomain::ALL.into_iter().filter(|other| *other != domain).map(of).fold(0.0, f64::max);
-    of(domain) >= LEADS_FROM && of(domain) > LEADS_BY * others && domains[posterior.best().index()] == domain
+    let probability = |domain| domain_probability(posterior, domains, domain);
+    let others =
+        FaultDomain::ALL.into_iter().filter(|other| *other != domain).map(probability).fold(0.0, f64::max);
+    probability(domain) >= MIN_LEADING_PROBABILITY
+        && probability(domain) > MIN_LEAD_FACTOR * others
+        && domains[posterior.best().index()] == domain
 }
 
 /// The summed probability of a domain's classes.
@@ -277,7 +281,7 @@ fn domain_probability(
     domain: FaultDomain,
 ) -> f64 {
     let its = Class::ALL.into_iter().filter(|class| domains[class.index()] == domain);
-    its.map(|class| posterior.of(class)).sum()
+    its.map(|class| posterior.probability(class)).sum()
 }
 
 /// The default advice for a class and its determinism.
@@ -304,8 +308,10 @@ fn advice(class: Class, determinism: Determinism) -> Restart {
 /// Possible causes of a failure with unknown cause, heaviest first.
 fn hints<'v>(votes: impl Iterator<Item = &'v Vote>) -> Vec<Vote> {
     let most = |vote: &Vote| vote.classes().map(|(_, weight)| weight).fold(0.0, f64::max);
-    let mut hints: Vec<Vote> =
-        votes.filter(|vote| !vote.hint && !vote.spots.is_empty() && most(vote) >= HINT).cloned().collect();
+    let mut hints: Vec<Vote> = votes
+        .filter(|vote| !vote.hint && !vote.spots.is_empty() && most(vote) >= MIN_HINT_WEIGHT)
+        .cloned()
+        .collect();
     hints.sort_by(|a, b| most(b).total_cmp(&most(a)).then(starts(a).cmp(&starts(b))));
     hints
 }

@@ -13,7 +13,7 @@ use memchr::memmem::Finder;
 use words::{Number, Words, is_number_at, number_after};
 
 /// Bytes of a line that are read: its end, where a progress bar has its newest state.
-const LOOKED_AT: usize = 4096;
+const MAX_READ_BYTES: usize = 4096;
 
 /// Whether the line reports a step that completed normally. A NaN or infinite loss does not count.
 pub fn is_progress(line: &str) -> bool {
@@ -46,22 +46,22 @@ fn read_plain(line: &[u8]) -> Option<Option<u64>> {
     if !MARKS.iter().any(|mark| mark.find(line).is_some()) {
         return None;
     }
-    let seen = look(line)?;
-    seen.reports_a_step().then_some(seen.step)
+    let content = read_content(line)?;
+    content.reports_a_step().then_some(content.step)
 }
 
 fn end_of(line: &str) -> &[u8] {
     let line = line.as_bytes();
-    &line[line.len().saturating_sub(LOOKED_AT)..]
+    &line[line.len().saturating_sub(MAX_READ_BYTES)..]
 }
 
 /// The parts of a report found in a line.
 #[derive(Default)]
-struct Seen {
+struct LineContent {
     /// The number of a step, an iteration or a batch.
     step: Option<u64>,
     /// A position in the training: that number, an epoch, `[64/60000]`.
-    place: bool,
+    has_position: bool,
     /// A finite training loss.
     loss: bool,
     /// A finite evaluation loss.
@@ -70,18 +70,18 @@ struct Seen {
     measured: bool,
 }
 
-impl Seen {
+impl LineContent {
     fn reports_a_step(&self) -> bool {
         // nanoGPT evaluates before its first step: `step 0: train loss 10.9, val loss 10.9`.
         let before_the_first = self.step == Some(0) && self.evaluated;
-        let by_loss = self.loss && self.place;
+        let by_loss = self.loss && self.has_position;
         (by_loss || self.measured && self.step.is_some()) && !before_the_first
     }
 }
 
 /// Reads the words of a line. `None` if one of them shows that the line is no report.
-fn look(line: &[u8]) -> Option<Seen> {
-    let mut seen = Seen::default();
+fn read_content(line: &[u8]) -> Option<LineContent> {
+    let mut content = LineContent::default();
     let mut words = Words::new(line);
     // A loss belongs to an evaluation if such a word occurred after the last `train`.
     let mut evaluation = false;
@@ -90,7 +90,7 @@ fn look(line: &[u8]) -> Option<Seen> {
         match word::kind(word) {
             word::Kind::Other => {}
             word::Kind::NoReport => return None,
-            word::Kind::Restored if !seen.place => return None,
+            word::Kind::Restored if !content.has_position => return None,
             word::Kind::Restored => {}
             word::Kind::Dump if line.get(end) == Some(&b'(') => return None,
             word::Kind::Dump => {}
@@ -98,33 +98,33 @@ fn look(line: &[u8]) -> Option<Seen> {
             word::Kind::Evaluation => evaluation = true,
             word::Kind::Step => {
                 if let Some(step) = words::whole_number_after(line, end) {
-                    seen.place = true;
+                    content.has_position = true;
                     // A number of the whole job is preferred to one within the epoch.
-                    if seen.step.is_none() || word.len() > "iteration".len() {
-                        seen.step = Some(step);
+                    if content.step.is_none() || word.len() > "iteration".len() {
+                        content.step = Some(step);
                         named = true;
                     }
                 }
             }
-            word::Kind::Epoch => seen.place |= is_number_at(line, end),
+            word::Kind::Epoch => content.has_position |= is_number_at(line, end),
             word::Kind::Loss(of_evaluation) => match number_after(line, end) {
-                Number::Finite if of_evaluation || evaluation => seen.evaluated = true,
-                Number::Finite => seen.loss = true,
+                Number::Finite if of_evaluation || evaluation => content.evaluated = true,
+                Number::Finite => content.loss = true,
                 Number::NotFinite if !of_evaluation => return None,
                 Number::NotFinite | Number::None => {}
             },
-            word::Kind::Measure => seen.measured |= is_number_at(line, end),
-            word::Kind::Done => seen.measured = true,
+            word::Kind::Measure => content.measured |= is_number_at(line, end),
+            word::Kind::Done => content.measured = true,
         }
     }
-    if seen.loss
+    if content.loss
         && !named
         && let Some(step) = words::place_in_brackets(line)
     {
-        seen.place = true;
-        seen.step = seen.step.or(step);
+        content.has_position = true;
+        content.step = content.step.or(step);
     }
-    Some(seen)
+    Some(content)
 }
 
 mod word {
@@ -151,11 +151,11 @@ mod word {
     }
 
     /// Length of the longest known word.
-    const LONGEST: usize = 24;
+    const MAX_WORD_BYTES: usize = 24;
 
     /// By common usage. Case is ignored because programs differ in it.
     pub(super) fn kind(word: &[u8]) -> Kind {
-        let mut lower = [0; LONGEST];
+        let mut lower = [0; MAX_WORD_BYTES];
         if let Some(lower) = lower.get_mut(..word.len()) {
             lower.copy_from_slice(word);
             lower.make_ascii_lowercase();

@@ -17,20 +17,20 @@ const NATIVE_EXCEPTION: [(Class, f64); 4] = [
     (Class::HardwareGpu, 0.6),
 ];
 /// The factor for an exception inside another message.
-const EMBEDDED: f64 = 0.6;
+const EMBEDDED_FACTOR: f64 = 0.6;
 /// Added to the user's code if the training program's own frames raised the exception.
-const OWN_FRAMES: f64 = 0.6;
+const OWN_FRAMES_LOG_ODDS: f64 = 0.6;
 
 /// Added if the program's own frames raised it and it is known to have ended its rank.
-const ENDED_ITS_RANK: f64 = 0.8;
+const ENDED_ITS_RANK_LOG_ODDS: f64 = 0.8;
 
 /// From this weight on even an exception of a general type is conclusive: the program's own frames raised it.
-const TELLS_ENOUGH: f64 = 2.0;
+const MIN_CONCLUSIVE_WEIGHT: f64 = 2.0;
 
 /// Whether the vote comes from an exception whose type is unknown or too general; then its message is better evidence.
 pub fn is_general(catalog: &Catalog, vote: &Vote) -> bool {
     let Some(name) = vote.id.strip_prefix("exception.") else { return false };
-    vote.weight < TELLS_ENOUGH && catalog.exception(name).is_none_or(|rule| rule.general)
+    vote.weight < MIN_CONCLUSIVE_WEIGHT && catalog.exception(name).is_none_or(|rule| rule.general)
 }
 
 /// Whether a signature explains the exception's line, or that line joined with the next.
@@ -43,7 +43,7 @@ pub fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -
 }
 
 /// The classes that an exception supports by its type and by the frame that raised it.
-pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception: &Exception) -> Vote {
+pub fn vote(catalog: &Catalog, (source, findings): (usize, &Findings), exception: &Exception) -> Vote {
     let rule = catalog.exception(&exception.name);
     let (role, mut classes) = match rule {
         Some(rule) => {
@@ -58,35 +58,30 @@ pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception:
         classes = NATIVE_EXCEPTION.to_vec();
     }
     for (class, weight) in &mut classes {
-        *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
-        *weight +=
-            if own && findings.ended && class.domain() == FaultDomain::User { ENDED_ITS_RANK } else { 0.0 };
-        *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
+        *weight += if own && *class == Class::UserCode { OWN_FRAMES_LOG_ODDS } else { 0.0 };
+        *weight += if own && findings.ended && class.domain() == FaultDomain::User {
+            ENDED_ITS_RANK_LOG_ODDS
+        } else {
+            0.0
+        };
+        *weight *= if exception.embedded { EMBEDDED_FACTOR } else { 1.0 };
     }
     classes.sort_by(|a, b| b.1.total_cmp(&a.1));
     let (class, weight) = classes.first().copied().unwrap_or((Class::Unknown, 0.0));
     let also = classes.split_off(1.min(classes.len()));
-    let place_of = match &exception.frame {
+    let raised_by = match &exception.frame {
         Some(frame) if own => format!(", raised by {} of the training program", frame.path),
         Some(frame) => format!(", raised inside {}", frame.path),
         None => String::new(),
     };
+    let id = format!("exception.{}", exception.name);
+    let meaning = format!("a {}{raised_by}", exception.name);
     Vote {
-        family: "python".to_owned(),
-        id: format!("exception.{}", exception.name),
-        meaning: format!("a {}{place_of}", exception.name),
         role,
-        class,
-        weight,
         also,
         determinism: rule.map_or(Determinism::Either, |rule| rule.determinism),
-        restart: None,
-        domain: None,
-        reporter: false,
-        signal: false,
-        hint: false,
-        spots: vec![(place, exception.spot.clone())],
-        count: 1,
+        spots: vec![(source, exception.spot.clone())],
+        ..Vote::new("python", &id, meaning, (class, weight))
     }
 }
 

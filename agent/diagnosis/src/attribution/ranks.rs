@@ -89,11 +89,11 @@ mod tests {
     fn a_task_that_left_is_no_rank_where_a_rank_with_another_number_raised() {
         let raised = "[rank6]: ValueError: the vocabulary is empty\n";
         let exit = |task: u32| format!("srun: error: n2: task {task}: Exited with exit code 1\n");
-        let of = |log: String| judged(&log).root;
-        let launcher = of(raised.to_owned() + &exit(0));
+        let root = |log: String| judged(&log).root;
+        let launcher = root(raised.to_owned() + &exit(0));
         assert_eq!((launcher.rank, launcher.victims.is_empty()), (Some(6), true));
-        assert_eq!(of(raised.to_owned() + &exit(6)).rank, Some(6));
-        let others = of(raised.to_owned() + &exit(6) + &exit(2));
+        assert_eq!(root(raised.to_owned() + &exit(6)).rank, Some(6));
+        let others = root(raised.to_owned() + &exit(6) + &exit(2));
         assert!(others.victims.contains(&2), "tasks are ranks here");
     }
 

@@ -10,11 +10,11 @@ use super::vote::Vote;
 use super::votes::is_log;
 
 /// Maximum number of root lines.
-const LINES: usize = 3;
+const MAX_LINES: usize = 3;
 /// A second piece of evidence belongs to the root if its weight is nearly that of the first.
-const NEARLY: f64 = 0.8;
+const MIN_WEIGHT_RATIO: f64 = 0.8;
 /// From this share of the named ranks on, a cause is common to them.
-const COMMON: f64 = 0.3;
+const MIN_COMMON_SHARE: f64 = 0.3;
 
 /// Where the failure started.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,15 +51,15 @@ pub struct Pointers {
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
     let Pointers { laggard, named: named_by_others, held_up_by, waiting, cause_known, hints } = pointers;
     // A record of the operations that ranks entered is better evidence than one rank's report about another.
-    let reported_of = held_up_by.or(laggard.as_ref().map(|(rank, ..)| *rank)).or(named_by_others);
+    let reported_rank = held_up_by.or(laggard.as_ref().map(|(rank, ..)| *rank)).or(named_by_others);
     let grounds = [hints.as_slice(), for_it, consequences]
         .into_iter()
         .find(|votes| !votes.is_empty())
         .unwrap_or_default();
-    let agree = |rank: u32| held_up_by.is_none_or(|of| of == rank);
+    let agree = |rank: u32| held_up_by.is_none_or(|blocker| blocker == rank);
     let laggard = laggard.filter(|(rank, ..)| for_it.is_empty() && agree(*rank));
     let lines = match &laggard {
-        Some((_, place, spot)) => vec![(*place, spot.clone())],
+        Some((_, source, spot)) => vec![(*source, spot.clone())],
         None => root_lines(evidence, grounds),
     };
     let ranks: BTreeSet<u32> = for_it
@@ -67,7 +67,7 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
         .map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank).collect())
         .unwrap_or_default();
     let named = super::ranks_named(evidence);
-    let is_common = ranks.len() > 2 && ranks.len() as f64 >= COMMON * named.len() as f64;
+    let is_common = ranks.len() > 2 && ranks.len() as f64 >= MIN_COMMON_SHARE * named.len() as f64;
     let first_dead = evidence
         .exits
         .iter()
@@ -78,13 +78,13 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     let others_follow = consequences
         .iter()
         .flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank))
-        .any(|of| !ranks.contains(&of));
+        .any(|follower| !ranks.contains(&follower));
     let rank = if let Some((rank, ..)) = laggard {
         Some(rank)
     } else if is_common {
         None
     } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
-        reported_of.or_else(|| only_failure(evidence).filter(|_| !by_reporter))
+        reported_rank.or_else(|| only_failure(evidence).filter(|_| !by_reporter))
     } else {
         let of_lines = lines.iter().find_map(|(_, spot)| spot.rank).or_else(|| only_rank_of(for_it));
         of_lines.or(held_up_by).or(first_dead).or(named_by_others).or_else(|| only_failure(evidence))
@@ -93,7 +93,7 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
         .iter()
         .flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank))
         .chain(waiting)
-        .filter(|of| Some(*of) != rank && !ranks.contains(of))
+        .filter(|follower| Some(*follower) != rank && !ranks.contains(follower))
         .collect();
     let common = if is_common { ranks } else { BTreeSet::new() };
     Root { lines, rank, common, victims }
@@ -108,14 +108,15 @@ fn only_rank_of(for_it: &[Vote]) -> Option<u32> {
 
 /// The rank in the launchers' tables of failures if there is one only. Of several the first to end need not be the cause.
 fn only_failure(evidence: &Evidence) -> Option<u32> {
-    let ranks: BTreeSet<u32> = evidence.findings.iter().flat_map(|of| of.in_table.iter().copied()).collect();
+    let ranks: BTreeSet<u32> =
+        evidence.findings.iter().flat_map(|finding| finding.in_table.iter().copied()).collect();
     ranks.first().copied().filter(|_| ranks.len() == 1)
 }
 
 fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, RelevantLine)> {
     // The heaviest evidence may be only in kernel lines; the log has its own root.
     let shows = |vote: &&Vote| vote.spots.iter().any(|(source, _)| is_log(evidence, *source));
-    let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * NEARLY);
+    let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * MIN_WEIGHT_RATIO);
     let mut lines: Vec<(usize, RelevantLine)> = Vec::new();
     for vote in grounds.iter().filter(|vote| vote.weight >= least) {
         let mut spots: Vec<&(usize, RelevantLine)> =
@@ -126,7 +127,9 @@ fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, RelevantLine
             spots.sort_by(|a, b| a.1.time.partial_cmp(&b.1.time).unwrap_or(std::cmp::Ordering::Equal));
         }
         for spot in spots {
-            if lines.len() < LINES && !lines.iter().any(|(at, of)| *at == spot.0 && of.line == spot.1.line) {
+            if lines.len() < MAX_LINES
+                && !lines.iter().any(|(at, line)| *at == spot.0 && line.line == spot.1.line)
+            {
                 lines.push(spot.clone());
             }
         }

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use below_frames::LastFrame;
 use caught::Caught;
-pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Progress, RelevantLine, SignatureMatch};
+pub use findings::{Exception, Findings, Kind, MIN_HEALTHY_STEPS, Progress, RelevantLine, SignatureMatch};
 use raised_lines::is_traceback;
 use steps::place_in_progress;
 pub use steps::relate;
@@ -23,30 +23,30 @@ pub use steps::relate;
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
 use super::healthy;
 use super::level;
-use super::lines::{self, LINE_WINDOW};
+use super::lines::{self, LINE_WINDOW_BYTES};
 use super::traceback::{self, Frame};
 use mainstay_model::entry::LineTime;
 
 /// Sightings kept per signature and source: this many of the first, and this many of the last.
-const KEPT: usize = 16;
+const MAX_SIGHTINGS: usize = 16;
 /// Maximum distance in lines between "Exception ignored" and its exception.
-const IGNORED_REACH: u64 = 60;
+const MAX_IGNORED_DISTANCE: u64 = 60;
 /// Sightings after which a signature is ignored in a source.
-const LOOKED_AT: usize = 4096;
+const MAX_CHECKED_SIGHTINGS: usize = 4096;
 /// Maximum number of distinct ranks. A text that names more is no log.
-const RANKS: usize = 131_072;
+const MAX_RANKS: usize = 131_072;
 /// An unfinished line is buffered up to this size, then processed in pieces.
-const UNFINISHED: usize = 64 * 1024;
+const MAX_UNFINISHED_BYTES: usize = 64 * 1024;
 /// Maximum size of a source that is read a second time with its lines joined, against wrapped text.
-const JOINED: usize = 64 * 1024;
+const MAX_JOINED_BYTES: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
-const QUOTE: usize = 400;
+const MAX_QUOTE_CHARS: usize = 400;
 
 /// Reads one source.
 pub struct Scan<'c> {
     catalog: &'c Catalog,
     findings: Findings,
-    places: BTreeMap<usize, usize>,
+    sighting_index: BTreeMap<usize, usize>,
     frames: BTreeMap<Option<u32>, (u64, Frame)>,
     /// When each line was written, if known.
     times: &'c [LineTime],
@@ -86,7 +86,7 @@ impl<'c> Scan<'c> {
         Scan {
             catalog,
             findings: Findings { source: source.to_owned(), rank, kind, ..Findings::default() },
-            places: BTreeMap::new(),
+            sighting_index: BTreeMap::new(),
             frames: BTreeMap::new(),
             times: &[],
             last_spots: BTreeMap::new(),
@@ -140,7 +140,7 @@ impl<'c> Scan<'c> {
     /// Processes the next piece, which may end anywhere.
     pub fn feed(&mut self, piece: &[u8]) {
         self.findings.bytes += piece.len() as u64;
-        if self.findings.bytes <= JOINED as u64 {
+        if self.findings.bytes <= MAX_JOINED_BYTES as u64 {
             self.small.extend_from_slice(piece);
         }
         let mut rest = piece;
@@ -148,14 +148,14 @@ impl<'c> Scan<'c> {
             let end = memchr::memchr(b'\n', rest).map_or(rest.len(), |at| at + 1);
             self.unfinished.extend_from_slice(&rest[..end]);
             rest = &rest[end..];
-            if self.unfinished.ends_with(b"\n") || self.unfinished.len() > UNFINISHED {
+            if self.unfinished.ends_with(b"\n") || self.unfinished.len() > MAX_UNFINISHED_BYTES {
                 let line = std::mem::take(&mut self.unfinished);
                 self.block(&line);
             }
         }
         let end = match memchr::memrchr(b'\n', rest) {
             Some(at) => at + 1,
-            None if rest.len() > UNFINISHED => rest.len(),
+            None if rest.len() > MAX_UNFINISHED_BYTES => rest.len(),
             None => 0,
         };
         self.block(&rest[..end]);
@@ -170,12 +170,12 @@ impl<'c> Scan<'c> {
             self.block(&last);
         }
         self.findings.exceptions.extend(std::mem::take(&mut self.last_exceptions));
-        for (place, spots) in std::mem::take(&mut self.last_spots) {
-            self.findings.sightings[place].spots.extend(spots);
+        for (index, spots) in std::mem::take(&mut self.last_spots) {
+            self.findings.sightings[index].spots.extend(spots);
         }
         self.free_last_words();
         self.drop_misleading_labels();
-        if self.findings.bytes <= JOINED as u64 {
+        if self.findings.bytes <= MAX_JOINED_BYTES as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
         }
@@ -249,7 +249,7 @@ impl<'c> Scan<'c> {
                 self.words.clear();
                 self.take_record(&text);
             }
-            None => self.look(line),
+            None => self.scan_line(line),
         }
         let below = block.get(end + 1..).unwrap_or_default();
         self.source_below(below);
@@ -259,7 +259,7 @@ impl<'c> Scan<'c> {
     }
 
     /// Examines a line that contains some of the words.
-    fn look(&mut self, raw: &[u8]) {
+    fn scan_line(&mut self, raw: &[u8]) {
         if self.words.is_empty() {
             return;
         }
@@ -270,9 +270,9 @@ impl<'c> Scan<'c> {
             *word < STRUCTURE.len()
                 || self
                     .catalog
-                    .of_word(*word)
+                    .signatures_by_word(*word)
                     .iter()
-                    .any(|signature| self.seen(*signature) < LOOKED_AT as u64)
+                    .any(|signature| self.sighting_count(*signature) < MAX_CHECKED_SIGHTINGS as u64)
         });
         if worthwhile {
             let number = self.findings.lines + 1;
@@ -307,7 +307,7 @@ impl<'c> Scan<'c> {
     /// Whether the line is an exception that Python ignored during cleanup. Such an exception ends nothing.
     fn is_ignored(&mut self, line: &str, number: u64) -> bool {
         let Some(at) = self.ignored.filter(|at| number > *at) else { return false };
-        if number - at > IGNORED_REACH {
+        if number - at > MAX_IGNORED_DISTANCE {
             self.ignored = None;
             return false;
         }
@@ -319,14 +319,14 @@ impl<'c> Scan<'c> {
         is_exception
     }
 
-    fn seen(&self, signature: usize) -> u64 {
-        self.places.get(&signature).map_or(0, |place| self.findings.sightings[*place].count)
+    fn sighting_count(&self, signature: usize) -> u64 {
+        self.sighting_index.get(&signature).map_or(0, |index| self.findings.sightings[*index].count)
     }
 
     /// Records each signature that the line matches. Returns whether one explains the line.
     fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
         let mut candidates: Vec<usize> =
-            words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
+            words.iter().flat_map(|word| self.catalog.signatures_by_word(*word).iter().copied()).collect();
         candidates.sort_unstable();
         candidates.dedup();
         let xid = words.contains(&XID);
@@ -339,7 +339,7 @@ impl<'c> Scan<'c> {
             candidates.extend(self.catalog.xids_in(&lower));
         }
         if only_new {
-            candidates.retain(|index| !self.places.contains_key(index));
+            candidates.retain(|index| !self.sighting_index.contains_key(index));
         }
         if candidates.is_empty() {
             return false;
@@ -368,21 +368,21 @@ impl<'c> Scan<'c> {
 
     fn note(&mut self, signature: usize, spot: &RelevantLine) {
         let sightings = &mut self.findings.sightings;
-        let place = *self.places.entry(signature).or_insert_with(|| {
+        let index = *self.sighting_index.entry(signature).or_insert_with(|| {
             sightings.push(SignatureMatch { signature, spots: Vec::new(), count: 0, ranks: BTreeSet::new() });
             sightings.len() - 1
         });
-        let sighting = &mut sightings[place];
+        let sighting = &mut sightings[index];
         sighting.count += 1 + lines::repeated_elsewhere(&spot.text);
-        if sighting.ranks.len() < RANKS {
+        if sighting.ranks.len() < MAX_RANKS {
             sighting.ranks.extend(spot.rank);
         }
-        if sighting.spots.len() < KEPT {
+        if sighting.spots.len() < MAX_SIGHTINGS {
             sighting.spots.push(spot.clone());
             return;
         }
-        let last = self.last_spots.entry(place).or_default();
-        if last.len() == KEPT {
+        let last = self.last_spots.entry(index).or_default();
+        if last.len() == MAX_SIGHTINGS {
             last.pop_front();
         }
         last.push_back(spot.clone());
@@ -394,18 +394,18 @@ impl<'c> Scan<'c> {
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or_else(elsewhere);
         let own = prefix.rank.filter(|_| !prefix.by_label);
         let rank_without_label = own.or_else(|| lines::rank_called_so(line)).or_else(elsewhere);
-        let text: String = line.trim().chars().take(QUOTE).collect();
+        let text: String = line.trim().chars().take(MAX_QUOTE_CHARS).collect();
         let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
         let logged = self.caught.has(number, prefix.rank);
         let time = lines::time_of_day(line);
-        let (seen, steps_after, stepped) = (None, None, false);
+        let (line_time, steps_after, stepped) = (None, None, false);
         RelevantLine {
             line: number,
             rank,
             rank_without_label,
             time,
             mild,
-            seen,
+            line_time,
             steps_after,
             stepped,
             logged,
@@ -418,15 +418,15 @@ impl<'c> Scan<'c> {
 fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
     let before = before.strip_suffix(b"\n").unwrap_or(before);
     let begin = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
-    let begin = begin.max(before.len().saturating_sub(LINE_WINDOW));
+    let begin = begin.max(before.len().saturating_sub(LINE_WINDOW_BYTES));
     is(&lines::clean(&before[begin..]))
 }
 
 /// The line that contains an offset: from `least` on, and limited to the window on either side.
 fn line_around(block: &[u8], at: usize, least: usize) -> Range<usize> {
-    let from = least.max(at.saturating_sub(LINE_WINDOW));
+    let from = least.max(at.saturating_sub(LINE_WINDOW_BYTES));
     let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
-    let until = block.len().min(at + LINE_WINDOW);
+    let until = block.len().min(at + LINE_WINDOW_BYTES);
     let end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
     start..end
 }

@@ -101,9 +101,10 @@ fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, B
         }
     }
     let names: BTreeSet<&str> = BORNE_OUT.lines().collect();
-    let of_failures = (0..).zip(catalog.signatures()).filter(|(_, of)| names.contains(of.id.as_str()));
+    let of_failures =
+        (0..).zip(catalog.signatures()).filter(|(_, signature)| names.contains(signature.id.as_str()));
     let lines = Scan::of_text(catalog, "lines", None, Kind::Log, LINES.as_bytes()).sightings;
-    let elsewhere = of_failures.map(|(at, _)| at).chain(lines.into_iter().map(|of| of.signature));
+    let elsewhere = of_failures.map(|(at, _)| at).chain(lines.into_iter().map(|line| line.signature));
     for signature in elsewhere {
         known.entry(signature).or_default().insert(String::new());
     }
@@ -112,22 +113,22 @@ fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, B
 
 /// Removes evidence that only its own source confirms.
 fn forget(catalog: &Catalog, evidence: &mut Evidence, known: &BTreeMap<usize, BTreeSet<String>>, own: &str) {
-    let is_memory =
-        |signature: usize| known.get(&signature).is_some_and(|of| of.iter().all(|source| source == own));
+    let is_memory = |signature: usize| {
+        known.get(&signature).is_some_and(|sources| sources.iter().all(|source| source == own))
+    };
     for findings in &mut evidence.findings {
         findings.sightings.retain(|sighting| !is_memory(sighting.signature));
         for exception in &mut findings.exceptions {
             let line = exception.spot.line;
-            exception.known = findings
-                .sightings
-                .iter()
-                .any(|of| catalog.explains(of.signature) && of.spots.iter().any(|spot| spot.line == line));
+            exception.known = findings.sightings.iter().any(|sighting| {
+                catalog.explains(sighting.signature) && sighting.spots.iter().any(|spot| spot.line == line)
+            });
         }
     }
 }
 
 fn matched(evidence: &Evidence) -> impl Iterator<Item = usize> + '_ {
-    evidence.findings.iter().flat_map(|findings| findings.sightings.iter().map(|of| of.signature))
+    evidence.findings.iter().flat_map(|findings| findings.sightings.iter().map(|sighting| sighting.signature))
 }
 
 fn answer_from(catalog: &Catalog, case: &Case, evidence: &Evidence) -> Answer {
@@ -148,7 +149,7 @@ fn answer_from(catalog: &Catalog, case: &Case, evidence: &Evidence) -> Answer {
 }
 
 fn reasons(judged: &Attribution) -> Vec<String> {
-    let reported = |sign: &'static str| {
+    let summarized = |sign: &'static str| {
         move |vote: &super::vote::Vote| {
             format!("{sign} {} {:.1} ({})", vote.class.name(), vote.weight, vote.id)
         }
@@ -156,9 +157,9 @@ fn reasons(judged: &Attribution) -> Vec<String> {
     judged
         .evidence
         .iter()
-        .map(reported("for"))
-        .chain(judged.against.iter().map(reported("against")))
-        .chain(judged.consequences.iter().map(reported("followed")))
+        .map(summarized("for"))
+        .chain(judged.against.iter().map(summarized("against")))
+        .chain(judged.consequences.iter().map(summarized("followed")))
         .collect()
 }
 
@@ -172,16 +173,16 @@ fn root_lines(case: &Case, judged: &Attribution) -> Vec<u64> {
     });
     let Some(joined) = &case.log_joined else { return lines.collect() };
     let covered = covered_lines(&case.log, joined);
-    let mut found: Vec<u64> = Vec::new();
+    let mut originals: Vec<u64> = Vec::new();
     for line in lines {
         let at = usize::try_from(line).unwrap_or(usize::MAX).saturating_sub(1);
         for original in covered.get(at).into_iter().flat_map(|(from, to)| *from..=*to) {
-            if !found.contains(&original) {
-                found.push(original);
+            if !originals.contains(&original) {
+                originals.push(original);
             }
         }
     }
-    found
+    originals
 }
 
 /// For each line of the joined text, the range of original lines that it consists of. Both texts have the same letters and differ only
@@ -351,7 +352,8 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         let hit = f64::from(u8::from(right));
         summary.calibration.brier += (answer.confidence - hit).powi(2);
         let named = answer.fault_domain != FaultDomain::Unknown;
-        for threshold in thresholds.iter_mut().filter(|of| named && answer.confidence >= of.at) {
+        for threshold in thresholds.iter_mut().filter(|threshold| named && answer.confidence >= threshold.at)
+        {
             threshold.named += 1;
             threshold.right += u32::from(right);
         }

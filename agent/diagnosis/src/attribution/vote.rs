@@ -41,6 +41,27 @@ pub struct Vote {
 }
 
 impl Vote {
+    /// A cause without lines of a log, with the defaults of its class.
+    pub fn new(family: &str, id: &str, meaning: impl Into<String>, (class, weight): (Class, f64)) -> Vote {
+        Vote {
+            family: family.to_owned(),
+            id: id.to_owned(),
+            meaning: meaning.into(),
+            role: Role::Primary,
+            class,
+            weight,
+            also: Vec::new(),
+            determinism: Determinism::Either,
+            restart: None,
+            domain: None,
+            reporter: false,
+            signal: false,
+            hint: false,
+            spots: Vec::new(),
+            count: 1,
+        }
+    }
+
     /// The source and the line of each sighting.
     pub fn lines(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.spots.iter().map(|(source, spot)| (*source, spot.line))

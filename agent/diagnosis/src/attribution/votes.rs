@@ -2,38 +2,38 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Evidence;
-use super::catalog::{Catalog, Determinism, Role};
+use super::catalog::{Catalog, Role};
 use super::class::Class;
 use super::exit::Status;
 use super::raised;
 use super::scan::{Findings, Kind};
 use super::structure;
 use super::vote::Vote;
+use super::{Evidence, Observation};
 use mainstay_model::verdict::FaultDomain;
 
 /// Evidence of at least this weight replaces hints.
-const BETTER_THAN_HINTS: f64 = 1.5;
+const MIN_WEIGHT_OVER_HINTS: f64 = 1.5;
 
 /// Log-odds of a GPU on which several programs met XIDs, and of one on which processes of one program did.
-const SEVERAL_PROGRAMS: f64 = 3.2;
-const SEVERAL_PROCESSES: f64 = 2.2;
+const SEVERAL_PROGRAMS_LOG_ODDS: f64 = 3.2;
+const SEVERAL_PROCESSES_LOG_ODDS: f64 = 2.2;
 
 /// All votes, in the order of sources and lines.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     let mut votes = Vec::new();
-    for (place, findings) in evidence.findings.iter().enumerate() {
-        of_signatures(catalog, place, findings, &mut votes);
+    for (source, findings) in evidence.findings.iter().enumerate() {
+        of_signatures(catalog, source, findings, &mut votes);
         for exception in &findings.exceptions {
             if !raised::is_known(catalog, exception, findings) {
-                add(&mut votes, raised::vote(catalog, (place, findings), exception));
+                add(&mut votes, raised::vote(catalog, (source, findings), exception));
             }
         }
     }
     votes.extend(of_exits(evidence));
     if let Some(repeated) = of_repeated_xids(catalog, evidence) {
         // One device that fails several programs outweighs what each of them could have done.
-        if repeated.weight >= SEVERAL_PROGRAMS {
+        if repeated.weight >= SEVERAL_PROGRAMS_LOG_ODDS {
             votes.iter_mut().filter(|vote| vote.family == "xid").for_each(demote_application);
         }
         votes.push(repeated);
@@ -46,27 +46,14 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     structure::blame_settings(catalog, evidence, &mut votes);
     structure::lower_devices_beside_the_program(catalog, &mut votes);
     structure::name_client(evidence, &mut votes);
-    votes.extend(evidence.observations.iter().map(|observation| Vote {
-        family: observation.family.clone(),
-        id: observation.family.clone(),
-        meaning: observation.text.clone(),
-        role: Role::Primary,
-        class: observation.class,
-        weight: observation.weight,
-        also: observation.also.clone(),
-        determinism: Determinism::Either,
-        restart: None,
-        domain: None,
-        reporter: false,
-        signal: false,
-        hint: false,
-        spots: Vec::new(),
-        count: 1,
+    votes.extend(evidence.observations.iter().map(|observation| {
+        let Observation { family, text, class, weight, also } = observation;
+        Vote { also: also.clone(), ..Vote::new(family, family, text, (*class, *weight)) }
     }));
     // Hints count only without better evidence: a cause, or a report that is surely a victim's.
     if votes
         .iter()
-        .any(|vote| !vote.hint && vote.weight >= BETTER_THAN_HINTS && !raised::is_general(catalog, vote))
+        .any(|vote| !vote.hint && vote.weight >= MIN_WEIGHT_OVER_HINTS && !raised::is_general(catalog, vote))
     {
         votes.retain(|vote| !vote.hint);
     }
@@ -74,12 +61,12 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         votes.iter().filter(|vote| vote.hint).flat_map(Vote::lines).collect();
     // A type that says little counts less than what its message says.
     votes.retain(|vote| {
-        !raised::is_general(catalog, vote) || !vote.lines().any(|place| hinted.contains(&place))
+        !raised::is_general(catalog, vote) || !vote.lines().any(|source| hinted.contains(&source))
     });
     votes
 }
 
-fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &mut Vec<Vote>) {
+fn of_signatures(catalog: &Catalog, source: usize, findings: &Findings, votes: &mut Vec<Vote>) {
     for sighting in &findings.sightings {
         let Some(signature) = catalog.signatures().get(sighting.signature) else { continue };
         if signature.role == Role::Benign {
@@ -100,7 +87,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
             signal: signature.signal,
             hint: signature.fallback,
             // Exit information and kernel lines are no lines of the log.
-            spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
+            spots: sighting.spots.iter().map(|spot| (source, spot.clone())).collect(),
             count: sighting.count,
         };
         add(votes, vote);
@@ -109,7 +96,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
 
 /// Merges evidence with the same id and class from several sources.
 fn add(votes: &mut Vec<Vote>, vote: Vote) {
-    match votes.iter_mut().find(|of| of.id == vote.id && of.class == vote.class) {
+    match votes.iter_mut().find(|earlier| earlier.id == vote.id && earlier.class == vote.class) {
         Some(same) => {
             same.spots.extend(vote.spots);
             same.count += vote.count;
@@ -132,9 +119,12 @@ fn demote_application(vote: &mut Vote) {
 fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let mut met: BTreeMap<&str, (BTreeSet<&str>, BTreeSet<&str>)> = BTreeMap::new();
     let mut spots = Vec::new();
-    for (place, findings) in evidence.findings.iter().enumerate() {
+    for (source, findings) in evidence.findings.iter().enumerate() {
         for sighting in &findings.sightings {
-            let is_xid = catalog.signatures().get(sighting.signature).is_some_and(|of| of.family == "xid");
+            let is_xid = catalog
+                .signatures()
+                .get(sighting.signature)
+                .is_some_and(|signature| signature.family == "xid");
             for spot in sighting.spots.iter().filter(|_| is_xid) {
                 if let (Some(device), Some(pid)) =
                     (between(&spot.text, "(PCI:", ")"), between(&spot.text, "pid=", ","))
@@ -142,7 +132,7 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
                     let (pids, names) = met.entry(device).or_default();
                     pids.insert(pid);
                     names.extend(between(&spot.text, "name=", ",").filter(|name| !name.contains("unknown")));
-                    spots.push((place, spot.clone()));
+                    spots.push((source, spot.clone()));
                 }
             }
         }
@@ -151,25 +141,13 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         .into_iter()
         .filter(|(_, (pids, _))| pids.len() > 1)
         .max_by_key(|(_, (pids, names))| (names.len(), pids.len()))?;
-    let (programs, weight) =
-        if names.len() > 1 { (names.len(), SEVERAL_PROGRAMS) } else { (pids.len(), SEVERAL_PROCESSES) };
-    Some(Vote {
-        family: "history".to_owned(),
-        id: "xid.repeated".to_owned(),
-        meaning: format!("{programs} programs met an XID on GPU {device}"),
-        role: Role::Primary,
-        class: Class::HardwareGpu,
-        weight,
-        also: Vec::new(),
-        determinism: Determinism::Either,
-        restart: None,
-        domain: None,
-        reporter: false,
-        signal: false,
-        hint: false,
-        spots,
-        count: 1,
-    })
+    let (programs, weight) = if names.len() > 1 {
+        (names.len(), SEVERAL_PROGRAMS_LOG_ODDS)
+    } else {
+        (pids.len(), SEVERAL_PROCESSES_LOG_ODDS)
+    };
+    let meaning = format!("{programs} programs met an XID on GPU {device}");
+    Some(Vote { spots, ..Vote::new("history", "xid.repeated", meaning, (Class::HardwareGpu, weight)) })
 }
 
 fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
@@ -184,28 +162,18 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
         let mut classes = meaning.classes.iter().copied();
         let (class, weight) = classes.next().unwrap_or((Class::Unknown, 0.1));
         Some(Vote {
-            family: "exit".to_owned(),
-            id: "exit".to_owned(),
             signal: matches!(exit.status.normal(), Status::Signal(_)),
-            meaning: format!("{who}: {}", meaning.words),
             role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
-            class,
-            weight,
             also: classes.collect(),
-            determinism: Determinism::Either,
             restart: meaning.restart,
-            domain: None,
-            reporter: false,
-            hint: false,
-            spots: Vec::new(),
-            count: 1,
+            ..Vote::new("exit", "exit", format!("{who}: {}", meaning.text), (class, weight))
         })
     })
 }
 
 /// Whether a spot of this source is a log line that can be shown as the root.
-pub fn is_log(evidence: &Evidence, place: usize) -> bool {
-    evidence.findings.get(place).is_some_and(|findings| findings.kind == Kind::Log)
+pub fn is_log(evidence: &Evidence, source: usize) -> bool {
+    evidence.findings.get(source).is_some_and(|findings| findings.kind == Kind::Log)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(super) enum XidWeight {
 }
 
 /// The code with which the driver reports which reset a GPU needs.
-const RECOVERY_ACTION: u32 = 154;
+const RECOVERY_ACTION_XID: u32 = 154;
 
 /// Weighs a line as the driver wrote it, or as a tool that repeats its message. `None` for any other line.
 pub(super) fn weight(codes: &Codes, line: &str) -> Option<XidWeight> {
@@ -25,7 +25,7 @@ pub(super) fn weight(codes: &Codes, line: &str) -> Option<XidWeight> {
         return (nvidia::recovery_action(change) == Some(0)).then_some(XidWeight::Note);
     };
     let xid = nvidia::xid(line.get(start..)?.trim_end())?;
-    if xid.code == RECOVERY_ACTION {
+    if xid.code == RECOVERY_ACTION_XID {
         return Some(if xid.recovery_action == Some(0) { XidWeight::Note } else { XidWeight::Usual });
     }
     if codes.xid(xid.code).is_none() {
@@ -46,7 +46,7 @@ mod tests {
     use crate::attribution::{Attribution, judged};
     use mainstay_model::verdict::FaultDomain;
 
-    fn of(code_and_text: &str) -> XidWeight {
+    fn weight_of(code_and_text: &str) -> XidWeight {
         let codes = Codes::built_in().expect("the catalog is compiled in");
         let line = format!("[ 12.5] NVRM: Xid (PCI:0000:3b:00): {code_and_text}");
         weight(&codes, &line).expect("an XID")
@@ -59,13 +59,13 @@ mod tests {
             "66, pid=7, name=python, Illegal access by driver",
             "93, pid=7, name=python, InfoROM",
         ] {
-            assert_eq!(of(note), XidWeight::Note, "{note}");
+            assert_eq!(weight_of(note), XidWeight::Note, "{note}");
         }
         for passing in [
             "145, RLW_RXPIPE Nonfatal XC0 i0 Link 3 (0x00000008 0x00000000 0x00000000 0x00000000)",
             "146, TLW_RX/TLW_RX_PIPE0 Nonfatal XC0 i0 Link 3 (0x00000400 0x00000001 0x00000000 0x00000000)",
         ] {
-            assert_eq!(of(passing), XidWeight::Passing, "{passing}");
+            assert_eq!(weight_of(passing), XidWeight::Passing, "{passing}");
         }
         for fault in [
             "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
@@ -74,7 +74,7 @@ mod tests {
             "144, SAW_MVB Fatal XC0 i0 Link 3 (0x00000002 0x00000002 0x00000000 0x00000000)",
             "199, pid=7, name=python, a code that is newer than the catalog",
         ] {
-            assert_eq!(of(fault), XidWeight::Usual, "{fault}");
+            assert_eq!(weight_of(fault), XidWeight::Usual, "{fault}");
         }
         let others = |line| weight(&Codes::built_in().expect("the catalog"), line);
         assert_eq!(others("NVRM: loading NVIDIA"), None);
@@ -97,7 +97,7 @@ mod tests {
                 let rest = example
                     .split_once("): ")
                     .and_then(|(_, rest)| rest.split_once(','))
-                    .map_or("", |of| of.1);
+                    .map_or("", |pair| pair.1);
                 ids.map(|code| format!("{before}): {code},{rest}\n")).collect::<Vec<_>>()
             })
             .collect()
@@ -121,13 +121,13 @@ mod tests {
         ] {
             for line in &lines {
                 for log in [line.clone() + &traceback(raised), traceback(raised) + line] {
-                    let of: Attribution = judged(&log);
-                    if of.domain != FaultDomain::User {
+                    let judged: Attribution = judged(&log);
+                    if judged.domain != FaultDomain::User {
                         wrong.push(format!(
                             "{raised} with {}: {} {:.2}",
                             line.trim(),
-                            of.class.name(),
-                            of.confidence
+                            judged.class.name(),
+                            judged.confidence
                         ));
                     }
                 }
@@ -143,13 +143,13 @@ mod tests {
         for line in examples() {
             let xid = nvidia::xid(line.trim()).expect("an XID");
             let (state, _) = codes.severity(&xid);
-            let of = judged(&line);
+            let judged = judged(&line);
             // The number in a line of 154 decides.
             if state == HealthState::Healthy
-                && xid.code != RECOVERY_ACTION
-                && of.domain == FaultDomain::Hardware
+                && xid.code != RECOVERY_ACTION_XID
+                && judged.domain == FaultDomain::Hardware
             {
-                wrong.push(format!("{}: {} {:.2}", line.trim(), of.class.name(), of.confidence));
+                wrong.push(format!("{}: {} {:.2}", line.trim(), judged.class.name(), judged.confidence));
             }
         }
         assert!(wrong.is_empty(), "{} lines:\n{}", wrong.len(), wrong.join("\n"));

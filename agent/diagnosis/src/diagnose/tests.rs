@@ -24,8 +24,8 @@ fn a_kernel_line_attributes_an_illegal_access_to_the_hardware() {
             FailedAttempt { ends: ends.clone(), lived: Span::seconds(600), ..FailedAttempt::default() };
         let mut verdict = judge(Incident(1), Attempt(0), &ends, 0);
         let kernel_lines = lines.iter().map(|line| (*line).to_owned()).collect();
-        let reported = HostEvidence { kernel_lines, ..HostEvidence::default() };
-        complete(&mut verdict, catalog, &failed, &reported);
+        let host = HostEvidence { kernel_lines, ..HostEvidence::default() };
+        complete(&mut verdict, catalog, &failed, &host);
         verdict
     };
     let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
@@ -88,13 +88,13 @@ fn nccl_warnings_on_standard_output_count_in_addition_to_the_exception() {
 #[test]
 fn a_quoted_line_says_how_long_before_the_failure_it_was_printed() {
     let full = "node-7:812:900 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-a8Zk2d to 33030532 bytes, error: No space left on device (28)";
-    let reported = |at: u64, steps_after: Option<u64>| {
+    let quoted = |at: u64, steps_after: Option<u64>| {
         let mut end = raised("torch.distributed.DistBackendError", "NCCL error", 5_000_000_000);
         end.stdout_tail = vec![full.to_owned()];
         end.stdout_times = vec![LineTime { at: Mono(at), steps_after }];
         verdict([end, stopped()], 0).evidence.join("\n")
     };
-    let (before, at_once) = (reported(3_500_000_000, Some(1)), reported(5_000_000_000, Some(0)));
+    let (before, at_once) = (quoted(3_500_000_000, Some(1)), quoted(5_000_000_000, Some(0)));
     testing::snapshot!(
         "reasons",
         "diagnose: a quoted line says how long before the failure it was printed",
@@ -209,7 +209,7 @@ fn the_count_and_the_log_line_of_one_oom_kill_count_once() {
     let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
     let catalog = Catalog::built_in().expect("the catalog is compiled in");
     let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
-    let reported = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
+    let host = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
     let log_odds = |kills| {
         let failed = FailedAttempt {
             ends: ends.clone(),
@@ -218,7 +218,7 @@ fn the_count_and_the_log_line_of_one_oom_kill_count_once() {
             ..FailedAttempt::default()
         };
         let mut verdict = judge(Incident(1), Attempt(0), &ends, kills);
-        complete(&mut verdict, catalog, &failed, &reported);
+        complete(&mut verdict, catalog, &failed, &host);
         assert_eq!(verdict.class.as_deref(), Some("host_resource"));
         (verdict.confidence / (1.0 - verdict.confidence)).ln()
     };

@@ -13,13 +13,13 @@ use mainstay_model::host_context::FailedBefore;
 use mainstay_model::kernel::KernelClass;
 use mainstay_model::time::{Mono, Span};
 
-use super::{BEFORE, around, component_of};
+use super::{MAX_TIME_BEFORE_FAULT, around, component_of};
 
 /// The name of the host itself in records.
 pub(super) const HOST: &str = "host";
 
 /// Maximum number of faults kept per place, the newest.
-const FAULTS: usize = 64;
+const MAX_FAULTS: usize = 64;
 
 /// The faults of a host and of its GPUs. Times are in the host's accumulated uptime: its boots, one after the other.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ impl Records {
             _ => return,
         };
         let faults = self.faults.entry(place).or_default();
-        if faults.len() == FAULTS {
+        if faults.len() == MAX_FAULTS {
             faults.pop_front();
         }
         faults.push_back(life);
@@ -87,8 +87,8 @@ impl Records {
     /// The records, before this fault of this boot, of the places that had a fault around it.
     pub fn before(&self, fault_at: Mono) -> Vec<FailedBefore> {
         let fault_at = self.life(fault_at);
-        let starts = Mono(fault_at.0.saturating_sub(BEFORE.0));
-        let reported = self.faults.iter().filter_map(|(component, faults)| {
+        let starts = Mono(fault_at.0.saturating_sub(MAX_TIME_BEFORE_FAULT.0));
+        let records = self.faults.iter().filter_map(|(component, faults)| {
             faults.iter().find(|at| around(fault_at, **at))?;
             let since = self.boards.get(component).map_or(Mono::default(), |(_, since)| *since);
             let hours = starts.since(since).0 as f64 / Span::seconds(3600).0 as f64;
@@ -104,7 +104,7 @@ impl Records {
                 suspicion: record.suspicion(hours, rate),
             })
         });
-        reported.collect()
+        records.collect()
     }
 
     fn life(&self, at: Mono) -> Mono {
@@ -199,12 +199,16 @@ mod tests {
     fn faults_of_earlier_boots_count_against_the_time_in_which_the_host_was_up() {
         let mut records = boots(3, &lost());
         records.take_in(hours(2), &lost());
-        let [of] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
-        assert_eq!((of.component.as_str(), of.incidents), ("gpu.0000:3b:00", 3));
-        assert!((of.hours - 302.0).abs() < 1.0, "{}", of.hours);
+        let [record] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
+        assert_eq!((record.component.as_str(), record.incidents), ("gpu.0000:3b:00", 3));
+        assert!((record.hours - 302.0).abs() < 1.0, "{}", record.hours);
         let mut one = boots(1, &lost());
         one.take_in(hours(2), &lost());
-        assert!(of.suspicion > 0.6 && of.suspicion > one.before(hours(2))[0].suspicion, "{}", of.suspicion);
+        assert!(
+            record.suspicion > 0.6 && record.suspicion > one.before(hours(2))[0].suspicion,
+            "{}",
+            record.suspicion
+        );
         assert!(records.before(hours(50)).is_empty(), "without a fault now there is nothing to say");
     }
 
@@ -212,12 +216,12 @@ mod tests {
     fn a_host_has_its_own_record_with_a_higher_threshold() {
         let mut records = boots(3, &machine_check());
         records.take_in(hours(2), &machine_check());
-        let [of] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
-        assert_eq!((of.component.as_str(), of.incidents), (HOST, 3));
+        let [record] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
+        assert_eq!((record.component.as_str(), record.incidents), (HOST, 3));
         let mut gpu = boots(3, &lost());
         gpu.take_in(hours(2), &lost());
         assert!(
-            of.suspicion < gpu.before(hours(2))[0].suspicion,
+            record.suspicion < gpu.before(hours(2))[0].suspicion,
             "a host of eight GPUs fails more often than one"
         );
     }
@@ -232,7 +236,7 @@ mod tests {
             records.next_boot();
             records.take_in(hours(1), &learned(uuid));
             records.take_in(hours(20), &lost());
-            records.before(hours(20)).first().map(|of| of.incidents)
+            records.before(hours(20)).first().map(|record| record.incidents)
         };
         assert_eq!((record("GPU-1"), record("GPU-2")), (Some(1), None));
     }
@@ -242,6 +246,6 @@ mod tests {
         let mut records = Records::default();
         (1..1_000).for_each(|n| records.take_in(hours(2 * n), &lost()));
         let newest = records.before(hours(2 * 999));
-        assert_eq!(newest[0].incidents as usize, FAULTS - 1);
+        assert_eq!(newest[0].incidents as usize, MAX_FAULTS - 1);
     }
 }

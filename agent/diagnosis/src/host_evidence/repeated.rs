@@ -6,19 +6,19 @@ use crate::repeats::SeenBefore;
 
 /// Log-odds of an earlier occurrence in this job; more at the same step and across a reboot of the host. On one host a broken device
 /// could also cause it, so this stays below the weight of a kernel line.
-const AGAIN: f64 = 0.6;
-const AGAIN_AT_THE_STEP: f64 = 0.8;
-const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
+const AGAIN_LOG_ODDS: f64 = 0.6;
+const SAME_STEP_LOG_ODDS: f64 = 0.8;
+const OTHER_BOOT_LOG_ODDS: f64 = 0.6;
 
 /// Log-odds for the data when the failure repeats with the same data at another step.
-const AGAIN_AT_THE_DATA: f64 = 3.0;
+const SAME_DATA_LOG_ODDS: f64 = 3.0;
 
 /// Log-odds when the same program failed in the same way on another host: the cause is not on this one.
-const ON_ANOTHER_HOST: f64 = 2.0;
+const OTHER_HOST_LOG_ODDS: f64 = 2.0;
 
 /// The number of other jobs with the same failure that rules out chance, and its log-odds.
-const SEVERAL_JOBS: u32 = 2;
-const SEVERAL: f64 = 1.5;
+const MIN_OTHER_JOBS: u32 = 2;
+const OTHER_JOBS_LOG_ODDS: f64 = 1.5;
 
 /// A repeated failure points to the program, its data or the software below it, more so at the same step, across a reboot and on
 /// another host. A failure of several jobs on one host points to the host or to software that all of them use.
@@ -27,9 +27,9 @@ pub(super) fn observations(seen: &SeenBefore) -> impl Iterator<Item = Observatio
 }
 
 fn in_this_job(seen: &SeenBefore) -> Option<Observation> {
-    let weight = AGAIN
-        + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
-        + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
+    let weight = AGAIN_LOG_ODDS
+        + if seen.at_this_step > 0 { SAME_STEP_LOG_ODDS } else { 0.0 }
+        + if seen.in_other_boots > 0 { OTHER_BOOT_LOG_ODDS } else { 0.0 };
     // At the same step with other data, the data is an unlikely cause.
     let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
     let times = |count: u32| if count == 1 { "once".to_owned() } else { format!("{count} times") };
@@ -48,36 +48,43 @@ fn by_data(seen: &SeenBefore) -> Option<Observation> {
     let (same, other) = (seen.at_this_data, seen.at_other_data);
     if same > other {
         let text = format!("{same} of them at other steps, where the same data was read");
-        Some(observation("repetition_at_data", text, (Class::Data, AGAIN_AT_THE_DATA), &[]))
+        Some(observation("repetition_at_data", text, (Class::Data, SAME_DATA_LOG_ODDS), &[]))
     } else if other > same {
         let text = format!("{other} of them at this step, where other data was read");
-        Some(observation("repetition_at_data", text, (Class::UserCode, AGAIN), &[(Class::UserConfig, AGAIN)]))
+        Some(observation(
+            "repetition_at_data",
+            text,
+            (Class::UserCode, AGAIN_LOG_ODDS),
+            &[(Class::UserConfig, AGAIN_LOG_ODDS)],
+        ))
     } else {
         None
     }
 }
 
 fn on_other_hosts(seen: &SeenBefore) -> Option<Observation> {
-    let hosts: Vec<&str> = seen.elsewhere.iter().map(|of| of.host.as_str()).collect();
+    let hosts: Vec<&str> = seen.elsewhere.iter().map(|failure| failure.host.as_str()).collect();
     let text = format!("this program failed in the same way before on {}", hosts.join(", "));
     let also = [
-        (Class::UserConfig, ON_ANOTHER_HOST),
-        (Class::Data, ON_ANOTHER_HOST),
-        (Class::SoftwarePlatform, 0.8 * ON_ANOTHER_HOST),
+        (Class::UserConfig, OTHER_HOST_LOG_ODDS),
+        (Class::Data, OTHER_HOST_LOG_ODDS),
+        (Class::SoftwarePlatform, 0.8 * OTHER_HOST_LOG_ODDS),
     ];
     (!hosts.is_empty())
-        .then(|| observation("repetition_on_hosts", text, (Class::UserCode, ON_ANOTHER_HOST), &also))
+        .then(|| observation("repetition_on_hosts", text, (Class::UserCode, OTHER_HOST_LOG_ODDS), &also))
 }
 
 fn in_other_jobs(seen: &SeenBefore) -> Option<Observation> {
     let text = format!("{} other jobs failed in the same way on this host", seen.other_jobs);
-    let also = [(Class::HardwareHost, 0.7 * SEVERAL), (Class::Storage, 0.7 * SEVERAL)];
-    (seen.other_jobs >= SEVERAL_JOBS)
-        .then(|| observation("repetition_elsewhere", text, (Class::SoftwarePlatform, SEVERAL), &also))
+    let also =
+        [(Class::HardwareHost, 0.7 * OTHER_JOBS_LOG_ODDS), (Class::Storage, 0.7 * OTHER_JOBS_LOG_ODDS)];
+    (seen.other_jobs >= MIN_OTHER_JOBS).then(|| {
+        observation("repetition_elsewhere", text, (Class::SoftwarePlatform, OTHER_JOBS_LOG_ODDS), &also)
+    })
 }
 
-fn observation(family: &str, text: String, of: (Class, f64), also: &[(Class, f64)]) -> Observation {
-    let (class, weight) = of;
+fn observation(family: &str, text: String, main: (Class, f64), also: &[(Class, f64)]) -> Observation {
+    let (class, weight) = main;
     Observation { family: family.to_owned(), text, class, weight, also: also.to_vec() }
 }
 
@@ -89,8 +96,8 @@ mod tests {
     /// The total log-odds for a class.
     fn speaks(seen: &SeenBefore, class: Class) -> f64 {
         let received = observations(seen);
-        let of = received.flat_map(|of| std::iter::once((of.class, of.weight)).chain(of.also));
-        of.filter(|(of, _)| *of == class).map(|(_, weight)| weight).sum()
+        let votes = received.flat_map(|vote| std::iter::once((vote.class, vote.weight)).chain(vote.also));
+        votes.filter(|(other, _)| *other == class).map(|(_, weight)| weight).sum()
     }
 
     #[test]
@@ -124,7 +131,7 @@ mod tests {
         let seen = SeenBefore { elsewhere: vec![on_b], ..SeenBefore::default() };
         assert!(speaks(&seen, Class::UserCode) > 0.0 && speaks(&seen, Class::Data) > 0.0);
         assert!(speaks(&seen, Class::HardwareGpu).abs() < f64::EPSILON);
-        assert!(observations(&seen).any(|of| of.text.ends_with("on b")));
+        assert!(observations(&seen).any(|observation| observation.text.ends_with("on b")));
         assert_eq!(observations(&SeenBefore { answered_by: 3, ..SeenBefore::default() }).count(), 0);
     }
 }

@@ -23,8 +23,8 @@ pub struct RemoteFailure {
     /// The failure's fingerprint as a hash.
     pub fingerprint: String,
     /// Where in the training it failed.
-    #[serde(default)]
-    pub place: FailurePosition,
+    #[serde(default, rename = "place")]
+    pub position: FailurePosition,
     /// When the verdict was given, by that host's clock.
     pub at: Wall,
 }
@@ -42,17 +42,17 @@ impl RemoteFailures {
     /// The hosts on which this program had the same failure before `began`, each once. Simultaneous failures on several hosts are one
     /// failure of one job.
     pub(super) fn before(&self, now: &RemoteFailure, began: Wall) -> Vec<OnHost> {
-        let same = |reported: &&RemoteFailure| {
-            let changed = was_changed(reported.content.as_ref(), now.content.as_ref());
-            reported.program == now.program
-                && reported.fingerprint == now.fingerprint
+        let same = |failure: &&RemoteFailure| {
+            let changed = was_changed(failure.content.as_ref(), now.content.as_ref());
+            failure.program == now.program
+                && failure.fingerprint == now.fingerprint
                 && !changed
-                && reported.at < began
+                && failure.at < began
         };
-        let on_host = |(host, reported): (&String, &Vec<RemoteFailure>)| {
-            let mut so = reported.iter().filter(same).peekable();
+        let on_host = |(host, failures): (&String, &Vec<RemoteFailure>)| {
+            let mut so = failures.iter().filter(same).peekable();
             so.peek()?;
-            Some(OnHost { host: host.clone(), at_this_place: so.any(|then| then.place.is(now.place)) })
+            Some(OnHost { host: host.clone(), at_this_place: so.any(|then| then.position.is(now.position)) })
         };
         self.failures.iter().filter_map(on_host).collect()
     }
@@ -62,12 +62,12 @@ impl RemoteFailures {
 mod tests {
     use super::*;
 
-    fn reported(place: FailurePosition, at: i64) -> RemoteFailure {
+    fn remote(position: FailurePosition, at: i64) -> RemoteFailure {
         RemoteFailure {
             program: "p".into(),
             content: Some("c".into()),
             fingerprint: "f".into(),
-            place,
+            position,
             at: Wall(at),
         }
     }
@@ -76,27 +76,27 @@ mod tests {
         FailurePosition { step: Some(step), data: None, heartbeats: true }
     }
 
-    fn known(of: RemoteFailure) -> RemoteFailures {
-        RemoteFailures { answered_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
+    fn known(failure: RemoteFailure) -> RemoteFailures {
+        RemoteFailures { answered_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![failure])]) }
     }
 
     #[test]
     fn the_same_program_with_the_same_failure_before_this_run_counts_and_nothing_else_does() {
-        let now = reported(at(7), 100);
-        let seen = |of: RemoteFailure| known(of).before(&now, Wall(50));
+        let now = remote(at(7), 100);
+        let seen = |failure: RemoteFailure| known(failure).before(&now, Wall(50));
         let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
-        assert_eq!(seen(reported(at(7), 10)), on_b(true));
-        assert_eq!(seen(reported(at(8), 10)), on_b(false));
+        assert_eq!(seen(remote(at(7), 10)), on_b(true));
+        assert_eq!(seen(remote(at(8), 10)), on_b(false));
         assert_eq!(
-            seen(RemoteFailure { content: None, ..reported(at(7), 10) }),
+            seen(RemoteFailure { content: None, ..remote(at(7), 10) }),
             on_b(true),
             "what cannot be read is no change"
         );
         for other in [
-            RemoteFailure { program: "q".into(), ..reported(at(7), 10) },
-            RemoteFailure { content: Some("d".into()), ..reported(at(7), 10) },
-            RemoteFailure { fingerprint: "g".into(), ..reported(at(7), 10) },
-            reported(at(7), 60),
+            RemoteFailure { program: "q".into(), ..remote(at(7), 10) },
+            RemoteFailure { content: Some("d".into()), ..remote(at(7), 10) },
+            RemoteFailure { fingerprint: "g".into(), ..remote(at(7), 10) },
+            remote(at(7), 60),
         ] {
             assert_eq!(seen(other.clone()), [], "{other:?}");
         }

@@ -69,7 +69,7 @@ fn failures_are_counted_by_job_step_and_boot_and_the_present_one_is_not() {
 
 #[test]
 fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_distinguished() {
-    let of = |step, data, at| Verdict { data, ..verdict("x", step, at) };
+    let failed = |step, data, at| Verdict { data, ..verdict("x", step, at) };
     let seen = |earlier: &[Verdict], now: Verdict| {
         let mut repeats = Repeats::default();
         earlier.iter().for_each(|verdict| repeats.take_in(&entry("a", "boot", verdict.clone())));
@@ -78,9 +78,10 @@ fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_distinguish
             .unwrap_or_default();
         (seen.in_this_job, seen.at_this_step, seen.at_this_data, seen.at_other_data)
     };
-    let earlier = [of(7, Some(64), 10), of(9, Some(64), 11), of(9, Some(80), 12), of(9, None, 13)];
-    assert_eq!(seen(&earlier, of(9, Some(64), 20)), (4, 3, 1, 1));
-    assert_eq!(seen(&earlier, of(9, None, 20)), (4, 3, 0, 0), "what is not told is not compared");
+    let earlier =
+        [failed(7, Some(64), 10), failed(9, Some(64), 11), failed(9, Some(80), 12), failed(9, None, 13)];
+    assert_eq!(seen(&earlier, failed(9, Some(64), 20)), (4, 3, 1, 1));
+    assert_eq!(seen(&earlier, failed(9, None, 20)), (4, 3, 0, 0), "what is not told is not compared");
 }
 
 #[test]
@@ -137,31 +138,32 @@ fn runs_of_one_program_are_one_job_and_those_of_other_programs_or_users_are_othe
 
 #[test]
 fn other_hosts_count_for_runs_on_one_host_and_earlier_runs_started_before_this_one() {
-    let at = |seconds: i64, of: Entry| Entry { at: Stamp { wall: Wall(seconds), ..of.at }, ..of };
+    let at = |seconds: i64, entry: Entry| Entry { at: Stamp { wall: Wall(seconds), ..entry.at }, ..entry };
     let started = |world_size: u32| {
         let spec = JobSpec { world_size, local_world_size: 2, ..JobSpec::default() };
         Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry("a", "boot", verdict("x", 7, 1)) }
     };
     let seen = |world_size: u32| {
         let mut repeats = Repeats::default();
-        let of = |step, fault_at| Verdict { heartbeats: true, ..verdict("x", step, fault_at) };
+        let failed = |step, fault_at| Verdict { heartbeats: true, ..verdict("x", step, fault_at) };
         // The scheduler starts it again under its old name.
         for (seconds, entry) in [
             (10, started(world_size)),
-            (20, entry("a", "boot", of(7, 20))),
+            (20, entry("a", "boot", failed(7, 20))),
             (30, started(world_size)),
-            (40, entry("a", "boot", of(7, 40))),
+            (40, entry("a", "boot", failed(7, 40))),
         ] {
             repeats.take_in(&at(seconds, entry));
         }
-        let reported = repeats.reported();
-        let failures =
-            reported.first().map(|of| ("b".to_owned(), vec![RemoteFailure { at: Wall(5), ..of.clone() }]));
+        let recent = repeats.recent();
+        let failures = recent
+            .first()
+            .map(|failure| ("b".to_owned(), vec![RemoteFailure { at: Wall(5), ..failure.clone() }]));
         let elsewhere = RemoteFailures { answered_by: 1, failures: failures.into_iter().collect() };
-        let now = of(7, 50);
+        let now = failed(7, 50);
         let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now, &elsewhere);
         let seen = seen.unwrap_or_default();
-        (reported.len(), seen.in_this_job, seen.in_earlier_runs, seen.elsewhere.len(), seen.answered_by)
+        (recent.len(), seen.in_this_job, seen.in_earlier_runs, seen.elsewhere.len(), seen.answered_by)
     };
     assert_eq!(seen(2), (2, 2, 1, 1, 1));
     assert_eq!(seen(4), (0, 2, 1, 0, 0), "ranks of other hosts fail with those of this one");
@@ -174,6 +176,6 @@ fn memory_is_bounded() {
         repeats.take_in(&entry("a", "boot", verdict(&format!("f{n}"), 1, n)));
         repeats.take_in(&entry("a", "boot", verdict("always", 1, n)));
     }
-    assert!(repeats.failures.len() <= FINGERPRINTS && repeats.order.len() <= FINGERPRINTS);
-    assert!(repeats.failures.values().all(|of| of.len() <= FAILURES));
+    assert!(repeats.failures.len() <= MAX_FINGERPRINTS && repeats.order.len() <= MAX_FINGERPRINTS);
+    assert!(repeats.failures.values().all(|failures| failures.len() <= MAX_FAILURES));
 }

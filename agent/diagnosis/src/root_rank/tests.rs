@@ -167,17 +167,17 @@ fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
         confidence: 0.3,
         evidence: Vec::new(),
     };
-    let reported = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
-    assert_eq!((reported(1).culprit, reported(1).victims), (Some(Rank(0)), Vec::new()));
-    assert_eq!((reported(2).culprit, reported(2).victims.len()), (None, 2));
+    let outcome = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
+    assert_eq!((outcome(1).culprit, outcome(1).victims), (Some(Rank(0)), Vec::new()));
+    assert_eq!((outcome(2).culprit, outcome(2).victims.len()), (None, 2));
 }
 
 #[test]
 fn an_exception_that_only_the_error_file_has_names_that_file() {
     let mut end = raised("bad", 5);
     end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
-    let reported = verdict([end, RankEnd::default()], 0).evidence;
-    testing::snapshot!("reasons", "root_rank: an error file", reported.join("\n"));
+    let outcome = verdict([end, RankEnd::default()], 0).evidence;
+    testing::snapshot!("reasons", "root_rank: an error file", outcome.join("\n"));
     let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
     testing::snapshot!("reasons", "root_rank: an exit note", noted.join("\n"));
 }
@@ -221,8 +221,8 @@ fn a_signal_that_the_launcher_sent_is_no_evidence() {
     let own = verdict([raised.clone(), RankEnd::default()], 0);
     assert!(own.evidence.iter().any(|line| line.contains("ended with SIGTERM")), "{:?}", own.evidence);
     raised.after_stop = true;
-    let reported = verdict([raised, RankEnd::default()], 0);
-    assert!(!reported.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", reported.evidence);
+    let outcome = verdict([raised, RankEnd::default()], 0);
+    assert!(!outcome.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", outcome.evidence);
 }
 
 #[test]

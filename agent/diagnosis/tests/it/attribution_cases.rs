@@ -44,7 +44,7 @@ fn most_labelled_cases_get_the_right_fault_domain_without_memory_of_their_source
     let Some(cases) = labelled() else { return };
     let answers = score::without_memory(catalog(), &cases);
     let summary = score::summary(&cases, &answers);
-    for answer in answers.iter().filter(|of| of.right == Some(false)) {
+    for answer in answers.iter().filter(|answer| answer.right == Some(false)) {
         let reasons = answer.reasons.join("; ");
         println!("{}: {} {:.2}: {reasons}", answer.id, answer.class.name(), answer.confidence);
     }

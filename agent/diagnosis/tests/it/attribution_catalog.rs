@@ -25,13 +25,13 @@ fn every_example_is_matched_best_by_its_own_signature() {
     let mut wrong = Vec::new();
     for signature in catalog.signatures() {
         let found = catalog.matches(&signature.example);
-        if !found.iter().any(|of| of.id == signature.id) {
+        if !found.iter().any(|other| other.id == signature.id) {
             wrong.push(format!("{}: does not match its example", signature.id));
         } else if found[0].id != signature.id {
             wrong.push(format!("{}: {} matches its example better", signature.id, found[0].id));
         }
         for line in &signature.silent {
-            if catalog.matches(line).iter().any(|of| of.id == signature.id) {
+            if catalog.matches(line).iter().any(|other| other.id == signature.id) {
                 wrong.push(format!("{}: matches {line:?}", signature.id));
             }
         }

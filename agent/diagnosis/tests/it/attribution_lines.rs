@@ -30,8 +30,10 @@ fn hints_alone_stop_no_job() {
     let catalog = catalog();
     let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
     let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
-    let of_hints = |of: &Attribution| {
-        of.class != Class::Unknown && !of.evidence.is_empty() && of.evidence.iter().all(|vote| vote.hint)
+    let of_hints = |judged: &Attribution| {
+        judged.class != Class::Unknown
+            && !judged.evidence.is_empty()
+            && judged.evidence.iter().all(|vote| vote.hint)
     };
     let by_hints: Vec<Attribution> = all.filter(of_hints).collect();
     assert!(!by_hints.is_empty(), "no line is judged by hints alone");
@@ -47,7 +49,7 @@ fn a_confidence_below_60_percent_stops_the_job_only_with_an_agreed_exit_code() {
     let catalog = catalog();
     let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
     let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
-    let unsure: Vec<Attribution> = all.filter(|of| of.confidence < 0.6).collect();
+    let unsure: Vec<Attribution> = all.filter(|judged| judged.confidence < 0.6).collect();
     assert!(!unsure.is_empty(), "no confidence is below 0.6");
     for judged in unsure {
         // Only an exit code with an agreed meaning may stop the job.

@@ -29,7 +29,9 @@ fn seen(findings: &Findings) -> Vec<(usize, u64, u64)> {
     findings
         .sightings
         .iter()
-        .map(|of| (of.signature, of.count, of.spots.first().map_or(0, |spot| spot.line)))
+        .map(|sighting| {
+            (sighting.signature, sighting.count, sighting.spots.first().map_or(0, |spot| spot.line))
+        })
         .collect()
 }
 
@@ -38,7 +40,7 @@ fn log() -> impl Strategy<Value = Vec<u8>> {
     let words: Vec<Vec<u8>> = catalog()
         .signatures()
         .iter()
-        .flat_map(|of| [of.example.clone(), of.any.first().cloned().unwrap_or_default()])
+        .flat_map(|signature| [signature.example.clone(), signature.any.first().cloned().unwrap_or_default()])
         .map(String::into_bytes)
         .chain(
             [

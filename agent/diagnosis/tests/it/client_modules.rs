@@ -10,8 +10,9 @@ fn each_module_of_the_client_is_known_and_a_programs_own_is_not() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../client/python");
     let folders = [package.join("mainstay"), package.join("data/purelib")];
     let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
-    let modules =
-        files.map(|file| file.unwrap().path()).filter(|path| path.extension().is_some_and(|of| of == "py"));
+    let modules = files
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "py"));
     let is_client = |path: &Path, function: &str| {
         let line = format!("  File \"{}\", line 1, in {function}", path.display());
         frame(&line).unwrap().in_client

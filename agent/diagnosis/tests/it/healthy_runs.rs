@@ -37,7 +37,7 @@ fn runs() -> BTreeMap<String, String> {
         let text = std::fs::read(&path).expect("a readable file");
         (name, String::from_utf8_lossy(&text).into_owned())
     };
-    let logs = paths.filter(|path| path.extension().is_some_and(|of| of == "log"));
+    let logs = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
     logs.map(read).collect()
 }
 
@@ -66,21 +66,21 @@ fn speakers(judged: &Attribution) -> Vec<String> {
 
 /// The most likely domain other than unknown.
 fn likeliest(judged: &Attribution) -> (FaultDomain, f64) {
-    let of = |domain: FaultDomain| -> f64 {
+    let probability = |domain: FaultDomain| -> f64 {
         let its = Class::ALL.into_iter().filter(|class| class.domain() == domain);
-        its.map(|class| judged.posterior.of(class)).sum()
+        its.map(|class| judged.posterior.probability(class)).sum()
     };
     let domains = FaultDomain::ALL.into_iter().filter(|domain| *domain != FaultDomain::Unknown);
-    let likeliest = domains.map(|domain| (domain, of(domain))).max_by(|a, b| a.1.total_cmp(&b.1));
+    let likeliest = domains.map(|domain| (domain, probability(domain))).max_by(|a, b| a.1.total_cmp(&b.1));
     likeliest.expect("there are domains")
 }
 
 /// Fails if the list is not empty, and prints all of it.
-fn assert_none(wrong: &[String], of: usize, what: &str) {
+fn assert_none(wrong: &[String], checked: usize, what: &str) {
     for line in wrong {
         println!("{line}");
     }
-    assert!(wrong.is_empty(), "{} of {of} {what}; the first: {}", wrong.len(), wrong[0]);
+    assert!(wrong.is_empty(), "{} of {checked} {what}; the first: {}", wrong.len(), wrong[0]);
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub struct BlockedCollective {
     pub without_record: Vec<Rank>,
     /// A summary in one sentence.
     #[serde(rename = "told")]
-    pub reported: String,
+    pub summary: String,
 }
 
 /// Finds the rank that the others wait for. `None` if no rank waits or the records do not show it. `known`: ranks
@@ -47,7 +47,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
     let place = WaitingOperation::find(records, &found.culprits)?;
     let without_record: Vec<Rank> =
         all.into_iter().filter(|rank| !records.contains_key(rank)).take(MOST_RANKS).collect();
-    let reported = place.describe(found.kind, &found.culprits, records);
+    let summary = place.describe(found.kind, &found.culprits, records);
     let WaitingOperation { group, number, operation, waiting } = place;
     Some(BlockedCollective {
         kind: found.kind,
@@ -57,7 +57,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
         collective: number,
         operation: operation.to_owned(),
         without_record,
-        reported,
+        summary,
     })
 }
 
@@ -93,7 +93,7 @@ impl<'r> WaitingOperation<'r> {
             culprits.iter().filter(member).any(|rank| entered(rank, group) < *number)
         };
         let left = |(group, number): &(&str, u64)| {
-            let has_left = |of: &GroupProgress| of.entered > 0 && of.completed >= *number;
+            let has_left = |progress: &GroupProgress| progress.entered > 0 && progress.completed >= *number;
             records.values().any(|record| record.groups.get(*group).is_some_and(has_left))
         };
         let of_culprits = |place: &(&str, u64), ranks: &[(Rank, &str)]| {
@@ -153,9 +153,10 @@ impl<'r> WaitingOperation<'r> {
 
 /// Whether a rank belongs to a group, as far as the records show.
 fn is_member(records: &BTreeMap<Rank, FlightRecord>, rank: Rank, group: &str) -> bool {
-    let of = |record: &FlightRecord| {
+    let entered_by = |record: &FlightRecord| {
         let standing = record.groups.get(group);
-        standing.is_some_and(|of: &GroupProgress| of.is_world || of.ranks.contains(&rank.0))
+        standing.is_some_and(|progress: &GroupProgress| progress.is_world || progress.ranks.contains(&rank.0))
     };
-    records.get(&rank).is_some_and(|record| record.groups.contains_key(group)) || records.values().any(of)
+    records.get(&rank).is_some_and(|record| record.groups.contains_key(group))
+        || records.values().any(entered_by)
 }

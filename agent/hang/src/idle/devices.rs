@@ -10,7 +10,7 @@ const FRESH: Span = Span::seconds(30);
 /// The rests of a job, during which all devices are idle.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Devices {
-    reported: Option<Mono>,
+    reported_at: Option<Mono>,
     /// When one of them last had work, as far as known.
     active: Mono,
     at_work: Span,
@@ -22,7 +22,7 @@ impl Devices {
     /// Records how long all devices have been idle; zero while one has work.
     pub(super) fn take(&mut self, now: Mono, idle: Span) {
         let active = Mono(now.0.saturating_sub(idle.0));
-        match self.reported.replace(now).filter(|before| now.since(*before) <= FRESH) {
+        match self.reported_at.replace(now).filter(|before| now.since(*before) <= FRESH) {
             Some(before) if active > before => {
                 let rest = before.since(self.active);
                 self.rested = self.rested.plus(rest);
@@ -37,12 +37,12 @@ impl Devices {
 
     /// New processes: what was learned is kept.
     pub(super) fn forget_the_present(&mut self) {
-        self.reported = None;
+        self.reported_at = None;
     }
 
     /// How long all devices have been idle. `None` if unknown.
     pub(super) fn rest(&self, now: Mono) -> Option<Span> {
-        self.reported.filter(|reported| now.since(*reported) <= FRESH).map(|_| now.since(self.active))
+        self.reported_at.filter(|last| now.since(*last) <= FRESH).map(|_| now.since(self.active))
     }
 
     /// The longest rest that ended by itself.

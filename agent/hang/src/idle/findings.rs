@@ -12,8 +12,8 @@ impl Idle {
     pub(super) fn stopped(&self, now: Mono) -> Option<HangStatus> {
         let limit = self.floor.min(STOPPED_LIMIT);
         let (culprits, since) = self.stopped_for(now, limit)?;
-        let reported = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
-        Some(self.hang(now, HangKind::Stopped, &culprits, since, limit, 0.9, reported))
+        let text = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
+        Some(self.hang(now, HangKind::Stopped, &culprits, since, limit, 0.9, text))
     }
 
     /// Ranks that a signal stopped too recently to count as hung.
@@ -47,8 +47,8 @@ impl Idle {
         let place = |rank: &Rank| rank.0.checked_sub(self.first_rank).map(|place| place as usize);
         let culprits: Vec<usize> = waits.culprits.iter().filter_map(place).collect();
         let kind = waits.kind.unwrap_or(HangKind::UserCode);
-        let reported = format!("{}, and no counter of NCCL moved for {}", waits.reported, last.since(*since));
-        Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, reported))
+        let text = format!("{}, and no counter of NCCL moved for {}", waits.reported, last.since(*since));
+        Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, text))
     }
 
     /// The devices always had work and are now idle, and the processes do nothing but use CPU time.
@@ -59,10 +59,10 @@ impl Idle {
         if !out_of_the_ordinary || !self.devices.usually_work(Span(self.floor.0 / 2), MIN_WORK_TO_REST) {
             return None;
         }
-        let reported = format!(
+        let text = format!(
             "no device of the job has had work for {rest}, and its processes read, wrote and printed nothing in that time"
         );
-        Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, reported))
+        Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, text))
     }
 
     /// No process of the job does anything.
@@ -104,16 +104,14 @@ impl Idle {
         let asleep = |rank: &usize| self.ranks[*rank].state() == Some(ProcessState::Uninterruptible);
         let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
         let in_disk_sleep: Vec<usize> = living.iter().copied().filter(asleep).collect();
-        let reported = format!(
+        let text = format!(
             "no process of {} used CPU time, read, wrote, touched new memory or printed anything for {rest}",
             self.named(&living)
         );
         match (in_disk_sleep.len(), living.as_slice()) {
-            (1.., _) => {
-                self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, reported)
-            }
-            (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, reported),
-            (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, reported),
+            (1.., _) => self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, text),
+            (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, text),
+            (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, text),
         }
     }
 
@@ -142,11 +140,11 @@ impl Idle {
         if self.signs < REGULAR || quiet < limit {
             return HangStatus::Progressing;
         }
-        let of = |activity| {
+        let ranks_of = |activity| {
             let is = move |rank: &usize| self.ranks[*rank].activity == Some(activity);
             (0..self.ranks.len()).filter(is).collect::<Vec<usize>>()
         };
-        let (still, spinning) = (of(Activity::Still), of(Activity::Spinning));
+        let (still, spinning) = (ranks_of(Activity::Still), ranks_of(Activity::Spinning));
         let (few, does) = if still.len() <= spinning.len() && !still.is_empty() {
             (still, "does nothing while others use CPU time")
         } else {
@@ -168,12 +166,12 @@ impl Idle {
         since: Mono,
         limit: Span,
         confidence: f64,
-        reported: String,
+        text: String,
     ) -> HangStatus {
         let victims = (0..self.ranks.len()).filter(|rank| self.lives(*rank) && !culprits.contains(rank));
         let victims: Vec<usize> = victims.collect();
         let evidence = vec![
-            reported,
+            text,
             format!(
                 "before, the job was active for {}, and its longest idle period was {}: the limit is {limit}",
                 self.at_work, self.longest

@@ -12,7 +12,7 @@ struct Job {
 }
 
 impl Job {
-    fn of(ranks: usize) -> Job {
+    fn new(ranks: usize) -> Job {
         let pulses = vec![Some(ActivitySample::default()); ranks];
         let (idle, now) = (Idle::new(FLOOR, Rank(0), ranks), Mono(Span::seconds(10).0));
         Job { idle, now, pulses, collected: Vec::new() }
@@ -64,7 +64,7 @@ fn work(pulse: &mut ActivitySample) {
 
 #[test]
 fn a_job_that_stops_working_hangs() {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.works(300).rests(55);
     assert!(job.hang().is_none(), "not before its time");
     job.rests(15);
@@ -80,10 +80,10 @@ fn a_job_that_stops_working_hangs() {
 
 #[test]
 fn a_job_that_sleeps_by_design_is_never_judged() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     job.works(5).rests(3600);
     assert!(job.hang().is_none(), "it was never active for long");
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     for _ in 0..60 {
         job.works(20).rests(10);
     }
@@ -94,7 +94,7 @@ fn a_job_that_sleeps_by_design_is_never_judged() {
 #[test]
 fn a_rank_that_waits_for_a_file_system_from_the_start_hangs_and_a_sleeping_one_does_not() {
     let blocks = |state| {
-        let mut job = Job::of(2);
+        let mut job = Job::new(2);
         job.works(5).seconds(175, move |rank, _, pulse| {
             pulse.probe.state = if rank == 1 { state } else { ProcessState::Normal };
         });
@@ -110,7 +110,7 @@ fn a_rank_that_waits_for_a_file_system_from_the_start_hangs_and_a_sleeping_one_d
 
 #[test]
 fn a_rest_as_long_as_earlier_ones_is_not_a_hang() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     job.works(600).rests(40).works(600).rests(150);
     assert!(job.hang().is_none(), "not five times as long");
     job.rests(60);
@@ -119,7 +119,7 @@ fn a_rest_as_long_as_earlier_ones_is_not_a_hang() {
 
 #[test]
 fn one_rank_at_work_keeps_the_job_alive() {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.works(300).seconds(3600, |rank, _, pulse| {
         if rank == 2 {
             pulse.output += 1
@@ -130,7 +130,7 @@ fn one_rank_at_work_keeps_the_job_alive() {
 
 #[test]
 fn a_stopped_rank_is_named_while_others_spin() {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.works(10).seconds(70, |rank, _, pulse| {
         if rank == 1 { pulse.probe.state = ProcessState::Stopped } else { work(pulse) }
     });
@@ -138,14 +138,14 @@ fn a_stopped_rank_is_named_while_others_spin() {
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(1)][..]));
     testing::snapshot!("reasons", "idle: a stopped rank is named while others spin", hang.headline());
     let first = job.collected.iter().find(|collected| **collected != HangStatus::Progressing);
-    let Some(HangStatus::Stopped(reported)) = first else { panic!("{first:?}") };
-    assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], crate::finding::STOPPED_LIMIT));
+    let Some(HangStatus::Stopped(stopped)) = first else { panic!("{first:?}") };
+    assert_eq!((&stopped.ranks[..], stopped.limit), (&[Rank(1)][..], crate::finding::STOPPED_LIMIT));
 }
 
 #[test]
 fn a_hang_is_not_put_off_by_a_rank_that_is_stopped_during_it() {
     let hangs_at = |stopped_after: u64| {
-        let mut job = Job::of(2);
+        let mut job = Job::new(2);
         job.works(600).seconds(100, |rank, second, pulse| {
             if rank == 1 && second >= stopped_after {
                 pulse.probe.state = ProcessState::Stopped;
@@ -158,7 +158,7 @@ fn a_hang_is_not_put_off_by_a_rank_that_is_stopped_during_it() {
 
 #[test]
 fn a_stopped_rank_that_resumes_is_no_hang() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     let stopped = |pulse: &mut ActivitySample, state| pulse.probe.state = state;
     job.works(10).seconds(
         20,
@@ -178,7 +178,7 @@ fn a_stopped_rank_that_resumes_is_no_hang() {
 
 #[test]
 fn ranks_that_only_spin_are_doubted_and_never_condemned() {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.works(300).seconds(2000, |rank, _, pulse| {
         if rank != 3 {
             work(pulse)
@@ -199,7 +199,7 @@ fn a_job_that_stops_soon_after_its_start_is_doubted_and_never_condemned() {
             if let HangStatus::Suspected(doubt) = collected { Some(doubt.clone()) } else { None }
         })
     };
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     // Half of what would show that the job always works.
     job.works(15).rests(150);
     assert!(job.said_nothing(), "{:?}", job.collected.last());
@@ -213,14 +213,14 @@ fn a_job_that_stops_soon_after_its_start_is_doubted_and_never_condemned() {
         doubt_of_job.why
     );
     // A program that never did anything gives nothing to compare with.
-    let mut waits = Job::of(2);
+    let mut waits = Job::new(2);
     waits.rests(7200);
     assert!(waits.said_nothing());
 }
 
 /// A job that logs every ten seconds, then spins while NCCL reports these counts.
 fn spins(counts: impl Fn(u64) -> String) -> Job {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.works(300);
     for second in 0..400 {
         job.seconds(1, |_, _, pulse| work(pulse));
@@ -250,7 +250,7 @@ fn ranks_that_spin_in_a_collective_are_found_by_nccls_counters() {
 
 #[test]
 fn a_job_that_computes_silently_from_the_start_is_not_doubted() {
-    let mut job = Job::of(4);
+    let mut job = Job::new(4);
     job.seconds(7200, |_, _, pulse| work(pulse));
     assert!(job.said_nothing());
 }
@@ -258,7 +258,7 @@ fn a_job_that_computes_silently_from_the_start_is_not_doubted() {
 #[test]
 fn the_limit_is_three_times_as_long_if_unseen_work_is_possible() {
     for network in [false, true] {
-        let mut job = Job::of(1);
+        let mut job = Job::new(1);
         job.works(300);
         for _ in 0..170 {
             job.now = job.now.after(Span::seconds(1));
@@ -279,7 +279,7 @@ fn the_limit_is_three_times_as_long_if_unseen_work_is_possible() {
 
 #[test]
 fn a_launcher_that_was_held_up_restarts_its_clock() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     job.works(300);
     job.now = job.now.after(Span::seconds(4000));
     job.rests(50);
@@ -288,7 +288,7 @@ fn a_launcher_that_was_held_up_restarts_its_clock() {
 
 #[test]
 fn a_debugger_is_no_hang() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     job.works(300).seconds(600, |_, _, pulse| pulse.probe.state = ProcessState::Traced);
     assert!(job.said_nothing());
 }
@@ -305,7 +305,7 @@ fn on_devices(job: &mut Job, seconds: u64, idle: impl Fn(u64) -> Option<Span>) {
 
 #[test]
 fn devices_that_lose_their_work_are_a_hang_while_the_processes_spin() {
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     on_devices(&mut job, 50, |second| Some(Span::seconds(second)));
     assert!(job.hang().is_none(), "not before its time");
@@ -319,11 +319,11 @@ fn devices_that_lose_their_work_are_a_hang_while_the_processes_spin() {
 #[test]
 fn devices_that_rest_by_design_or_save_or_are_unknown_are_no_hang() {
     // The devices are idle half of the time.
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     on_devices(&mut job, 1200, |second| Some(Span::seconds(if second % 100 < 50 { 0 } else { second % 50 })));
     assert!(job.hang().is_none());
     // Something is written while they are idle.
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     for second in 0..150 {
         job.works(1);
@@ -331,7 +331,7 @@ fn devices_that_rest_by_design_or_save_or_are_unknown_are_no_hang() {
     }
     assert!(job.hang().is_none());
     // The reporter of the devices is gone.
-    let mut job = Job::of(2);
+    let mut job = Job::new(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     on_devices(&mut job, 300, |_| None);
     assert!(job.hang().is_none());
@@ -340,7 +340,7 @@ fn devices_that_rest_by_design_or_save_or_are_unknown_are_no_hang() {
 #[test]
 fn devices_that_are_known_to_rest_are_not_unseen() {
     for idle in [false, true] {
-        let mut job = Job::of(1);
+        let mut job = Job::new(1);
         job.works(300);
         for second in 0..100 {
             job.now = job.now.after(Span::seconds(1));

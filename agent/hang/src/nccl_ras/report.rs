@@ -65,11 +65,11 @@ impl RasReport {
             let mut least = 0_u64;
             for operation in &communicator.operations {
                 least =
-                    least.saturating_add(operation.groups.iter().map(|group| group.of).min().unwrap_or(0));
+                    least.saturating_add(operation.groups.iter().map(|group| group.value).min().unwrap_or(0));
                 for group in &operation.groups {
                     for rank in &group.named {
                         let sum = launched.entry(rank).or_default();
-                        *sum = sum.saturating_add(group.of);
+                        *sum = sum.saturating_add(group.value);
                     }
                 }
             }
@@ -91,7 +91,7 @@ impl RasReport {
         let all: BTreeSet<Rank> = ranks.values().copied().collect();
         counted.counts.extend(all.iter().map(|rank| (*rank, Vec::new())));
         let rank_of =
-            |of: &CommRank| of.process.as_ref().and_then(|process| ranks.get(&process.pid)).copied();
+            |rank: &CommRank| rank.process.as_ref().and_then(|process| ranks.get(&process.pid)).copied();
         for communicator in &self.communicators {
             let Ok(comm) = u64::from_str_radix(&communicator.hash, 16) else { continue };
             counted.names.insert(comm, format!("communicator {}", communicator.hash));
@@ -104,7 +104,7 @@ impl RasReport {
             let mut least = 0_u64;
             for operation in &communicator.operations {
                 least =
-                    least.saturating_add(operation.groups.iter().map(|group| group.of).min().unwrap_or(0));
+                    least.saturating_add(operation.groups.iter().map(|group| group.value).min().unwrap_or(0));
                 let mut rest: BTreeSet<Rank> = if is_of_all { &all - &missing } else { BTreeSet::new() };
                 for rank in operation.groups.iter().flat_map(|group| &group.named) {
                     rank_of(rank).map(|rank| rest.remove(&rank));
@@ -118,7 +118,7 @@ impl RasReport {
                     };
                     for rank in of_group {
                         let sum = launched.entry(rank).or_default();
-                        *sum = sum.saturating_add(group.of);
+                        *sum = sum.saturating_add(group.value);
                     }
                 }
             }
@@ -153,7 +153,7 @@ impl RasReport {
             for operation in &communicator.operations {
                 for group in &operation.groups {
                     let named: Vec<String> = group.named.iter().map(CommRank::to_string).collect();
-                    let (name, count, ranks) = (&operation.name, group.of, group.ranks);
+                    let (name, count, ranks) = (&operation.name, group.value, group.ranks);
                     lines.push(format!(
                         "{hash} {name}: {count} launched by {ranks} ranks: {}",
                         named.join(", ")
@@ -161,13 +161,13 @@ impl RasReport {
                 }
             }
             for group in &communicator.states {
-                lines.push(format!("{hash}: {} ranks {:?}", group.ranks, group.of));
+                lines.push(format!("{hash}: {} ranks {:?}", group.ranks, group.value));
             }
             for (rank, why) in &communicator.missing {
                 lines.push(format!("{hash}: no report of {rank}: {why:?}"));
             }
             for error in &communicator.errors {
-                lines.push(format!("{hash}: {} ranks reported {}", error.ranks, error.of.what));
+                lines.push(format!("{hash}: {} ranks reported {}", error.ranks, error.value.what));
             }
         }
         lines
@@ -217,7 +217,7 @@ pub struct Operation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group<T> {
     /// What they have in common.
-    pub of: T,
+    pub value: T,
     /// How many they are.
     pub ranks: u32,
     /// The ranks that the report names: JSON names all, the text form only the minority.
@@ -283,13 +283,13 @@ impl Communicator {
     pub fn behind(&self) -> Vec<LaggingRank> {
         let mut found = Vec::new();
         for operation in &self.operations {
-            let Some(furthest) = operation.groups.iter().map(|group| group.of).max() else { continue };
-            for group in operation.groups.iter().filter(|group| group.of < furthest) {
+            let Some(furthest) = operation.groups.iter().map(|group| group.value).max() else { continue };
+            for group in operation.groups.iter().filter(|group| group.value < furthest) {
                 let behind = |rank: Option<&CommRank>| LaggingRank {
                     rank: rank.cloned(),
                     ranks: group.ranks,
                     operation: operation.name.clone(),
-                    own: group.of,
+                    own: group.value,
                     furthest,
                 };
                 if group.named.is_empty() {
@@ -323,12 +323,12 @@ impl std::fmt::Display for CommRank {
 /// Groups ranks that have something in common, the largest group first.
 pub(super) fn grouped<T: Ord>(ranks: impl IntoIterator<Item = (T, CommRank)>) -> Vec<Group<T>> {
     let mut groups: BTreeMap<T, Vec<CommRank>> = BTreeMap::new();
-    for (of, rank) in ranks {
-        groups.entry(of).or_default().push(rank);
+    for (value, rank) in ranks {
+        groups.entry(value).or_default().push(rank);
     }
     let count = |named: &Vec<CommRank>| u32::try_from(named.len()).unwrap_or(u32::MAX);
     let mut groups: Vec<Group<T>> =
-        groups.into_iter().map(|(of, named)| Group { of, ranks: count(&named), named }).collect();
+        groups.into_iter().map(|(value, named)| Group { value, ranks: count(&named), named }).collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.ranks));
     groups
 }

@@ -80,8 +80,8 @@ impl Reading {
             self.about = Section::Table;
         } else if self.about == Section::Table {
             self.row(line);
-        } else if let Some(reported) = line.strip_prefix("  ") {
-            self.read_detail(reported);
+        } else if let Some(text) = line.strip_prefix("  ") {
+            self.read_detail(text);
         } else {
             match line {
                 "INCOMPLETE" => self.about = Section::MissingProcesses,
@@ -140,69 +140,69 @@ impl Reading {
     }
 
     /// An indented line: details for the last heading.
-    fn read_detail(&mut self, reported: &str) {
+    fn read_detail(&mut self, text: &str) {
         match self.about {
-            Section::MissingProcesses | Section::DeadProcesses => self.process(reported),
+            Section::MissingProcesses | Section::DeadProcesses => self.process(text),
             Section::Timeouts => {
-                if let Some(count) = reported.strip_prefix("Encountered ").and_then(first_number) {
+                if let Some(count) = text.strip_prefix("Encountered ").and_then(first_number) {
                     self.report.timeouts = count;
                 }
             }
-            Section::MissingRanks => self.missing_rank(reported),
-            Section::Errors { .. } => self.error(reported),
-            Section::States | Section::Operations => self.mismatch(reported),
+            Section::MissingRanks => self.missing_rank(text),
+            Section::Errors { .. } => self.error(text),
+            Section::States | Section::Operations => self.mismatch(text),
             Section::Nothing | Section::Table => {}
         }
     }
 
     /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or the number of processes.
-    fn process(&mut self, reported: &str) {
+    fn process(&mut self, text: &str) {
         let processes = match self.about {
             Section::DeadProcesses => &mut self.report.dead,
             _ => &mut self.report.missing,
         };
-        if let Some(process) = reported.strip_prefix("Process ").and_then(process) {
+        if let Some(process) = text.strip_prefix("Process ").and_then(process) {
             processes.named.push(process);
-        } else if let Some(count) = first_number(reported)
-            .or_else(|| reported.strip_prefix("Missing communicator data from ").and_then(first_number))
+        } else if let Some(count) = first_number(text)
+            .or_else(|| text.strip_prefix("Missing communicator data from ").and_then(first_number))
         {
             processes.count = count;
         }
     }
 
-    fn missing_rank(&mut self, reported: &str) {
+    fn missing_rank(&mut self, text: &str) {
         let Some(communicator) = self.report.communicators.last_mut() else { return };
-        if let Some(count) = reported.strip_prefix("Missing communicator data from ").and_then(first_number) {
+        if let Some(count) = text.strip_prefix("Missing communicator data from ").and_then(first_number) {
             communicator.missing_count = count;
         } else if let Some((_, ranks)) =
-            reported.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
+            text.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
         {
             // 2.24 gives only their numbers.
             let ranks = ranks.split(',').filter_map(|rank| rank.trim().parse().ok());
             let bare = |rank| (CommRank { rank, process: None, gpu: None }, Missing::Unresponsive);
             communicator.missing.extend(ranks.map(bare));
-        } else if let Some((rank, _)) = rank(reported) {
+        } else if let Some((rank, _)) = rank(text) {
             communicator.missing.push((rank, Missing::Unresponsive));
         }
     }
 
-    fn error(&mut self, reported: &str) {
-        if reported.starts_with("Initialization error") || reported.starts_with("Asynchronous error") {
-            self.about = Section::Errors { asynchronous: reported.starts_with("Asynchronous") };
+    fn error(&mut self, text: &str) {
+        if text.starts_with("Initialization error") || text.starts_with("Asynchronous error") {
+            self.about = Section::Errors { asynchronous: text.starts_with("Asynchronous") };
             return;
         }
         let Section::Errors { asynchronous } = self.about else { return };
         let Some(communicator) = self.report.communicators.last_mut() else { return };
         let error = |what: &str| Some(RankError { what: what.to_owned(), asynchronous });
         let stated = |words: &str| error(words.strip_prefix("reported ")?);
-        group_line(&mut communicator.errors, reported, stated);
+        group_line(&mut communicator.errors, text, stated);
     }
 
-    fn mismatch(&mut self, reported: &str) {
+    fn mismatch(&mut self, text: &str) {
         let Some(communicator) = self.report.communicators.last_mut() else { return };
-        if let Some(of) = reported.strip_prefix("Communicator ranks have different ") {
+        if let Some(field) = text.strip_prefix("Communicator ranks have different ") {
             self.about = Section::States;
-            if let Some(name) = of.strip_suffix(" operation counts") {
+            if let Some(name) = field.strip_suffix(" operation counts") {
                 self.about = Section::Operations;
                 // 2.24 does not distinguish the kinds.
                 communicator.operations.push(Operation { name: name.to_owned(), groups: Vec::new() });
@@ -210,9 +210,9 @@ impl Reading {
             return;
         }
         match (self.about, communicator.operations.last_mut()) {
-            (Section::Operations, Some(operation)) => group_line(&mut operation.groups, reported, launched),
+            (Section::Operations, Some(operation)) => group_line(&mut operation.groups, text, launched),
             _ => {
-                group_line(&mut communicator.states, reported, state);
+                group_line(&mut communicator.states, text, state);
             }
         }
     }
@@ -239,20 +239,20 @@ impl Reading {
 
 /// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or
 /// `Rank 3 -- GPU …` for one of the ranks that the previous line counted.
-fn group_line<T>(groups: &mut Vec<Group<T>>, reported: &str, of: impl Fn(&str) -> Option<T>) {
-    if let Some((rank, words)) = rank(reported) {
+fn group_line<T>(groups: &mut Vec<Group<T>>, text: &str, parse: impl Fn(&str) -> Option<T>) {
+    if let Some((rank, words)) = rank(text) {
         if words.is_empty() {
             if let Some(group) = groups.last_mut() {
                 group.named.push(rank);
             }
-        } else if let Some(of) = of(words) {
-            groups.push(Group { of, ranks: 1, named: vec![rank] });
+        } else if let Some(value) = parse(words) {
+            groups.push(Group { value, ranks: 1, named: vec![rank] });
         }
         return;
     }
-    let words = reported.split_once(" ranks ").map(|(_, words)| words);
-    if let (Some(ranks), Some(of)) = (first_number(reported), words.and_then(of)) {
-        groups.push(Group { of, ranks, named: Vec::new() });
+    let words = text.split_once(" ranks ").map(|(_, words)| words);
+    if let (Some(ranks), Some(value)) = (first_number(text), words.and_then(parse)) {
+        groups.push(Group { value, ranks, named: Vec::new() });
     }
 }
 
@@ -269,8 +269,8 @@ fn launched(words: &str) -> Option<u64> {
 }
 
 /// A rank, and the text between it and its place.
-fn rank(reported: &str) -> Option<(CommRank, &str)> {
-    let rest = reported.strip_prefix("Rank ")?;
+fn rank(text: &str) -> Option<(CommRank, &str)> {
+    let rest = text.strip_prefix("Rank ")?;
     let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let (words, place) = match rest.split_once("-- ") {
         Some((words, place)) => (words, place),

@@ -19,10 +19,10 @@ impl Watch {
     pub(super) fn expected(&self, now: Mono) -> Option<String> {
         let living = |rank: &usize| self.lives(*rank);
         if let Some(rank) =
-            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
+            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sample.quiet_until > now)
         {
             let stated =
-                if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
+                if self.ranks[rank].sample.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
             return Some(format!("rank {} announced {stated}", self.number(rank).0));
         }
         let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
@@ -53,7 +53,7 @@ impl Watch {
             .among
             .iter()
             .map(|rank| {
-                let since = self.ranks[*rank as usize].sight.since.max(self.restarted).max(self.began);
+                let since = self.ranks[*rank as usize].sample.since.max(self.restarted).max(self.began);
                 now.since(since).minus(self.phases.limit(self.phase(*rank as usize)).span)
             })
             .min()
@@ -71,10 +71,10 @@ impl Watch {
         };
         // A rank in a long phase may be what the others wait for, whatever else it looks like.
         for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
-            let sight = &self.ranks[rank].sight;
-            let first = sight.step.is_none() && (sight.registered || self.newest_step().is_none());
-            let long = if first { Some(PhaseId::FIRST_STEP) } else { sight.long };
-            if let Some(phase) = long.filter(|_| !sight.closed) {
+            let sample = &self.ranks[rank].sample;
+            let first = sample.step.is_none() && (sample.registered || self.newest_step().is_none());
+            let long = if first { Some(PhaseId::FIRST_STEP) } else { sample.long };
+            if let Some(phase) = long.filter(|_| !sample.closed) {
                 let name = self.phases.name(phase);
                 wait(self.phases.limit(phase).span, format!("{} is in {name}", self.number(rank)));
             }

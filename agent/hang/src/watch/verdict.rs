@@ -53,7 +53,7 @@ impl Watch {
         let all = (0..self.ranks.len()).filter(|rank| self.lives(*rank));
         let victims = all.filter(|rank| !culprits.iter().any(|culprit| *culprit as usize == *rank));
         let step = match culprits.first() {
-            Some(rank) => self.ranks[*rank as usize].sight.step,
+            Some(rank) => self.ranks[*rank as usize].sample.step,
             None => self.newest_step(),
         };
         Hang {
@@ -84,7 +84,7 @@ impl Watch {
             self.beats_then = None;
             return HangStatus::Progressing;
         }
-        let beats: Vec<u64> = self.ranks.iter().map(|rank| rank.sight.beats).collect();
+        let beats: Vec<u64> = self.ranks.iter().map(|rank| rank.sample.beats).collect();
         let Some((at, then)) = &self.beats_then else {
             self.beats_then = Some((now, beats));
             return HangStatus::Progressing;

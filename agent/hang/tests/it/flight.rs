@@ -27,9 +27,9 @@ fn read(dump: &[u8]) -> FlightRecord {
     FlightRecord::read(dump).unwrap_or_else(|error| panic!("a dump of torch is refused: {error}"))
 }
 
-fn reported(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
+fn waits_of(dumps: &[&[u8]], dumped: &[u32], all: u32) -> Option<Waits> {
     let records: BTreeMap<Rank, FlightRecord> =
-        of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+        dumped.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
     let all: Vec<Rank> = (0..all).map(Rank).collect();
     waits("the flight recorders", &counted(&all, &records))
 }
@@ -46,7 +46,7 @@ fn a_dump_shows_the_progress_of_the_rank_in_each_group() {
 
 #[test]
 fn the_rank_that_never_entered_is_found_across_both_groups() {
-    let waits = reported(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
+    let waits = waits_of(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::UserCode), &[Rank(2)][..]));
     testing::snapshot!(
         "reasons",
@@ -57,13 +57,13 @@ fn the_rank_that_never_entered_is_found_across_both_groups() {
 
 #[test]
 fn a_rank_without_a_dump_is_the_culprit_and_the_kind_is_not_guessed() {
-    let waits = reported(&ABSENT, &[0, 1], 3).expect("an answer");
+    let waits = waits_of(&ABSENT, &[0, 1], 3).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (None, &[Rank(2)][..]));
 }
 
 #[test]
 fn if_all_ranks_entered_and_none_left_the_network_hangs() {
-    let waits = reported(&ABSENT, &[0, 1], 2).expect("an answer");
+    let waits = waits_of(&ABSENT, &[0, 1], 2).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.len()), (Some(HangKind::Network), 0));
     testing::snapshot!(
         "reasons",
@@ -74,15 +74,15 @@ fn if_all_ranks_entered_and_none_left_the_network_hangs() {
 
 #[test]
 fn a_different_operation_with_the_same_number_is_a_mismatch() {
-    let waits = reported(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
+    let waits = waits_of(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
 }
 
 #[test]
 fn ranks_that_wait_for_nothing_give_no_answer() {
     // A single rank waits for no other.
-    assert_eq!(reported(&[ABSENT[2]], &[0], 1), None);
-    assert_eq!(reported(&ABSENT, &[], 4), None);
+    assert_eq!(waits_of(&[ABSENT[2]], &[0], 1), None);
+    assert_eq!(waits_of(&ABSENT, &[], 4), None);
 }
 
 #[test]
@@ -124,8 +124,8 @@ const LATE_JSON: [&[u8]; 4] = [
 ];
 
 /// What the records of these ranks show if no other rank of the job is known.
-fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<BlockedCollective> {
-    let records = of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+fn shown(dumps: &[&[u8]], dumped: &[u32]) -> Option<BlockedCollective> {
+    let records = dumped.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
     held_up(&BTreeSet::new(), &records)
 }
 
@@ -148,7 +148,7 @@ fn records_name_the_rank_group_and_operation_that_the_others_wait_for() {
         testing::snapshot!(
             "reasons",
             "flight: records name the rank group and operation that the others wait for",
-            shown.reported
+            shown.summary
         );
     }
 }
@@ -172,7 +172,7 @@ fn a_rank_without_a_flight_record_is_reported_as_such() {
     testing::snapshot!(
         "reasons",
         "flight: a rank without a flight record is reported as such",
-        shown.reported
+        shown.summary
     );
     // Rank 2 is unknown here: all known ranks have entered.
     let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
@@ -180,7 +180,7 @@ fn a_rank_without_a_flight_record_is_reported_as_such() {
     testing::snapshot!(
         "reasons",
         "flight: a rank without a flight record is reported as such 2",
-        shown.reported
+        shown.summary
     );
 }
 
@@ -191,7 +191,7 @@ fn ranks_in_different_operations_are_reported_with_both_operations() {
     testing::snapshot!(
         "reasons",
         "flight: ranks in different operations are reported with both operations",
-        shown.reported
+        shown.summary
     );
 }
 
@@ -228,27 +228,27 @@ fn the_operation_is_the_first_that_the_culprit_did_not_enter() {
 
 #[test]
 fn a_rank_that_entered_everything_and_completed_less_than_the_others_is_the_culprit() {
-    let of = |all: [(u32, u64, u64); 3]| {
+    let blocked = |all: [(u32, u64, u64); 3]| {
         let records = all.map(|(rank, done, to)| (Rank(rank), launched(done, to)));
         held_up(&BTreeSet::new(), &records.into()).expect("ranks wait")
     };
-    let shown = of([(4, 4, 9), (5, 2, 9), (6, 4, 8)]);
+    let shown = blocked([(4, 4, 9), (5, 2, 9), (6, 4, 8)]);
     assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(5)][..]));
     assert_eq!((shown.collective, shown.waiting.as_slice()), (3, &[Rank(4), Rank(6)][..]));
     testing::snapshot!(
         "reasons",
         "flight: a rank that entered everything and completed less than the others is the culprit",
-        shown.reported
+        shown.summary
     );
-    let several = of([(4, 2, 9), (5, 2, 9), (6, 4, 9)]);
+    let several = blocked([(4, 2, 9), (5, 2, 9), (6, 4, 9)]);
     assert_eq!(several.culprits, [Rank(4), Rank(5)]);
-    let alike = of([(4, 2, 9), (5, 2, 9), (6, 2, 9)]);
+    let alike = blocked([(4, 2, 9), (5, 2, 9), (6, 2, 9)]);
     assert_eq!((alike.kind, alike.culprits.len()), (Some(HangKind::Network), 0));
 }
 
 #[test]
 fn a_gather_of_other_sizes_into_one_tensor_is_a_mismatch_and_a_gather_of_tensors_is_none() {
-    let of = |kind: &str, size: u32| {
+    let mismatch = |kind: &str, size: u32| {
         read(
             format!(
                 r#"{{"entries": [{{"process_group": ["7", "dp"], "collective_seq_id": 3, "is_p2p": false,
@@ -259,7 +259,7 @@ fn a_gather_of_other_sizes_into_one_tensor_is_a_mismatch_and_a_gather_of_tensors
         )
     };
     let shown = |kind: &str| {
-        let records = [(0, 8), (1, 8), (2, 16)].map(|(rank, size)| (Rank(rank), of(kind, size)));
+        let records = [(0, 8), (1, 8), (2, 16)].map(|(rank, size)| (Rank(rank), mismatch(kind, size)));
         held_up(&BTreeSet::new(), &records.into()).expect("ranks wait")
     };
     for kind in ["_all_gather_base", "all_gather_into_tensor"] {
@@ -285,7 +285,7 @@ fn the_ranks_of_injected_hangs_are_named() {
             return;
         };
         let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
-        assert_eq!(shown.culprits, ranks.map(Rank), "{name}: {}", shown.reported);
+        assert_eq!(shown.culprits, ranks.map(Rank), "{name}: {}", shown.summary);
     }
 }
 

@@ -126,29 +126,41 @@ fn all_problems_of_a_text_report_are_read() {
     assert_eq!(report.missing.named, [Process { host: "172.16.64.213".into(), pid: 3487984 }]);
     assert_eq!(report.dead.named, [Process { host: "fe80::1".into(), pid: 81 }]);
 
-    let [of] = report.communicators.as_slice() else { panic!("{report:#?}") };
-    assert_eq!((of.hash.as_str(), of.size, of.missing_count), ("cf264af53edbe986", Some(16), 1));
-    assert_eq!(of.missing, [(rank(5, 5, 3487984, "172.16.64.213"), Missing::Unresponsive)]);
-    let errors: Vec<(&str, bool, u32, usize)> = of
+    let [communicator] = report.communicators.as_slice() else { panic!("{report:#?}") };
+    assert_eq!(
+        (communicator.hash.as_str(), communicator.size, communicator.missing_count),
+        ("cf264af53edbe986", Some(16), 1)
+    );
+    assert_eq!(communicator.missing, [(rank(5, 5, 3487984, "172.16.64.213"), Missing::Unresponsive)]);
+    let errors: Vec<(&str, bool, u32, usize)> = communicator
         .errors
         .iter()
-        .map(|group| (group.of.what.as_str(), group.of.asynchronous, group.ranks, group.named.len()))
+        .map(|group| (group.value.what.as_str(), group.value.asynchronous, group.ranks, group.named.len()))
         .collect();
     assert_eq!(errors, [("Unhandled CUDA error", false, 1, 1), ("Remote process error", true, 2, 2)]);
-    assert_eq!(of.errors[1].named[1], CommRank { rank: 11, process: None, gpu: None });
-    let states: Vec<(State, u32)> = of.states.iter().map(|group| (group.of, group.ranks)).collect();
+    assert_eq!(communicator.errors[1].named[1], CommRank { rank: 11, process: None, gpu: None });
+    let states: Vec<(State, u32)> =
+        communicator.states.iter().map(|group| (group.value, group.ranks)).collect();
     assert_eq!(states, [(State::Running, 14), (State::Init, 1)]);
-    let operations: Vec<(&str, Vec<(u64, u32)>)> = of
+    let operations: Vec<(&str, Vec<(u64, u32)>)> = communicator
         .operations
         .iter()
-        .map(|of| (of.name.as_str(), of.groups.iter().map(|group| (group.of, group.ranks)).collect()))
+        .map(|operation| {
+            (
+                operation.name.as_str(),
+                operation.groups.iter().map(|group| (group.value, group.ranks)).collect(),
+            )
+        })
         .collect();
     assert_eq!(
         operations,
         [("AllReduce", vec![(1024, 12), (1023, 2), (0, 1)]), ("Broadcast", vec![(7, 14), (0, 1)])]
     );
-    let behind: Vec<(Option<u32>, u64, u64)> =
-        of.behind().iter().map(|of| (of.rank.as_ref().map(|rank| rank.rank), of.own, of.furthest)).collect();
+    let behind: Vec<(Option<u32>, u64, u64)> = communicator
+        .behind()
+        .iter()
+        .map(|behind| (behind.rank.as_ref().map(|rank| rank.rank), behind.own, behind.furthest))
+        .collect();
     assert_eq!(behind, [(Some(3), 1023, 1024), (Some(4), 1023, 1024), (Some(9), 0, 1024), (Some(9), 0, 7)]);
 }
 
@@ -161,10 +173,10 @@ fn reports_of_the_first_version_with_less_detail_are_read() {
         )
         .replace("different AllReduce operation counts", "different collective operation counts");
     let report = parse_text(&text).unwrap();
-    let of = &report.communicators[0];
-    assert_eq!(of.missing.iter().map(|(rank, _)| rank.rank).collect::<Vec<_>>(), [5, 7]);
-    assert_eq!(of.missing_count, 2);
-    assert_eq!(of.operations[0].name, "collective");
+    let communicator = &report.communicators[0];
+    assert_eq!(communicator.missing.iter().map(|(rank, _)| rank.rank).collect::<Vec<_>>(), [5, 7]);
+    assert_eq!(communicator.missing_count, 2);
+    assert_eq!(communicator.operations[0].name, "collective");
 }
 
 #[test]
@@ -218,11 +230,11 @@ fn json_reports_every_rank() {
         (report.version.as_str(), report.timeouts, report.missing.count, report.dead.count),
         ("2.29.2", 1, 1, 0)
     );
-    let of = &report.communicators[0];
-    assert_eq!((of.hash.as_str(), of.size), ("008a5ed2b3ef4c0f", Some(3)));
-    assert_eq!(of.missing, [(rank(2, 0, 99, "10.0.0.2"), Missing::Unresponsive)]);
-    assert_eq!(of.operations.len(), 1, "operations that no rank launched are skipped");
-    let behind = of.behind();
+    let communicator = &report.communicators[0];
+    assert_eq!((communicator.hash.as_str(), communicator.size), ("008a5ed2b3ef4c0f", Some(3)));
+    assert_eq!(communicator.missing, [(rank(2, 0, 99, "10.0.0.2"), Missing::Unresponsive)]);
+    assert_eq!(communicator.operations.len(), 1, "operations that no rank launched are skipped");
+    let behind = communicator.behind();
     assert_eq!(behind.len(), 1);
     assert_eq!((&behind[0].rank, behind[0].own), (&Some(rank(1, 1, 4712, "10.0.0.1")), 41));
 
@@ -230,7 +242,7 @@ fn json_reports_every_rank() {
     let left = json(&document([42, 42], &missing(false, false)));
     assert_eq!(left.communicators[0].missing[0].1, Missing::NotMember);
     assert_eq!(
-        left.communicators[0].states.iter().map(|of| of.of).collect::<Vec<_>>(),
+        left.communicators[0].states.iter().map(|group| group.value).collect::<Vec<_>>(),
         [State::Running, State::NoComm]
     );
     let in_order = json(&document([42, 42], ""));
@@ -255,7 +267,7 @@ fn flags_and_errors_in_json_have_the_priority_that_nccl_gives_them() {
         |from: &str, to: &str| json(&document([42, 42], "").replacen(from, to, 1)).communicators[0].clone();
     // The other rank is in `Running`. Groups of the same size are in the order of their states.
     let states =
-        |from: &str, to: &str| with(from, to).states.iter().map(|group| group.of).collect::<Vec<_>>();
+        |from: &str, to: &str| with(from, to).states.iter().map(|group| group.value).collect::<Vec<_>>();
     assert_eq!(states("\"abort_flag\": false", "\"abort_flag\": true"), [State::Running, State::Abort]);
     assert_eq!(
         states("\"destroy_flag\": false", "\"destroy_flag\": true"),
@@ -264,7 +276,7 @@ fn flags_and_errors_in_json_have_the_priority_that_nccl_gives_them() {
     assert_eq!(states("\"init_state\": 0", "\"init_state\": 7"), [State::Init, State::Running]);
     assert_eq!(with("\"init_state\": 0", "\"init_state\": 7").errors, []);
     let failed = with("\"async_error\": 0", "\"async_error\": 6");
-    assert_eq!(failed.errors[0].of, RankError { what: "Remote process error".into(), asynchronous: true });
+    assert_eq!(failed.errors[0].value, RankError { what: "Remote process error".into(), asynchronous: true });
 }
 
 fn at(seconds: u64) -> Mono {
@@ -282,7 +294,7 @@ fn events(judged: &SensorReport) -> Vec<&str> {
         .collect()
 }
 
-fn reported(text: &str) -> RasReply {
+fn ras_reply(text: &str) -> RasReply {
     RasReply::Reported(json(text))
 }
 
@@ -295,9 +307,9 @@ fn no_component_is_shown_without_a_problem() {
         (120, RasReply::Failed("HTTP".into())),
         (180, RasReply::Reported(parse_text(IN_ORDER).unwrap())),
         // One rank is behind in each report, but the counts increase.
-        (240, reported(&document([42, 41], ""))),
-        (900, reported(&document([82, 81], ""))),
-        (1500, reported(&document([122, 122], ""))),
+        (240, ras_reply(&document([42, 41], ""))),
+        (900, ras_reply(&document([82, 81], ""))),
+        (1500, ras_reply(&document([122, 122], ""))),
         (1600, RasReply::Refused),
     ] {
         assert_eq!(judge.step(at(seconds), &asked).components, [], "{asked:?}");
@@ -307,7 +319,7 @@ fn no_component_is_shown_without_a_problem() {
 #[test]
 fn ranks_apart_for_600_s_are_degraded_without_a_recommended_action() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    let apart = reported(&document([42, 41], ""));
+    let apart = ras_reply(&document([42, 41], ""));
     assert_eq!(events(&judge.step(at(0), &apart)), ["ras_answers"]);
     assert_eq!(judge.step(at(599), &apart).components, []);
     let judged = judge.step(at(600), &apart);
@@ -323,14 +335,14 @@ fn ranks_apart_for_600_s_are_degraded_without_a_recommended_action() {
             .state,
         HealthState::Degraded
     );
-    let judged = judge.step(at(780), &reported(&document([43, 43], "")));
+    let judged = judge.step(at(780), &ras_reply(&document([43, 43], "")));
     assert_eq!(judged.components[0].state, HealthState::Healthy);
 }
 
 #[test]
 fn dead_processes_and_errors_are_reported_at_once() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    let judged = judge.step(at(0), &reported(&document([42, 42], &missing(true, true))));
+    let judged = judge.step(at(0), &ras_reply(&document([42, 42], &missing(true, true))));
     let nccl = &judged.components[0];
     assert_eq!((nccl.state, nccl.action), (HealthState::Degraded, RecommendedAction::RestartProcess));
     assert!(nccl.reason.contains("process 99 on 10.0.0.2"), "{nccl:?}");
@@ -346,13 +358,13 @@ fn dead_processes_and_errors_are_reported_at_once() {
 #[test]
 fn a_service_that_stops_answering_is_unknown() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    judge.step(at(0), &reported(&document([42, 42], "")));
+    judge.step(at(0), &ras_reply(&document([42, 42], "")));
     let silent = RasReply::Failed("timeout".into());
     let judged = judge.step(at(60), &silent);
     assert_eq!((judged.components[0].state, events(&judged)), (HealthState::Unknown, vec!["ras_silent"]));
     assert_eq!(events(&judge.step(at(120), &silent)), [""; 0]);
     assert_eq!(
-        judge.step(at(180), &reported(&document([43, 43], ""))).components[0].state,
+        judge.step(at(180), &ras_reply(&document([43, 43], ""))).components[0].state,
         HealthState::Healthy
     );
 }
@@ -398,8 +410,8 @@ fn the_rank_that_all_wait_for_is_found_in_a_report_with_few_names() {
     let process = |pid| Some(Process { host: "10.0.0.2".into(), pid });
     let few = CommRank { rank: 2, process: process(102), gpu: None };
     let groups = vec![
-        Group { of: 41, ranks: 3, named: Vec::new() },
-        Group { of: 40, ranks: 1, named: vec![few.clone()] },
+        Group { value: 41, ranks: 3, named: Vec::new() },
+        Group { value: 40, ranks: 1, named: vec![few.clone()] },
     ];
     let communicator = Communicator {
         hash: "00000000000000ab".into(),
@@ -409,23 +421,23 @@ fn the_rank_that_all_wait_for_is_found_in_a_report_with_few_names() {
     };
     let report = RasReport { communicators: vec![communicator.clone()], ..RasReport::default() };
     let ranks: BTreeMap<i32, Rank> = (0..4).map(|rank| (100 + rank, Rank(rank as u32))).collect();
-    let reported = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
-    assert_eq!(reported.culprits, [Rank(2)]);
+    let waits_for = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
+    assert_eq!(waits_for.culprits, [Rank(2)]);
     testing::snapshot!(
         "reasons",
         "nccl_ras: the rank that all wait for is found in a report with few names",
-        reported.reported
+        waits_for.reported
     );
 
     // The others wait for a rank that did not answer. The kind of its hang is unknown.
-    let groups = vec![Group { of: 41, ranks: 3, named: Vec::new() }];
+    let groups = vec![Group { value: 41, ranks: 3, named: Vec::new() }];
     let operations = vec![Operation { name: "AllReduce".into(), groups }];
     let missing = vec![(few, Missing::Unresponsive)];
     let silent = Communicator { operations, missing, missing_count: 1, ..communicator };
     let report = RasReport { communicators: vec![silent], ..RasReport::default() };
-    let reported = waits("NCCL's RAS service", &report.counted(&ranks))
-        .map(|reported| (reported.kind, reported.culprits));
-    assert!(reported.is_none_or(|reported| reported == (None, vec![Rank(2)])), "no other rank is named");
+    let waits_for =
+        waits("NCCL's RAS service", &report.counted(&ranks)).map(|answer| (answer.kind, answer.culprits));
+    assert!(waits_for.is_none_or(|answer| answer == (None, vec![Rank(2)])), "no other rank is named");
     testing::snapshot!("reasons", "nccl_ras: a rank without a report", report.lines().join("\n"));
 
     // If all ranks launched the same operations, none waits.

@@ -112,7 +112,7 @@ pub struct DcgmJudge {
     expected: bool,
     known: bool,
     shown: BTreeMap<String, (HealthState, Mono)>,
-    reported: BTreeSet<(Option<u32>, u32)>,
+    reported_incidents: BTreeSet<(Option<u32>, u32)>,
     read_at: Option<Mono>,
     opinions: BTreeMap<PciAddress, Vec<Opinion>>,
 }
@@ -120,9 +120,9 @@ pub struct DcgmJudge {
 impl DcgmJudge {
     /// A judge without any report yet. `expected`: missing DCGM is a problem.
     pub fn new(catalog: DcgmCatalog, expected: bool) -> DcgmJudge {
-        let (shown, reported) = (BTreeMap::new(), BTreeSet::new());
+        let (shown, reported_incidents) = (BTreeMap::new(), BTreeSet::new());
         let opinions = BTreeMap::new();
-        DcgmJudge { catalog, expected, known: false, shown, reported, read_at: None, opinions }
+        DcgmJudge { catalog, expected, known: false, shown, reported_incidents, read_at: None, opinions }
     }
 
     /// DCGM's opinion on each GPU with a known address, from its last answer; empty if it did not answer.
@@ -231,7 +231,7 @@ impl DcgmJudge {
         let mut said = BTreeSet::new();
         let new = incidents.iter().filter(|incident| {
             let key = (incident.gpu, incident.code);
-            !self.reported.contains(&key) && said.insert(key)
+            !self.reported_incidents.contains(&key) && said.insert(key)
         });
         let facts = new
             .map(|incident| {
@@ -251,7 +251,7 @@ impl DcgmJudge {
                 })
             })
             .collect();
-        self.reported = now;
+        self.reported_incidents = now;
         facts
     }
 

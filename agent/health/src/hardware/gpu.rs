@@ -54,10 +54,11 @@ use faults::Faults;
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
 use state::{Around, Gpu, KnownGpu};
-use watch::{Change, Hysteresis};
+use watch::Change;
 use xid_deduplicator::XidDeduplicator;
 
 use crate::hardware::catalog::Catalog;
+use crate::state::{Hysteresis, ReportedState};
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
 use mainstay_model::fault_code::FaultCode;
@@ -83,7 +84,7 @@ pub struct DeviceJudge {
     driver: Driver,
     /// The power supply's brake, once it has slowed several GPUs down at the same time.
     power: Option<ReportedState>,
-    reported: XidDeduplicator,
+    xids: XidDeduplicator,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -91,26 +92,6 @@ struct Switch {
     name: String,
     faults: Faults,
     shown: ReportedState,
-}
-
-/// The last reported state of a component, and since when.
-#[derive(Clone, Debug, Default)]
-struct ReportedState {
-    last_shown: Option<(HealthState, Mono)>,
-}
-
-impl ReportedState {
-    fn since(&mut self, state: HealthState, now: Mono) -> Mono {
-        let since = self.last_shown.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
-        self.last_shown = Some((state, since));
-        since
-    }
-
-    /// Like [`ReportedState::since`] for a state that began earlier: the log of a fault may be older than the agent.
-    fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
-        let got_worse = self.last_shown.is_none_or(|(before, _)| before < state);
-        self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
-    }
 }
 
 impl DeviceJudge {
@@ -124,7 +105,7 @@ impl DeviceJudge {
             switches: BTreeMap::new(),
             driver: Driver::default(),
             power: None,
-            reported: XidDeduplicator::default(),
+            xids: XidDeduplicator::default(),
         }
     }
 
@@ -209,15 +190,15 @@ impl DeviceJudge {
         let compared: Vec<(PciAddress, siblings::Compared)> = read
             .iter()
             .enumerate()
-            .filter_map(|(place, of)| {
-                let address = of.reading.identity.as_ref()?.address;
+            .filter_map(|(place, reading)| {
+                let address = reading.reading.identity.as_ref()?.address;
                 Some((address, siblings::compare(&read, place, &self.limits)))
             })
             .collect();
         let mut facts = Vec::new();
         for (address, looks) in compared {
-            for (check, look) in looks {
-                facts.extend(self.step(at, address, check, look, patience));
+            for (check, result) in looks {
+                facts.extend(self.step(at, address, check, result, patience));
             }
         }
         facts
@@ -237,8 +218,8 @@ impl DeviceJudge {
         let looks = peers::judge(&reach.collect());
         let patience = Hysteresis { worsen_after: 1, recover_after: 1 };
         let mut facts = Vec::new();
-        for (address, look) in looks {
-            facts.extend(self.step(at, address, peers::CHECK, look, patience));
+        for (address, result) in looks {
+            facts.extend(self.step(at, address, peers::CHECK, result, patience));
         }
         facts
     }
@@ -249,11 +230,11 @@ impl DeviceJudge {
         at: Mono,
         address: PciAddress,
         check: &'static str,
-        look: watch::CheckResult,
+        result: watch::CheckResult,
         patience: Hysteresis,
     ) -> Option<Fact> {
         let gpu = self.gpus.get_mut(&address)?;
-        let (check, change) = gpu.readings.compared(check, look, patience)?;
+        let (check, change) = gpu.readings.compared(check, result, patience)?;
         if matches!(change, Change::Began(_)) {
             gpu.fault_at = Some(at);
         }
@@ -272,7 +253,8 @@ impl DeviceJudge {
 
     /// Notes GPUs that the driver no longer lists.
     fn note_missing(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
-        let present: Vec<&GpuIdentity> = readings.iter().filter_map(|of| of.identity.as_ref()).collect();
+        let present: Vec<&GpuIdentity> =
+            readings.iter().filter_map(|reading| reading.identity.as_ref()).collect();
         // A GPU without an identity may be any of them. `gpu.driver` reports it.
         let nameless = readings.len() > present.len();
         // If the expected number is configured, that many GPUs suffice.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub use driver::{DriverReport, TpuProblem, read as read_driver_line};
 pub use outlier::{Differs, Outlier, outliers};
 pub use sample::{
-    Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service, Stall, TpuSample, chip_kind,
+    Chip, ChipHolder, CoreState, Holders, Runtime, RuntimeReply, RuntimeService, Stall, TpuSample, chip_kind,
 };
 pub use texts::{STALL, metric};
 
@@ -58,7 +58,7 @@ const FOUND: &str = "chip_found";
 pub struct TpuJudge {
     limits: TpuLimits,
     /// Chips that were on the bus in this boot.
-    found: BTreeMap<PciAddress, KnownChip>,
+    known_chips: BTreeMap<PciAddress, KnownChip>,
     /// Since when chips are or may be held while their service does not answer.
     silent_since: Option<Mono>,
     /// Whether the present holder's service has answered.
@@ -85,7 +85,7 @@ struct Cores {
     last: Vec<CoreState>,
     still_since: Option<Mono>,
     /// The outliers that were reported.
-    reported: Vec<Outlier>,
+    outliers: Vec<Outlier>,
 }
 
 impl TpuJudge {
@@ -93,7 +93,7 @@ impl TpuJudge {
     pub fn new(limits: TpuLimits) -> TpuJudge {
         TpuJudge {
             limits,
-            found: BTreeMap::new(),
+            known_chips: BTreeMap::new(),
             silent_since: None,
             answered: false,
             silence_reported: false,
@@ -112,7 +112,7 @@ impl TpuJudge {
         if let (ComponentId::Tpu(number), Some(address)) =
             (ComponentId::parse(&observation.component), PciAddress::parse(value("address")))
         {
-            self.found.insert(
+            self.known_chips.insert(
                 address,
                 KnownChip { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
             );
@@ -125,7 +125,7 @@ impl TpuJudge {
         let none = Vec::new();
         let chips = sample.chips.as_ref().unwrap_or(&none);
         self.remember(chips, &mut facts);
-        if self.found.is_empty() && sample.services.is_empty() {
+        if self.known_chips.is_empty() && sample.services.is_empty() {
             return SensorReport::default();
         }
         let stuck = self.follow_cores(now, sample, &mut facts);
@@ -144,11 +144,11 @@ impl TpuJudge {
 
     fn remember(&mut self, chips: &[Chip], facts: &mut Vec<Fact>) {
         for chip in chips {
-            if self.found.contains_key(&chip.address) {
+            if self.known_chips.contains_key(&chip.address) {
                 continue;
             }
             let known = KnownChip { number: chip.number, kind: chip.kind.to_owned(), bus_id: chip.bus_id() };
-            self.found.insert(chip.address, known);
+            self.known_chips.insert(chip.address, known);
             let values = [("address", chip.bus_id()), ("kind", chip.kind.to_owned())];
             facts.push(Fact::Observed(Observation {
                 component: ComponentId::Tpu(chip.number).to_string(),
@@ -164,7 +164,7 @@ impl TpuJudge {
     fn runtime(&mut self, now: Mono, sample: &TpuSample, chips: &[Chip], facts: &mut Vec<Fact>) -> Component {
         let mut runtime = component("tpu.runtime", Some(now));
         runtime.evidence = sample.services.iter().map(texts::service_evidence).collect();
-        let unanswered: Vec<&Service> = sample
+        let unanswered: Vec<&RuntimeService> = sample
             .services
             .iter()
             .filter(|service| !matches!(service.answer, RuntimeReply::Reported(_)))
@@ -211,7 +211,7 @@ impl TpuJudge {
     }
 
     fn hold_against(&self, runtime: &mut Component) {
-        let Some((report, _)) = self.driver.iter().find(|(report, _)| report.trouble.is_of_this_host())
+        let Some((report, _)) = self.driver.iter().find(|(report, _)| report.problem.is_of_this_host())
         else {
             return;
         };
@@ -228,27 +228,27 @@ impl TpuJudge {
     }
 
     fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {
-        let reported: Vec<&Runtime> =
+        let outliers: Vec<&Runtime> =
             sample.services.iter().filter_map(|service| service.answer.runtime()).collect();
-        let shares = texts::by_chip(&reported, chips.len());
+        let shares = texts::by_chip(&outliers, chips.len());
         let cores: Vec<&CoreState> =
-            reported.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
+            outliers.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
         let mut components = Vec::new();
-        for (place, chip) in chips.iter().enumerate() {
-            let mut of = component(&ComponentId::Tpu(chip.number).to_string(), Some(now));
-            let readings = shares.get(place).map(texts::readings).unwrap_or_default();
-            of.reason = texts::chip(chip, &readings);
-            of.evidence = texts::chip_evidence(chip, &readings);
-            of.gauges = shares.get(place).map(texts::gauges).unwrap_or_default();
-            let its = |core: &&CoreState| texts::place_of(core, &cores, chips.len()) == Some(place);
+        for (index, chip) in chips.iter().enumerate() {
+            let mut chip_component = component(&ComponentId::Tpu(chip.number).to_string(), Some(now));
+            let readings = shares.get(index).map(texts::readings).unwrap_or_default();
+            chip_component.reason = texts::chip(chip, &readings);
+            chip_component.evidence = texts::chip_evidence(chip, &readings);
+            chip_component.gauges = shares.get(index).map(texts::gauges).unwrap_or_default();
+            let its = |core: &&CoreState| texts::place_of(core, &cores, chips.len()) == Some(index);
             let unclear = matches!(&chip.holders, Holders::Partly(holders, _) if holders.is_empty());
-            if unclear && reported.is_empty() {
-                of.state = HealthState::Unknown;
+            if unclear && outliers.is_empty() {
+                chip_component.state = HealthState::Unknown;
             }
             if chip.nodes.is_empty() {
-                of.state = HealthState::Degraded;
-                of.action = RecommendedAction::ContactSupport;
-                of.reason = format!(
+                chip_component.state = HealthState::Degraded;
+                chip_component.action = RecommendedAction::ContactSupport;
+                chip_component.reason = format!(
                     "{} at {}: it has no device node, no driver is bound to it",
                     chip.kind,
                     chip.bus_id()
@@ -258,34 +258,39 @@ impl TpuJudge {
                 cores.iter().filter(|core| its(core)).find_map(|core| Some((core, core.error.as_ref()?)))
             {
                 let broken = is_uncorrectable_memory(error);
-                of.state = of.state.max(if broken { HealthState::Unhealthy } else { HealthState::Unknown });
+                chip_component.state = chip_component.state.max(if broken {
+                    HealthState::Unhealthy
+                } else {
+                    HealthState::Unknown
+                });
                 if broken {
-                    of.action = of.action.max(RecommendedAction::ReplaceNode);
-                    of.evidence.push(Evidence {
+                    chip_component.action = chip_component.action.max(RecommendedAction::ReplaceNode);
+                    chip_component.evidence.push(Evidence {
                         source: "core states of libtpu".to_owned(),
                         reading: format!("core {}: {error}", core.core),
                         limit: Some("no uncorrectable memory error".to_owned()),
                         ..Evidence::default()
                     });
                 }
-                of.reason = format!("libtpu reports for core {}: {error}; {}", core.core, of.reason);
+                chip_component.reason =
+                    format!("libtpu reports for core {}: {error}; {}", core.core, chip_component.reason);
             }
             let outlier =
                 stuck.iter().find(|outlier| cores.iter().any(|core| core.core == outlier.core && its(core)));
             if let Some(outlier) = outlier {
-                of.state = of.state.max(HealthState::Degraded);
-                of.confidence = INFERRED;
-                of.action = of.action.max(RecommendedAction::RestartProcess);
+                chip_component.state = chip_component.state.max(HealthState::Degraded);
+                chip_component.confidence = INFERRED;
+                chip_component.action = chip_component.action.max(RecommendedAction::RestartProcess);
                 let still = self.cores.still_since.map_or(now, |since| since);
-                of.reason = format!("{outlier}; no core has moved for {}", now.since(still));
-                of.evidence.push(Evidence {
+                chip_component.reason = format!("{outlier}; no core has moved for {}", now.since(still));
+                chip_component.evidence.push(Evidence {
                     source: "core states of libtpu".to_owned(),
                     reading: outlier.to_string(),
                     limit: Some(format!("unmoved for {}", self.limits.still_for)),
                     ..Evidence::default()
                 });
             }
-            components.push(of);
+            components.push(chip_component);
         }
         components.extend(self.missing(now, sample, chips));
         components
@@ -293,40 +298,42 @@ impl TpuJudge {
 
     /// Chips that were on the bus and no longer are.
     fn missing(&self, now: Mono, sample: &TpuSample, chips: &[Chip]) -> Vec<Component> {
-        let gone =
-            self.found.iter().filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
+        let gone = self
+            .known_chips
+            .iter()
+            .filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
         gone.map(|(_, known)| {
             let address = &known.bus_id;
-            let mut of = component(&ComponentId::Tpu(known.number).to_string(), Some(now));
+            let mut known_component = component(&ComponentId::Tpu(known.number).to_string(), Some(now));
             match &sample.chips {
                 Err(why) => {
-                    of.state = HealthState::Unknown;
-                    of.read_at = None;
-                    of.reason = format!("{} at {address}: {why}", known.kind);
+                    known_component.state = HealthState::Unknown;
+                    known_component.read_at = None;
+                    known_component.reason = format!("{} at {address}: {why}", known.kind);
                 }
                 Ok(_) => {
-                    of.state = HealthState::Unhealthy;
-                    of.action = RecommendedAction::RebootNode;
-                    of.reason = format!(
+                    known_component.state = HealthState::Unhealthy;
+                    known_component.action = RecommendedAction::RebootNode;
+                    known_component.reason = format!(
                         "{} at {address}: it was on the PCI bus in this boot and is gone",
                         known.kind
                     );
                 }
             }
-            of
+            known_component
         })
         .collect()
     }
 
     /// Follows the cores' positions. Returns the cores that hold up the others once no core has moved for long enough.
     fn follow_cores(&mut self, now: Mono, sample: &TpuSample, facts: &mut Vec<Fact>) -> Vec<Outlier> {
-        let reported = sample.services.iter().filter_map(|service| service.answer.runtime());
+        let runtimes = sample.services.iter().filter_map(|service| service.answer.runtime());
         let cores: Vec<CoreState> =
-            reported.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
+            runtimes.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
         let still = cores.len() == self.cores.last.len()
             && cores.iter().zip(&self.cores.last).all(|(core, before)| core.stands_as(before));
         if !still {
-            self.cores = Cores { last: cores, still_since: Some(now), reported: Vec::new() };
+            self.cores = Cores { last: cores, still_since: Some(now), outliers: Vec::new() };
             return Vec::new();
         }
         self.cores.last = cores;
@@ -336,11 +343,11 @@ impl TpuJudge {
         }
         let named: Vec<(&str, &CoreState)> = self.cores.last.iter().map(|core| ("", core)).collect();
         let stuck = outliers(&named);
-        if stuck != self.cores.reported {
+        if stuck != self.cores.outliers {
             for outlier in &stuck {
                 facts.push(texts::outlier_event(outlier, now.since(since)));
             }
-            self.cores.reported.clone_from(&stuck);
+            self.cores.outliers.clone_from(&stuck);
         }
         stuck
     }

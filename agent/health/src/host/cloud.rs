@@ -113,7 +113,7 @@ impl NoticeKind {
 pub struct CloudJudge {
     limits: CloudLimits,
     /// Reported announcements that are not over, by id.
-    reported: BTreeMap<String, String>,
+    reported_notices: BTreeMap<String, String>,
     /// The last announcements, and when they were read.
     last: Option<(Mono, Vec<Notice>)>,
     shown: Option<(HealthState, Mono)>,
@@ -124,16 +124,16 @@ pub struct CloudJudge {
 impl CloudJudge {
     /// A judge without any announcement yet.
     pub fn new(limits: CloudLimits) -> CloudJudge {
-        let (reported, left_for) = (BTreeMap::new(), BTreeSet::new());
-        CloudJudge { limits, reported, last: None, shown: None, left_for }
+        let (reported_notices, left_for) = (BTreeMap::new(), BTreeSet::new());
+        CloudJudge { limits, reported_notices, last: None, shown: None, left_for }
     }
 
     /// Restores an observation from before a restart of the agent, of any boot.
     pub fn recall(&mut self, observation: &Observation) {
         let Some(id) = observation.values.get("id").filter(|_| observation.component == NAME) else { return };
         match observation.event.as_str() {
-            ANNOUNCED => drop(self.reported.insert(id.clone(), observation.detail.clone())),
-            OVER => drop(self.reported.remove(id)),
+            ANNOUNCED => drop(self.reported_notices.insert(id.clone(), observation.detail.clone())),
+            OVER => drop(self.reported_notices.remove(id)),
             _ => {}
         }
     }
@@ -211,7 +211,7 @@ impl CloudJudge {
         for notice in notices {
             // A changed time or state is news again.
             let detail = format!("{}: {}", notice.kind.describe(), notice.detail);
-            if self.reported.get(&notice.id) == Some(&detail) {
+            if self.reported_notices.get(&notice.id) == Some(&detail) {
                 continue;
             }
             let weight = match notice.kind.weight() {
@@ -220,16 +220,16 @@ impl CloudJudge {
             };
             facts.push(observed(ANNOUNCED, weight, &notice.id, &detail));
             self.left_for.remove(&notice.id);
-            self.reported.insert(notice.id.clone(), detail);
+            self.reported_notices.insert(notice.id.clone(), detail);
         }
         let gone: Vec<String> = self
-            .reported
+            .reported_notices
             .keys()
             .filter(|id| !notices.iter().any(|notice| notice.id == **id))
             .cloned()
             .collect();
         for id in gone {
-            let what = self.reported.remove(&id).unwrap_or_default();
+            let what = self.reported_notices.remove(&id).unwrap_or_default();
             self.left_for.remove(&id);
             facts.push(observed(OVER, Weight::Info, &id, &format!("over, or taken back: {what}")));
         }

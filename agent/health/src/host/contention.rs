@@ -38,8 +38,10 @@ pub fn slowdown_hints(
         .filter_map(|gpu| Some((ComponentId::Gpu(gpu.address).to_string(), gpu, gpu.reading.as_ref()?)))
         .collect();
     for (name, gpu, reading) in &readings {
-        let on_it: Vec<&(Rank, Pid)> =
-            ranks.iter().filter(|(_, pid)| processes(reading).any(|of| owner(of.0) == *pid)).collect();
+        let on_it: Vec<&(Rank, Pid)> = ranks
+            .iter()
+            .filter(|(_, pid)| processes(reading).any(|process| owner(process.0) == *pid))
+            .collect();
         devices.extend(on_it.iter().map(|(rank, _)| (*rank, name.clone())));
         for (rank, _) in &on_it {
             // If a rank has several GPUs, one busy GPU is enough. Without a utilization it stays open.
@@ -79,9 +81,9 @@ fn of_component(component: &Component) -> Option<Hint> {
         .evidence
         .iter()
         .take(2)
-        .map(|of| {
-            let limit = of.limit.as_ref().map_or_else(String::new, |limit| format!(", limit {limit}"));
-            format!("{}: {}{limit}", of.source, of.reading)
+        .map(|evidence| {
+            let limit = evidence.limit.as_ref().map_or_else(String::new, |limit| format!(", limit {limit}"));
+            format!("{}: {}{limit}", evidence.source, evidence.reading)
         })
         .collect();
     let rests_on = if readings.is_empty() { String::new() } else { format!(" ({})", readings.join("; ")) };
@@ -207,10 +209,10 @@ mod tests {
     #[test]
     fn a_healthy_host_gives_no_hints_and_maps_ranks_to_gpus() {
         let (ranks, gpus) = host();
-        let reported = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
-        assert_eq!(reported.hints, []);
-        assert_eq!(reported.devices.len(), 4);
-        assert_eq!(reported.devices[&Rank(2)], "gpu.0000:02:00");
+        let slowdown = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
+        assert_eq!(slowdown.hints, []);
+        assert_eq!(slowdown.devices.len(), 4);
+        assert_eq!(slowdown.devices[&Rank(2)], "gpu.0000:02:00");
     }
 
     #[test]
@@ -224,10 +226,10 @@ mod tests {
         ]) {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
-        let reported = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
-        assert_eq!(reported.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
+        let slowdown = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
+        assert_eq!(slowdown.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
         gpus[1].reading.as_mut().unwrap().utilization = Sampled::Value(50);
-        assert!(!slowdown_hints(&ranks, &Owners::new(), &[], &gpus).is_as(&reported), "it is news");
+        assert!(!slowdown_hints(&ranks, &Owners::new(), &[], &gpus).is_as(&slowdown), "it is news");
     }
 
     #[test]
@@ -242,11 +244,11 @@ mod tests {
             reading.processes = Sampled::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
             gpus[2].power_limit = Some(500_000);
         }
-        let reported = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
-        let about: Vec<&str> = reported.hints.iter().map(|hint| hint.about.as_str()).collect();
+        let slowdown = slowdown_hints(&ranks, &Owners::new(), &[], &gpus);
+        let about: Vec<&str> = slowdown.hints.iter().map(|hint| hint.about.as_str()).collect();
         assert_eq!(about, ["another process", "pcie width", "clocks", "power limit", "ecc"]);
-        assert!(reported.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
-        let facts: Vec<&str> = reported.hints.iter().map(|hint| hint.fact.as_str()).collect();
+        assert!(slowdown.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
+        let facts: Vec<&str> = slowdown.hints.iter().map(|hint| hint.fact.as_str()).collect();
         testing::snapshot!(
             "reasons",
             "contention: what slows a gpu down is reported with its reading",
@@ -268,11 +270,11 @@ mod tests {
         gpus[2].reading.as_mut().unwrap().processes = on(&[102, 1022]);
         gpus[3].reading.as_mut().unwrap().processes = on(&[103, 7]);
         let owners = [(Pid(1011), Pid(101)), (Pid(1022), Pid(102)), (Pid(7), Pid(5))].into();
-        let reported = slowdown_hints(&ranks, &owners, &[], &gpus);
-        assert_eq!(reported.devices[&Rank(1)], "gpu.0000:01:00");
-        assert_eq!(reported.at_work.len(), 4, "{reported:?}");
-        let strange: Vec<Option<&str>> = reported.hints.iter().map(|hint| hint.device.as_deref()).collect();
-        assert_eq!(strange, [Some("gpu.0000:03:00")], "{reported:?}");
+        let slowdown = slowdown_hints(&ranks, &owners, &[], &gpus);
+        assert_eq!(slowdown.devices[&Rank(1)], "gpu.0000:01:00");
+        assert_eq!(slowdown.at_work.len(), 4, "{slowdown:?}");
+        let strange: Vec<Option<&str>> = slowdown.hints.iter().map(|hint| hint.device.as_deref()).collect();
+        assert_eq!(strange, [Some("gpu.0000:03:00")], "{slowdown:?}");
     }
 
     #[test]
@@ -300,8 +302,8 @@ mod tests {
         };
         let full =
             Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
-        let reported = slowdown_hints(&[], &Owners::new(), &[stolen, full], &[]);
-        let [hint] = &reported.hints[..] else { panic!("{reported:?}") };
+        let slowdown = slowdown_hints(&[], &Owners::new(), &[stolen, full], &[]);
+        let [hint] = &slowdown.hints[..] else { panic!("{slowdown:?}") };
         assert_eq!(hint.device, None);
         assert!(hint.fact.ends_with("(/proc/stat: stolen 31.0 %, limit 10 %)"), "{}", hint.fact);
     }
@@ -309,11 +311,11 @@ mod tests {
     #[test]
     fn a_changed_reading_is_not_news() {
         let (ranks, mut gpus) = host();
-        let mut reported = |width| {
+        let mut link_hints = |width| {
             gpus[0].reading.as_mut().unwrap().pcie = Sampled::Value(PcieLink { generation: 5, width });
             slowdown_hints(&ranks, &Owners::new(), &[], &gpus)
         };
-        let (eight, four, whole) = (reported(8), reported(4), reported(16));
+        let (eight, four, whole) = (link_hints(8), link_hints(4), link_hints(16));
         assert!(four.is_as(&eight) && four != eight);
         assert!(!whole.is_as(&four));
     }

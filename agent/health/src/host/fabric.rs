@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 pub use learned::{Expected, KnownLink, LearnedLinks};
 pub use limits::{ErrorLimits, FabricLimits};
 use limits::{MISSING_AFTER, TOGETHER};
-pub use sample::{FabricSample, Identity, LinkKind, LinkReading, LinkState};
+pub use sample::{FabricSample, Identity, LinkKind, LinkState, PortReading};
 
 use earlier::{Moment, Recalled};
 use link::{Expectation, Link, LinkFindings};
 
+use crate::state::ReportedState;
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -51,13 +52,6 @@ pub struct FabricJudge {
     missing: BTreeMap<String, u32>,
     went_down: BTreeMap<String, Mono>,
     shown: BTreeMap<String, ReportedState>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ReportedState {
-    state: HealthState,
-    since: Mono,
-    read_at: Option<Mono>,
 }
 
 impl FabricJudge {
@@ -165,7 +159,7 @@ impl FabricJudge {
         }
     }
 
-    fn expectation(&self, at: Mono, reading: &LinkReading) -> Expectation {
+    fn expectation(&self, at: Mono, reading: &PortReading) -> Expectation {
         let booting = Span(at.0) < self.limits.boot_grace.0;
         let known = self.learned.links.get(&reading.name);
         if self.configured.is_empty() {
@@ -180,7 +174,7 @@ impl FabricJudge {
         Expectation { expected: named.is_some(), rate, booting }
     }
 
-    fn look_at(&mut self, at: Mono, reading: &LinkReading, expectation: Expectation) -> LinkFindings {
+    fn look_at(&mut self, at: Mono, reading: &PortReading, expectation: Expectation) -> LinkFindings {
         let component = reading.kind.component(&reading.name);
         let recalled = self.recalled.remove(&component);
         let link = self.links.entry(reading.name.clone()).or_insert_with(|| {
@@ -200,7 +194,7 @@ impl FabricJudge {
     }
 
     /// A link that was active in several readings is expected to be active, at the same rate, from then on.
-    fn learn(&mut self, reading: &LinkReading, facts: &mut Vec<Fact>) {
+    fn learn(&mut self, reading: &PortReading, facts: &mut Vec<Fact>) {
         let steadily = self
             .links
             .get(&reading.name)
@@ -394,23 +388,21 @@ impl FabricJudge {
         let action = problems.iter().map(|(.., action)| *action).max().unwrap_or_default();
         let reasons: Vec<String> = problems.into_iter().map(|(_, reason, _)| reason).collect();
         let reason = if reasons.is_empty() { well } else { reasons.join("; ") };
-        let before = self.shown.get(&name).copied();
-        let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
-        let read_at = if read { Some(at) } else { before.and_then(|shown| shown.read_at) };
-        self.shown.insert(name.clone(), ReportedState { state, since, read_at });
+        let shown = self.shown.entry(name.clone()).or_default();
+        let (since, read_at) = (shown.since(state, at), shown.read_at(read, at));
         Component { name, state, reason, action, evidence, read_at, since, fault_at, ..Component::default() }
     }
 }
 
-fn is_active(link: &LinkReading) -> bool {
+fn is_active(link: &PortReading) -> bool {
     link.state.value().is_some_and(|state| state.active)
 }
 
 /// A link that was always slow is as it was learned. If its peers are faster, that is a note and not a verdict: some
 /// hosts are built that way.
-fn slower_than_its_like(links: &[LinkReading]) -> Option<String> {
-    let rated = |link: &&LinkReading| is_active(link) && link.rate.value().is_some();
-    let active: Vec<&LinkReading> = links.iter().filter(rated).collect();
+fn slower_than_its_like(links: &[PortReading]) -> Option<String> {
+    let rated = |link: &&PortReading| is_active(link) && link.rate.value().is_some();
+    let active: Vec<&PortReading> = links.iter().filter(rated).collect();
     active.iter().find_map(|slow| {
         let rate = *slow.rate.value()?;
         let like: Vec<f64> = active
@@ -420,8 +412,8 @@ fn slower_than_its_like(links: &[LinkReading]) -> Option<String> {
             .collect();
         let fast = like.iter().copied().fold(rate, f64::max);
         let as_fast = like.iter().filter(|other| **other == fast).count();
-        let reported = rate < fast && as_fast >= 3 && as_fast * 2 > like.len();
-        reported.then(|| format!("{} runs at {rate} Gb/s, {as_fast} others at {fast} Gb/s", slow.name))
+        let is_slow = rate < fast && as_fast >= 3 && as_fast * 2 > like.len();
+        is_slow.then(|| format!("{} runs at {rate} Gb/s, {as_fast} others at {fast} Gb/s", slow.name))
     })
 }
 

@@ -235,13 +235,14 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     if held.is_empty() || meaning.state == HealthState::Healthy {
         return;
     }
-    let of: Vec<&str> = held.iter().filter_map(|(subject, ..)| *subject).take(MAX_NAMED_DEVICES).collect();
-    let more = held.len().saturating_sub(of.len().max(1));
+    let devices: Vec<&str> =
+        held.iter().filter_map(|(subject, ..)| *subject).take(MAX_NAMED_DEVICES).collect();
+    let more = held.len().saturating_sub(devices.len().max(1));
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let of = if of.is_empty() { String::new() } else { format!(" ({}{more})", of.join(", ")) };
+    let devices = if devices.is_empty() { String::new() } else { format!(" ({}{more})", devices.join(", ")) };
     let count: u64 = held.iter().fold(0, |sum, (_, count, _)| sum.saturating_add(*count));
     let times = if count > 1 { format!(", {count} times") } else { String::new() };
-    let words = format!("{}{of}{times}", meaning.name);
+    let words = format!("{}{devices}{times}", meaning.name);
     if component.state == HealthState::Healthy {
         component.reason = words;
     } else {

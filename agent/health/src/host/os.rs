@@ -27,8 +27,9 @@ pub use system::{
 
 use findings::Findings;
 use groups::GroupWatch;
-use latch::{Hysteresis, Latch, Level, Presence};
+use latch::{Latch, Level, Presence};
 
+use crate::state::{Hysteresis, ReportedState};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::report::SensorReport;
@@ -68,14 +69,6 @@ impl Recall {
         self.latches.retain(|name, _| !gone(name));
         self.presences.retain(|name, _| !gone(name));
     }
-}
-
-/// The last reported state of a component.
-#[derive(Clone, Copy, Debug)]
-struct ReportedState {
-    state: HealthState,
-    since: Mono,
-    read_at: Option<Mono>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,10 +127,9 @@ impl HostJudge {
 /// Combines findings into a component, given its last reported state.
 fn show(shown: &mut BTreeMap<String, ReportedState>, name: &str, at: Mono, findings: Findings) -> Component {
     let state = findings.state();
-    let before = shown.get(name).copied();
-    let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
-    let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
-    shown.insert(name.to_owned(), ReportedState { state, since, read_at });
+    let shown = shown.entry(name.to_owned()).or_default();
+    let since = shown.since(state, at);
+    let read_at = shown.read_at(findings.complete(), at);
     Component {
         name: name.to_owned(),
         state,

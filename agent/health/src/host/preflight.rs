@@ -209,11 +209,12 @@ pub fn conclude(
 ) -> Vec<Check> {
     checks.retain(|check| groups.contains(&check.group));
     for group in Group::ALL.into_iter().filter(|group| groups.contains(group)) {
-        let required = requirements.iter().find(|required| required.group == group).map(|of| of.count);
+        let required =
+            requirements.iter().find(|required| required.group == group).map(|required| required.count);
         let found = checks.iter().filter(|check| check.group == group && check.is_of_a_device()).count();
         let nothing = checks.iter().all(|check| check.group != group);
         let seen = format!("{found} {} seen", group.things());
-        let reported = match required {
+        let why = match required {
             Some(count) if found < count as usize && silent.contains(&group) => {
                 Some((CheckVerdict::Unknown, format!("{count} are required, {seen} so far")))
             }
@@ -226,7 +227,7 @@ pub fn conclude(
             }
             None => None,
         };
-        if let Some((verdict, reason)) = reported {
+        if let Some((verdict, reason)) = why {
             let name =
                 if required.is_some() { format!("required.{}", group.name()) } else { group.name().into() };
             let action = match verdict {

@@ -25,7 +25,7 @@ impl Kind {
     fn of_xid(xid: &Xid) -> Kind {
         let flag = |flag: Option<bool>| flag.map_or(0, |set| 1 + u64::from(set));
         let fatal = xid.nvlink.as_ref().and_then(|error| error.fatal);
-        let link = xid.link_registers.as_ref().map_or(0, |of| u64::from(of.link & 0xff) + 1);
+        let link = xid.link_registers.as_ref().map_or(0, |registers| u64::from(registers.link & 0xff) + 1);
         let recommended = xid.recovery_action.map_or(0, |number| u64::from(number & 0xff) + 1);
         let recommended = recommended << 32 | link << 8 | flag(fatal) << 4 | flag(xid.reset_needed) << 2;
         Kind::Xid(xid.gpu, xid.code, recommended | flag(xid.drain_and_reset_needed))
@@ -83,7 +83,7 @@ pub struct LogReader {
     preface: Option<String>,
     /// Messages that were held back, with their kinds: comparing a message costs less than parsing it.
     repeated: VecDeque<(String, Kind)>,
-    reported: Mono,
+    reported_at: Mono,
 }
 
 impl LogReader {
@@ -202,9 +202,9 @@ impl LogReader {
 
     /// The kernel's messages about the host. The firmware reports the severity in one line and the subject in a later one.
     fn of_host(&mut self, message: &str) -> Option<KernelReport> {
-        if let Some(of) = host::pcie_of_firmware(message) {
-            let reported = self.of_firmware.take_if(|reported| *reported == of)?;
-            return Some(host::about(KernelClass::AerNonFatal, Some(&reported)));
+        if let Some(device) = host::pcie_of_firmware(message) {
+            let reported_at = self.of_firmware.take_if(|reported_at| *reported_at == device)?;
+            return Some(host::about(KernelClass::AerNonFatal, Some(&reported_at)));
         }
         let report = host::report(message)?;
         if message.starts_with('{') {
@@ -215,10 +215,10 @@ impl LogReader {
 
     /// The lines held back since the last report, at most once per interval.
     pub fn held_back(&mut self, now: Mono) -> Vec<Fact> {
-        if now.since(self.reported) < REPORT_EVERY {
+        if now.since(self.reported_at) < REPORT_EVERY {
             return Vec::new();
         }
-        self.reported = now;
+        self.reported_at = now;
         let held_back = self.buckets.iter_mut().filter_map(|(kind, bucket)| {
             let count = bucket.take_held_back();
             (count > 0).then(|| Fact::KernelLinesLeftOut { of: kind.to_string(), count })

@@ -136,9 +136,9 @@ mod tests {
     fn a_read_only_sandbox_is_no_failing_disk() {
         let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
         let failing = "1 2 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 ro,errors=remount-ro";
-        let reported = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
-        assert_eq!(reported(sandboxed), Some((true, true)));
-        assert_eq!(reported(failing), Some((true, false)));
+        let parsed = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
+        assert_eq!(parsed(sandboxed), Some((true, true)));
+        assert_eq!(parsed(failing), Some((true, false)));
     }
 
     const TABLE: &str = "\

@@ -271,30 +271,36 @@ mod tests {
         };
         assert_eq!(xid.nvlink, Some(expected));
         assert_eq!(read("NVRM: Xid (PCI:0018:01:00): 145, (nothing of this)").nvlink, None);
-        let of = |rest: &str| {
+        let registers_of = |rest: &str| {
             let error = read(&format!("NVRM: Xid (PCI:0018:01:00): {rest}")).nvlink.unwrap();
             (error.fatal, error.link, error.intrinfo)
         };
-        assert_eq!(of("149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]"), (Some(true), Some(1), 0xa));
         assert_eq!(
-            of("149, pid=7, name=a, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x0)"),
+            registers_of("149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]"),
+            (Some(true), Some(1), 0xa)
+        );
+        assert_eq!(
+            registers_of("149, pid=7, name=a, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x0)"),
             (Some(true), Some(9), 0x0255_25c6)
         );
-        assert_eq!(of("145, RLW_REMAP Nonfatal XC0 i0 Lin"), (Some(false), None, 0));
+        assert_eq!(registers_of("145, RLW_REMAP Nonfatal XC0 i0 Lin"), (Some(false), None, 0));
     }
 
     #[test]
     fn link_registers_of_earlier_generations_are_parsed() {
-        let of = |rest: &str| read(&format!("NVRM: Xid (PCI:0003:00:00): 74, {rest}")).link_registers;
-        let whole = of("pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)").unwrap();
+        let registers_of =
+            |rest: &str| read(&format!("NVRM: Xid (PCI:0003:00:00): 74, {rest}")).link_registers;
+        let whole = registers_of("pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)").unwrap();
         assert_eq!((whole.link, whole.registers), (14, vec![0, 0, 0x10000, 0, 0, 0, 0]));
-        let cut = of("NVLink: fatal error detected on link 2(0x100, 0x").unwrap();
+        let cut = registers_of("NVLink: fatal error detected on link 2(0x100, 0x").unwrap();
         assert_eq!((cut.link, cut.registers), (2, vec![0x100]));
         assert_eq!(
-            of("pid=<n/a>, name=<unknown>, NVLink: fatal error detected on link 2").unwrap().registers,
+            registers_of("pid=<n/a>, name=<unknown>, NVLink: fatal error detected on link 2")
+                .unwrap()
+                .registers,
             [0u32; 0]
         );
-        assert_eq!(of("something else"), None);
+        assert_eq!(registers_of("something else"), None);
     }
 
     #[test]

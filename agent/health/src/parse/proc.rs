@@ -43,9 +43,9 @@ mod tests {
     fn a_process_with_any_name_is_parsed() {
         let line =
             "4711 (a) b (c)) D 17 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 987654 0 0 18446744073709551615";
-        let reported = process_stat(line).unwrap();
-        assert_eq!((reported.name.as_str(), reported.state, reported.parent), ("a) b (c)", 'D', 17));
-        assert_eq!((reported.start, reported.kernel_thread), (987_654, false));
+        let stat = process_stat(line).unwrap();
+        assert_eq!((stat.name.as_str(), stat.state, stat.parent), ("a) b (c)", 'D', 17));
+        assert_eq!((stat.start, stat.kernel_thread), (987_654, false));
         let thread = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 1 0 0";
         assert!(process_stat(thread).unwrap().kernel_thread);
     }

@@ -118,8 +118,8 @@ fn every_nvlink_rule_matches_in_both_layouts() {
 #[test]
 fn the_nvlink_table_is_complete() {
     let (_, _, _, nvlink) = files();
-    let count = |of: &dyn Fn(&mainstay_health::hardware::catalog::NvlinkRule) -> bool| {
-        nvlink.rule.iter().filter(|rule| of(rule)).count()
+    let count = |matches: &dyn Fn(&mainstay_health::hardware::catalog::NvlinkRule) -> bool| {
+        nvlink.rule.iter().filter(|rule| matches(rule)).count()
     };
     assert_eq!(nvlink.rule.len(), 94);
     assert_eq!(count(&|rule| rule.action == RecommendedAction::None), 45);
@@ -132,20 +132,20 @@ fn the_nvlink_table_is_complete() {
 
 #[test]
 fn nvlink_registers_are_decoded() {
-    let of = |registers: [u32; 7]| {
+    let decoded = |registers: [u32; 7]| {
         let line = LinkRegisters { link: 14, registers: registers.to_vec() };
         RegisterMeaning::from_rules(catalog().register_rules(), &line)
-            .map(|of| (of.names, of.action, of.support_from))
+            .map(|meaning| (meaning.names, meaning.action, meaning.support_from))
     };
-    assert_eq!(of([1 << 23, 0, 0, 0, 0, 0, 0]).unwrap().1, RecommendedAction::None);
-    let (names, action, support_from) = of([0x10000, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert_eq!(decoded([1 << 23, 0, 0, 0, 0, 0, 0]).unwrap().1, RecommendedAction::None);
+    let (names, action, support_from) = decoded([0x10000, 0, 0, 0, 0, 0, 0]).unwrap();
     assert_eq!((names.len(), action, support_from), (1, RecommendedAction::ResetDevice, Some(2)));
     testing::snapshot!("reasons", "catalog: nvlink registers are decoded", names[0]);
-    let (names, _, support_from) = of([0, 0, 0x10004, 0, 0, 0, 0]).unwrap();
+    let (names, _, support_from) = decoded([0, 0, 0x10004, 0, 0, 0, 0]).unwrap();
     assert_eq!((names.len(), support_from), (2, Some(2)));
-    assert_eq!(of([0, 0, 1 << 13, 0, 0, 0, 0]).unwrap().1, RecommendedAction::ContactSupport);
-    assert_eq!(of([0, 0, 0, 0, 1 << 26, 0, 0]).unwrap().1, RecommendedAction::None);
-    assert_eq!(of([1 << 31, 0xffff_ffff, 0, 0, 0, 0, 0]), None);
+    assert_eq!(decoded([0, 0, 1 << 13, 0, 0, 0, 0]).unwrap().1, RecommendedAction::ContactSupport);
+    assert_eq!(decoded([0, 0, 0, 0, 1 << 26, 0, 0]).unwrap().1, RecommendedAction::None);
+    assert_eq!(decoded([1 << 31, 0xffff_ffff, 0, 0, 0, 0, 0]), None);
 }
 
 #[test]

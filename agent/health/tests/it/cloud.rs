@@ -158,12 +158,12 @@ fn a_brief_failure_of_the_metadata_server_changes_nothing() {
 fn no_announcement_is_reported_again_after_a_restart() {
     let mut first = judge();
     let week = sample(&[maintenance(7 * 24 * HOUR)]);
-    let reported = first.step(at(0), &week);
+    let judged = first.step(at(0), &week);
     let mut second = judge();
-    observations(&reported).into_iter().for_each(|observation| second.recall(observation));
+    observations(&judged).into_iter().for_each(|observation| second.recall(observation));
     assert_eq!(events(&second.step(at(10), &week)), [""; 0]);
     let mut third = judge();
-    observations(&reported).into_iter().for_each(|observation| third.recall(observation));
+    observations(&judged).into_iter().for_each(|observation| third.recall(observation));
     assert_eq!(events(&third.step(at(10), &sample(&[]))), ["cloud_notice_over"]);
 }
 
@@ -176,8 +176,8 @@ fn leaves(judged: &SensorReport) -> Vec<Leave> {
 fn jobs_are_asked_once_and_immediately_to_leave_a_preempted_machine() {
     let mut judge = judge();
     let at_once = sample(&[now(NoticeKind::Preemption)]);
-    let reported = leaves(&judge.step(at(0), &at_once));
-    let [Leave { reason, by: None }] = reported.as_slice() else { panic!("{reported:?}") };
+    let asked = leaves(&judge.step(at(0), &at_once));
+    let [Leave { reason, by: None }] = asked.as_slice() else { panic!("{asked:?}") };
     testing::snapshot!(
         "reasons",
         "cloud: jobs are asked once and immediately to leave a preempted machine",
@@ -189,8 +189,8 @@ fn jobs_are_asked_once_and_immediately_to_leave_a_preempted_machine() {
     assert_eq!(leaves(&judge.step(at(3), &at_once)).len(), 1);
 
     let in_two_minutes = Notice { starts: Some(wall(121)), ..now(NoticeKind::Preemption) };
-    let reported = leaves(&self::judge().step(at(0), &sample(&[in_two_minutes])));
-    assert_eq!(reported.first().map(|leave| leave.by), Some(Some(wall(121))));
+    let asked = leaves(&self::judge().step(at(0), &sample(&[in_two_minutes])));
+    assert_eq!(asked.first().map(|leave| leave.by), Some(Some(wall(121))));
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn jobs_train_until_shortly_before_the_announced_time() {
         let announced = sample(&[Notice { kind, ..maintenance(HOUR / 2) }]);
         assert_eq!(leaves(&judge.step(at(0), &announced)), [], "{kind:?}");
         assert_eq!(leaves(&judge.step(at(HOUR / 2 - 121), &announced)), [], "{kind:?}");
-        let reported = leaves(&judge.step(at(HOUR / 2 - 120), &announced));
-        assert_eq!(reported.first().map(|leave| leave.by), Some(Some(wall(HOUR / 2))), "{kind:?}");
+        let asked = leaves(&judge.step(at(HOUR / 2 - 120), &announced));
+        assert_eq!(asked.first().map(|leave| leave.by), Some(Some(wall(HOUR / 2))), "{kind:?}");
         assert_eq!(leaves(&judge.step(at(HOUR / 2 - 119), &announced)), [], "{kind:?}");
     }
 }

@@ -60,7 +60,7 @@ fn an_xid_from_dcgm_leaves_the_gpu_healthy() {
         assert_eq!(state_of(&all, "dcgm.gpu0"), (Healthy, RecommendedAction::None), "{code}");
         let evidence = &all.components[1].evidence;
         assert!(evidence[0].source.contains(&code.to_string()), "{evidence:?}");
-        assert!(matches!(&all.facts[0], Fact::Observed(seen) if seen.weight == Weight::Info));
+        assert!(matches!(&all.facts[0], Fact::Observed(observation) if observation.weight == Weight::Info));
     }
 }
 
@@ -84,14 +84,14 @@ fn the_first_check_gives_no_opinion_on_gpus() {
 #[test]
 fn an_incident_is_reported_once_and_again_when_it_recurs() {
     let mut judge = DcgmJudge::new(catalog(), false);
-    let mut reported = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
+    let mut fact_count = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
     assert_eq!(
-        reported(vec![incident(Some(0), 20, 4), incident(Some(0), 20, 4), incident(Some(1), 10, 4)]),
+        fact_count(vec![incident(Some(0), 20, 4), incident(Some(0), 20, 4), incident(Some(1), 10, 4)]),
         2
     );
-    assert_eq!(reported(vec![incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 0);
-    assert_eq!(reported(Vec::new()), 0);
-    assert_eq!(reported(vec![incident(Some(0), 20, 4)]), 1);
+    assert_eq!(fact_count(vec![incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 0);
+    assert_eq!(fact_count(Vec::new()), 0);
+    assert_eq!(fact_count(vec![incident(Some(0), 20, 4)]), 1);
 }
 
 #[test]
@@ -127,12 +127,14 @@ fn gpus_with_a_known_address_have_an_opinion_and_no_dcgm_component() {
     let all = judge.step(Mono(1), &DcgmReport::Health(placed(vec![incident(Some(1), 20, 4)])));
     let names: Vec<&str> = all.components.iter().map(|component| component.name.as_str()).collect();
     assert_eq!(names, ["dcgm"]);
-    assert!(matches!(&all.facts[0], Fact::Observed(seen) if seen.component == "gpu.0000:02:00"));
-    let of = |judge: &DcgmJudge, place: &str| {
+    assert!(
+        matches!(&all.facts[0], Fact::Observed(observation) if observation.component == "gpu.0000:02:00")
+    );
+    let codes_of = |judge: &DcgmJudge, place: &str| {
         judge.opinions().get(&PciAddress::parse(place).expect("an address")).cloned()
     };
-    assert_eq!(of(&judge, "0000:01:00"), Some(Vec::new()));
-    let printed = of(&judge, "0000:02:00").expect("an opinion").remove(0);
+    assert_eq!(codes_of(&judge, "0000:01:00"), Some(Vec::new()));
+    let printed = codes_of(&judge, "0000:02:00").expect("an opinion").remove(0);
     assert_eq!((printed.state, printed.action), (Unhealthy, RecommendedAction::ResetDevice));
     assert!(printed.checks.contains("ecc_uncorrected"), "{printed:?}");
     // A host engine that does not answer has no opinion.
@@ -148,9 +150,12 @@ fn a_violated_policy_is_an_event_and_no_fault() {
     let mut judge = DcgmJudge::new(catalog(), false);
     let violations = vec![Violation { condition: 0x40, gpu: Some(0), value: 31 }];
     let all = judge.step(Mono(1), &DcgmReport::Health(DcgmHealth { violations, ..placed(Vec::new()) }));
-    let [Fact::Observed(seen)] = all.facts.as_slice() else { panic!("{:?}", all.facts) };
-    assert_eq!((seen.event.as_str(), seen.component.as_str()), ("dcgm_policy_violated", "gpu.0000:01:00"));
-    testing::snapshot!("reasons", "dcgm: a violated policy is an event and no fault", seen.detail);
+    let [Fact::Observed(observation)] = all.facts.as_slice() else { panic!("{:?}", all.facts) };
+    assert_eq!(
+        (observation.event.as_str(), observation.component.as_str()),
+        ("dcgm_policy_violated", "gpu.0000:01:00")
+    );
+    testing::snapshot!("reasons", "dcgm: a violated policy is an event and no fault", observation.detail);
     assert!(judge.opinions().values().all(Vec::is_empty));
     assert!(all.components.iter().all(|component| component.state == Healthy));
 }
@@ -205,9 +210,9 @@ mod pages {
         let samples =
             parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n")
                 .expect("a page");
-        let reported: Vec<(&str, f64)> =
+        let gauges: Vec<(&str, f64)> =
             samples.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
-        assert_eq!(reported, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
+        assert_eq!(gauges, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
         assert_eq!(samples[2].labels["x"], "1\"\\\n");
         assert_eq!(samples[2].labels["y"], "é");
     }

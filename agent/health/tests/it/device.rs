@@ -264,7 +264,11 @@ fn an_unknown_xid_is_an_event_and_needs_support_if_it_keeps_recurring() {
         let component = once.component(GPU);
         testing::snapshot!("reasons", format!("device: XID {code} is unknown"), component.reason);
         assert_eq!(component.confidence, 0.5);
-        assert!(component.evidence.iter().any(|of| of.reading.contains(line)), "{:?}", component.evidence);
+        assert!(
+            component.evidence.iter().any(|evidence| evidence.reading.contains(line)),
+            "{:?}",
+            component.evidence
+        );
         // The driver reports which action the GPU needs.
         once.xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)");
         once.expect(GPU, Unhealthy, ResetDevice);
@@ -329,8 +333,8 @@ fn a_few_corrected_pcie_errors_are_normal_and_very_many_are_not() {
     host.expect("host.pcie", Healthy, Nothing);
     (0..1000).for_each(|_| host.log(line));
     host.wait(10);
-    let reported = host.reader.held_back(host.now);
-    reported.iter().for_each(|fact| host.host.take_in(host.now, fact));
+    let held_back = host.reader.held_back(host.now);
+    held_back.iter().for_each(|fact| host.host.take_in(host.now, fact));
     host.expect("host.pcie", Degraded, Nothing);
 }
 

@@ -17,33 +17,33 @@ use support::gpus::{FIRST, Host, LINK, SECOND, address, gpu};
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
 
-/// Checks that a change of the first GPU counts after `looks` readings, and is over soon after it is undone.
+/// Checks that a change of the first GPU counts after `poll_times` readings, and is over soon after it is undone.
 #[track_caller]
-fn odd_one(looks: u32, action: RecommendedAction, change: impl Fn(&mut GpuReading)) -> String {
+fn odd_one(poll_times: u32, action: RecommendedAction, change: impl Fn(&mut GpuReading)) -> String {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     change(host.first());
-    host.looks(looks - 1);
-    assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
-    host.look();
+    host.poll_times(poll_times - 1);
+    assert_eq!(host.not_healthy(), Vec::<String>::new(), "reported too soon");
+    host.poll();
     let reason = host.expect(FIRST, Degraded, action);
     let sure = host.find(FIRST).unwrap().confidence;
     assert!(sure < 1.0, "an inference with the confidence of a driver report: {sure}");
     host.expect(SECOND, Healthy, Nothing);
     host.gpus[0] = gpu(0);
-    host.looks(4);
-    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
+    host.poll_times(4);
+    assert_eq!(host.not_healthy(), Vec::<String>::new(), "the finding stays");
     reason
 }
 
 #[track_caller]
 fn silent(change: impl Fn(&mut [GpuReading])) {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     for _ in 0..100 {
         change(&mut host.gpus);
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new());
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
@@ -89,8 +89,8 @@ fn a_short_difference_from_siblings_is_no_finding() {
     let mut host = Host::new();
     for round in 0..200 {
         host.first().clocks = clocks(if round % 20 == 0 { 1980 } else { 600 });
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new());
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
@@ -99,8 +99,8 @@ fn of_two_gpus_neither_is_an_outlier() {
     let mut host = Host::new();
     host.gpus.truncate(2);
     host.first().clocks = clocks(600);
-    host.looks(60);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(60);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
@@ -165,9 +165,9 @@ fn reaches(gpus: &mut [GpuReading], one: usize, other: usize, status: u32) {
 #[test]
 fn a_gpu_that_no_longer_reaches_its_peers_is_unhealthy_and_its_peers_are_not() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
-    host.look();
+    host.poll();
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
     testing::snapshot!(
         "reasons",
@@ -182,16 +182,16 @@ fn a_gpu_that_no_longer_reaches_its_peers_is_unhealthy_and_its_peers_are_not() {
         component.evidence[0].before.as_deref().unwrap()
     );
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 0));
-    host.look();
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll();
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn one_failed_pair_of_peers_makes_both_gpus_unhealthy() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     reaches(&mut host.gpus, 0, 1, 5);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unhealthy, RebootNode);
     host.expect(SECOND, Unhealthy, RebootNode);
     host.expect("gpu.0000:03:00", Healthy, Nothing);
@@ -204,8 +204,8 @@ fn peers_that_were_never_reached_or_are_switched_off_are_no_fault() {
     for own in 0..8 {
         (0..own).for_each(|peer| reaches(&mut host.gpus, own, peer, 5));
     }
-    host.looks(20);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(20);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     for status in [4, 6] {
         silent(|gpus| (1..8).for_each(|peer| reaches(gpus, 0, peer, status)));
     }
@@ -214,17 +214,17 @@ fn peers_that_were_never_reached_or_are_switched_off_are_no_fault() {
 #[test]
 fn unreachable_peers_are_not_reported_for_a_gpu_with_a_more_specific_fault() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
     host.first().trouble = Some(GpuTrouble::Lost);
-    host.look();
-    assert_eq!(host.ill().len(), 1);
+    host.poll();
+    assert_eq!(host.not_healthy().len(), 1);
     testing::snapshot!("reasons", "device_beside: a lost gpu", host.find(FIRST).unwrap().reason);
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     (1..8).for_each(|peer| reaches(&mut host.gpus, 0, peer, 5));
     host.first().nvlinks[3].up = Sampled::Value(false);
-    host.look();
+    host.poll();
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
     testing::snapshot!(
         "reasons",
@@ -236,7 +236,7 @@ fn unreachable_peers_are_not_reported_for_a_gpu_with_a_more_specific_fault() {
 #[test]
 fn peers_are_remembered_across_restarts() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     let mut after = Host::new();
     for fact in &host.facts {
         if let Fact::Observed(observation) = fact {
@@ -244,7 +244,7 @@ fn peers_are_remembered_across_restarts() {
         }
     }
     (1..8).for_each(|peer| reaches(&mut after.gpus, 0, peer, 5));
-    after.look();
+    after.poll();
     after.expect(FIRST, Unhealthy, RebootNode);
 }
 
@@ -258,27 +258,27 @@ fn opinion(state: HealthState, action: RecommendedAction, checks: &[&str]) -> Op
     }
 }
 
-fn says(host: &mut Host, opinion: Opinion) {
+fn give_opinion(host: &mut Host, opinion: Opinion) {
     host.judge.second_opinions(BTreeMap::from([(address(0), vec![opinion])]));
 }
 
 #[test]
 fn a_second_opinion_that_our_reading_contradicts_is_only_evidence() {
     let mut host = Host::new();
-    host.look();
-    says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
+    host.poll();
+    give_opinion(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
     host.expect(FIRST, Healthy, Nothing);
     let evidence = host.find(FIRST).unwrap().evidence;
-    assert!(evidence.iter().any(|of| of.source == "DCGM error 4"), "{evidence:?}");
+    assert!(evidence.iter().any(|evidence| evidence.source == "DCGM error 4"), "{evidence:?}");
 }
 
 #[test]
 fn a_fault_that_both_sources_report_is_shown_once() {
     let mut host = Host::new();
-    host.look();
+    host.poll();
     host.first().ecc_volatile = Sampled::Value(1);
-    host.look();
-    says(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
+    host.poll();
+    give_opinion(&mut host, opinion(Unhealthy, ResetDevice, &["ecc_uncorrected"]));
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
     testing::snapshot!("reasons", "device_beside: a fault that both sources report is shown once", reason);
     assert!((host.find(FIRST).unwrap().confidence - 1.0).abs() < f64::EPSILON);
@@ -291,8 +291,8 @@ fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
         ("not read", opinion(Degraded, ContactSupport, &["pages_retired"])),
     ] {
         let mut host = Host::new();
-        host.look();
-        says(&mut host, opinion);
+        host.poll();
+        give_opinion(&mut host, opinion);
         let reason = host.expect(FIRST, Degraded, ContactSupport);
         assert_eq!(reason, "memory error (DCGM 4)", "{name}");
         let sure = host.find(FIRST).unwrap().confidence;
@@ -302,13 +302,13 @@ fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
     }
     // A GPU without any reading.
     let mut host = Host::new();
-    says(&mut host, opinion(Unhealthy, ReplaceNode, &["row_remap_failed"]));
+    give_opinion(&mut host, opinion(Unhealthy, ReplaceNode, &["row_remap_failed"]));
     host.expect(FIRST, Unhealthy, ReplaceNode);
     // An opinion that is no worse than our own finding adds nothing.
     let mut host = Host::new();
     host.first().trouble = Some(GpuTrouble::Lost);
-    host.look();
-    says(&mut host, opinion(Unhealthy, RebootNode, &[]));
+    host.poll();
+    give_opinion(&mut host, opinion(Unhealthy, RebootNode, &[]));
     testing::snapshot!(
         "reasons",
         "device_beside: a second opinion counts where we have no reading of our own",
@@ -319,24 +319,24 @@ fn a_second_opinion_counts_where_we_have_no_reading_of_our_own() {
 #[test]
 fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().ecc_volatile = Sampled::Value(2);
     host.first().remapped =
         Sampled::Value(RemappedRows { corrected: 1, uncorrected: 3, pending: true, failed: false });
-    host.looks(5);
+    host.poll_times(5);
     let component = host.find(FIRST).unwrap();
-    let of = |source: &str| {
-        let found = component.evidence.iter().find(|of| of.source == source);
+    let evidence_of = |source: &str| {
+        let found = component.evidence.iter().find(|evidence| evidence.source == source);
         let found = found.unwrap_or_else(|| panic!("no {source}: {:?}", component.evidence));
         (found.before.clone(), found.reading.clone(), found.limit.clone())
     };
-    let reported = |before: &str, reading: &str, limit: &str| {
+    let expected = |before: &str, reading: &str, limit: &str| {
         (Some(before.to_owned()), reading.to_owned(), Some(limit.to_owned()))
     };
-    assert_eq!(of("NVML uncorrected ECC errors, volatile"), reported("0", "2", "0"));
-    assert_eq!(of("NVML row remapping pending"), reported("no", "yes", "no"));
+    assert_eq!(evidence_of("NVML uncorrected ECC errors, volatile"), expected("0", "2", "0"));
+    assert_eq!(evidence_of("NVML row remapping pending"), expected("no", "yes", "no"));
     host.first().nvlinks[3].up = Sampled::Value(false);
-    host.looks(2);
+    host.poll_times(2);
     let link = host.find(LINK).unwrap();
     assert_eq!(link.evidence[0].before.as_deref(), Some("up"));
 }
@@ -345,7 +345,7 @@ fn evidence_shows_the_earlier_value_as_long_as_the_fault_lasts() {
 fn a_fault_at_the_first_reading_has_no_earlier_value() {
     let mut host = Host::new();
     host.first().ecc_volatile = Sampled::Value(2);
-    host.look();
+    host.poll();
     let component = host.find(FIRST).unwrap();
     assert_eq!(component.evidence[0].before, None, "{:?}", component.evidence);
 }
@@ -353,13 +353,13 @@ fn a_fault_at_the_first_reading_has_no_earlier_value() {
 #[test]
 fn calls_that_hang_for_one_gpu_do_not_affect_the_others() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     let since = host.now;
     host.first().trouble = Some(GpuTrouble::Hangs(since));
-    host.look();
+    host.poll();
     host.expect(FIRST, Unknown, Nothing);
     host.expect(SECOND, Healthy, Nothing);
-    host.look_after(60);
+    host.poll_after(60);
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
     testing::snapshot!(
         "reasons",
@@ -369,30 +369,30 @@ fn calls_that_hang_for_one_gpu_do_not_affect_the_others() {
     host.expect(SECOND, Healthy, Nothing);
     host.expect("gpu.driver", Healthy, Nothing);
     host.first().trouble = None;
-    host.looks(3);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(3);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn a_gpu_that_the_driver_cannot_open_is_first_unknown_and_then_unhealthy() {
     let refused = GpuTrouble::Unopened("an unknown error".into());
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().trouble = Some(refused);
-    host.looks(2);
+    host.poll_times(2);
     host.expect(FIRST, Unknown, Nothing);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unhealthy, RebootNode);
     for (trouble, action) in [(GpuTrouble::NoPower, ContactSupport), (GpuTrouble::NoInterrupts, RebootNode)] {
         let mut host = Host::new();
         host.first().trouble = Some(trouble);
-        host.look();
+        host.poll();
         host.expect(FIRST, Unhealthy, action);
     }
     // Other failures leave it unknown, however long they last.
     let mut host = Host::new();
     host.first().trouble = Some(GpuTrouble::Other("the operation timed out".into()));
-    host.looks(50);
+    host.poll_times(50);
     host.expect(FIRST, Unknown, Nothing);
 }
 
@@ -407,7 +407,7 @@ fn a_gpu_without_an_identity_is_unknown_unless_it_is_lost_or_needs_a_reset() {
         let mut host = Host::new();
         host.first().identity = None;
         host.first().trouble = Some(trouble);
-        host.look();
+        host.poll();
         host.expect("gpu.driver", state, action);
     }
 }
@@ -417,12 +417,12 @@ fn a_gpu_without_any_reading_is_unknown() {
     let mut host = Host::new();
     let identity = host.first().identity.clone();
     *host.first() = GpuReading { identity, ..GpuReading::default() };
-    host.look();
+    host.poll();
     host.expect(FIRST, Unknown, Nothing);
     host.expect(SECOND, Healthy, Nothing);
     // One reading is enough.
     host.first().temperature = Sampled::Value(40);
-    host.look();
+    host.poll();
     host.expect(FIRST, Healthy, Nothing);
 }
 
@@ -430,7 +430,7 @@ fn a_gpu_without_any_reading_is_unknown() {
 fn a_driver_that_reports_no_gpu_is_unknown() {
     let mut host = Host::new();
     host.gpus.clear();
-    host.look();
+    host.poll();
     host.expect("gpu.driver", Unknown, Nothing);
 }
 
@@ -438,54 +438,54 @@ fn a_driver_that_reports_no_gpu_is_unknown() {
 fn a_gpu_that_only_the_kernel_lists_is_missing() {
     let mut host = Host::new();
     host.bound = (0..8).map(address).collect();
-    host.look();
+    host.poll();
     host.expect("gpu.driver", Healthy, Nothing);
     host.gpus.pop();
     let mut fresh = Host::new();
     fresh.gpus.pop();
     fresh.bound = host.bound.clone();
-    fresh.look();
+    fresh.poll();
     let reason = fresh.expect("gpu.driver", Unhealthy, RebootNode);
     testing::snapshot!("reasons", "device_beside: a gpu that only the kernel lists is missing", reason);
     // A list without any common GPU belongs to another host.
     let mut other = Host::new();
     other.bound = vec![PciAddress { domain: 1, bus: 7, device: 0 }];
-    other.look();
+    other.poll();
     other.expect("gpu.driver", Healthy, Nothing);
 }
 
 #[test]
 fn readings_that_fail_by_design_on_a_split_gpu_are_no_fault() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().mig = Sampled::Value(true);
     host.first().remapped = Sampled::Failed("in use".into());
     host.first().ecc_volatile = Sampled::Failed("an unknown error".into());
     host.first().nvlinks.iter_mut().for_each(|link| link.up = Sampled::Failed("an unknown error".into()));
-    host.looks(5);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(5);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     host.first().mig = Sampled::Value(false);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unknown, Nothing);
 }
 
 #[test]
 fn a_link_that_is_no_longer_reported_is_unknown_and_not_down() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().nvlinks.remove(3);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unknown, Nothing);
     host.expect(LINK, Unknown, Nothing);
     host.first().nvlinks = gpu(0).nvlinks;
-    host.looks(3);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(3);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     // If the number of links is configured, the link is missing.
-    let mut reported =
+    let mut fresh =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
-    reported.first().nvlinks.remove(3);
-    reported.look();
-    reported.expect(FIRST, Unhealthy, ResetDevice);
+    fresh.first().nvlinks.remove(3);
+    fresh.poll();
+    fresh.expect(FIRST, Unhealthy, ResetDevice);
 }
 
 #[test]
@@ -494,23 +494,23 @@ fn a_link_that_recovers_often_is_degraded_and_one_that_does_rarely_is_not() {
         let mut host = Host::new();
         for minute in 0..10 {
             host.details().links[3].recovered = Some(3 + minute * per_minute);
-            host.look_after(60);
+            host.poll_after(60);
         }
         host
     };
     run(10).expect(LINK, Degraded, ResetDevice);
-    assert_eq!(run(1).ill(), Vec::<String>::new());
+    assert_eq!(run(1).not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn informational_readings_are_evidence_and_no_finding() {
     let mut host = Host::new();
     host.details().gsp = Sampled::Value(false);
-    host.looks(20);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(20);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     let evidence = host.find(FIRST).unwrap().evidence;
     assert!(
-        evidence.iter().any(|of| of.source == "NVML GSP firmware" && of.reading == "off"),
+        evidence.iter().any(|evidence| evidence.source == "NVML GSP firmware" && evidence.reading == "off"),
         "{evidence:?}"
     );
 }

@@ -29,7 +29,7 @@ fn deviations_from_the_expected_gpus_are_reported() {
     let mut host = Host::with(DeviceLimits::default(), expected.clone());
     host.details().persistence = Sampled::Value(false);
     host.first().nvlinks[3].up = Sampled::Value(false);
-    host.look();
+    host.poll();
     let driver = host.expect("gpu.driver", Unhealthy, RebootNode);
     testing::snapshot!("reasons", "device_presence: deviations from the expected gpus are reported", driver);
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
@@ -49,37 +49,36 @@ fn deviations_from_the_expected_gpus_are_reported() {
         ..expected
     };
     let mut host = Host::with(DeviceLimits::default(), fits);
-    host.looks(5);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(5);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn a_gpu_that_disappears_is_missing_unless_fewer_gpus_are_expected() {
     let mut host = Host::new();
-    host.look();
+    host.poll();
     host.gpus.pop();
-    host.look();
+    host.poll();
     host.expect("gpu.0000:08:00", Unhealthy, RebootNode);
     assert!(host.events().contains(&"gpu_missing"));
     host.gpus.push(gpu(7));
-    host.look();
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll();
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 
-    let mut reported =
-        Host::with(DeviceLimits::default(), ExpectedGpus { gpus: 7, ..ExpectedGpus::default() });
-    reported.look();
-    reported.gpus.pop();
-    reported.look();
-    assert_eq!(reported.ill(), Vec::<String>::new());
+    let mut other = Host::with(DeviceLimits::default(), ExpectedGpus { gpus: 7, ..ExpectedGpus::default() });
+    other.poll();
+    other.gpus.pop();
+    other.poll();
+    assert_eq!(other.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn a_board_in_another_slot_is_not_missing() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     let moved = PciAddress { domain: 0, bus: 0x80, device: 0 };
     host.gpus[7].identity.as_mut().unwrap().address = moved;
-    host.look();
+    host.poll();
     assert!(host.events().iter().all(|event| *event != "gpu_missing"));
 }
 
@@ -88,7 +87,7 @@ fn a_new_board_has_none_of_the_faults_of_the_old_one() {
     let mut host = Host::new();
     host.first().remapped =
         Sampled::Value(RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true });
-    host.look();
+    host.poll();
     let (at, xid) = LogReader::default()
         .read(host.now, &Record::parse("NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, off"), 1)
         .unwrap();
@@ -96,22 +95,22 @@ fn a_new_board_has_none_of_the_faults_of_the_old_one() {
     host.expect(FIRST, Unhealthy, ReplaceNode);
     host.gpus[0] = gpu(0);
     host.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
-    host.look();
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll();
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     assert!(host.events().contains(&"gpu_replaced"));
 }
 
 #[test]
 fn an_intermittently_lost_gpu_is_unhealthy_until_it_stays() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     for round in 0..9 {
         host.first().trouble = (round % 3 == 0).then_some(GpuTrouble::Lost);
-        host.look();
+        host.poll();
         host.expect(FIRST, Unhealthy, RebootNode);
     }
     host.first().trouble = None;
-    host.looks(3);
+    host.poll_times(3);
     host.expect(FIRST, Healthy, Nothing);
 }
 
@@ -120,9 +119,9 @@ fn a_finding_lasts_while_its_reading_fails() {
     let mut host = Host::new();
     let failed = RemappedRows { corrected: 0, uncorrected: 1, pending: false, failed: true };
     host.first().remapped = Sampled::Value(failed);
-    host.look();
+    host.poll();
     host.first().remapped = Sampled::Failed("an internal driver error occurred".into());
-    host.looks(20);
+    host.poll_times(20);
     host.expect(FIRST, Unhealthy, ReplaceNode);
     host.judge.report(host.now, DeviceReport::Silent { since: host.now, reading: None });
     host.expect(FIRST, Unhealthy, ReplaceNode);
@@ -132,7 +131,7 @@ fn a_finding_lasts_while_its_reading_fails() {
 #[test]
 fn an_old_reading_does_not_count() {
     let mut host = Host::new();
-    host.look();
+    host.poll();
     host.now = host.now.after(Span::seconds(50));
     host.expect(FIRST, Healthy, Nothing);
     host.now = host.now.after(Span::seconds(20));
@@ -140,7 +139,7 @@ fn an_old_reading_does_not_count() {
     assert!(reason.contains("last read 70"), "{reason}");
     // With a longer interval, a reading stays valid longer.
     let mut seldom = Host::new();
-    (0..3).for_each(|_| seldom.look_after(600));
+    (0..3).for_each(|_| seldom.poll_after(600));
     seldom.now = seldom.now.after(Span::seconds(700));
     seldom.expect(FIRST, Healthy, Nothing);
 }
@@ -148,7 +147,7 @@ fn an_old_reading_does_not_count() {
 #[test]
 fn on_a_bus_without_gpus_the_known_ones_are_missing() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.judge.report(host.now, DeviceReport::NoGpus);
     host.expect(FIRST, Unhealthy, RebootNode);
 }

@@ -18,32 +18,32 @@ use RecommendedAction::{
     ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
 };
 
-/// Checks that a change of the first GPU causes this state after `looks` readings and none before, and that it is over
+/// Checks that a change of the first GPU causes this state after `poll_times` readings and none before, and that it is over
 /// some time after the change is undone. Returns the reason.
 #[track_caller]
 fn check(
-    looks: u32,
+    poll_times: u32,
     state: HealthState,
     action: RecommendedAction,
     change: impl Fn(&mut GpuReading),
 ) -> String {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     change(host.first());
-    for _ in 1..looks {
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new(), "reported too soon");
+    for _ in 1..poll_times {
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new(), "reported too soon");
     }
-    host.look();
+    host.poll();
     let reason = host.expect(FIRST, state, action);
     host.expect(SECOND, Healthy, Nothing);
-    host.looks(20);
+    host.poll_times(20);
     host.expect(FIRST, state, action);
     host.gpus[0] = gpu(0);
-    host.look();
+    host.poll();
     host.expect(FIRST, state, action);
-    host.looks(100);
-    assert_eq!(host.ill(), Vec::<String>::new(), "the finding stays");
+    host.poll_times(100);
+    assert_eq!(host.not_healthy(), Vec::<String>::new(), "the finding stays");
     reason
 }
 
@@ -55,11 +55,11 @@ fn silent(change: impl Fn(&mut GpuReading)) {
 #[track_caller]
 fn silent_with(limits: DeviceLimits, change: impl Fn(&mut GpuReading)) {
     let mut host = Host::with(limits, ExpectedGpus::default());
-    host.looks(3);
+    host.poll_times(3);
     change(host.first());
     for _ in 0..60 {
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new());
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
@@ -68,39 +68,39 @@ fn silent_with(limits: DeviceLimits, change: impl Fn(&mut GpuReading)) {
 fn never_offered(change: impl Fn(&mut GpuReading)) {
     let mut host = Host::new();
     change(host.first());
-    host.looks(60);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(60);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn a_reading_that_is_no_longer_offered_is_unknown_and_clears_no_fault() {
     never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Sampled::NotOffered, Sampled::NotOffered));
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().remapped = Sampled::NotOffered;
-    host.look();
+    host.poll();
     host.expect(FIRST, Unknown, Nothing);
     host.gpus[0] = gpu(0);
     host.first().recovery_action = Sampled::Value(1);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unhealthy, ResetDevice);
     host.first().recovery_action = Sampled::NotOffered;
-    host.looks(20);
+    host.poll_times(20);
     host.expect(FIRST, Unhealthy, ResetDevice);
     // On a split GPU (MIG), or with ECC off, this is by design.
     host.gpus[0] = gpu(0);
-    host.looks(10);
+    host.poll_times(10);
     host.first().mig = Sampled::Value(true);
     host.first().remapped = Sampled::NotOffered;
-    host.look();
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll();
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn healthy_gpus_stay_healthy_for_a_day() {
     let mut host = Host::new();
-    (0..1440).for_each(|_| host.look_after(60));
-    assert_eq!(host.ill(), Vec::<String>::new());
+    (0..1440).for_each(|_| host.poll_after(60));
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     assert_eq!(host.events(), vec!["gpu_learned"; 8]);
 }
 
@@ -166,10 +166,10 @@ fn a_reading_that_keeps_failing_is_reported() {
         (gpu.power, gpu.processes) = (Sampled::Failed(failed.clone()), Sampled::Failed(failed.clone()));
     });
     let mut host = Host::new();
-    for look in 0..60 {
-        host.first().power = if look % 2 == 0 { Sampled::Failed(failed.clone()) } else { Sampled::Value(1) };
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new());
+    for poll in 0..60 {
+        host.first().power = if poll % 2 == 0 { Sampled::Failed(failed.clone()) } else { Sampled::Value(1) };
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
@@ -200,18 +200,18 @@ fn retired_pages_of_older_gpus_are_counted() {
 fn corrected_errors_are_judged_by_their_rate() {
     let mut host = Host::new();
     host.first().ecc_corrected = Sampled::Value(70_000_000);
-    host.looks(3);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(3);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     for step in 1..=3 {
         host.first().ecc_corrected = Sampled::Value(70_000_000 + step * 600_000);
-        host.look();
+        host.poll();
     }
     host.expect(FIRST, Degraded, Nothing);
-    host.looks(400);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    host.poll_times(400);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
     host.first().ecc_corrected = Sampled::Value(0);
-    host.looks(3);
-    assert_eq!(host.ill(), Vec::<String>::new(), "the counter started again");
+    host.poll_times(3);
+    assert_eq!(host.not_healthy(), Vec::<String>::new(), "the counter started again");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_temperature_above_the_limit_counts_if_it_lasts() {
     let mut host =
         Host::with(DeviceLimits { judge_margin: true, ..DeviceLimits::default() }, ExpectedGpus::default());
     host.first().margin = Sampled::Value(-5);
-    host.looks(3);
+    host.poll_times(3);
     host.expect(FIRST, Degraded, ContactSupport);
 }
 
@@ -258,38 +258,42 @@ fn fewer_than_three_hot_readings_in_a_row_do_not_count() {
     let mut host = Host::new();
     for round in 0..30 {
         host.first().temperature = Sampled::Value(if round % 3 == 0 { 60 } else { 95 });
-        host.look();
-        assert_eq!(host.ill(), Vec::<String>::new());
+        host.poll();
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
 #[test]
 fn a_gpu_slowed_down_by_heat_or_power_for_six_minutes_is_degraded() {
     let mut host = Host::new();
-    host.look();
-    for (reason, ill) in [(0x40, true), (0x8, true), (0x4, false), (0x1, false), (0x20, false)] {
+    host.poll();
+    for (reason, not_healthy) in [(0x40, true), (0x8, true), (0x4, false), (0x1, false), (0x20, false)] {
         let mut host = Host::new();
         for minute in 1..=7 {
             host.first().clock_reasons = Sampled::Value(reason);
-            host.look_after(60);
-            assert_eq!(!host.ill().is_empty(), ill && minute >= 6, "{reason:#x} after {minute} minutes");
+            host.poll_after(60);
+            assert_eq!(
+                !host.not_healthy().is_empty(),
+                not_healthy && minute >= 6,
+                "{reason:#x} after {minute} minutes"
+            );
         }
         host.first().clock_reasons = Sampled::Value(4);
-        (0..10).for_each(|_| host.look_after(60));
-        assert_eq!(host.ill(), Vec::<String>::new(), "{reason:#x}");
+        (0..10).for_each(|_| host.poll_after(60));
+        assert_eq!(host.not_healthy(), Vec::<String>::new(), "{reason:#x}");
     }
 }
 
 #[test]
 fn slowdown_counters_include_the_time_between_readings() {
-    let check = |per_minute: u64, ill: bool| {
+    let check = |per_minute: u64, not_healthy: bool| {
         let mut host = Host::new();
         for minute in 1..=12 {
             let thermal = 5_000_000_000 + minute * per_minute;
             host.first().slowdown = Sampled::Value(SlowdownTimes { thermal, brake: 0 });
-            host.look_after(60);
+            host.poll_after(60);
         }
-        assert_eq!(!host.ill().is_empty(), ill, "{per_minute} ns a minute");
+        assert_eq!(!host.not_healthy().is_empty(), not_healthy, "{per_minute} ns a minute");
     };
     check(6_000_000_000, true);
     check(1_000_000, false);
@@ -299,10 +303,10 @@ fn slowdown_counters_include_the_time_between_readings() {
 #[test]
 fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
     let mut host = Host::new();
-    host.look();
+    host.poll();
     for _ in 0..7 {
         host.first().clock_reasons = Sampled::Value(0x88);
-        host.look_after(60);
+        host.poll_after(60);
     }
     let reason = host.expect(FIRST, Degraded, ContactSupport);
     testing::snapshot!(
@@ -313,15 +317,15 @@ fn a_power_brake_on_one_gpu_counts_for_it_and_on_several_for_gpu_power() {
     assert_eq!(host.find("gpu.power"), None);
     for _ in 0..7 {
         host.gpus[1].clock_reasons = Sampled::Value(0x88);
-        host.look_after(60);
+        host.poll_after(60);
     }
     host.expect("gpu.power", Degraded, ContactSupport);
     host.expect(FIRST, Healthy, Nothing);
     host.expect(SECOND, Healthy, Nothing);
     host.gpus = (0..8).map(gpu).collect();
-    (0..12).for_each(|_| host.look_after(60));
+    (0..12).for_each(|_| host.poll_after(60));
     host.expect("gpu.power", Healthy, Nothing);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
@@ -350,13 +354,13 @@ fn a_pcie_link_is_compared_with_its_maximum_only_under_load() {
 #[test]
 fn pcie_replays_are_judged_by_generation_and_lanes() {
     // Generation 5 with 16 lanes: 31 a minute are normal.
-    let check = |per_minute: u32, ill: bool| {
+    let check = |per_minute: u32, not_healthy: bool| {
         let mut host = Host::new();
         for minute in 1..=10 {
             host.first().pcie_replays = Sampled::Value(7 + minute * per_minute);
-            host.look_after(60);
+            host.poll_after(60);
         }
-        assert_eq!(!host.ill().is_empty(), ill, "{per_minute} a minute");
+        assert_eq!(!host.not_healthy().is_empty(), not_healthy, "{per_minute} a minute");
     };
     check(40, true);
     check(30, false);
@@ -367,9 +371,9 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
         host.gpus.iter_mut().for_each(|gpu| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone()));
         for minute in 1..=10 {
             host.first().pcie_replays = Sampled::Value(7 + minute * per_minute);
-            host.look_after(60);
+            host.poll_after(60);
         }
-        !host.ill().is_empty()
+        !host.not_healthy().is_empty()
     };
     for (generation, width, normal) in
         [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 8, 8), (7, 16, 62)]
@@ -390,29 +394,29 @@ fn links_may_train_for_some_minutes_after_a_boot() {
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
     host.now = Mono(60_000_000_000);
     host.first().nvlinks[3].up = Sampled::Value(false);
-    host.looks(5);
+    host.poll_times(5);
     host.expect(FIRST, Unknown, Nothing);
     // It lasts.
     host.now = Mono(300_000_000_000);
-    host.look();
+    host.poll();
     host.expect(FIRST, Unhealthy, ResetDevice);
 
     let mut trained =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
     trained.now = Mono(60_000_000_000);
     trained.first().nvlinks[3].up = Sampled::Value(false);
-    trained.look();
+    trained.poll();
     trained.first().nvlinks[3].up = Sampled::Value(true);
-    trained.looks(3);
-    assert_eq!(trained.ill(), Vec::<String>::new());
+    trained.poll_times(3);
+    assert_eq!(trained.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn a_link_that_was_up_in_several_readings_is_expected() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().nvlinks[3].up = Sampled::Value(false);
-    host.look();
+    host.poll();
     let reason = host.expect(FIRST, Unhealthy, ResetDevice);
     testing::snapshot!(
         "reasons",
@@ -420,26 +424,27 @@ fn a_link_that_was_up_in_several_readings_is_expected() {
         reason
     );
     host.expect(LINK, Unhealthy, ResetDevice);
-    let others = host.judge.components(host.now).into_iter().filter(|of| of.name.starts_with("nvlink."));
+    let others =
+        host.judge.components(host.now).into_iter().filter(|component| component.name.starts_with("nvlink."));
     assert_eq!(others.count(), 1);
     host.first().nvlinks[3].up = Sampled::Value(true);
-    host.looks(2);
+    host.poll_times(2);
     host.expect(LINK, Unhealthy, ResetDevice);
-    host.look();
+    host.poll();
     host.expect(LINK, Healthy, Nothing);
-    assert_eq!(host.ill(), Vec::<String>::new());
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn links_that_a_board_never_had_are_not_missing() {
     let never = |gpu: &mut GpuReading| gpu.nvlinks = Vec::new();
-    for change in
-        [never, |gpu: &mut GpuReading| gpu.nvlinks.iter_mut().for_each(|of| of.up = Sampled::Value(false))]
-    {
+    for change in [never, |gpu: &mut GpuReading| {
+        gpu.nvlinks.iter_mut().for_each(|link| link.up = Sampled::Value(false))
+    }] {
         let mut host = Host::new();
         host.gpus.iter_mut().for_each(change);
-        host.looks(50);
-        assert_eq!(host.ill(), Vec::<String>::new());
+        host.poll_times(50);
+        assert_eq!(host.not_healthy(), Vec::<String>::new());
     }
 }
 
@@ -447,12 +452,12 @@ fn links_that_a_board_never_had_are_not_missing() {
 fn links_of_a_split_gpu_and_unreadable_links_are_not_down() {
     silent(|gpu| {
         gpu.mig = Sampled::Value(true);
-        gpu.nvlinks.iter_mut().for_each(|of| of.up = Sampled::Value(false));
+        gpu.nvlinks.iter_mut().for_each(|link| link.up = Sampled::Value(false));
     });
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.first().nvlinks[3].up = Sampled::Failed("an internal driver error occurred".into());
-    host.look();
+    host.poll();
     let reason = host.expect(FIRST, Unknown, Nothing);
     testing::snapshot!(
         "reasons",
@@ -465,7 +470,7 @@ fn links_of_a_split_gpu_and_unreadable_links_are_not_down() {
 #[test]
 fn expected_links_are_remembered_across_restarts() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     let learned: Vec<Observation> = host
         .facts
         .iter()
@@ -479,7 +484,7 @@ fn expected_links_are_remembered_across_restarts() {
     assert_eq!(after.judge.components(after.now), [], "no component before the first reading");
     after.first().nvlinks[3].up = Sampled::Value(false);
     after.gpus.pop();
-    after.look();
+    after.poll();
     after.expect(FIRST, Unhealthy, ResetDevice);
     after.expect("gpu.0000:08:00", Unhealthy, RebootNode);
     assert_eq!(after.facts.len(), 2, "{:?}", after.facts);
@@ -489,8 +494,8 @@ fn expected_links_are_remembered_across_restarts() {
     learned.iter().for_each(|observation| repaired.judge.recall(observation));
     repaired.first().identity.as_mut().unwrap().uuid = "GPU-new".into();
     repaired.first().nvlinks[3].up = Sampled::Value(false);
-    repaired.looks(10);
-    assert_eq!(repaired.ill(), Vec::<String>::new());
+    repaired.poll_times(10);
+    assert_eq!(repaired.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
@@ -499,7 +504,7 @@ fn link_errors_are_judged_by_their_growth() {
         let mut host = Host::new();
         for minute in 0..=minutes {
             host.details().links[3].replays = Some(1_000_000 + minute * per_minute);
-            host.look_after(60);
+            host.poll_after(60);
         }
         host
     };
@@ -510,32 +515,32 @@ fn link_errors_are_judged_by_their_growth() {
             let link = &mut host.details().links[3];
             (link.replays, link.crc, link.recoveries) = (None, None, None);
             link.damaged_packets = Some(70_000 + minute * per_minute);
-            host.look_after(60);
+            host.poll_after(60);
         }
         host
     };
     fifth(200).expect(LINK, Degraded, ResetDevice);
-    assert_eq!(fifth(20).ill(), Vec::<String>::new());
+    assert_eq!(fifth(20).not_healthy(), Vec::<String>::new());
     let mut host = run(200, 5);
     let reason = host.expect(LINK, Degraded, ResetDevice);
     testing::snapshot!("reasons", "device_readings: link errors are judged by their growth", reason);
     host.expect(FIRST, Degraded, ResetDevice);
-    assert_eq!(run(10, 20).ill(), Vec::<String>::new());
+    assert_eq!(run(10, 20).not_healthy(), Vec::<String>::new());
     // A jump in a single reading, and errors that stopped.
     silent(|gpu| gpu.details.as_mut().unwrap().links[3].crc = Some(143_746));
-    (0..10).for_each(|_| host.look_after(60));
-    assert_eq!(host.ill(), Vec::<String>::new());
+    (0..10).for_each(|_| host.poll_after(60));
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
 fn failed_recoveries_and_error_rates_count_for_the_link() {
     let mut host = Host::new();
-    host.looks(3);
+    host.poll_times(3);
     host.details().links[3].recovery_failed = Some(2);
-    host.look();
+    host.poll();
     host.expect(LINK, Unhealthy, ResetDevice);
-    (0..80).for_each(|_| host.look_after(60));
-    assert_eq!(host.ill(), Vec::<String>::new(), "an old failure no longer counts");
+    (0..80).for_each(|_| host.poll_after(60));
+    assert_eq!(host.not_healthy(), Vec::<String>::new(), "an old failure no longer counts");
     check(3, Degraded, ContactSupport, |gpu| {
         gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-9)
     });
@@ -551,9 +556,9 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
     let mut host = Host::new();
     host.now = Mono(0);
     host.gpus.iter_mut().for_each(|gpu| gpu.fabric = Sampled::Value(waiting));
-    host.looks(29);
-    assert_eq!(host.ill(), Vec::<String>::new());
-    host.looks(4);
+    host.poll_times(29);
+    assert_eq!(host.not_healthy(), Vec::<String>::new());
+    host.poll_times(4);
     host.expect(FIRST, Degraded, RebootNode);
 
     let failed = FabricInfo { state: 3, status: 999, health_mask: 0, health_summary: 0 };
@@ -577,8 +582,8 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
     };
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = configured(2));
     silent(|gpu| gpu.fabric = configured(1));
-    let ill = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 2 };
-    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Sampled::Value(ill));
+    let not_healthy = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 2 };
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Sampled::Value(not_healthy));
     let small = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 3 };
     check(3, Degraded, Nothing, |gpu| gpu.fabric = Sampled::Value(small));
     silent(|gpu| {
@@ -589,8 +594,8 @@ fn the_fabric_has_a_grace_period_after_a_boot_and_then_its_health_counts() {
     let mut alone = Host::new();
     alone.gpus.truncate(1);
     alone.first().fabric = Sampled::Value(waiting);
-    alone.looks(50);
-    assert_eq!(alone.ill(), Vec::<String>::new());
+    alone.poll_times(50);
+    assert_eq!(alone.not_healthy(), Vec::<String>::new());
 }
 
 #[test]
@@ -616,7 +621,7 @@ fn a_damaged_inforom_needs_support_and_persistence_mode_is_only_evidence() {
     silent(|gpu| gpu.details.as_mut().unwrap().persistence = Sampled::Value(false));
     let mut host = Host::new();
     host.details().persistence = Sampled::Value(false);
-    host.look();
+    host.poll();
     let evidence = host.find(FIRST).unwrap().evidence;
-    assert!(evidence.iter().any(|of| of.source == "NVML persistence mode"), "{evidence:?}");
+    assert!(evidence.iter().any(|evidence| evidence.source == "NVML persistence mode"), "{evidence:?}");
 }

@@ -14,7 +14,7 @@ use RecommendedAction::{ContactSupport, None as Nothing};
 fn rises(counter: &str, each: u64, readings: u64) -> (HealthState, RecommendedAction) {
     let mut host = Host::with_ports(1);
     host.set(0, counter, 1_000_000);
-    host.looks(10);
+    host.poll_times(10);
     let mut last = None;
     for reading in 1..=readings {
         host.set(0, counter, 1_000_000 + each * reading);
@@ -63,7 +63,7 @@ fn too_many_errors_count_across_a_restart_until_their_window_ends() {
     let mut host = Host::settled(1);
     host.set(0, "symbol_error", 500);
     host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
-    host.looks(5);
+    host.poll_times(5);
     assert_eq!(host.events("too_many_errors"), 1);
     host.restart(boot("first"));
     host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
@@ -79,7 +79,7 @@ fn errors_of_a_link_that_goes_down_do_not_count() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");
     host.set(0, "symbol_error", 5000);
-    host.look();
+    host.poll();
     host.link(0).state = up();
     host.set(0, "symbol_error", 9000);
     host.expect("fabric.mlx5_0/1", Healthy, Nothing);
@@ -91,6 +91,6 @@ fn errors_of_a_link_that_goes_down_do_not_count() {
 fn errors_from_before_the_first_reading_do_not_count() {
     let mut host = Host::with_ports(1);
     host.set(0, "symbol_error", 60_000);
-    host.looks(100);
+    host.poll_times(100);
     host.expect("fabric.mlx5_0/1", Healthy, Nothing);
 }

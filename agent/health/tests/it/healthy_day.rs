@@ -17,7 +17,7 @@ impl Dice {
         (self.0 >> 33) % limit
     }
 
-    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+    fn one_of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
         let place = self.below(choices.len() as u64) as usize;
         choices[place]
     }
@@ -99,23 +99,26 @@ fn a_healthy_day_causes_no_unhealthy_component() {
     let ordinary: Vec<&str> = ORDINARY.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let mut lines = 0u32;
     for tick in 0u64..24 * 360 {
-        let gpu = dice.of(&GPUS);
+        let gpu = dice.one_of(&GPUS);
         let mut say = |line: &str| {
             host.log(line);
             lines += 1;
         };
         if dice.below(30) == 0 {
-            let program = dice.of(&PROGRAMS);
-            say(&format!("NVRM: Xid (PCI:{gpu}): {}", dice.of(&OF_PROGRAMS).replace("{program}", program)));
+            let program = dice.one_of(&PROGRAMS);
+            say(&format!(
+                "NVRM: Xid (PCI:{gpu}): {}",
+                dice.one_of(&OF_PROGRAMS).replace("{program}", program)
+            ));
         }
         if dice.below(100) == 0 {
-            say(&format!("NVRM: Xid (PCI:{gpu}): {}", dice.of(&NOTES)));
+            say(&format!("NVRM: Xid (PCI:{gpu}): {}", dice.one_of(&NOTES)));
         }
         if dice.below(3) == 0 {
-            say(dice.of(&CHATTER));
+            say(dice.one_of(&CHATTER));
         }
         if dice.below(3) == 0 {
-            say(dice.of(&ordinary));
+            say(dice.one_of(&ordinary));
         }
         if dice.below(12) == 0 {
             // Each corrected PCIe error is logged in two lines.
@@ -141,13 +144,13 @@ fn a_healthy_day_causes_no_unhealthy_component() {
                 host.host.take_in(host.now, &fact);
             }
         }
-        let ill = host.ill();
+        let not_healthy = host.not_healthy();
         assert_eq!(
-            ill,
+            not_healthy,
             [],
             "after {} minutes: {:?}",
             tick / 6,
-            host.components().iter().find(|of| of.state != HealthState::Healthy)
+            host.components().iter().find(|component| component.state != HealthState::Healthy)
         );
         host.wait(10);
     }
@@ -158,5 +161,5 @@ fn a_healthy_day_causes_no_unhealthy_component() {
 fn one_fault_is_reported() {
     let mut host = Host::new();
     host.log("NVRM: Xid (PCI:0000:5d:00): 95, pid='<unknown>', name=<unknown>, Uncontained: LTC TAG. RST: Yes, D-RST: No");
-    assert_eq!(host.ill().len(), 1);
+    assert_eq!(host.not_healthy().len(), 1);
 }

@@ -57,20 +57,20 @@ impl Noise {
 
     /// A reading of a healthy GPU, `second` seconds after the boot.
     fn reading(&mut self, dice: &mut Dice, second: u64) -> GpuReading {
-        let mut of = gpu(self.index);
+        let mut reading = gpu(self.index);
         // All GPUs train, with a pause for evaluation each hour and an idle night.
         let busy = second % 3600 > 240 && second < 20 * 3600;
-        self.counters(dice, &mut of);
-        self.heat(dice, &mut of, busy);
-        self.shape(&mut of, second, busy);
-        self.failures(dice, &mut of);
+        self.counters(dice, &mut reading);
+        self.heat(dice, &mut reading, busy);
+        self.shape(&mut reading, second, busy);
+        self.failures(dice, &mut reading);
         if !second.is_multiple_of(60) {
-            of.details = None;
+            reading.details = None;
         }
-        of
+        reading
     }
 
-    fn counters(&mut self, dice: &mut Dice, of: &mut GpuReading) {
+    fn counters(&mut self, dice: &mut Dice, reading: &mut GpuReading) {
         self.corrected += dice.below(2000);
         if dice.one_in(2000) {
             // The driver was loaded again: the counters start at 0.
@@ -83,7 +83,7 @@ impl Noise {
         if dice.one_in(1500) {
             self.replays += 5000;
         }
-        let details = of.details.as_mut().unwrap();
+        let details = reading.details.as_mut().unwrap();
         for link in &mut details.links {
             let replays = &mut self.link_replays[link.link as usize];
             *replays += dice.below(6);
@@ -95,11 +95,11 @@ impl Noise {
         }
         self.recoveries += u64::from(dice.one_in(200));
         details.links[0].recoveries = Some(self.recoveries);
-        of.ecc_corrected = Sampled::Value(self.corrected);
-        of.pcie_replays = Sampled::Value(self.replays);
+        reading.ecc_corrected = Sampled::Value(self.corrected);
+        reading.pcie_replays = Sampled::Value(self.replays);
         // Lifetime counts that include repaired errors.
-        of.ecc_aggregate = Sampled::Value(900);
-        of.remapped =
+        reading.ecc_aggregate = Sampled::Value(900);
+        reading.remapped =
             Sampled::Value(RemappedRows { corrected: 4, uncorrected: 3, pending: false, failed: false });
         details.sram = Sampled::Value(SramErrors {
             uncorrected_lifetime: 3,
@@ -108,58 +108,59 @@ impl Noise {
         });
     }
 
-    fn heat(&mut self, dice: &mut Dice, of: &mut GpuReading, busy: bool) {
+    fn heat(&mut self, dice: &mut Dice, reading: &mut GpuReading, busy: bool) {
         // GPUs further back in the airflow are warmer.
         let place = self.index * 2;
         let degrees = if busy { 58 } else { 32 } + place + dice.small(8);
         // A single reading beyond the limit does not count.
-        of.temperature = Sampled::Value(if dice.one_in(400) { 90 } else { degrees });
-        of.memory_temperature =
+        reading.temperature = Sampled::Value(if dice.one_in(400) { 90 } else { degrees });
+        reading.memory_temperature =
             if dice.one_in(50) { Sampled::NotOffered } else { Sampled::Value(degrees + 10) };
-        of.margin = Sampled::Value(-1);
+        reading.margin = Sampled::Value(-1);
         // The power cap, or idle; a thermal slowdown (0x40) now and then.
         let reasons = if busy { 0x4 } else { 0x1 };
-        of.clock_reasons = Sampled::Value(if dice.one_in(40) { reasons | 0x40 } else { reasons });
+        reading.clock_reasons = Sampled::Value(if dice.one_in(40) { reasons | 0x40 } else { reasons });
         self.times.thermal += dice.below(STEP * 1_000_000_000 / 200);
-        of.slowdown = Sampled::Value(self.times);
+        reading.slowdown = Sampled::Value(self.times);
         // Each GPU reaches a different clock at the power cap.
         let sm = if busy { 1500 + 40 * self.index + dice.small(200) } else { 345 };
-        of.clocks = Sampled::Value(Clocks { sm, memory: 2619 });
+        reading.clocks = Sampled::Value(Clocks { sm, memory: 2619 });
     }
 
-    fn shape(&self, of: &mut GpuReading, second: u64, busy: bool) {
-        of.utilization = Sampled::Value(if busy { 97 } else { 0 });
+    fn shape(&self, reading: &mut GpuReading, second: u64, busy: bool) {
+        reading.utilization = Sampled::Value(if busy { 97 } else { 0 });
         if !busy {
-            of.pcie = Sampled::Value(PcieLink { generation: 1, width: 16 });
+            reading.pcie = Sampled::Value(PcieLink { generation: 1, width: 16 });
         }
         // One board has one link less by design.
         if self.index == 5 {
-            of.nvlinks[17].up = Sampled::Value(false);
+            reading.nvlinks[17].up = Sampled::Value(false);
         }
         // The fabric registers only some time after the boot.
         if second < 280 {
-            of.fabric = Sampled::Value(FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 });
+            reading.fabric =
+                Sampled::Value(FabricInfo { state: 2, status: 0, health_mask: 0, health_summary: 0 });
         }
-        of.details.as_mut().unwrap().persistence = Sampled::Value(false);
+        reading.details.as_mut().unwrap().persistence = Sampled::Value(false);
     }
 
     /// Readings that are not required fail now and then.
-    fn failures(&self, dice: &mut Dice, of: &mut GpuReading) {
+    fn failures(&self, dice: &mut Dice, reading: &mut GpuReading) {
         let failed = || "an unknown internal driver error occurred".to_owned();
         if dice.one_in(100) {
-            of.power = Sampled::Failed(failed());
+            reading.power = Sampled::Failed(failed());
         }
         if dice.one_in(100) {
-            of.processes = Sampled::Failed(failed());
+            reading.processes = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.fabric = Sampled::Failed(failed());
+            reading.fabric = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.pcie = Sampled::Failed(failed());
+            reading.pcie = Sampled::Failed(failed());
         }
         if dice.one_in(300) {
-            of.recovery_action = Sampled::NotOffered;
+            reading.recovery_action = Sampled::NotOffered;
         }
     }
 }
@@ -200,21 +201,21 @@ fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> 
     let mut dice = Dice(11);
     let mut noise: Vec<Noise> = (0..8).map(Noise::new).collect();
     let mut dcgm = dcgm();
-    let mut ill = Vec::new();
+    let mut not_healthy = Vec::new();
     for step in 0..86_400 / STEP {
         let second = BOOTED + step * STEP;
-        host.gpus = noise.iter_mut().map(|of| of.reading(&mut dice, step * STEP)).collect();
+        host.gpus = noise.iter_mut().map(|gpu_noise| gpu_noise.reading(&mut dice, step * STEP)).collect();
         change(second, &mut host.gpus);
         host.now = Mono(second * 1_000_000_000);
-        host.look_after(dice.below(2));
+        host.poll_after(dice.below(2));
         if step.is_multiple_of(2) {
             let judged = dcgm.step(host.now, &second_opinion(&mut dice, step == 0));
-            ill.extend(
+            not_healthy.extend(
                 judged
                     .components
                     .iter()
-                    .filter(|of| of.state != HealthState::Healthy)
-                    .map(|of| (second, format!("{}: {}", of.name, of.reason))),
+                    .filter(|component| component.state != HealthState::Healthy)
+                    .map(|component| (second, format!("{}: {}", component.name, component.reason))),
             );
             host.judge.second_opinions(dcgm.opinions().clone());
         }
@@ -224,12 +225,12 @@ fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> 
             host.judge.event(host.now, &GpuEvent { gpu, kind: 8, data: 31, instance: None });
             host.judge.due(host.now.after(Span::seconds(2)), true);
         }
-        ill.extend(host.ill().into_iter().map(|words| (second, words)));
-        if !ill.is_empty() {
-            return ill;
+        not_healthy.extend(host.not_healthy().into_iter().map(|words| (second, words)));
+        if !not_healthy.is_empty() {
+            return not_healthy;
         }
     }
-    ill
+    not_healthy
 }
 
 #[test]
@@ -239,11 +240,11 @@ fn a_healthy_day_of_gpus_causes_no_unhealthy_component() {
 
 #[test]
 fn one_memory_error_at_noon_is_reported() {
-    let ill = day(|second, gpus| {
+    let not_healthy = day(|second, gpus| {
         if second >= 43_200 {
             gpus[0].ecc_volatile = Sampled::Value(1);
         }
     });
-    let [(43_220, reason)] = &ill[..] else { panic!("{ill:?}") };
+    let [(43_220, reason)] = &not_healthy[..] else { panic!("{not_healthy:?}") };
     testing::snapshot!("reasons", "healthy_day_devices: one memory error at noon is reported", reason);
 }

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_health::hardware::tpu::{
-    Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service as TpuService, TpuJudge, TpuLimits,
-    TpuSample,
+    Chip, ChipHolder, CoreState, Holders, Runtime, RuntimeReply, RuntimeService as TpuService, TpuJudge,
+    TpuLimits, TpuSample,
 };
 use mainstay_health::host::fabric::{
-    FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkReading, LinkState,
+    FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkState, PortReading,
 };
 use mainstay_health::host::os::{
     Blocked, Capped, ClockReading, CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits,
@@ -32,8 +32,8 @@ impl Dice {
         (self.0 >> 33) % limit
     }
 
-    fn once_in(&mut self, looks: u64) -> bool {
-        self.below(looks) == 0
+    fn once_in(&mut self, poll_times: u64) -> bool {
+        self.below(poll_times) == 0
     }
 
     fn share(&mut self, most: u64) -> f64 {
@@ -41,18 +41,18 @@ impl Dice {
     }
 }
 
-fn at(look: u64) -> Mono {
-    Mono(0).after(Span::seconds(7200 + look * EVERY))
+fn at(poll: u64) -> Mono {
+    Mono(0).after(Span::seconds(7200 + poll * EVERY))
 }
 
-fn all_are_well(look: u64, components: &[Component]) {
-    let ill = components.iter().find(|component| component.state != HealthState::Healthy);
-    assert_eq!(ill, None, "after {} minutes", look * EVERY / 60);
+fn all_are_well(poll: u64, components: &[Component]) {
+    let not_healthy = components.iter().find(|component| component.state != HealthState::Healthy);
+    assert_eq!(not_healthy, None, "after {} minutes", poll * EVERY / 60);
 }
 
 /// All cores are busy and memory is full of page cache. Pressure is high in single looks, and a control group reaches
 /// its limit because of its page cache.
-fn busy_host(dice: &mut Dice, look: u64, at_limit: &mut u64) -> HostSample {
+fn busy_host(dice: &mut Dice, poll: u64, at_limit: &mut u64) -> HostSample {
     let full = dice.once_in(40);
     let pressure = Pressure { some_avg10: if full { 99.0 } else { dice.share(90) }, full_avg10: 0.0 };
     let memory_pressure =
@@ -61,7 +61,7 @@ fn busy_host(dice: &mut Dice, look: u64, at_limit: &mut u64) -> HostSample {
     HostSample {
         cpus: Reading::Value(128),
         load: Reading::Value(128.0 + dice.share(300)),
-        cpu_times: Reading::Value(CpuTimes { total: look * 128_000, stolen: look * 10 }),
+        cpu_times: Reading::Value(CpuTimes { total: poll * 128_000, stolen: poll * 10 }),
         cpu_pressure: Reading::Value(pressure),
         memory: Reading::Value(Memory {
             total: 2048 * GIB,
@@ -93,7 +93,7 @@ fn busy_host(dice: &mut Dice, look: u64, at_limit: &mut u64) -> HostSample {
 
 /// Processes that wait for disks for a moment, zombies that are soon reaped, a clock that is slewed, corrected memory
 /// errors, a CPU package that is throttled now and then, a service that is restarted twice.
-fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mut u64) -> SystemSample {
+fn living_system(dice: &mut Dice, poll: u64, corrected: &mut u64, throttled: &mut u64) -> SystemSample {
     *corrected += dice.below(3);
     *throttled += u64::from(dice.once_in(60));
     let usage = |used, limit| Reading::Value(Usage { used, limit });
@@ -103,7 +103,7 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
         name: "pt_data_worker".to_owned(),
         kernel_thread: false,
         waits_in: vec!["folio_wait_bit_common".to_owned()],
-        ran: Some(look * 3 + number),
+        ran: Some(poll * 3 + number),
     });
     let scan = ProcessScan {
         processes: 1500,
@@ -127,8 +127,8 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
         state: MountState::Answers,
     };
     SystemSample {
-        wall: Wall(1_700_000_000_000_000_000 + at(look).0 as i64 + slewed),
-        since_boot: (!dice.once_in(100)).then(|| at(look)),
+        wall: Wall(1_700_000_000_000_000_000 + at(poll).0 as i64 + slewed),
+        since_boot: (!dice.once_in(100)).then(|| at(poll)),
         clock: Reading::Value(ClockReading {
             synchronised: !dice.once_in(200),
             max_error: Span::millis(dice.below(900)),
@@ -140,16 +140,16 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
             tasks: usage(9_000 + dice.below(4_000), 4_194_304),
             group_tasks: Some(Usage { used: 3_000 + dice.below(4_000), limit: 16_384 }),
         },
-        scan: look.is_multiple_of(3).then_some(Reading::Value(scan)),
+        scan: poll.is_multiple_of(3).then_some(Reading::Value(scan)),
         mounts: vec![mount],
-        services: look.is_multiple_of(6).then(|| {
+        services: poll.is_multiple_of(6).then(|| {
             Reading::Value(Services {
                 units: vec![
                     unit("nvidia-fabricmanager.service", "active", 0),
                     unit(
                         "kubelet.service",
                         if dice.once_in(500) { "activating" } else { "active" },
-                        look / 4000,
+                        poll / 4000,
                     ),
                     unit("opensm.service", "inactive", 0),
                 ],
@@ -171,12 +171,12 @@ fn a_healthy_day_of_the_host_causes_no_unhealthy_component() {
     let mut host = HostJudge::new(HostLimits::default());
     let mut system = SystemJudge::new(HostLimits::default());
     let (mut at_limit, mut corrected, mut throttled) = (0, 5_000, 300);
-    for look in 0..LOOKS {
-        let judged = host.step(at(look), &busy_host(&mut dice, look, &mut at_limit));
-        all_are_well(look, &judged.components);
+    for poll in 0..LOOKS {
+        let judged = host.step(at(poll), &busy_host(&mut dice, poll, &mut at_limit));
+        all_are_well(poll, &judged.components);
         assert!(judged.components.len() == 4 && judged.facts.len() <= 1, "{:?}", judged.facts);
-        let sample = living_system(&mut dice, look, &mut corrected, &mut throttled);
-        all_are_well(look, &system.step(at(look), &sample).components);
+        let sample = living_system(&mut dice, poll, &mut corrected, &mut throttled);
+        all_are_well(poll, &system.step(at(poll), &sample).components);
     }
 }
 
@@ -184,16 +184,16 @@ fn a_healthy_day_of_the_host_causes_no_unhealthy_component() {
 fn a_full_disk_is_reported() {
     let mut dice = Dice(11);
     let mut host = HostJudge::new(HostLimits::default());
-    let ill = (0..3).any(|look| {
-        let mut sample = busy_host(&mut dice, look, &mut 0);
+    let not_healthy = (0..3).any(|poll| {
+        let mut sample = busy_host(&mut dice, poll, &mut 0);
         sample.disks[0].space =
             Reading::Value(Space { total: 3500 * GIB, free: GIB / 2, inodes: 0, inodes_free: 0 });
-        host.step(at(look), &sample)
+        host.step(at(poll), &sample)
             .components
             .iter()
             .any(|component| component.state != HealthState::Healthy)
     });
-    assert!(ill);
+    assert!(not_healthy);
 }
 
 /// Ports with the error counts of intact cables, two link flaps in the day, and all kinds of congestion.
@@ -216,13 +216,13 @@ fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
     let mut counters = [[0u64; 9]; 8];
     // Two counters have long been at the largest value that InfiniBand can count.
     (counters[4][0], counters[5][1]) = (255, 65_535);
-    for look in 0..LOOKS {
-        if look == 4_000 {
+    for poll in 0..LOOKS {
+        if poll == 4_000 {
             // The driver was loaded again: its counters start at 0.
             counters[6] = [0; 9];
         }
         let links = counters.iter_mut().enumerate().map(|(number, counts)| {
-            let blinks = number == 3 && (look == 1000 || look == 6500);
+            let blinks = number == 3 && (poll == 1000 || poll == 6500);
             counts[0] = (counts[0] + u64::from(blinks)).min(255);
             // The standard allows 120 symbol errors in an hour; here it is half of that.
             counts[1] = (counts[1] + u64::from(dice.once_in(6))).min(65_535);
@@ -234,7 +234,7 @@ fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
             counts[7] += dice.below(100_000);
             counts[8] += dice.below(100_000_000);
             let (logical, physical) = if blinks { ("DOWN", "Polling") } else { ("ACTIVE", "LinkUp") };
-            LinkReading {
+            PortReading {
                 name: format!("mlx5_{number}/1"),
                 identity: Identity {
                     serial: Some(format!("guid-{number}")),
@@ -252,15 +252,15 @@ fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
                     .iter()
                     .zip(*counts)
                     // The driver omits a counter once in a while.
-                    .filter(|(name, _)| **name != "symbol_error" || look % 977 != 0)
+                    .filter(|(name, _)| **name != "symbol_error" || poll % 977 != 0)
                     .map(|(name, count)| ((*name).into(), count))
                     .collect(),
-                ..LinkReading::default()
+                ..PortReading::default()
             }
         });
         let sample = FabricSample { links: links.collect(), ..FabricSample::default() };
-        let components = judge.step(at(look), &sample).components;
-        all_are_well(look, &components);
+        let components = judge.step(at(poll), &sample).components;
+        all_are_well(poll, &components);
         assert_eq!(components.len(), 9);
     }
 }
@@ -270,9 +270,9 @@ fn a_healthy_day_of_the_network_causes_no_unhealthy_component() {
 fn a_healthy_day_of_tpus_causes_no_unhealthy_component() {
     let mut dice = Dice(17);
     let mut judge = TpuJudge::new(TpuLimits::default());
-    for look in 0..LOOKS {
-        let idle = look % 1000 >= 900;
-        let holder = Holder { pid: Pid(4711), name: "python".to_owned() };
+    for poll in 0..LOOKS {
+        let idle = poll % 1000 >= 900;
+        let holder = ChipHolder { pid: Pid(4711), name: "python".to_owned() };
         let holders = Holders::Known(if idle { vec![] } else { vec![holder] });
         let chips = (0..4).map(|number| Chip {
             number,
@@ -288,7 +288,7 @@ fn a_healthy_day_of_tpus_causes_no_unhealthy_component() {
                 chip: Some(number),
                 tensor_core: true,
                 program: "abcd".to_owned(),
-                launch: Some((look * 3 - u64::from(number == 2 && look > 0 && dice.once_in(4))) as i64),
+                launch: Some((poll * 3 - u64::from(number == 2 && poll > 0 && dice.once_in(4))) as i64),
                 counters: vec![0x1f40 + dice.below(64) as i64],
                 queued: 1,
                 ..CoreState::default()
@@ -307,8 +307,8 @@ fn a_healthy_day_of_tpus_causes_no_unhealthy_component() {
             stalls: vec![],
             driver: vec![],
         };
-        let components = judge.step(at(look), &sample).components;
-        all_are_well(look, &components);
+        let components = judge.step(at(poll), &sample).components;
+        all_are_well(poll, &components);
         assert_eq!(components.len(), 5);
     }
 }

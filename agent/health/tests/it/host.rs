@@ -174,11 +174,11 @@ fn memory_events_of_a_control_group_are_recorded_and_change_no_state() {
             "{:?}",
             judged.components
         );
-        let reported = judged.facts.into_iter().map(|fact| match fact {
+        let facts = judged.facts.into_iter().map(|fact| match fact {
             Fact::Observed(observation) => (observation.event, observation.detail),
             other => ("another".to_owned(), format!("{other:?}")),
         });
-        reported.collect()
+        facts.collect()
     };
     assert_eq!(seen(0, 3, 500), [], "events before the start do not count");
     assert_eq!(seen(5, 3, 500), []);
@@ -265,12 +265,12 @@ fn a_full_disk_is_reported_with_its_mount_and_a_silent_one_with_the_duration() {
 
 #[test]
 fn few_free_inodes_degrade_and_zero_of_zero_does_not() {
-    let of = |inodes, inodes_free| {
+    let disk_of = |inodes, inodes_free| {
         let space = Space { total: 500 * GIB, free: 400 * GIB, inodes, inodes_free };
         HostSample { disks: vec![Disk { space: Reading::Value(space), ..disk("/", 0) }], ..calm() }
     };
-    assert_eq!(Host::new().states("host.disk", &of(1000, 30), 3)[2], Degraded);
-    assert_eq!(Host::new().states("host.disk", &of(0, 0), 5)[4], Healthy);
+    assert_eq!(Host::new().states("host.disk", &disk_of(1000, 30), 3)[2], Degraded);
+    assert_eq!(Host::new().states("host.disk", &disk_of(0, 0), 5)[4], Healthy);
 }
 
 #[test]
@@ -364,12 +364,12 @@ fn stolen_cpu_time_is_judged_by_its_share() {
         |total, stolen| HostSample { cpu_times: Reading::Value(CpuTimes { total, stolen }), ..calm() };
     let mut host = Host::new();
     let mut state = Healthy;
-    for look in 1..=4 {
-        state = host.states("host.cpu", &times(look * 1000, 500_000 + look * 150), 1)[0];
+    for poll in 1..=4 {
+        state = host.states("host.cpu", &times(poll * 1000, 500_000 + poll * 150), 1)[0];
     }
     assert_eq!(state, Degraded);
-    for look in 5..=10 {
-        state = host.states("host.cpu", &times(look * 1000, 500_600 + look), 1)[0];
+    for poll in 5..=10 {
+        state = host.states("host.cpu", &times(poll * 1000, 500_600 + poll), 1)[0];
     }
     assert_eq!(state, Healthy);
     // Counters that were reset and then do not change.

@@ -49,7 +49,7 @@ impl Host {
         }
     }
 
-    fn look_after(&mut self, seconds: u64) -> Vec<Component> {
+    fn poll_after(&mut self, seconds: u64) -> Vec<Component> {
         self.now = self.now.after(Span::seconds(seconds));
         self.sample.since_boot = Some(self.now);
         self.sample.wall = Wall(1_700_000_000_000_000_000 + self.now.0 as i64 + self.ahead);
@@ -61,14 +61,14 @@ impl Host {
         judged.components
     }
 
-    fn looks(&mut self, count: usize) {
+    fn poll_times(&mut self, count: usize) {
         for _ in 0..count {
-            self.look_after(10);
+            self.poll_after(10);
         }
     }
 
     fn find(&mut self, name: &str) -> Option<Component> {
-        self.look_after(10).into_iter().find(|component| component.name == name)
+        self.poll_after(10).into_iter().find(|component| component.name == name)
     }
 
     fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) -> String {
@@ -128,7 +128,7 @@ fn unit(name: &str, active: &str) -> Service {
 fn a_calm_host_is_healthy_and_shows_only_components_that_it_has() {
     let mut host = Host::new();
     for _ in 0..100 {
-        let components = host.look_after(10);
+        let components = host.poll_after(10);
         let names: Vec<&str> = components.iter().map(|component| component.name.as_str()).collect();
         assert_eq!(names, ["host.processes", "host.files", "host.clock", "host.boot"]);
         for component in components {
@@ -152,7 +152,7 @@ fn a_process_that_is_stuck_in_the_gpu_driver_needs_a_reboot() {
     for place in [["nv_open_q+0x12/0x80 [nvidia]"], ["os_acquire_semaphore"], ["uvm_va_space_down_read"]] {
         let mut host = Host::new();
         host.blocked(&[sleeper(&place)]);
-        host.looks(12);
+        host.poll_times(12);
         let reason = host.expect("host.processes", Unhealthy, RebootNode);
         testing::snapshot!(
             "reasons",
@@ -168,7 +168,7 @@ fn a_process_that_is_stuck_in_the_gpu_driver_needs_a_reboot() {
 fn a_process_that_is_stuck_elsewhere_degrades() {
     let mut host = Host::new();
     host.blocked(&[sleeper(&["rpc_wait_bit_killable+0x1/0x2 [sunrpc]", "nfs_getattr [nfs]"])]);
-    host.looks(12);
+    host.poll_times(12);
     let reason = host.expect("host.processes", Degraded, Nothing);
     testing::snapshot!("reasons", "host_system: a process that is stuck elsewhere degrades", reason);
 }
@@ -188,7 +188,7 @@ fn a_process_that_reads_and_writes_is_not_stuck() {
     let unknown = Blocked { ran: None, ..sleeper(&["io_schedule"]) };
     let thread = Blocked { kernel_thread: true, ..sleeper(&["worker_thread"]) };
     host.blocked(&[unknown, thread]);
-    host.looks(100);
+    host.poll_times(100);
     host.expect("host.processes", Healthy, Nothing);
 }
 
@@ -196,10 +196,10 @@ fn a_process_that_reads_and_writes_is_not_stuck() {
 fn two_distant_looks_are_not_enough_and_looks_without_a_scan_change_nothing() {
     let mut host = Host::new();
     host.blocked(&[sleeper(&["nvidia_ioctl"])]);
-    host.look_after(10);
-    host.look_after(600);
+    host.poll_after(10);
+    host.poll_after(600);
     let scan = host.sample.scan.take();
-    host.looks(5);
+    host.poll_times(5);
     host.expect("host.processes", Healthy, Nothing);
     host.sample.scan = scan;
     host.expect("host.processes", Unhealthy, RebootNode);
@@ -211,25 +211,25 @@ fn two_distant_looks_are_not_enough_and_looks_without_a_scan_change_nothing() {
 fn many_lasting_zombies_degrade_and_their_parent_is_named() {
     let mut host = Host::new();
     host.zombies(300);
-    host.looks(2);
+    host.poll_times(2);
     let reason = host.expect("host.processes", Degraded, RestartProcess);
     assert!(reason.contains("containerd-shim (process 17)"), "{reason}");
     for _ in 0..20 {
         host.zombies(300);
-        host.look_after(10);
+        host.poll_after(10);
         host.zombies(0);
-        host.look_after(10);
+        host.poll_after(10);
     }
     host.zombies(0);
-    host.looks(6);
+    host.poll_times(6);
     host.expect("host.processes", Healthy, Nothing);
     // Few zombies that are a large share, then many that are a small share.
     host.sample.scan =
         Some(Reading::Value(ProcessScan { processes: 30, zombies: 20, ..ProcessScan::default() }));
-    host.looks(20);
+    host.poll_times(20);
     host.expect("host.processes", Healthy, Nothing);
     host.zombies(150);
-    host.looks(20);
+    host.poll_times(20);
     host.expect("host.processes", Healthy, Nothing);
 }
 
@@ -237,18 +237,18 @@ fn many_lasting_zombies_degrade_and_their_parent_is_named() {
 fn kernel_tables_are_judged_by_the_share_in_use() {
     let mut host = Host::new();
     host.sample.tables.tasks = Reading::Value(Usage { used: 27_000, limit: 32_768 });
-    host.looks(2);
+    host.poll_times(2);
     host.expect("host.processes", Degraded, RestartProcess);
     host.sample.tables.tasks = Reading::Value(Usage { used: 32_000, limit: 32_768 });
-    host.looks(2);
+    host.poll_times(2);
     host.expect("host.processes", Unhealthy, RestartProcess);
     host.sample.tables.files = Reading::Value(Usage { used: 96, limit: 100 });
-    host.looks(2);
+    host.poll_times(2);
     host.expect("host.files", Unhealthy, RestartProcess);
     host.sample.tables.group_tasks = Some(Usage { used: 90, limit: 100 });
-    host.looks(2);
+    host.poll_times(2);
     host.sample.tables.tasks = Reading::Value(Usage { used: 10, limit: 32_768 });
-    host.looks(10);
+    host.poll_times(10);
     let reason = host.expect("host.processes", Degraded, RestartProcess);
     testing::snapshot!("reasons", "host_system: kernel tables are judged by the share in use", reason);
 }
@@ -256,12 +256,12 @@ fn kernel_tables_are_judged_by_the_share_in_use() {
 #[test]
 fn a_clock_jump_degrades_for_ten_minutes() {
     let mut host = Host::new();
-    host.looks(5);
+    host.poll_times(5);
     host.ahead = 30_000_000_000;
     let reason = host.expect("host.clock", Degraded, Nothing);
     assert!(reason.contains("+30.000 s"), "{reason}");
     assert_eq!(host.seen.iter().filter(|seen| seen.event == "clock_jump").count(), 1);
-    host.look_after(601);
+    host.poll_after(601);
     host.expect("host.clock", Healthy, Nothing);
 }
 
@@ -274,7 +274,7 @@ fn a_clock_that_is_slewed_or_set_at_boot_is_not_a_jump() {
     }
     let mut host = Host::new();
     host.now = Mono(0);
-    host.look_after(10);
+    host.poll_after(10);
     host.ahead = -3_600_000_000_000;
     host.expect("host.clock", Healthy, Nothing);
     // The two clocks could not be read close together.
@@ -286,14 +286,14 @@ fn a_clock_that_is_slewed_or_set_at_boot_is_not_a_jump() {
 #[test]
 fn a_clock_that_is_no_longer_synchronised_degrades_after_15_minutes() {
     let mut host = Host::new();
-    host.look_after(10);
+    host.poll_after(10);
     host.clock(false, Span::seconds(16));
-    host.looks(90);
+    host.poll_times(90);
     host.expect("host.clock", Degraded, RestartProcess);
     host.clock(true, Span::millis(5));
     host.expect("host.clock", Healthy, Nothing);
     host.clock(true, Span::seconds(6));
-    host.looks(91);
+    host.poll_times(91);
     testing::snapshot!(
         "reasons",
         "host_system: a clock that is no longer synchronised degrades after 15 minutes",
@@ -305,7 +305,7 @@ fn a_clock_that_is_no_longer_synchronised_degrades_after_15_minutes() {
 fn a_never_synchronised_clock_is_healthy_unless_the_journal_shows_otherwise() {
     let mut host = Host::new();
     host.clock(false, Span::seconds(16));
-    host.looks(200);
+    host.poll_times(200);
     testing::snapshot!(
         "reasons",
         "host_system: a never synchronised clock is healthy unless the journal shows otherwise",
@@ -313,13 +313,13 @@ fn a_never_synchronised_clock_is_healthy_unless_the_journal_shows_otherwise() {
     );
 
     let mut before = Host::new();
-    before.look_after(10);
+    before.poll_after(10);
     let journal: Vec<(Stamp, BootId, Observation)> =
         before.seen.into_iter().map(|seen| (Stamp::default(), BootId("b".into()), seen)).collect();
     let mut host = Host::new();
     host.judge.recall(Stamp::default(), &BootId("b".into()), &journal);
     host.clock(false, Span::seconds(16));
-    host.looks(91);
+    host.poll_times(91);
     host.expect("host.clock", Degraded, RestartProcess);
 }
 
@@ -345,7 +345,7 @@ fn three_boots_within_an_hour_are_a_boot_loop() {
     let mut host = recalling(&boots(&[300, 50, 30, 5]));
     let reason = host.expect("host.boot", Degraded, ContactSupport);
     assert!(reason.contains("3 times within 1h"), "{reason}");
-    host.look_after(15 * 60);
+    host.poll_after(15 * 60);
     host.expect("host.boot", Healthy, Nothing);
     assert!(host.seen.iter().all(|seen| seen.event != "boot"), "it is in the journal already");
     let mut host = recalling(&boots(&[90, 30, 5, 5]));
@@ -390,7 +390,7 @@ fn a_failed_fabric_manager_is_unhealthy_only_with_switches_and_several_gpus() {
     }
     let mut host = Host::new();
     host.units(true, 8, &[unit("nvidia-fabricmanager.service", "inactive")]);
-    host.look_after(10);
+    host.poll_after(10);
     host.expect("host.services", Unhealthy, RestartProcess);
 }
 
@@ -406,7 +406,7 @@ fn other_services_degrade_if_they_failed_but_not_if_they_were_stopped() {
     host.sample.services = None;
     host.expect("host.services", Degraded, RestartProcess);
     host.units(false, 8, &[unit("nvidia-persistenced.service", "inactive")]);
-    host.looks(5);
+    host.poll_times(5);
     host.expect("host.services", Healthy, Nothing);
     host.units(false, 8, &[]);
     assert_eq!(host.find("host.services"), None);
@@ -419,11 +419,11 @@ fn a_service_that_restarts_repeatedly_degrades() {
     let mut host = Host::new();
     for restarts in 100..106 {
         host.units(false, 8, &[Service { restarts, ..unit("nvidia-dcgm.service", "active") }]);
-        host.look_after(60);
+        host.poll_after(60);
     }
     let reason = host.expect("host.services", Degraded, RestartProcess);
     testing::snapshot!("reasons", "host_system: a service that restarts repeatedly degrades", reason);
-    host.look_after(2 * HOUR);
+    host.poll_after(2 * HOUR);
     host.expect("host.services", Healthy, Nothing);
 }
 
@@ -454,12 +454,12 @@ fn corrected_memory_errors_count_by_rate_and_an_uncorrected_one_is_unhealthy() {
     let module =
         |corrected, uncorrected| vec![MemoryModule { name: "mc0 DIMM_A1".into(), corrected, uncorrected }];
     host.sample.memory = module(1_000_000, 0);
-    host.looks(10);
+    host.poll_times(10);
     host.expect("host.memory_errors", Healthy, Nothing);
     host.sample.memory = module(1_001_000, 0);
     let reason = host.expect("host.memory_errors", Degraded, ContactSupport);
     assert!(reason.contains("1000 errors of mc0 DIMM_A1"), "{reason}");
-    host.look_after(2 * HOUR);
+    host.poll_after(2 * HOUR);
     host.expect("host.memory_errors", Healthy, Nothing);
     host.sample.memory = module(1_001_000, 1);
     host.expect("host.memory_errors", Unhealthy, ReplaceNode);
@@ -473,14 +473,14 @@ fn thermal_throttling_degrades_after_several_minutes() {
     for minute in 1..=6 {
         host.sample.throttled = [("CPU package 0".to_owned(), count)].into();
         count += 1000;
-        host.look_after(50);
+        host.poll_after(50);
         let state = host.find("host.cpu_speed").unwrap().state;
         assert_eq!(state, Healthy, "minute {minute}");
     }
     host.sample.throttled = [("CPU package 0".to_owned(), count)].into();
-    host.look_after(50);
+    host.poll_after(50);
     host.expect("host.cpu_speed", Degraded, ContactSupport);
-    host.look_after(600);
+    host.poll_after(600);
     let reason = host.expect("host.cpu_speed", Healthy, Nothing);
     testing::snapshot!("reasons", "host_system: CPUs at full speed", reason);
 }
@@ -568,10 +568,10 @@ fn a_failed_power_supply_or_fan_degrades_and_needs_support() {
         Some(Reading::Value(mainstay_health::parse::ipmi::sensors(&text)))
     };
     let mut host = Host::new();
-    assert!(!host.look_after(10).iter().any(|component| component.name == "host.chassis"), "no sensors");
+    assert!(!host.poll_after(10).iter().any(|component| component.name == "host.chassis"), "no sensors");
     let state = |host: &mut Host, sensors| {
         host.sample.sensors = sensors;
-        let components = host.look_after(60);
+        let components = host.poll_after(60);
         let chassis = components.into_iter().find(|component| component.name == "host.chassis").unwrap();
         (chassis.state, chassis.action, chassis.reason)
     };

@@ -102,7 +102,7 @@ fn an_xid_storm_on_all_gpus_is_reported_for_each_gpu() {
         .iter()
         .map(|bus| (format!("gpu.0000:{bus}:00"), HealthState::Unhealthy, RecommendedAction::RebootNode))
         .collect();
-    assert_eq!(host.ill(), expected);
+    assert_eq!(host.not_healthy(), expected);
 }
 
 #[test]

@@ -232,7 +232,7 @@ fn harmless_lines_of_the_nvidia_driver_are_ignored() {
     ] {
         host.log(line);
     }
-    assert_eq!(host.ill(), []);
+    assert_eq!(host.not_healthy(), []);
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn a_gpu_off_the_bus_is_recognised_in_a_message_of_three_lines() {
         host.log(&format!("{gap}NVRM: (PCI ID: 10de:26b5) installed in this system has"));
         host.log(&format!("{gap}NVRM: fallen off the bus and is not responding to commands."));
         host.log("[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).");
-        let ill: Vec<String> = host.ill().into_iter().map(|(name, ..)| name).collect();
-        assert_eq!(ill, ["gpu.0000:b3:00"]);
+        let not_healthy: Vec<String> = host.not_healthy().into_iter().map(|(name, ..)| name).collect();
+        assert_eq!(not_healthy, ["gpu.0000:b3:00"]);
     }
 }
 

@@ -22,7 +22,7 @@ fn check(lines: &str, expected: &[Expected]) {
         }
         let expected: Vec<_> =
             expected.iter().map(|(name, state, action)| ((*name).to_owned(), *state, *action)).collect();
-        assert_eq!(host.ill(), expected, "{}", form(lines));
+        assert_eq!(host.not_healthy(), expected, "{}", form(lines));
     }
 }
 
@@ -161,15 +161,15 @@ fn lost_gpus_are_recognised_without_an_xid() {
 
 #[test]
 fn the_first_line_of_an_sxid_gives_its_severity() {
-    let of = |word: &str| {
+    let report_of = |word: &str| {
         format!(
             "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, {word}, Link 30 LTSSM Fault Up
              nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Severity 0 Engine instance 30 Sub-engine instance 00
              nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Data {{0x00000001, 0x00000000, 0x00000000}}"
         )
     };
-    check(&of("Fatal"), &[("nvswitch.0000:c1:00", Unhealthy, ResetDevice)]);
-    check(&of("Non-fatal"), &[]);
+    check(&report_of("Fatal"), &[("nvswitch.0000:c1:00", Unhealthy, ResetDevice)]);
+    check(&report_of("Non-fatal"), &[]);
 }
 
 #[test]
@@ -503,7 +503,7 @@ fn only_the_last_boot_in_a_log_counts() {
     host.log("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.");
     host.log("EXT4-fs (sdb1): Remounting filesystem read-only");
     host.log("Linux version 6.8.0-45-generic (buildd@lcy02)");
-    assert_eq!(host.ill(), []);
+    assert_eq!(host.not_healthy(), []);
     host.log("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python, DBE");
-    assert_eq!(host.ill(), [(GPU.to_owned(), Unhealthy, ResetDevice)]);
+    assert_eq!(host.not_healthy(), [(GPU.to_owned(), Unhealthy, ResetDevice)]);
 }

@@ -24,9 +24,9 @@ fn an_xid_is_recorded_during_a_storm_of_other_lines() {
     let xid = read(&mut reader, now, "2,100001,100,-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=a, off");
     assert!(matches!(xid, Some((Mono(100_000), Fact::Xid(_)))));
     let later = now.after(Span::seconds(10));
-    let reported = reader.held_back(later);
-    let Some(Fact::KernelLinesLeftOut { of, count }) = reported.first() else {
-        panic!("not reported: {reported:?}")
+    let held_back = reader.held_back(later);
+    let Some(Fact::KernelLinesLeftOut { of, count }) = held_back.first() else {
+        panic!("not reported: {held_back:?}")
     };
     assert_eq!((of.as_str(), *count + facts as u64), ("aer_corrected", 100_000));
     assert_eq!(reader.held_back(later.after(Span::seconds(10))), []);

@@ -36,7 +36,7 @@ fn each(component: &str, state: HealthState, action: RecommendedAction, lines: &
         for prefix in [PREFIXES[place % PREFIXES.len()], PREFIXES[(place * 5 + 3) % PREFIXES.len()]] {
             let mut host = Host::new();
             host.log(&format!("{prefix}{line}"));
-            assert_eq!(host.ill(), [(component.to_owned(), state, action)], "{prefix}{line}");
+            assert_eq!(host.not_healthy(), [(component.to_owned(), state, action)], "{prefix}{line}");
         }
     }
 }
@@ -47,7 +47,7 @@ fn silent(lines: &str) {
         let mut host = Host::new();
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
             host.log(&format!("{prefix}{line}"));
-            assert_eq!(host.ill(), [], "form {place}: {line}");
+            assert_eq!(host.not_healthy(), [], "form {place}: {line}");
         }
     }
 }
@@ -328,7 +328,7 @@ fn thermal_lines_of_old_and_new_kernels_are_counted_together() {
     ] {
         host.log(line);
     }
-    assert_eq!(host.ill(), [("host.hardware".to_owned(), Degraded, ContactSupport)]);
+    assert_eq!(host.not_healthy(), [("host.hardware".to_owned(), Degraded, ContactSupport)]);
 }
 
 #[test]

@@ -93,15 +93,15 @@ fn only_the_requested_groups_count() {
 #[test]
 fn the_worst_known_verdict_outweighs_unknown_and_unknown_outweighs_pass() {
     use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-    let of = |states: &[HealthState]| {
+    let verdict_of_states = |states: &[HealthState]| {
         let named: Vec<(&str, HealthState)> = states.iter().map(|state| ("host.x", *state)).collect();
         overall(&checks(&named))
     };
-    assert_eq!(of(&[]), CheckVerdict::Unknown);
-    assert_eq!(of(&[Healthy]), CheckVerdict::Pass);
-    assert_eq!(of(&[Healthy, Unknown]), CheckVerdict::Unknown);
-    assert_eq!(of(&[Unknown, Degraded]), CheckVerdict::Warn);
-    assert_eq!(of(&[Degraded, Unhealthy, Unknown]), CheckVerdict::Fail);
+    assert_eq!(verdict_of_states(&[]), CheckVerdict::Unknown);
+    assert_eq!(verdict_of_states(&[Healthy]), CheckVerdict::Pass);
+    assert_eq!(verdict_of_states(&[Healthy, Unknown]), CheckVerdict::Unknown);
+    assert_eq!(verdict_of_states(&[Unknown, Degraded]), CheckVerdict::Warn);
+    assert_eq!(verdict_of_states(&[Degraded, Unhealthy, Unknown]), CheckVerdict::Fail);
     let skipped = conclude(Vec::new(), &[Group::Gpu], &[], &[]);
     assert_eq!(overall(&skipped), CheckVerdict::Skipped, "a host without GPUs has no fault");
 }
@@ -150,7 +150,7 @@ mod probes {
     use mainstay_model::health::RecommendedAction;
     use mainstay_model::time::Span;
 
-    fn of(probe: &Probe, probed: Probed) -> Check {
+    fn judged(probe: &Probe, probed: Probed) -> Check {
         judge(probe, probed, &DeepLimits::default(), Span::millis(900), Span::seconds(30))
     }
 
@@ -162,7 +162,7 @@ mod probes {
     fn a_probe_with_good_readings_passes_and_reports_them() {
         let storage = Probe::Storage("/scratch".into());
         let fast = done(&[(What::Write, 2e9), (What::Read, 3e9), (What::Sync, 0.002), (What::Direct, 1.0)]);
-        let check = of(&storage, fast);
+        let check = judged(&storage, fast);
         assert_eq!((check.verdict, check.group), (CheckVerdict::Pass, Group::Storage));
         assert_eq!(check.name, "deep.storage:/scratch");
         testing::snapshot!(
@@ -175,27 +175,30 @@ mod probes {
     #[test]
     fn a_slow_probe_warns_with_the_readings_and_limits() {
         let storage = Probe::Storage("/scratch".into());
-        let check = of(&storage, done(&[(What::Write, 1e6), (What::Read, 3e9), (What::Sync, 30.0)]));
+        let check = judged(&storage, done(&[(What::Write, 1e6), (What::Read, 3e9), (What::Sync, 30.0)]));
         assert_eq!(check.verdict, CheckVerdict::Warn);
         testing::snapshot!(
             "reasons",
             "preflight: a slow probe warns with the readings and limits",
             check.reason
         );
-        let no_number = of(&Probe::Memory, done(&[(What::Copy, f64::NAN)]));
+        let no_number = judged(&Probe::Memory, done(&[(What::Copy, f64::NAN)]));
         assert_eq!(no_number.verdict, CheckVerdict::Warn);
     }
 
     #[test]
     fn a_wrong_result_fails_and_an_untried_probe_is_unknown() {
-        let wrong = of(&Probe::Cpu, Probed::Wrong("CPU 3".into()));
+        let wrong = judged(&Probe::Cpu, Probed::Wrong("CPU 3".into()));
         assert_eq!((wrong.verdict, wrong.action), (CheckVerdict::Fail, RecommendedAction::ReplaceNode));
-        let refused = of(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));
+        let refused = judged(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));
         assert_eq!(refused.verdict, CheckVerdict::Fail);
         assert_eq!(
-            of(&Probe::Gpu("0000:3b:00.0".into()), Probed::Absent("no CUDA".into())).verdict,
+            judged(&Probe::Gpu("0000:3b:00.0".into()), Probed::Absent("no CUDA".into())).verdict,
             CheckVerdict::Skipped
         );
-        assert_eq!(of(&Probe::Memory, Probed::Untried("no memory".into())).verdict, CheckVerdict::Unknown);
+        assert_eq!(
+            judged(&Probe::Memory, Probed::Untried("no memory".into())).verdict,
+            CheckVerdict::Unknown
+        );
     }
 }

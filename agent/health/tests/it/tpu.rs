@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_health::hardware::tpu::{
-    Chip, CoreState, Differs, DriverReport, Holder, Holders, Runtime, RuntimeReply, Service, TpuJudge,
-    TpuLimits, TpuSample, chip_kind, outliers, read_driver_line,
+    Chip, ChipHolder, CoreState, Differs, DriverReport, Holders, Runtime, RuntimeReply, RuntimeService,
+    TpuJudge, TpuLimits, TpuSample, chip_kind, outliers, read_driver_line,
 };
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
@@ -23,7 +23,7 @@ fn chip(number: u32, holders: Holders) -> Chip {
 }
 
 fn held() -> Holders {
-    Holders::Known(vec![Holder { pid: Pid(4711), name: "python".into() }])
+    Holders::Known(vec![ChipHolder { pid: Pid(4711), name: "python".into() }])
 }
 
 fn free() -> Holders {
@@ -34,8 +34,8 @@ fn hidden() -> Holders {
     Holders::Partly(Vec::new(), "12 processes".into())
 }
 
-fn service(answer: RuntimeReply) -> Vec<Service> {
-    vec![Service { endpoint: "localhost:8431".into(), answer }]
+fn service(answer: RuntimeReply) -> Vec<RuntimeService> {
+    vec![RuntimeService { endpoint: "localhost:8431".into(), answer }]
 }
 
 fn core(number: i32, launch: i64) -> CoreState {
@@ -51,7 +51,7 @@ fn core(number: i32, launch: i64) -> CoreState {
     }
 }
 
-fn reported(cores: &[CoreState]) -> RuntimeReply {
+fn runtime_reply(cores: &[CoreState]) -> RuntimeReply {
     RuntimeReply::Reported(Runtime { cores: Some(cores.to_vec()), ..Runtime::default() })
 }
 
@@ -150,16 +150,20 @@ fn an_inaccessible_process_may_hold_a_chip() {
     };
     let judged = judge().step(at(0), &sample);
     for name in ["tpu.runtime", "tpu.0"] {
-        let of = find(&judged, name);
-        assert_eq!(of.state, HealthState::Unknown);
-        testing::snapshot!("reasons", format!("tpu: an inaccessible process may hold {name}"), of.reason);
+        let component = find(&judged, name);
+        assert_eq!(component.state, HealthState::Unknown);
+        testing::snapshot!(
+            "reasons",
+            format!("tpu: an inaccessible process may hold {name}"),
+            component.reason
+        );
     }
     // An answer of libtpu outweighs a gap in /proc.
     let sample = TpuSample {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(reported(&[core(0, 1)])),
+        services: service(runtime_reply(&[core(0, 1)])),
     };
     let judged = judge().step(at(0), &sample);
     assert_eq!(find(&judged, "tpu.runtime").state, HealthState::Healthy);
@@ -176,10 +180,10 @@ fn a_service_that_stops_answering_is_reported_once_and_so_is_its_return() {
         services: service(answer),
     };
     assert_eq!(events(&judge.step(at(0), &sample(RuntimeReply::Refused))), ["chip_found"]);
-    assert_eq!(events(&judge.step(at(10), &sample(reported(&[core(0, 1)])))), [""; 0]);
+    assert_eq!(events(&judge.step(at(10), &sample(runtime_reply(&[core(0, 1)])))), [""; 0]);
     assert_eq!(events(&judge.step(at(20), &sample(RuntimeReply::Silent))), ["runtime_silent"]);
     assert_eq!(events(&judge.step(at(30), &sample(RuntimeReply::Silent))), [""; 0]);
-    assert_eq!(events(&judge.step(at(40), &sample(reported(&[core(0, 2)])))), ["runtime_answers"]);
+    assert_eq!(events(&judge.step(at(40), &sample(runtime_reply(&[core(0, 2)])))), ["runtime_answers"]);
     // The service ends with its process: this is no silence.
     let idle = TpuSample {
         chips: Ok(vec![chip(0, free())]),
@@ -272,7 +276,7 @@ fn the_core_that_is_behind_is_named_after_60_s_without_progress() {
         chips: chips(),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(reported(cores)),
+        services: service(runtime_reply(cores)),
     };
     let cores: Vec<CoreState> =
         (0..4).map(|number| core(16 + number, if number == 2 { 41 } else { 42 })).collect();
@@ -306,7 +310,7 @@ fn driver_errors_of_this_host_degrade_it_for_10_minutes() {
     let mut judge = judge();
     let sample = |driver| TpuSample {
         chips: Ok(vec![chip(0, held())]),
-        services: service(reported(&[core(0, 42)])),
+        services: service(runtime_reply(&[core(0, 42)])),
         stalls: Vec::new(),
         driver,
     };
@@ -336,11 +340,11 @@ fn a_job_in_which_no_core_makes_progress_has_no_outlier() {
         chips: Ok((0..4).map(|n| chip(n, held())).collect()),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(reported(&cores)),
+        services: service(runtime_reply(&cores)),
     };
     judge.step(at(0), &sample);
     let judged = judge.step(at(3600), &sample);
-    assert!(judged.components.iter().all(|of| of.state == HealthState::Healthy), "{judged:#?}");
+    assert!(judged.components.iter().all(|component| component.state == HealthState::Healthy), "{judged:#?}");
     assert_eq!(events(&judged), [""; 0]);
 }
 
@@ -353,7 +357,7 @@ fn a_core_with_an_error_makes_its_chip_unknown() {
         chips,
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(reported(&[core(0, 42), broken])),
+        services: service(runtime_reply(&[core(0, 42), broken])),
     };
     let judged = judge().step(at(0), &sample);
     assert_eq!(find(&judged, "tpu.1").state, HealthState::Unknown);

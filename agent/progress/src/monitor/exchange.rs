@@ -66,7 +66,7 @@ impl Exchange {
         }
         match &self.open {
             Some((_, usual, risen)) => {
-                let now = self.middle(self.steps.len() - NOW.., |of| of.1);
+                let now = self.middle(self.steps.len() - NOW.., |step| step.1);
                 if now > usual + (risen - usual) / 2.0 {
                     return None;
                 }
@@ -74,31 +74,32 @@ impl Exchange {
                 let headline = format!("ended at step {step}: {}", before.headline);
                 Some(Finding { over: true, step, headline, ..before })
             }
-            None => self.found(step, number, attempt, names),
+            None => self.finding(step, number, attempt, names),
         }
     }
 
-    fn middle(&self, of: impl std::ops::RangeBounds<usize>, which: fn(&Step) -> f32) -> f32 {
-        median(&mut self.steps.range(of).map(which).collect::<Vec<_>>())
+    fn middle(&self, steps: impl std::ops::RangeBounds<usize>, which: fn(&Step) -> f32) -> f32 {
+        median(&mut self.steps.range(steps).map(which).collect::<Vec<_>>())
     }
 
-    fn found(&mut self, step: u64, number: u64, attempt: Attempt, names: &Names) -> Option<Finding> {
+    fn finding(&mut self, step: u64, number: u64, attempt: Attempt, names: &Names) -> Option<Finding> {
         let before = self.steps.len() - NOW;
-        let (usual, now) = (self.middle(..before, |of| of.1), self.middle(before.., |of| of.1));
-        let noise = spread_around_median(&mut self.steps.range(..before).map(|of| of.1).collect::<Vec<_>>());
+        let (usual, now) = (self.middle(..before, |step| step.1), self.middle(before.., |step| step.1));
+        let noise =
+            spread_around_median(&mut self.steps.range(..before).map(|step| step.1).collect::<Vec<_>>());
         let grew = now - usual;
         // The longer half of the present steps must not decide alone.
-        let mut present: Vec<f32> = self.steps.range(before..).map(|of| of.1).collect();
+        let mut present: Vec<f32> = self.steps.range(before..).map(|step| step.1).collect();
         present.sort_unstable_by(f32::total_cmp);
         let lasting = present.get(NOW / 4).is_some_and(|low| low - usual > grew / 2.0);
-        let worked = self.middle(before.., |of| of.2) - self.middle(..before, |of| of.2);
-        let took = self.middle(before.., |of| of.3);
+        let worked = self.middle(before.., |step| step.2) - self.middle(..before, |step| step.2);
+        let took = self.middle(before.., |step| step.3);
         let cost = (now.exp() - usual.exp()) / took;
         let sure = grew > MIN_DEVIATIONS * noise / (NOW as f32).sqrt() * 1.25;
         if grew < MIN_GROWTH.ln() || !sure || !lasting || worked > grew * OF_WORK || cost < COSTS {
             return None;
         }
-        let since = self.steps.iter().rev().take_while(|of| of.1 > usual + grew / 2.0).last()?.0;
+        let since = self.steps.iter().rev().take_while(|step| step.1 > usual + grew / 2.0).last()?.0;
         let ranks = names.ranks.len();
         let finding = Finding {
             finding: number,
@@ -144,7 +145,7 @@ mod tests {
     use mainstay_model::id::Rank;
 
     /// In each step all ranks work for `own` seconds, the last one a little longer, and the transfer takes `moving`.
-    fn reported(steps: impl Fn(u64) -> (f32, f32)) -> Vec<Finding> {
+    fn findings(steps: impl Fn(u64) -> (f32, f32)) -> Vec<Finding> {
         let names = Names { ranks: (0..4).map(Rank).collect(), ..Names::default() };
         let mut exchange = Exchange::default();
         let mut found = Vec::new();
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_link_that_becomes_slow_is_reported_and_over() {
-        let found = reported(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
+        let found = findings(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
         let [began, over] = &found[..] else { panic!("{found:?}") };
         assert_eq!((began.what, began.since_step, began.over), (FindingKind::SlowLink, 80, false));
         assert!(
@@ -174,13 +175,13 @@ mod tests {
 
     #[test]
     fn longer_sequences_and_slower_ranks_are_no_slow_link() {
-        assert_eq!(reported(|step| if step < 80 { (0.1, 0.02) } else { (0.2, 0.04) }), []);
-        assert_eq!(reported(|step| (if step < 80 { 0.1 } else { 0.13 }, 0.02)), []);
+        assert_eq!(findings(|step| if step < 80 { (0.1, 0.02) } else { (0.2, 0.04) }), []);
+        assert_eq!(findings(|step| (if step < 80 { 0.1 } else { 0.13 }, 0.02)), []);
     }
 
     #[test]
     fn a_steady_link_and_single_long_transfers_are_left_alone() {
-        assert_eq!(reported(|_| (0.1, 0.02)), []);
-        assert_eq!(reported(|step| (0.1, if step % 9 == 0 { 0.2 } else { 0.02 })), []);
+        assert_eq!(findings(|_| (0.1, 0.02)), []);
+        assert_eq!(findings(|step| (0.1, if step % 9 == 0 { 0.2 } else { 0.02 })), []);
     }
 }

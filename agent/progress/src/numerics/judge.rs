@@ -98,7 +98,7 @@ impl Judge {
     pub fn vouched(&self) -> Option<u64> {
         let (by_digests, by_shards) = (self.replicas.vouched(), self.shards.vouched());
         if self.shards.differed() {
-            return by_shards.map(|saved| by_digests.map_or(saved, |reported| reported.min(saved)));
+            return by_shards.map(|saved| by_digests.map_or(saved, |digests| digests.min(saved)));
         }
         by_digests.or(by_shards)
     }
@@ -241,14 +241,14 @@ impl Judge {
                 "possible silent data corruption: the parameters of {ranks} differ from those of its replicas".to_owned(),
                 FaultDomain::Hardware,
                 if split.ranks.len() == 1 { 0.9 } else { 0.7 },
-                format!("at step {step}, {majority} of {} replicas have the same digest", split.of),
+                format!("at step {step}, {majority} of {} replicas have the same digest", split.total),
             ),
             None => (
                 FindingKind::ReplicasDiffer,
                 "the parameters of {ranks}, which should be the same, differ; which copy is right is unknown".to_owned(),
                 FaultDomain::Unknown,
                 0.5,
-                format!("at step {step}, no majority of {} replicas has the same digest", split.of),
+                format!("at step {step}, no majority of {} replicas has the same digest", split.total),
             ),
         };
         Anomaly {
@@ -268,7 +268,8 @@ impl Judge {
 
     /// The finding for saved chunks that should be equal and differ.
     fn unlike(&self, step: u64, apart: ShardDivergence) -> Anomaly {
-        let ShardDivergence { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
+        let ShardDivergence { ranks, named, chunks: (differing, compared), first, total, last_agreed } =
+            apart;
         let (what, headline, domain, confidence) = if named {
             (
                 FindingKind::SilentCorruption,
@@ -287,7 +288,7 @@ impl Judge {
             )
         };
         let seen = format!(
-            "in the checkpoint of step {step}, {differing} of {compared} chunks of 4 MiB that {of} ranks have always saved alike \
+            "in the checkpoint of step {step}, {differing} of {compared} chunks of 4 MiB that {total} ranks have always saved alike \
              differ, the first of them chunk {first}"
         );
         let agreed = match last_agreed {
@@ -322,7 +323,7 @@ impl Judge {
 }
 
 fn given(ranks: &[Numbers], number: impl Fn(&Numbers) -> Option<f64>) -> Vec<(u32, f64)> {
-    ranks.iter().enumerate().filter_map(|(rank, of)| Some((rank as u32, number(of)?))).collect()
+    ranks.iter().enumerate().filter_map(|(rank, value)| Some((rank as u32, number(value)?))).collect()
 }
 
 /// The median of the finite values.

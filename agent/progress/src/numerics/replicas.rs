@@ -27,7 +27,7 @@ pub(super) struct DigestDivergence {
     pub(super) ranks: Vec<u32>,
     /// How many ranks agree with each other, if they are the majority.
     pub(super) majority: Option<usize>,
-    pub(super) of: usize,
+    pub(super) total: usize,
     pub(super) last_agreed: Option<u64>,
 }
 
@@ -59,14 +59,14 @@ impl Replicas {
             }
         }
         for (group, classes) in by_group {
-            let of = classes.values().map(Vec::len).sum();
-            if of < 2 {
+            let total = classes.values().map(Vec::len).sum();
+            if total < 2 {
                 continue;
             }
             if classes.len() == 1 {
                 let members = groups.iter().filter(|member| **member == Some(group)).count();
                 // A replica without a report is unknown: a checkpoint of this step is not proven good.
-                if of < members {
+                if total < members {
                     continue;
                 }
                 self.agreed.insert(group, step);
@@ -74,7 +74,7 @@ impl Replicas {
                 continue;
             }
             let largest = classes.values().map(Vec::len).max().unwrap_or(0);
-            let majority = (largest * 2 > of).then_some(largest);
+            let majority = (largest * 2 > total).then_some(largest);
             let outside = |class: &&Vec<u32>| majority.is_none() || class.len() != largest;
             let mut ranks: Vec<u32> = classes.values().filter(outside).flatten().copied().collect();
             ranks.sort_unstable();
@@ -82,7 +82,7 @@ impl Replicas {
                 group,
                 ranks,
                 majority,
-                of,
+                total,
                 last_agreed: self.agreed.get(&group).copied(),
             });
         }
@@ -133,7 +133,13 @@ mod tests {
         let (_, splits) = replicas.compare(20, &some(&[6, 6, 7, 6]));
         assert_eq!(
             splits,
-            [DigestDivergence { group: 0, ranks: vec![2], majority: Some(3), of: 4, last_agreed: Some(10) }]
+            [DigestDivergence {
+                group: 0,
+                ranks: vec![2],
+                majority: Some(3),
+                total: 4,
+                last_agreed: Some(10)
+            }]
         );
     }
 

@@ -58,7 +58,7 @@ pub(super) struct ShardDivergence {
     /// The first chunk that differs.
     pub(super) first: usize,
     /// How many ranks should be equal there.
-    pub(super) of: usize,
+    pub(super) total: usize,
     pub(super) last_agreed: Option<u64>,
 }
 
@@ -108,17 +108,17 @@ impl Shards {
             }
             compared += 1;
             chunk.sums = sums;
-            if let Some(Split::ShardDivergence { ranks, named, of }) = split {
+            if let Some(Split::ShardDivergence { ranks, named, total }) = split {
                 found = Some(match found {
-                    None => (place, ranks, named, of),
-                    Some((first, before, all_named, of)) => {
-                        (first, joined(before, ranks), all_named && named, of)
+                    None => (place, ranks, named, total),
+                    Some((first, before, all_named, total)) => {
+                        (first, joined(before, ranks), all_named && named, total)
                     }
                 });
             }
         }
         match found {
-            Some((first, ranks, named, of)) => {
+            Some((first, ranks, named, total)) => {
                 self.differed = true;
                 let chunks = (differing, compared);
                 Compared::ShardDivergence(ShardDivergence {
@@ -126,7 +126,7 @@ impl Shards {
                     named,
                     chunks,
                     first,
-                    of,
+                    total,
                     last_agreed: self.agreed,
                 })
             }
@@ -149,7 +149,7 @@ enum Split {
     ShardDivergence {
         ranks: Vec<u32>,
         named: bool,
-        of: usize,
+        total: usize,
     },
 }
 
@@ -203,10 +203,10 @@ impl Chunk {
             let largest = classes.values().map(Vec::len).max().unwrap_or(0);
             let named = largest * 2 > group.len();
             let apart = classes.into_values().filter(|class| !named || class.len() < largest).flatten();
-            let (before, all_named, of) = found.unwrap_or((Vec::new(), true, 0));
-            found = Some((joined(before, apart.collect()), all_named && named, of.max(group.len())));
+            let (before, all_named, total) = found.unwrap_or((Vec::new(), true, 0));
+            found = Some((joined(before, apart.collect()), all_named && named, total.max(group.len())));
         }
-        found.map(|(ranks, named, of)| Split::ShardDivergence { ranks, named, of })
+        found.map(|(ranks, named, total)| Split::ShardDivergence { ranks, named, total })
     }
 }
 
@@ -251,7 +251,7 @@ mod tests {
             named: true,
             chunks: (1, 2),
             first: 1,
-            of: 4,
+            total: 4,
             last_agreed: Some(5),
         };
         assert_eq!(found, Compared::ShardDivergence(apart));
@@ -290,7 +290,7 @@ mod tests {
         let mut spoilt = tables(5);
         spoilt[3][0] += 1;
         let Compared::ShardDivergence(apart) = shards.compare(5, &spoilt) else { panic!("one differs") };
-        assert_eq!((apart.ranks.as_slice(), apart.named, apart.of), ([3].as_slice(), true, 3));
+        assert_eq!((apart.ranks.as_slice(), apart.named, apart.total), ([3].as_slice(), true, 3));
     }
 
     #[test]

@@ -287,8 +287,8 @@ mod tests {
         let columns =
             Columns::from_header(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_ms"]).unwrap();
         let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
-        let reported: Vec<(&str, f64)> =
+        let durations: Vec<(&str, f64)> =
             spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
-        assert_eq!(reported, [("forward", 0.1), ("step", 0.15)]);
+        assert_eq!(durations, [("forward", 0.1), ("step", 0.15)]);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::found::{Change, Slow, Straggler};
 use super::history::ROWS;
 use super::measurements::{Limits, Measurements, Row};
 use super::peers::Peers;
 use super::ranks::{self, RankState};
 use super::rotating;
+use super::slowness::{Change, Slow, Straggler};
 use super::stages::Stages;
 
 /// Imbalance changes slowly and is checked this often, in steps.
@@ -48,22 +48,22 @@ impl Judge {
         self.measured.remember(row);
         self.stages.push(self.measured.medians());
         self.close(row.step, out);
-        for found in ranks::find(&self.measured) {
-            self.open(found, out);
+        for straggler in ranks::find(&self.measured) {
+            self.open(straggler, out);
         }
         if self.measured.history().seen().is_multiple_of(IMBALANCE_EVERY) {
             self.imbalance(row.step, out);
         }
     }
 
-    fn open(&mut self, found: Straggler, out: &mut Vec<Change>) {
-        self.open.insert(found.slow, RankState::from_finding(&found, &self.measured));
-        self.measured.became_slow(found.slow);
-        out.push(Change::Found(found));
+    fn open(&mut self, straggler: Straggler, out: &mut Vec<Change>) {
+        self.open.insert(straggler.slow, RankState::from_finding(&straggler, &self.measured));
+        self.measured.became_slow(straggler.slow);
+        out.push(Change::Found(straggler));
     }
 
     /// Reports what is no longer slow.
-    fn close(&mut self, reported: u64, out: &mut Vec<Change>) {
+    fn close(&mut self, step: u64, out: &mut Vec<Change>) {
         let over: Vec<(Slow, u64)> = self
             .open
             .iter()
@@ -73,7 +73,7 @@ impl Judge {
             self.open.remove(&slow);
             self.measured.is_over(slow);
             self.measured.settle(slow);
-            out.push(Change::Over { slow, since, reported });
+            out.push(Change::Over { slow, since, reported: step });
         }
     }
 
@@ -84,29 +84,30 @@ impl Judge {
         let stage = self.stages.look();
         let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(limits.imbalance));
         // Unevenness in a small part of a step costs nothing. Other processes on the host cause it too.
-        let matters = |found: &Straggler| found.cost.is_none_or(|cost| cost >= limits.rank);
-        let found = rotating
+        let matters = |straggler: &Straggler| straggler.cost.is_none_or(|cost| cost >= limits.rank);
+        let straggler = rotating
             .filter(|_| uneven)
-            .map(|seen| seen.found(step, &self.measured, self.stages.times()))
+            .map(|seen| seen.straggler(step, &self.measured, self.stages.times()))
             .filter(matters);
-        self.settle(Slow::Rotating, found, step, out);
+        self.settle(Slow::Rotating, straggler, step, out);
         // If the work differs between ranks and steps, the ranks of a stage do not agree on its share.
         let slow_stage = stage.filter(|_| !uneven && !self.open.contains_key(&Slow::Rotating));
-        let found = slow_stage.and_then(|seen| seen.found(step, &self.measured));
+        let straggler = slow_stage.and_then(|seen| seen.straggler(step, &self.measured));
         let before = self.open.keys().find(|slow| matches!(slow, Slow::Stage(_))).copied();
-        if let Some(before) = before.filter(|before| found.as_ref().map(|found| found.slow) != Some(*before))
+        if let Some(before) =
+            before.filter(|before| straggler.as_ref().map(|straggler| straggler.slow) != Some(*before))
         {
             self.settle(before, None, step, out);
         }
-        if let Some(found) = found {
-            self.settle(found.slow, Some(found), step, out);
+        if let Some(straggler) = straggler {
+            self.settle(straggler.slow, Some(straggler), step, out);
         }
     }
 
     /// Opens what was found and is not open. Closes what was not found for long enough.
-    fn settle(&mut self, slow: Slow, found: Option<Straggler>, step: u64, out: &mut Vec<Change>) {
-        match (found, self.open.get_mut(&slow)) {
-            (Some(found), None) => self.open(found, out),
+    fn settle(&mut self, slow: Slow, straggler: Option<Straggler>, step: u64, out: &mut Vec<Change>) {
+        match (straggler, self.open.get_mut(&slow)) {
+            (Some(straggler), None) => self.open(straggler, out),
             (Some(_), Some(standing)) => standing.missed = 0,
             (None, Some(standing)) => {
                 standing.missed += 1;

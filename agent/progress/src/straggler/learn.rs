@@ -32,8 +32,8 @@ pub fn stages(rows: &[Vec<f32>]) -> Option<Vec<u32>> {
     let sizes = (2..=ranks / 2).filter(|stages| ranks.is_multiple_of(*stages));
     sizes.flat_map(|stages| [Order::Blocks, Order::Turns].map(|order| (stages, order))).find_map(
         |(stages, order)| {
-            let of: Vec<u32> = (0..ranks).map(|rank| order.stage(rank, ranks, stages) as u32).collect();
-            fits(&levels, &of, stages).then_some(of)
+            let stage_of: Vec<u32> = (0..ranks).map(|rank| order.stage(rank, ranks, stages) as u32).collect();
+            fits(&levels, &stage_of, stages).then_some(stage_of)
         },
     )
 }
@@ -64,11 +64,15 @@ fn level(rows: &[Vec<f32>], rank: usize) -> f32 {
 }
 
 /// Whether the ranks of each stage agree, and the stages do not.
-fn fits(levels: &[f32], of: &[u32], stages: usize) -> bool {
+fn fits(levels: &[f32], stage_of: &[u32], stages: usize) -> bool {
     let (mut within, mut middles) = (0.0_f32, Vec::with_capacity(stages));
     for stage in 0..stages as u32 {
-        let mut members: Vec<f32> =
-            levels.iter().zip(of).filter(|(_, of)| **of == stage).map(|(level, _)| *level).collect();
+        let mut members: Vec<f32> = levels
+            .iter()
+            .zip(stage_of)
+            .filter(|(_, own_stage)| **own_stage == stage)
+            .map(|(level, _)| *level)
+            .collect();
         members.sort_unstable_by(f32::total_cmp);
         middles.push(median(&mut members.clone()));
         // A larger stage may have one slow rank, which is found among its peers.

@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use super::found::{Change, Slow};
 use super::judge::Judge;
 use super::measurements::{Limits, Row};
 use super::peers::{Peers, Role};
 use super::score::median;
+use super::slowness::{Change, Slow};
 use mainstay_model::finding::{Finding, FindingKind};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::verdict::FaultDomain;
@@ -98,12 +98,12 @@ impl Links {
             judge
                 .step(Row { step: step.1, self_times: &moving, waits: &[], took: took(*step) }, &mut changes);
             for change in &changes {
-                if let Change::Found(found) = change
-                    && let Slow::Rank(index) = found.slow
+                if let Change::Found(straggler) = change
+                    && let Slow::Rank(index) = straggler.slow
                     && let Some((name, communicator)) = self.communicators.iter().nth(index as usize)
                 {
                     let number = next + findings.len() as u64;
-                    findings.push(self.finding_of(number, name, communicator, found));
+                    findings.push(self.finding_of(number, name, communicator, straggler));
                 }
             }
         }
@@ -114,26 +114,26 @@ impl Links {
         &self,
         number: u64,
         name: &str,
-        of: &Communicator,
-        found: &super::found::Straggler,
+        communicator: &Communicator,
+        straggler: &super::slowness::Straggler,
     ) -> Finding {
-        let percent = (f64::from(found.ratio) - 1.0) * 100.0;
+        let percent = (f64::from(straggler.ratio) - 1.0) * 100.0;
         let mut arriving: Vec<f32> =
             self.steps.values().filter_map(|seen| seen.get(name)).map(|(arriving, _)| *arriving).collect();
-        let shared = if of.hosts.len() == 1 { of.hosts.first().cloned() } else { None };
+        let shared = if communicator.hosts.len() == 1 { communicator.hosts.first().cloned() } else { None };
         let mut evidence = vec![
             format!(
                 "after its last rank arrives it takes {:.2} times as long as {} communicator(s) of its kind, \
                  over {} steps",
-                found.ratio, found.peers, found.steps
+                straggler.ratio, straggler.peers, straggler.steps
             ),
             format!(
                 "its ranks arrive within {:.1} ms of each other: no rank is late",
                 median(&mut arriving) * 1e3
             ),
         ];
-        if !of.hosts.is_empty() {
-            evidence.push(format!("its ranks are on {}", of.hosts.join(", ")));
+        if !communicator.hosts.is_empty() {
+            evidence.push(format!("its ranks are on {}", communicator.hosts.join(", ")));
         }
         Finding {
             finding: number,
@@ -145,13 +145,13 @@ impl Links {
             ),
             domain: FaultDomain::Infrastructure,
             confidence: 0.8,
-            ranks: of.members.iter().map(|rank| Rank(*rank)).collect(),
+            ranks: communicator.members.iter().map(|rank| Rank(*rank)).collect(),
             device: None,
             host: shared,
             stage: None,
-            since_step: found.since,
-            step: found.reported,
-            cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
+            since_step: straggler.since,
+            step: straggler.reported,
+            cost_percent: straggler.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
             evidence,
             last_agreed_step: None,
             doubtful_steps: Vec::new(),

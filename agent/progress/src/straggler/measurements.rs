@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::autocorrelation::NoiseModel;
-use super::found::Slow;
 use super::history::{History, ROWS};
 use super::paces::Paces;
 use super::peers::Peers;
 use super::regime::Regime;
 use super::score::{Scratch, median, score, spread};
+use super::slowness::Slow;
 
 /// Smaller noise cannot be distinguished from rounding.
 const QUIETEST: f32 = 0.001;

@@ -20,7 +20,6 @@
 mod autocorrelation;
 mod change;
 mod columns;
-mod found;
 mod history;
 mod judge;
 pub mod learn;
@@ -35,13 +34,13 @@ mod rotating;
 mod score;
 mod section;
 mod sentences;
+mod slowness;
 mod stages;
 mod times;
 mod trace;
 
 pub use change::ChangePoint;
 pub use columns::{Columns, TraceError};
-pub use found::{Change, Slow, Straggler};
 pub use judge::Judge;
 pub use link::Links;
 pub use measurements::{Limits, Row};
@@ -49,4 +48,5 @@ pub use peers::{Peers, Role};
 pub use score::{median, spread_around_median};
 pub use section::SectionKind;
 pub use sentences::{Names, OpenFindings};
+pub use slowness::{Change, Slow, Straggler};
 pub use trace::{Report, Trace, TraceSpan};

@@ -4,10 +4,10 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::change::onset;
-use super::found::{Slow, Straggler};
 use super::history::{CLIP_UNITS, HORIZONS, ROWS};
 use super::measurements::Measurements;
 use super::score::{median, spread_around_median};
+use super::slowness::{Slow, Straggler};
 
 /// Fewer steps are not sufficient.
 const MIN_STEPS: usize = 8;
@@ -75,7 +75,7 @@ impl RankState {
         if measured.history().seen() < self.reported_at + OVER_AFTER / 2 {
             return None;
         }
-        let level = |of: &[f32]| median(&mut of.to_vec()) - self.usual;
+        let level = |levels: &[f32]| median(&mut levels.to_vec()) - self.usual;
         let last: Vec<Vec<(u64, f32)>> =
             members.iter().map(|rank| measured.history().last(*rank, OVER_AFTER).collect()).collect();
         let quiet = |scores: &Vec<(u64, f32)>| {
@@ -125,7 +125,7 @@ pub(super) fn find(measured: &Measurements) -> Vec<Straggler> {
     if steps > ROWS {
         look(measured, &wilder, long, steps, &mut suspects);
     }
-    found(measured, suspects)
+    stragglers(measured, suspects)
 }
 
 /// Scans all sums over `steps` steps and examines those that stand out.
@@ -339,7 +339,7 @@ fn reach(ranks: usize) -> f32 {
 }
 
 /// Turns suspects into findings: if most of a host's ranks are among them, it is the host.
-fn found(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Straggler> {
+fn stragglers(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Straggler> {
     let mut all = Vec::new();
     let slow: BTreeSet<u32> = suspects.keys().copied().collect();
     let is_slow = |rank: u32| slow.contains(&rank) || measured.is_known(rank);

@@ -1,9 +1,9 @@
 //! Finds uneven work that varies between steps: another rank is the slowest each time.
 
-use super::found::{Slow, Straggler};
 use super::history::ROWS;
 use super::measurements::Measurements;
 use super::score::median;
+use super::slowness::{Slow, Straggler};
 
 /// Fewer steps are not sufficient.
 const MIN_STEPS: usize = 20;
@@ -93,7 +93,7 @@ impl RotationSample {
     }
 
     /// The finding. `stages` are the times of all stages, by number.
-    pub(super) fn found(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Straggler {
+    pub(super) fn straggler(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Straggler {
         let recent = measured.recent();
         Straggler {
             slow: Slow::Rotating,

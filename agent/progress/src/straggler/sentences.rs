@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::found::{Change, Slow, Straggler};
 use super::peers::Peers;
+use super::slowness::{Change, Slow, Straggler};
 use mainstay_model::finding::{Finding, FindingKind, Hint};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::verdict::FaultDomain;
@@ -82,14 +82,14 @@ impl OpenFindings {
         (peers, names, hints): (&Peers, &Names, &[Hint]),
     ) -> Option<Finding> {
         match change {
-            Change::Found(found) => {
-                let mut reported = ReportedFinding {
-                    bare: finding_of(number, attempt, found, peers, names),
+            Change::Found(straggler) => {
+                let mut reported_finding = ReportedFinding {
+                    bare: finding_of(number, attempt, straggler, peers, names),
                     hints: Vec::new(),
                 };
-                reported.quote(hints);
-                let finding = reported.finding();
-                self.by_place.insert(found.slow, reported);
+                reported_finding.quote(hints);
+                let finding = reported_finding.finding();
+                self.by_place.insert(straggler.slow, reported_finding);
                 Some(finding)
             }
             Change::Over { slow, since, .. } => {
@@ -103,19 +103,19 @@ impl OpenFindings {
     /// The findings to report again, because their device or a possible explanation is now known.
     pub fn explain(&mut self, names: &Names, hints: &[Hint]) -> Vec<Finding> {
         let mut again = Vec::new();
-        for (slow, reported) in &mut self.by_place {
+        for (slow, slow_finding) in &mut self.by_place {
             let mut news = false;
             if let Slow::Rank(rank) = slow
-                && reported.bare.device.is_none()
+                && slow_finding.bare.device.is_none()
             {
-                reported.bare.device = names.devices.get(*rank as usize).cloned().flatten();
-                news = reported.bare.device.is_some();
+                slow_finding.bare.device = names.devices.get(*rank as usize).cloned().flatten();
+                news = slow_finding.bare.device.is_some();
                 if news {
-                    reported.bare.domain = FaultDomain::Hardware;
+                    slow_finding.bare.domain = FaultDomain::Hardware;
                 }
             }
-            if reported.quote(hints) || news {
-                again.push(reported.finding());
+            if slow_finding.quote(hints) || news {
+                again.push(slow_finding.finding());
             }
         }
         again
@@ -123,24 +123,24 @@ impl OpenFindings {
 }
 
 /// The finding with number `number`.
-fn finding_of(number: u64, attempt: Attempt, found: &Straggler, peers: &Peers, names: &Names) -> Finding {
-    let (ranks, host, device, stage) = place(found, peers, names);
+fn finding_of(number: u64, attempt: Attempt, straggler: &Straggler, peers: &Peers, names: &Names) -> Finding {
+    let (ranks, host, device, stage) = place(straggler, peers, names);
     Finding {
         finding: number,
         attempt,
-        what: kind(found.slow),
+        what: kind(straggler.slow),
         over: false,
-        headline: headline(found, peers, names),
-        domain: domain(found.slow, peers, names),
-        confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
+        headline: headline(straggler, peers, names),
+        domain: domain(straggler.slow, peers, names),
+        confidence: (f64::from(straggler.confidence) * 100.0).round() / 100.0,
         ranks,
         device,
         host,
         stage,
-        since_step: found.since,
-        step: found.reported,
-        cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
-        evidence: evidence(found),
+        since_step: straggler.since,
+        step: straggler.reported,
+        cost_percent: straggler.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
+        evidence: evidence(straggler),
         last_agreed_step: None,
         doubtful_steps: Vec::new(),
     }
@@ -170,9 +170,9 @@ fn kind(slow: Slow) -> FindingKind {
 
 type FindingKey = (Vec<Rank>, Option<String>, Option<String>, Option<u32>);
 
-fn place(found: &Straggler, peers: &Peers, names: &Names) -> FindingKey {
+fn place(straggler: &Straggler, peers: &Peers, names: &Names) -> FindingKey {
     let host_of = |rank| peers.role(rank).host.map(|host| names.host(host));
-    match found.slow {
+    match straggler.slow {
         Slow::Rank(rank) => {
             let device = names.devices.get(rank as usize).cloned().flatten();
             (vec![names.rank(rank)], host_of(rank), device, peers.role(rank).stage)
@@ -186,16 +186,16 @@ fn place(found: &Straggler, peers: &Peers, names: &Names) -> FindingKey {
     }
 }
 
-fn headline(found: &Straggler, peers: &Peers, names: &Names) -> String {
-    let percent = (f64::from(found.ratio) - 1.0) * 100.0;
-    let since = if found.onset_seen { format!(" since step {}", found.since) } else { String::new() };
-    let cost = match found.cost {
+fn headline(straggler: &Straggler, peers: &Peers, names: &Names) -> String {
+    let percent = (f64::from(straggler.ratio) - 1.0) * 100.0;
+    let since = if straggler.onset_seen { format!(" since step {}", straggler.since) } else { String::new() };
+    let cost = match straggler.cost {
         Some(cost) if cost >= 0.001 => {
             format!("; without it a step would be {:.1} % shorter", f64::from(cost) * 100.0)
         }
         _ => String::new(),
     };
-    match found.slow {
+    match straggler.slow {
         Slow::Rank(rank) => {
             let host = peers.role(rank).host.map(|host| format!(" on host {}", names.host(host)));
             let (rank, on) = (names.rank(rank), host.unwrap_or_default());
@@ -213,38 +213,38 @@ fn headline(found: &Straggler, peers: &Peers, names: &Names) -> String {
     }
 }
 
-fn evidence(found: &Straggler) -> Vec<String> {
-    let noise = f64::from(found.noise) * 100.0;
-    let mut evidence = vec![match found.slow {
+fn evidence(straggler: &Straggler) -> Vec<String> {
+    let noise = f64::from(straggler.noise) * 100.0;
+    let mut evidence = vec![match straggler.slow {
         Slow::Rank(_) | Slow::Host(_) => format!(
             "self time (a step without waiting for others) over {} steps is {:.3} of the median of {} peer(s): {:.0} times \
              its uncertainty; noise from step to step {noise:.1} %",
-            found.steps, found.ratio, found.peers, found.z,
+            straggler.steps, straggler.ratio, straggler.peers, straggler.z,
         ),
         Slow::Stage(_) => format!(
             "its median self time is {:.2} of the other stages' over {} steps, and its own ranks agree within {noise:.1} %: \
              more work, not a slow device",
-            found.ratio, found.steps,
+            straggler.ratio, straggler.steps,
         ),
         Slow::Rotating => format!(
             "over {} steps the slowest rank takes {:.2} of its peers' median in a typical step, and no rank is the slowest in half \
              of them: no slow device",
-            found.steps, found.ratio,
+            straggler.steps, straggler.ratio,
         ),
     }];
-    if found.usual != 0.0 {
+    if straggler.usual != 0.0 {
         evidence.push(format!(
             "it became slow: before, its self time was {:.2} of its peers'",
-            found.usual.exp()
+            straggler.usual.exp()
         ));
     }
-    if let Some(share) = found.waited_least {
+    if let Some(share) = straggler.waited_least {
         evidence
             .push(format!("it waited least of all ranks in {:.0} % of the steps", f64::from(share) * 100.0));
     }
-    if !found.stages.is_empty() {
+    if !straggler.stages.is_empty() {
         let times: Vec<String> =
-            found.stages.iter().map(|(stage, time)| format!("stage {stage} {time:.3} s")).collect();
+            straggler.stages.iter().map(|(stage, time)| format!("stage {stage} {time:.3} s")).collect();
         evidence.push(format!("typical self times: {}", times.join(", ")));
     }
     evidence

@@ -1,9 +1,9 @@
 //! Finds pipeline stages that have more work than others.
 
-use super::found::{Slow, Straggler};
 use super::measurements::{Measurements, Ring};
 use super::peers::Peers;
 use super::score::median;
+use super::slowness::{Slow, Straggler};
 
 /// Fewer steps are not sufficient.
 const MIN_STEPS: usize = 20;
@@ -49,7 +49,7 @@ impl Stages {
         for (stage, ring) in &mut self.rings {
             let of_stage = self.of_group.iter().zip(medians);
             let mut known: Vec<f32> = of_stage
-                .filter(|(of, median)| **of == Some(*stage) && !median.is_nan())
+                .filter(|(other, median)| **other == Some(*stage) && !median.is_nan())
                 .map(|(_, median)| *median)
                 .collect();
             ring.push(median(&mut known));
@@ -83,11 +83,14 @@ impl Stages {
             .collect();
         let ratio = time / median(&mut others);
         let is_slowest = |step: &usize| {
-            let of = |ring: &Ring<f32>| ring.values()[*step];
-            let own =
-                self.rings.iter().find(|(stage, _)| *stage == slowest).map_or(f32::NAN, |(_, ring)| of(ring));
+            let value = |ring: &Ring<f32>| ring.values()[*step];
+            let own = self
+                .rings
+                .iter()
+                .find(|(stage, _)| *stage == slowest)
+                .map_or(f32::NAN, |(_, ring)| value(ring));
             // An unknown median is not higher.
-            let higher = |ring: &Ring<f32>| of(ring) > own;
+            let higher = |ring: &Ring<f32>| value(ring) > own;
             !self.rings.iter().any(|(stage, ring)| *stage != slowest && higher(ring))
         };
         let same = (0..steps).filter(is_slowest).count() as f32 / steps as f32;
@@ -97,7 +100,7 @@ impl Stages {
 
 impl Compared {
     /// The finding, if the stage is slow and its ranks agree on it.
-    pub(super) fn found(&self, step: u64, measured: &Measurements) -> Option<Straggler> {
+    pub(super) fn straggler(&self, step: u64, measured: &Measurements) -> Option<Straggler> {
         let excess = self.ratio.ln();
         let recent = measured.recent();
         let flat = recent.noise() < excess / 2.0;

@@ -235,7 +235,7 @@ impl Trace {
         }
         let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
         self.steps.values().flat_map(BTreeMap::keys).for_each(|rank| *seen.entry(*rank).or_default() += 1);
-        let rare = seen.iter().filter(|(_, of)| **of * 5 < steps * 3).count();
+        let rare = seen.iter().filter(|(_, count)| **count * 5 < steps * 3).count();
         if rare > 0 {
             notes.push(format!(
                 "{rare} of {ranks} rank(s) reported less than 60 % of the steps and are judged by few"

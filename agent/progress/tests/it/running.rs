@@ -20,7 +20,7 @@ struct Run {
 }
 
 impl Run {
-    fn of(ranks: u32, command: &str) -> Run {
+    fn new(ranks: u32, command: &str) -> Run {
         let command = command.split(' ').map(str::to_owned).collect();
         let spec = JobSpec { command, world_size: ranks, local_world_size: ranks, ..JobSpec::default() };
         let mut watch = Watch::new(&spec);
@@ -79,7 +79,7 @@ fn on_gpu_5(about: &str) -> SlowdownHints {
 
 #[test]
 fn later_hints_about_the_device_are_added_to_the_finding_once() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     (0..20).for_each(|_| {
         run.step(|rank, done| {
             if rank == 5 {
@@ -88,8 +88,8 @@ fn later_hints_about_the_device_are_added_to_the_finding_once() {
         })
     });
     assert_eq!((run.kinds(), run.found[0].device.as_deref()), (vec![(FindingKind::SlowRank, false)], None));
-    let reported = run.watch.set_rank_context(on_gpu_5("clocks"));
-    let [again] = &reported[..] else { panic!("{reported:?}") };
+    let judged = run.watch.set_rank_context(on_gpu_5("clocks"));
+    let [again] = &judged[..] else { panic!("{judged:?}") };
     assert_eq!((again.finding, again.device.as_deref()), (1, Some("gpu.5")));
     assert!(again.evidence.last().unwrap().ends_with("clocks of gpu.5"), "{again:?}");
     assert!(again.confidence > run.found[0].confidence);
@@ -100,7 +100,7 @@ fn later_hints_about_the_device_are_added_to_the_finding_once() {
 
 #[test]
 fn unspecified_stages_are_learned_and_a_slow_rank_in_one_is_found() {
-    let mut run = Run::of(8, "train.py --config stages.yaml");
+    let mut run = Run::new(8, "train.py --config stages.yaml");
     (0..40).for_each(|_| {
         run.step(|rank, done| {
             if rank >= 4 {
@@ -125,7 +125,7 @@ fn unspecified_stages_are_learned_and_a_slow_rank_in_one_is_found() {
 
 #[test]
 fn the_pace_of_each_rank_is_available() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     (0..20).for_each(|_| {
         run.step(|rank, done| {
             if rank == 2 {
@@ -139,12 +139,12 @@ fn the_pace_of_each_rank_is_available() {
     assert_eq!(pace.self_time.unwrap().as_seconds().mul_add(100.0, 0.5) as u64, 15, "{pace:?}");
     let other = run.watch.pace(Rank(0));
     assert!((0.97..1.03).contains(&other.against_peers.unwrap()), "{other:?}");
-    assert_eq!(Run::of(4, "train.py").watch.pace(Rank(0)), Pace::default());
+    assert_eq!(Run::new(4, "train.py").watch.pace(Rank(0)), Pace::default());
 }
 
 #[test]
 fn a_slow_rank_is_found_with_its_start_and_end() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     run.watch.set_rank_context(on_gpu_5("clocks"));
     (0..40).for_each(|_| run.step(|_, _| ()));
     assert_eq!(run.kinds(), []);
@@ -170,7 +170,7 @@ fn a_slow_rank_is_found_with_its_start_and_end() {
 
 /// Four ranks: 40 healthy steps, `slow_steps` steps in which rank 1 is slow, and 30 healthy steps.
 fn few(slow_steps: u32, rank_context: Option<SlowdownHints>) -> Run {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     if let Some(rank_context) = rank_context {
         run.watch.set_rank_context(rank_context);
     }
@@ -208,7 +208,7 @@ fn a_slow_rank_without_a_device_is_named_with_domain_unknown() {
 #[test]
 fn the_noise_of_an_earlier_run_causes_no_finding_for_two_ranks() {
     // The earlier run had little noise. This one has much, from its first step.
-    let mut run = Run::of(2, "train.py");
+    let mut run = Run::new(2, "train.py");
     run.watch.recall(&JobMemory { noise: Some(0.002), ..JobMemory::default() });
     run.watch.begin_attempt(Attempt(1), vec![Rank(0), Rank(1)]);
     (0..40u64).for_each(|step| {
@@ -221,7 +221,7 @@ fn the_noise_of_an_earlier_run_causes_no_finding_for_two_ranks() {
 
 #[test]
 fn ranks_that_are_slow_in_turn_are_a_data_imbalance() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     for _ in 0..40 {
         let turn = (run.step * 5 % 8) as u32;
         run.step(|rank, done| {
@@ -235,7 +235,7 @@ fn ranks_that_are_slow_in_turn_are_a_data_imbalance() {
 
 #[test]
 fn uneven_work_in_a_small_part_of_a_step_is_not_reported() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     for _ in 0..40 {
         let turn = (run.step * 5 % 8) as u32;
         run.step(|rank, done| {
@@ -251,7 +251,7 @@ fn uneven_work_in_a_small_part_of_a_step_is_not_reported() {
 
 #[test]
 fn the_stage_is_read_from_the_command_line() {
-    let mut run = Run::of(8, "pretrain.py --pipeline-model-parallel-size 4");
+    let mut run = Run::new(8, "pretrain.py --pipeline-model-parallel-size 4");
     (0..40).for_each(|_| {
         run.step(|rank, done| {
             if rank >= 6 {
@@ -265,7 +265,7 @@ fn the_stage_is_read_from_the_command_line() {
 
 #[test]
 fn a_step_is_judged_without_a_rank_that_does_not_report_it() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     for _ in 0..60 {
         run.step(|rank, done| {
             if rank == 3 {
@@ -281,14 +281,14 @@ fn a_step_is_judged_without_a_rank_that_does_not_report_it() {
 
 #[test]
 fn without_sections_no_rank_is_named() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     (0..40).for_each(|_| run.step(|_, done| done.spent = Spent::default()));
     assert_eq!(run.kinds(), []);
 }
 
 #[test]
 fn the_forward_pass_is_compared_if_no_waiting_time_is_reported() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     let alone = |rank, done: &mut StepDone| {
         let own = if rank == 6 { 130 } else { 100 };
         done.spent = Spent { alone_ns: own * MS - done.spent.wait_ns / 100, ..Spent::default() };
@@ -299,7 +299,7 @@ fn the_forward_pass_is_compared_if_no_waiting_time_is_reported() {
 
 #[test]
 fn one_differing_replica_is_named_and_later_checkpoints_are_doubtful() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     let checkpointed = |done: &mut StepDone| {
         if done.step.is_multiple_of(10) {
             done.checkpoint_ns = MS
@@ -327,7 +327,7 @@ fn one_differing_replica_is_named_and_later_checkpoints_are_doubtful() {
 
 #[test]
 fn two_differing_replicas_name_no_culprit() {
-    let mut run = Run::of(2, "train.py");
+    let mut run = Run::new(2, "train.py");
     (0..5).for_each(|_| run.step(|_, _| ()));
     run.step(|rank, done| done.digest = Some(u64::from(rank)));
     assert_eq!(run.kinds(), [(FindingKind::ReplicasDiffer, false)]);
@@ -336,14 +336,14 @@ fn two_differing_replicas_name_no_culprit() {
 
 #[test]
 fn a_non_finite_loss_on_all_ranks_is_a_user_fault_and_on_one_rank_a_hardware_fault() {
-    let mut all = Run::of(4, "train.py");
+    let mut all = Run::new(4, "train.py");
     all.step(|_, _| ());
     all.step(|_, done| done.loss = Some(f64::NAN));
     assert_eq!(
         (all.kinds(), all.found[0].domain),
         (vec![(FindingKind::NotANumber, false)], FaultDomain::User)
     );
-    let mut one = Run::of(4, "train.py");
+    let mut one = Run::new(4, "train.py");
     one.step(|_, _| ());
     one.step(|rank, done| {
         if rank == 1 {
@@ -360,7 +360,7 @@ fn a_non_finite_loss_on_all_ranks_is_a_user_fault_and_on_one_rank_a_hardware_fau
 
 #[test]
 fn occasional_gradient_overflows_are_normal() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     for step in 0..200 {
         run.step(|_, done| {
             if step % 17 < 2 {
@@ -375,7 +375,7 @@ fn occasional_gradient_overflows_are_normal() {
 
 #[test]
 fn a_loss_spike_is_reported_once_and_a_falling_loss_never() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     for step in 0..300 {
         run.step(|_, done| done.loss = Some(10.0 / f64::from(step + 10) + done.loss.unwrap_or(0.0)));
     }
@@ -386,7 +386,7 @@ fn a_loss_spike_is_reported_once_and_a_falling_loss_never() {
 
 #[test]
 fn a_gradient_norm_spike_on_one_rank_is_found() {
-    let mut run = Run::of(8, "train.py");
+    let mut run = Run::new(8, "train.py");
     (0..40).for_each(|_| run.step(|_, _| ()));
     (0..4).for_each(|_| {
         run.step(|rank, done| {
@@ -401,7 +401,7 @@ fn a_gradient_norm_spike_on_one_rank_is_found() {
 
 #[test]
 fn a_finding_is_written_and_read_back() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     run.step(|_, _| ());
     run.step(|rank, done| done.digest = Some(u64::from(rank == 3)));
     let body = Body::Finding(run.found[0].clone());
@@ -414,9 +414,9 @@ fn a_finding_is_written_and_read_back() {
 #[test]
 fn ranks_with_a_role_are_compared_with_ranks_of_the_same_role() {
     let heavy = |rank: u32| matches!(rank, 1 | 4 | 6);
-    let run = |reported: bool, slow: Option<u32>| {
-        let mut run = Run::of(8, "train.py");
-        for rank in (0..8).filter(|_| reported) {
+    let run = |with_context: bool, slow: Option<u32>| {
+        let mut run = Run::new(8, "train.py");
+        for rank in (0..8).filter(|_| with_context) {
             let role = if heavy(rank) { "expert" } else { "dense" };
             run.watch.set_role(Rank(rank), role.to_owned(), None);
         }
@@ -438,7 +438,7 @@ fn ranks_with_a_role_are_compared_with_ranks_of_the_same_role() {
 #[test]
 fn learned_stages_and_noise_are_known_in_the_next_run() {
     let later = |rank: u32| rank >= 4;
-    let mut first = Run::of(8, "train.py");
+    let mut first = Run::new(8, "train.py");
     for _ in 0..70 {
         first.step(|rank, done| slower(done, if later(rank) { 30 } else { 0 }));
     }
@@ -447,7 +447,7 @@ fn learned_stages_and_noise_are_known_in_the_next_run() {
     assert_eq!(learned.stages, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert!(learned.noise.is_some_and(|noise| noise < 0.05), "{:?}", learned.noise);
 
-    let mut next = Run::of(8, "train.py");
+    let mut next = Run::new(8, "train.py");
     next.watch.recall(&learned);
     next.watch.begin_attempt(Attempt(0), (0..8).map(Rank).collect());
     // Without the recalled stages, a rank that is slow from the first step prevents learning them.
@@ -479,7 +479,7 @@ fn checkpoint(run: &mut Run, change: impl Fn(&mut [(Rank, Vec<u64>)])) {
 
 #[test]
 fn a_checkpoint_that_differs_from_its_replicas_names_the_rank_and_is_doubtful() {
-    let mut run = Run::of(4, "train.py");
+    let mut run = Run::new(4, "train.py");
     (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
     assert_eq!(run.watch.vouched(), Some(5), "a step with equal replicas is safe to resume from");
     checkpoint(&mut run, |shards| shards[2].1[1] ^= 1);
@@ -502,12 +502,12 @@ fn a_checkpoint_that_differs_from_its_replicas_names_the_rank_and_is_doubtful() 
 
 #[test]
 fn two_differing_checkpoints_name_no_culprit_and_shards_are_not_compared() {
-    let mut run = Run::of(2, "train.py");
+    let mut run = Run::new(2, "train.py");
     (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
     checkpoint(&mut run, |shards| shards[1].1[1] ^= 1);
     assert_eq!(run.kinds(), [(FindingKind::ReplicasDiffer, false)]);
     assert!(run.found[0].confidence < 0.6 && run.found[0].ranks == [Rank(0), Rank(1)]);
-    let mut sharded = Run::of(4, "train.py");
+    let mut sharded = Run::new(4, "train.py");
     for _ in 0..9 {
         checkpoint(&mut sharded, |shards| {
             shards.iter_mut().for_each(|(rank, own)| own[1] += u64::from(rank.0))

@@ -292,8 +292,8 @@ impl Connection {
             (Handle, *mut EntityPair, c_uint, *mut c_ushort, c_uint, c_uint, *mut FieldValue),
             (self.handle, entities.as_mut_ptr(), count, fields.as_mut_ptr(), 1, LIVE, values.as_mut_ptr())
         )?;
-        let reported = values.iter().filter(|value| value.status == 0);
-        let placed = reported.filter_map(|value| {
+        let readable = values.iter().filter(|value| value.status == 0);
+        let placed = readable.filter_map(|value| {
             let text = CStr::from_bytes_until_nul(&value.text).ok()?.to_str().ok()?;
             Some((value.entity, PciAddress::parse(text)?))
         });

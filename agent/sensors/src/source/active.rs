@@ -66,8 +66,8 @@ impl Deep {
                 return;
             }
         }
-        for of in self.of_the_host().iter().filter(|of| wanted(&of.group())) {
-            if !report(probe(&self.plan, of)) {
+        for planned in self.of_the_host().iter().filter(|planned| wanted(&planned.group())) {
+            if !report(probe(&self.plan, planned)) {
                 return;
             }
         }
@@ -88,11 +88,11 @@ impl Deep {
 
     fn of_gpus(&self, gpus: Gpus, report: &mut impl FnMut(Check) -> bool) {
         let name = if self.probes { "deep.gpu" } else { "free.gpu" };
-        let reported = |verdict, why: &str| Check::new(name, Group::Gpu, verdict, why);
+        let check = |verdict, why: &str| Check::new(name, Group::Gpu, verdict, why);
         let readings = match gpus {
             Gpus::Read(readings) => readings,
             Gpus::None => {
-                report(reported(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA"));
+                report(check(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA"));
                 return;
             }
             Gpus::Silent => {
@@ -100,7 +100,7 @@ impl Deep {
                 return;
             }
             Gpus::Unknown(why) => {
-                report(reported(CheckVerdict::Unknown, &format!("the driver cannot be asked: {why}")));
+                report(check(CheckVerdict::Unknown, &format!("the driver cannot be asked: {why}")));
                 return;
             }
         };
@@ -128,17 +128,17 @@ impl Deep {
         if !self.probes {
             return true;
         }
-        let of = Probe::Gpu(format!("{}.0", identity.address));
+        let planned = Probe::Gpu(format!("{}.0", identity.address));
         report(match freedom {
             GpuAvailability::Held(why) if !self.force => {
                 let why = format!("not touched, since it is {why} (--force probes it all the same)");
-                Check::new(&of.name(), Group::Gpu, CheckVerdict::Skipped, why)
+                Check::new(&planned.name(), Group::Gpu, CheckVerdict::Skipped, why)
             }
             GpuAvailability::Unknown(why) if !self.force => {
-                Check::new(&of.name(), Group::Gpu, CheckVerdict::Unknown, format!("not touched: {why}"))
+                Check::new(&planned.name(), Group::Gpu, CheckVerdict::Unknown, format!("not touched: {why}"))
             }
             GpuAvailability::Free | GpuAvailability::Held(_) | GpuAvailability::Unknown(_) => {
-                probe(&self.plan, &of)
+                probe(&self.plan, &planned)
             }
         })
     }

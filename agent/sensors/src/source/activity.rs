@@ -113,8 +113,9 @@ fn stat(process: Pid) -> Option<Stat> {
 /// Bytes of read and write calls.
 fn transferred(process: &Path) -> Option<u64> {
     let text = fs::read_to_string(process.join("io")).ok()?;
-    let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    Some(of("rchar:")?.saturating_add(of("wchar:")?))
+    let value =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    Some(value("rchar:")?.saturating_add(value("wchar:")?))
 }
 
 #[cfg(test)]

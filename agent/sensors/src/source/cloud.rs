@@ -80,7 +80,7 @@ pub struct CloudSource {
 #[derive(Debug)]
 struct CloudUpdate {
     key: &'static str,
-    reported: Result<Vec<Notice>, String>,
+    notices: Result<Vec<Notice>, String>,
 }
 
 impl CloudSource {
@@ -109,14 +109,14 @@ impl CloudSource {
             let all = async {
                 while self.keys.len() < self.expected {
                     let Some(news) = self.news.recv().await else { return };
-                    self.keys.insert(news.key, news.reported);
+                    self.keys.insert(news.key, news.notices);
                 }
             };
             // Keys that have not answered by then are reported as such.
             let _ = self.runtime.block_on(async { tokio::time::timeout(FIRST_WAIT, all).await });
         }
         while let Ok(news) = self.news.try_recv() {
-            self.keys.insert(news.key, news.reported);
+            self.keys.insert(news.key, news.notices);
         }
         self.read_sample()
     }
@@ -124,9 +124,9 @@ impl CloudSource {
     fn read_sample(&self) -> CloudSample {
         let mut notices = Vec::new();
         let mut failed = (self.keys.len() < self.expected).then(|| "no answer yet".to_owned());
-        for (key, reported) in &self.keys {
-            match reported {
-                Ok(reported) => notices.extend(reported.iter().cloned()),
+        for (key, notices_of_key) in &self.keys {
+            match notices_of_key {
+                Ok(announced) => notices.extend(announced.iter().cloned()),
                 Err(why) => failed = Some(format!("{key}: {why}")),
             }
         }

@@ -5,9 +5,9 @@
 //! inside a driver that hangs survives even SIGKILL) no other one is started, and the driver counts as silent since the
 //! first call that did not return. Between two samples the probe passes on the driver's events.
 
-mod found;
 mod hung;
 mod pipe;
+mod presence;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,11 +24,11 @@ use mainstay_model::time::{Mono, Span};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-pub(super) use found::has_nvidia_device;
+pub(super) use presence::has_nvidia_device;
 
-use found::{held, is_library_on_path};
 use hung::Hung;
 use pipe::{Probe, ProbeFailed, timespec};
+use presence::{held, is_library_on_path};
 
 /// How often the probe is restarted while a GPU is in trouble or missing: a library that was loaded before a GPU was reset
 /// or came back has stale data about it.
@@ -218,8 +218,8 @@ impl DeviceSource {
         if self.hung.len() >= self.counted {
             self.hung.clear();
         }
-        let places = |of: bool| {
-            let some = self.hung.iter().filter(|(_, hung)| hung.is_due(now) == of);
+        let places = |free: bool| {
+            let some = self.hung.iter().filter(|(_, hung)| hung.is_due(now) == free);
             some.map(|(index, _)| *index).collect()
         };
         (places(true), places(false))
@@ -292,8 +292,8 @@ impl DeviceSource {
         if details {
             (self.details_at, self.fatal_details) = (Some(now), self.fatal_details.saturating_add(1));
         } else {
-            let of = self.hung.entry(index).or_insert(Hung::new(now, true));
-            (of.tried, of.tries) = (now, of.tries.saturating_add(1));
+            let hung = self.hung.entry(index).or_insert(Hung::new(now, true));
+            (hung.tried, hung.tries) = (now, hung.tries.saturating_add(1));
         }
     }
 

@@ -98,11 +98,11 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Collecte
     let mut collectives = collectives::flight_records(&recorder, servers.records, subjects, deadline);
     collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
-    let reported: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
+    let lines: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
     let collectives::CollectiveReport { waits, findings, ras } = collectives;
     let waited: Vec<&str> = waits.iter().map(|waits| waits.reported.as_str()).collect();
     let whole =
-        json!({ "groups": reported, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
+        json!({ "groups": lines, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
     CollectedEvidence { groups, waits, findings, whole }
 }
 

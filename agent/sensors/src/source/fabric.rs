@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use mainstay_health::host::fabric::{FabricSample, LinkReading};
+use mainstay_health::host::fabric::{FabricSample, PortReading};
 use mainstay_health::parse::sysfs::names;
 
 use device::Device;
@@ -87,7 +87,7 @@ impl FabricSource {
 
     /// Removes excluded ports and interfaces.
     fn leave_out(&self, sample: &mut FabricSample) {
-        let named = |link: &LinkReading| self.exclude.iter().any(|pattern| names(pattern, &link.name));
+        let named = |link: &PortReading| self.exclude.iter().any(|pattern| names(pattern, &link.name));
         let left_out = sample.links.extract_if(.., |link| named(link));
         for link in left_out {
             sample.passed_over.insert(link.name, "fabric.exclude names it".to_owned());

@@ -123,12 +123,12 @@ impl Journald {
         if self.proven {
             return None;
         }
-        let reported = match self.complaint() {
+        let why = match self.complaint() {
             Some(complaint) => format!(" ({complaint})"),
             None => String::new(),
         };
         Some(format!(
-            "journalctl gives no line of this boot's kernel{reported}: there is none yet, or the journal may not be read"
+            "journalctl gives no line of this boot's kernel{why}: there is none yet, or the journal may not be read"
         ))
     }
 

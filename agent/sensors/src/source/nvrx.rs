@@ -91,11 +91,11 @@ async fn accept(listener: UnixListener, page: Arc<PageWords>) {
 async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
     let mut scribe = Scribe { page, pid: 0 };
     let mut session = Session::default();
-    let (mut reported, mut answers) = (Vec::new(), Vec::new());
+    let (mut messages, mut answers) = (Vec::new(), Vec::new());
     let mut chunk = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut chunk).await {
-        let received = session.receive(&chunk[..length], &mut reported, &mut answers);
-        scribe.write(&mut reported);
+        let received = session.receive(&chunk[..length], &mut messages, &mut answers);
+        scribe.write(&mut messages);
         // A client that does not read its answers loses them; nothing waits for it.
         let _ = stream.try_write(&answers);
         answers.clear();
@@ -104,8 +104,8 @@ async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
             break;
         }
     }
-    session.end(&mut reported);
-    scribe.write(&mut reported);
+    session.end(&mut messages);
+    scribe.write(&mut messages);
     scribe.close();
 }
 
@@ -117,23 +117,23 @@ struct Scribe {
 }
 
 impl Scribe {
-    fn write(&mut self, reported: &mut Vec<ClientMessage>) {
-        for reported in reported.drain(..) {
-            self.report(reported);
+    fn write(&mut self, messages: &mut Vec<ClientMessage>) {
+        for message in message.drain(..) {
+            self.report(message);
         }
     }
 
-    fn report(&mut self, reported: ClientMessage) {
+    fn report(&mut self, message: ClientMessage) {
         let now = clock::mono().0;
         // It is our own complete page, and only this task writes it at this time.
         let Ok(writer) = Writer::new(&self.page) else { return };
-        if let ClientMessage::Connected { pid } = reported {
+        if let ClientMessage::Connected { pid } = message {
             self.pid = pid;
             let _ = writer.claim(now, &claiming(pid));
             return;
         }
         let Some(mut page) = writer.try_write(claiming(self.pid).key()) else { return };
-        match reported {
+        match message {
             ClientMessage::Connected { .. } => {}
             ClientMessage::Beat => page.beat(now),
             ClientMessage::Enter(name) => {

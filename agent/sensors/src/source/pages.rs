@@ -146,7 +146,7 @@ impl PageReader {
     }
 
     /// What the page shows the judge of hangs now, and its collective counters.
-    pub fn sight(&mut self, known: &mut Phases) -> (RankSample, &[Count]) {
+    pub fn sample(&mut self, known: &mut Phases) -> (RankSample, &[Count]) {
         self.counts.clear();
         let Ok(page) = self.mapped.page() else { return (RankSample::default(), &self.counts) };
         let (by, closed) = match page.claim() {
@@ -154,13 +154,13 @@ impl PageReader {
             Claim::Closed { by, .. } if Some(by.claims) != self.past_claim => (by, true),
             _ => return (RankSample::default(), &self.counts),
         };
-        self.counts.extend(page.collectives().iter().map(|of| Count {
-            comm: of.comm,
-            entered: of.entered,
-            completed: of.completed,
-            signature: of.signature,
+        self.counts.extend(page.collectives().iter().map(|collective| Count {
+            comm: collective.comm,
+            entered: collective.entered,
+            completed: collective.completed,
+            signature: collective.signature,
         }));
-        let mut sight = RankSample {
+        let mut sample = RankSample {
             registered: true,
             closed,
             claim: by.claims,
@@ -169,22 +169,22 @@ impl PageReader {
         };
         // Without a beat of the new claimant, the page has the last beat of the previous one.
         let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {
-            return (sight, &self.counts);
+            return (sample, &self.counts);
         };
         let stepped = beat.step_mono_ns.unwrap_or(by.claimed_mono_ns);
-        (sight.beats, sight.beat_at, sight.step) = (beat.count, Mono(beat.mono_ns), beat.step);
-        (sight.phase, sight.since) = (PhaseId::STEP, Mono(stepped));
-        sight.quiet_until = Mono(beat.quiet_until_ns);
+        (sample.beats, sample.beat_at, sample.step) = (beat.count, Mono(beat.mono_ns), beat.step);
+        (sample.phase, sample.since) = (PhaseId::STEP, Mono(stepped));
+        sample.quiet_until = Mono(beat.quiet_until_ns);
         self.was_quiet |= beat.quiet_until_ns > 0;
         for open in beat.open_sections() {
             let phase = phase_of(&page, &mut self.phases, known, open.id);
             if known.class(phase) == Class::Long {
-                sight.long.get_or_insert(phase);
+                sample.long.get_or_insert(phase);
             }
             // A section that spans steps is judged by its part in the present step.
-            (sight.phase, sight.since) = (phase, Mono(open.start_mono_ns.max(stepped)));
+            (sample.phase, sample.since) = (phase, Mono(open.start_mono_ns.max(stepped)));
         }
-        (sight, &self.counts)
+        (sample, &self.counts)
     }
 
     /// Reports to the judge of hangs how long the steps of the last look took.

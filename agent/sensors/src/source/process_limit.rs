@@ -58,11 +58,11 @@ impl ProcessLimits {
             let now = refused(&group.directory);
             if now > group.refused {
                 let most = number(&group.directory, "pids.max");
-                let of = most.map_or_else(String::new, |most| format!(" of {most} (pids.max)"));
+                let limit = most.map_or_else(String::new, |most| format!(" of {most} (pids.max)"));
                 found.get_or_insert_with(|| {
                     let times = now - group.refused;
                     let path = group.directory.display();
-                    format!("the kernel refused {times} new process(es) or thread(s): the limit{of} of the control group {path} was reached")
+                    format!("the kernel refused {times} new process(es) or thread(s): the limit{limit} of the control group {path} was reached")
                 });
             }
             group.refused = now;

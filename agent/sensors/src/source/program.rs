@@ -31,18 +31,18 @@ pub fn identity(command: &[String]) -> (String, String) {
         Some((option, value)) => format!("{option}={}", name(value)),
         None => name(word),
     };
-    let words: Vec<String> = command.iter().map(word).collect();
+    let arguments: Vec<String> = command.iter().map(word).collect();
     let folder = Path::new(".");
     // A program without Python: the first file that the command names by its path.
     let by_path = || command.iter().find(|word| word.contains('/')).map(|word| folder.join(word));
     let script = script(folder, command).or_else(by_path).filter(|script| {
-        let size = std::fs::metadata(script).map_or(u64::MAX, |of| of.len());
+        let size = std::fs::metadata(script).map_or(u64::MAX, |metadata| metadata.len());
         script.is_file() && size <= MAX_BYTES
     });
     let content = script.and_then(|script| std::fs::read(script).ok());
     let content =
         content.map(|content| fingerprint::program(&[], &BTreeMap::from([(String::new(), content)])));
-    (fingerprint::program(&words, &BTreeMap::new()), content.unwrap_or_default())
+    (fingerprint::program(&arguments, &BTreeMap::new()), content.unwrap_or_default())
 }
 
 fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
@@ -51,7 +51,7 @@ fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
     let mut files = BTreeMap::new();
     let mut room = MAX_BYTES;
     let mut read = |name: String, path: &Path, most: u64| {
-        let size = std::fs::metadata(path).map_or(u64::MAX, |of| of.len());
+        let size = std::fs::metadata(path).map_or(u64::MAX, |metadata| metadata.len());
         if files.len() < MAX_FILES
             && size <= room.min(most)
             && let Ok(content) = std::fs::read(path)
@@ -95,7 +95,7 @@ fn configurations(folder: &Path, command: &[String]) -> Vec<(String, PathBuf)> {
     let value = |names: &[&str]| {
         command.iter().enumerate().find_map(|(at, word)| {
             let (name, value) =
-                word.split_once('=').map_or((word.as_str(), None), |(name, of)| (name, Some(of)));
+                word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
             let value = value.or_else(|| command.get(at + 1).map(String::as_str));
             value.filter(|_| names.contains(&name))
         })
@@ -104,8 +104,9 @@ fn configurations(folder: &Path, command: &[String]) -> Vec<(String, PathBuf)> {
         let within = value(&["--config-path", "-cp", "--config-dir", "-cd"]).unwrap_or_default();
         Path::new(within).join(format!("{}.yaml", name.trim_end_matches(".yaml"))).display().to_string()
     });
-    let words = command.iter().map(|word| word.rsplit_once('=').map_or(word.as_str(), |(_, value)| value));
-    let named = words.map(str::to_owned).chain(hydra);
+    let arguments =
+        command.iter().map(|word| word.rsplit_once('=').map_or(word.as_str(), |(_, value)| value));
+    let named = arguments.map(str::to_owned).chain(hydra);
     named
         .filter(|word| Path::new(word).extension().is_some_and(|ext| ENDS.iter().any(|end| ext == *end)))
         .map(|word| (format!("configuration {word}"), folder.join(&word)))
@@ -152,15 +153,15 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path.display().to_string()
         };
-        let of = |script: &str, rate: &str| {
-            let words = ["/usr/bin/python3", script, "--lr", rate, "--out=/tmp/x"];
-            identity(&words.map(str::to_owned))
+        let content = |script: &str, rate: &str| {
+            let arguments = ["/usr/bin/python3", script, "--lr", rate, "--out=/tmp/x"];
+            identity(&arguments.map(str::to_owned))
         };
         let (one, two, other) = (script("a", "pass"), script("b", "pass"), script("c", "exit()"));
-        assert_eq!(of(&one, "0.1"), of(&two, "0.1"));
-        assert_ne!(of(&one, "0.1").0, of(&one, "0.2").0);
-        assert_eq!(of(&one, "0.1").0, of(&other, "0.1").0);
-        assert_ne!(of(&one, "0.1").1, of(&other, "0.1").1);
+        assert_eq!(content(&one, "0.1"), content(&two, "0.1"));
+        assert_ne!(content(&one, "0.1").0, content(&one, "0.2").0);
+        assert_eq!(content(&one, "0.1").0, content(&other, "0.1").0);
+        assert_ne!(content(&one, "0.1").1, content(&other, "0.1").1);
     }
 
     #[test]
@@ -171,17 +172,17 @@ mod tests {
         write("train.py", "import model.net");
         write("model/net.py", "width = 8");
         let script = dir.path().join("train.py").display().to_string();
-        let of = |option: &str| hash(&["python".into(), script.clone(), option.into()]);
-        let first = of("--lr=1");
+        let hash_of = |option: &str| hash(&["python".into(), script.clone(), option.into()]);
+        let first = hash_of("--lr=1");
         assert!(first.is_some());
         write("notes.txt", "anything");
-        assert_eq!(of("--lr=1"), first);
-        assert_ne!(of("--lr=2"), first);
+        assert_eq!(hash_of("--lr=1"), first);
+        assert_ne!(hash_of("--lr=2"), first);
         write("model/net.py", "width = 9");
-        let second = of("--lr=1");
+        let second = hash_of("--lr=1");
         assert_ne!(second, first);
         write("train.py", "import model.net  # more");
-        assert_ne!(of("--lr=1"), second);
+        assert_ne!(hash_of("--lr=1"), second);
         assert_eq!(hash(&["python".into(), "-m".into(), "gone".into()]), None);
         assert_eq!(hash(&["gone.py".into()]), None);
     }
@@ -200,22 +201,22 @@ mod tests {
         dir
     }
 
-    fn words(command: &str) -> Vec<String> {
+    fn arguments(command: &str) -> Vec<String> {
         command.split(' ').map(str::to_owned).collect()
     }
 
     #[test]
     fn a_module_is_the_program_as_a_script_is() {
         let dir = project();
-        let of = |command: &str| hash_in(dir.path(), &words(command));
-        let first = of("python -m train --lr=1");
+        let hash_of = |command: &str| hash_in(dir.path(), &arguments(command));
+        let first = hash_of("python -m train --lr=1");
         assert!(first.is_some());
-        assert_eq!(of("python -m train --lr=1"), first);
+        assert_eq!(hash_of("python -m train --lr=1"), first);
         std::fs::write(dir.path().join("train/a.py"), "x = 2").expect("written");
-        assert_ne!(of("python -m train --lr=1"), first);
-        assert!(of("python -m torch.distributed.run --nproc-per-node 8 -m train.a").is_some());
+        assert_ne!(hash_of("python -m train --lr=1"), first);
+        assert!(hash_of("python -m torch.distributed.run --nproc-per-node 8 -m train.a").is_some());
         assert_eq!(
-            of("python -m torch.distributed.run"),
+            hash_of("python -m torch.distributed.run"),
             None,
             "what is installed elsewhere is not the program"
         );
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn a_configuration_that_the_command_names_is_part_of_the_program() {
         let dir = project();
-        let of = |command: &str| hash_in(dir.path(), &words(command));
+        let hash_of = |command: &str| hash_in(dir.path(), &arguments(command));
         let commands = [
             "python -m train conf/base.yaml",
             "python -m train --config=conf/base.yaml",
@@ -232,14 +233,14 @@ mod tests {
             "python -m train --config-path conf --config-name base",
             "python -m train --config-dir=conf --config-name=base.yaml",
         ];
-        let before = commands.map(of);
-        let other = of("python -m train --data /data/c4");
+        let before = commands.map(hash_of);
+        let other = hash_of("python -m train --data /data/c4");
         std::fs::write(dir.path().join("conf/base.yaml"), "lr: 2").expect("written");
         for (command, before) in commands.iter().zip(before) {
-            assert!(before.is_some() && of(command) != before, "{command}");
+            assert!(before.is_some() && hash_of(command) != before, "{command}");
         }
         assert_eq!(
-            of("python -m train --data /data/c4"),
+            hash_of("python -m train --data /data/c4"),
             other,
             "a configuration that is not named is not read"
         );
@@ -252,10 +253,10 @@ mod tests {
             let text = text.repeat(1 + usize::try_from(CONFIGURATION).expect("small"));
             std::fs::write(dir.path().join("set.json"), text).expect("written");
         };
-        let of = || hash_in(dir.path(), &words("python -m train --data=set.json"));
+        let hash_of = || hash_in(dir.path(), &arguments("python -m train --data=set.json"));
         write("a");
-        let first = of();
+        let first = hash_of();
         write("b");
-        assert_eq!(of(), first);
+        assert_eq!(hash_of(), first);
     }
 }

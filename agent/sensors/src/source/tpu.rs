@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_health::hardware::tpu::{CoreState, RuntimeReply, Service, TpuSample};
+use mainstay_health::hardware::tpu::{CoreState, RuntimeReply, RuntimeService, TpuSample};
 
 pub use idle::{ask_idle, idle_at, may_be_here};
 
@@ -56,8 +56,8 @@ pub struct TpuSource {
 
 impl TpuSource {
     /// A source that has not looked yet; stall summaries with the names in `reported` are already reported.
-    pub fn new(plan: TpuPlan, reported: BTreeSet<String>) -> TpuSource {
-        let stalls = Stalls::new(plan.log_dir.clone(), reported);
+    pub fn new(plan: TpuPlan, seen_before: BTreeSet<String>) -> TpuSource {
+        let stalls = Stalls::new(plan.log_dir.clone(), seen_before);
         let driver = DriverLogs::new(plan.log_dir.clone());
         TpuSource { plan, stood: BTreeMap::new(), stalls, driver }
     }
@@ -89,7 +89,7 @@ impl TpuSource {
     }
 
     /// Asks all services at the same time.
-    fn ask(&mut self, endpoints: &[String]) -> Vec<Service> {
+    fn ask(&mut self, endpoints: &[String]) -> Vec<RuntimeService> {
         if endpoints.is_empty() {
             return Vec::new();
         }
@@ -98,7 +98,7 @@ impl TpuSource {
             Err(error) => {
                 let answer = RuntimeReply::Improper(format!("it cannot be asked: {error}"));
                 let service =
-                    |endpoint: &String| Service { endpoint: endpoint.clone(), answer: answer.clone() };
+                    |endpoint: &String| RuntimeService { endpoint: endpoint.clone(), answer: answer.clone() };
                 return endpoints.iter().map(service).collect();
             }
         };
@@ -114,10 +114,10 @@ impl TpuSource {
         for (endpoint, answer) in asked {
             let answer =
                 runtime.block_on(answer).unwrap_or_else(|error| RuntimeReply::Improper(error.to_string()));
-            if let RuntimeReply::Reported(reported) = &answer {
-                self.stood.insert(endpoint.clone(), reported.cores.clone().unwrap_or_default());
+            if let RuntimeReply::Reported(runtime) = &answer {
+                self.stood.insert(endpoint.clone(), runtime.cores.clone().unwrap_or_default());
             }
-            services.push(Service { endpoint, answer });
+            services.push(RuntimeService { endpoint, answer });
         }
         // Closes the connections. Do not wait for a resolver that hangs.
         runtime.shutdown_background();

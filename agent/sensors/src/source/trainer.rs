@@ -67,10 +67,10 @@ mod tests {
     struct Script(Child);
 
     impl Script {
-        fn start(script: &str, place: &Path) -> (Script, Pid) {
+        fn start(script: &str, directory: &Path) -> (Script, Pid) {
             let mut shell = Command::new("sh")
                 .args(["-c", script])
-                .current_dir(place)
+                .current_dir(directory)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -103,9 +103,9 @@ mod tests {
 
     #[test]
     fn behind_a_script_it_is_the_program_that_has_the_file_for_stacks() {
-        let place = testing::tempdir().unwrap();
-        let file = place.path().join("stacks.txt");
-        let (script, program) = Script::start(&with_handler("exec 9>>stacks.txt"), place.path());
+        let directory = testing::tempdir().unwrap();
+        let file = directory.path().join("stacks.txt");
+        let (script, program) = Script::start(&with_handler("exec 9>>stacks.txt"), directory.path());
         assert_eq!(trainer_of(script.pid(), Some(&file)), program);
         assert!(writes_stacks(program, &file));
         assert!(!writes_stacks(script.pid(), &file));
@@ -114,19 +114,19 @@ mod tests {
 
     #[test]
     fn a_program_with_its_own_handler_gets_no_request() {
-        let place = testing::tempdir().unwrap();
-        let file = place.path().join("stacks.txt");
-        let (script, program) = Script::start(&with_handler("exec 9>>other.txt"), place.path());
+        let directory = testing::tempdir().unwrap();
+        let file = directory.path().join("stacks.txt");
+        let (script, program) = Script::start(&with_handler("exec 9>>other.txt"), directory.path());
         assert!(!writes_stacks(program, &file));
         assert_eq!(trainer_of(script.pid(), Some(&file)), script.pid());
     }
 
     #[test]
     fn without_the_client_it_is_the_program_that_runs_python() {
-        let place = testing::tempdir().unwrap();
+        let directory = testing::tempdir().unwrap();
         // Copied by a separate process: a file that one of ours has open for writing cannot be executed.
         let script = "cp /bin/sh python3.11; ./python3.11 -c 'while :; do sleep 0.05; done' & echo $!; wait";
-        let (script, program) = Script::start(script, place.path());
+        let (script, program) = Script::start(script, directory.path());
         // The shell may not have started the program yet when it prints the number.
         while !runs_python(program) {
             assert!(processes::is_alive(program));

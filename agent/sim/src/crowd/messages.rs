@@ -126,7 +126,7 @@ pub(super) fn seen(now: u64, rank: Rank, step: u64) -> RankSeen {
     };
     RankSeen {
         rank,
-        sight,
+        sample: sight,
         section: Some("forward".to_owned()),
         long: None,
         counts: (0..COMMUNICATORS).map(count).collect(),

@@ -1,7 +1,7 @@
 //! The sentences of a report: whose fault, what was done and what to do.
 
 use mainstay_diagnosis::attribution::class::Class;
-use mainstay_diagnosis::attribution::explain::{REPORT_IT, look};
+use mainstay_diagnosis::attribution::explain::{REPORT_IT, class_advice};
 use mainstay_diagnosis::diagnose::CLIENT_FAILED;
 use mainstay_diagnosis::root_rank::{self, HOST_LOST};
 use mainstay_model::entry::ExitStatus;
@@ -27,7 +27,7 @@ pub fn fault(verdict: &Verdict) -> String {
         FaultDomain::Unknown => return format!("Unknown. {}", not_seen(verdict)),
     };
     match class {
-        Some((class, name)) => format!("{whose}: {} ({name}). {sure} sure.", class.words()),
+        Some((class, name)) => format!("{whose}: {} ({name}). {sure} sure.", class.description()),
         None => format!("{whose}. {sure} sure."),
     }
 }
@@ -35,7 +35,11 @@ pub fn fault(verdict: &Verdict) -> String {
 /// What the job used up, if that made it fail.
 fn ran_out(verdict: &Verdict) -> Option<&'static str> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|_| verdict.resource_ran_out())?;
-    Some(if class == Class::Storage { "the storage: as a rule a full disk or quota" } else { class.words() })
+    Some(if class == Class::Storage {
+        "the storage: as a rule a full disk or quota"
+    } else {
+        class.description()
+    })
 }
 
 /// On which rank it started and with what confidence.
@@ -212,7 +216,7 @@ pub enum AfterFailure {
 /// is not called transient.
 pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterFailure) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
-    let look = class.map(|class| look(class).to_owned());
+    let look = class.map(|class| class_advice(class).to_owned());
     let look = if is_of_client(verdict) { Some(REPORT_IT.to_owned()) } else { look };
     let ended = matches!(since_then, AfterFailure::Ended { .. });
     match decision.map(|decision| decision.action) {

@@ -71,18 +71,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// Processes received bytes. Appends the rank's messages to `reported` and the replies to `answers`.
+    /// Processes received bytes. Appends the rank's messages to `messages` and the replies to `answers`.
     ///
     /// # Errors
     /// [`SessionError`]: close the connection after sending `answers`.
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        reported: &mut Vec<ClientMessage>,
+        messages: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         self.buffer.extend_from_slice(bytes);
-        let received = self.messages(reported, answers);
+        let received = self.messages(messages, answers);
         if let Err(error) = &received {
             answers.extend(message::error(&error.to_string()));
         }
@@ -90,13 +90,13 @@ impl Session {
     }
 
     /// Ends the connection and closes all open sections.
-    pub fn end(&mut self, reported: &mut Vec<ClientMessage>) {
-        self.close_all(reported);
+    pub fn end(&mut self, messages: &mut Vec<ClientMessage>) {
+        self.close_all(messages);
     }
 
     fn messages(
         &mut self,
-        reported: &mut Vec<ClientMessage>,
+        messages: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         while let Some((length, rest)) = self.buffer.split_first_chunk::<4>() {
@@ -107,7 +107,7 @@ impl Session {
             let Some(body) = rest.get(..length) else { break };
             let message = Message::read(body)?;
             self.buffer.drain(..4 + length);
-            self.message(message, reported, answers)?;
+            self.message(message, messages, answers)?;
         }
         Ok(())
     }
@@ -115,23 +115,23 @@ impl Session {
     fn message(
         &mut self,
         message: Message,
-        reported: &mut Vec<ClientMessage>,
+        messages: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         match message {
             Message::Authkey => answers.extend(message::ok()),
             Message::Init { pid, waits } => {
-                self.close_all(reported);
+                self.close_all(messages);
                 self.waits = Some(waits);
-                reported.push(ClientMessage::Connected { pid: pid.unwrap_or(0) });
+                messages.push(ClientMessage::Connected { pid: pid.unwrap_or(0) });
                 answers.extend(message::configuration(&SECTIONS));
             }
             Message::UpdateConfig => answers.extend(message::ok()),
             Message::Heartbeat | Message::Section { .. } => {
                 let waits = self.waits.ok_or(SessionError::NotInitialised)?;
                 match message {
-                    Message::Section { change, iteration } => self.section(change, iteration, reported),
-                    _ => reported.push(ClientMessage::Beat),
+                    Message::Section { change, iteration } => self.section(change, iteration, messages),
+                    _ => messages.push(ClientMessage::Beat),
                 }
                 if waits {
                     answers.extend(message::ok());
@@ -141,51 +141,51 @@ impl Session {
         Ok(())
     }
 
-    fn section(&mut self, change: Change, iteration: Option<u64>, reported: &mut Vec<ClientMessage>) {
+    fn section(&mut self, change: Change, iteration: Option<u64>, messages: &mut Vec<ClientMessage>) {
         match change {
             Change::Open(name) if self.open.len() < 64 && !self.open.contains(&name) => {
-                reported.push(ClientMessage::Enter(shown(&name).to_owned()));
+                messages.push(ClientMessage::Enter(shown(&name).to_owned()));
                 self.open.push(name);
             }
             // Already open, or more than any client opens.
-            Change::Open(_) => reported.push(ClientMessage::Beat),
+            Change::Open(_) => messages.push(ClientMessage::Beat),
             Change::Close(name) => {
                 match self.open.iter().rposition(|open| *open == name) {
-                    Some(at) => self.close(at, reported),
-                    None => reported.push(ClientMessage::Beat),
+                    Some(at) => self.close(at, messages),
+                    None => messages.push(ClientMessage::Beat),
                 }
                 if name == "step" {
-                    self.step(iteration, reported);
+                    self.step(iteration, messages);
                 }
             }
             Change::CloseAll => {
-                self.close_all(reported);
-                reported.push(ClientMessage::Beat);
+                self.close_all(messages);
+                messages.push(ClientMessage::Beat);
             }
         }
     }
 
     /// Sections of this protocol may overlap, but on the page they are a stack. Sections that were opened later stay open.
-    fn close(&mut self, at: usize, reported: &mut Vec<ClientMessage>) {
-        reported.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
+    fn close(&mut self, at: usize, messages: &mut Vec<ClientMessage>) {
+        messages.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
         self.open.remove(at);
-        reported.extend(self.open[at..].iter().map(|name| ClientMessage::Enter(shown(name).to_owned())));
+        messages.extend(self.open[at..].iter().map(|name| ClientMessage::Enter(shown(name).to_owned())));
     }
 
-    fn close_all(&mut self, reported: &mut Vec<ClientMessage>) {
+    fn close_all(&mut self, messages: &mut Vec<ClientMessage>) {
         while let Some(name) = self.open.pop() {
-            reported.push(ClientMessage::Leave(shown(&name).to_owned()));
+            messages.push(ClientMessage::Leave(shown(&name).to_owned()));
         }
     }
 
     /// Megatron-LM also opens `step` for an evaluation step, in the same iteration.
-    fn step(&mut self, iteration: Option<u64>, reported: &mut Vec<ClientMessage>) {
+    fn step(&mut self, iteration: Option<u64>, messages: &mut Vec<ClientMessage>) {
         if iteration.is_some() && iteration == self.newest {
             return;
         }
         self.steps += 1;
         self.newest = iteration;
-        reported.push(ClientMessage::Step(iteration.unwrap_or(self.steps)));
+        messages.push(ClientMessage::Step(iteration.unwrap_or(self.steps)));
     }
 }
 

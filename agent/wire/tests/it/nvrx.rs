@@ -26,14 +26,14 @@ fn framed(pickle: &[u8]) -> Vec<u8> {
 /// What a client reports by these messages, sent at once and byte by byte, and the answers.
 fn reported_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
     let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(message)).collect();
-    let (mut reported, mut answers) = (Vec::new(), Vec::new());
-    Session::default().receive(&bytes, &mut reported, &mut answers).unwrap();
+    let (mut messages, mut answers) = (Vec::new(), Vec::new());
+    Session::default().receive(&bytes, &mut messages, &mut answers).unwrap();
     let (mut slowly, mut session) = ((Vec::new(), Vec::new()), Session::default());
     for byte in &bytes {
         session.receive(&[*byte], &mut slowly.0, &mut slowly.1).unwrap();
     }
-    assert_eq!((&reported, &answers), (&slowly.0, &slowly.1));
-    (reported, answers)
+    assert_eq!((&messages, &answers), (&slowly.0, &slowly.1));
+    (messages, answers)
 }
 
 #[test]
@@ -58,13 +58,19 @@ fn captured_client_messages_are_read() {
 
 #[test]
 fn a_client_without_step_numbers_gets_counted_steps_and_an_answer_to_each_message() {
-    let of = |name| captured("0.4", name);
-    let ok = reported_by(&[of("authkey")]).1;
-    let (reported, answers) =
-        reported_by(&[of("authkey"), of("init"), of("open"), of("close"), of("heartbeat"), of("update")]);
+    let message = |name| captured("0.4", name);
+    let ok = reported_by(&[message("authkey")]).1;
+    let (messages, answers) = reported_by(&[
+        message("authkey"),
+        message("init"),
+        message("open"),
+        message("close"),
+        message("heartbeat"),
+        message("update"),
+    ]);
     let step = "step".to_owned();
     assert_eq!(
-        reported,
+        messages,
         [
             ClientMessage::Connected { pid: 4711 },
             ClientMessage::Enter(step.clone()),
@@ -80,13 +86,19 @@ fn a_client_without_step_numbers_gets_counted_steps_and_an_answer_to_each_messag
 
 #[test]
 fn a_client_that_does_not_wait_gets_no_answers_and_iterations_count_once() {
-    let of = |name| captured("0.6", name);
-    let (reported, answers) =
-        reported_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
+    let message = |name| captured("0.6", name);
+    let (messages, answers) = reported_by(&[
+        message("init"),
+        message("open"),
+        message("close"),
+        message("open"),
+        message("close"),
+        message("heartbeat"),
+    ]);
     let steps: Vec<_> =
-        reported.iter().filter(|reported| matches!(reported, ClientMessage::Step(_))).collect();
+        messages.iter().filter(|messages| matches!(messages, ClientMessage::Step(_))).collect();
     assert_eq!(steps, [&ClientMessage::Step(70_000)], "evaluation in the same iteration is not a step");
-    let init_alone = reported_by(&[of("init")]).1;
+    let init_alone = reported_by(&[message("init")]).1;
     assert_eq!(answers, init_alone);
 }
 
@@ -103,13 +115,13 @@ fn overlapping_sections_become_a_stack() {
         made
     };
     let init = captured("0.4", "init");
-    let (reported, _) =
+    let (messages, _) =
         reported_by(&[init, section("setup", 1), section("checkpointing", 1), section("setup", 2)]);
-    let texts = |reported: &[ClientMessage]| {
-        reported.iter().map(|reported| format!("{reported:?}")).collect::<Vec<_>>()
+    let texts = |messages: &[ClientMessage]| {
+        messages.iter().map(|messages| format!("{messages:?}")).collect::<Vec<_>>()
     };
     assert_eq!(
-        texts(&reported[1..]),
+        texts(&messages[1..]),
         [r#"Enter("setup")"#, r#"Enter("checkpoint")"#, r#"Leave("setup")"#, r#"Enter("checkpoint")"#],
     );
 }
@@ -117,19 +129,19 @@ fn overlapping_sections_become_a_stack() {
 #[test]
 fn sections_that_are_open_at_the_end_of_the_connection_are_closed() {
     let mut session = Session::default();
-    let (mut reported, mut answers) = (Vec::new(), Vec::new());
+    let (mut messages, mut answers) = (Vec::new(), Vec::new());
     let bytes = [framed(&captured("0.6", "init")), framed(&captured("0.6", "open"))].concat();
-    session.receive(&bytes, &mut reported, &mut answers).unwrap();
-    reported.clear();
-    session.end(&mut reported);
-    assert_eq!(reported, [ClientMessage::Leave("step".into())]);
+    session.receive(&bytes, &mut messages, &mut answers).unwrap();
+    messages.clear();
+    session.end(&mut messages);
+    assert_eq!(messages, [ClientMessage::Leave("step".into())]);
 }
 
 fn refusal(pickle: &[u8]) -> SessionError {
-    let (mut reported, mut answers) = (Vec::new(), Vec::new());
+    let (mut messages, mut answers) = (Vec::new(), Vec::new());
     let mut session = Session::default();
-    let error = session.receive(&framed(pickle), &mut reported, &mut answers).unwrap_err();
-    assert_eq!(reported, []);
+    let error = session.receive(&framed(pickle), &mut messages, &mut answers).unwrap_err();
+    assert_eq!(messages, []);
     let shown = String::from_utf8_lossy(&answers).into_owned();
     assert!(shown.contains("ErrorMsg") && shown.contains(&error.to_string()), "{shown}");
     error
@@ -191,9 +203,9 @@ fn no_other_class_can_be_constructed_or_called() {
 
 #[test]
 fn lengths_are_bounded() {
-    let (mut reported, mut answers) = (Vec::new(), Vec::new());
+    let (mut messages, mut answers) = (Vec::new(), Vec::new());
     let too_long = (MESSAGE_BYTES as u32 + 1).to_be_bytes();
-    let error = Session::default().receive(&too_long, &mut reported, &mut answers).unwrap_err();
+    let error = Session::default().receive(&too_long, &mut messages, &mut answers).unwrap_err();
     assert_eq!(error, SessionError::TooLong(MESSAGE_BYTES + 1));
     // Text that claims to be longer than the message, and ten thousand nested values.
     assert_eq!(Pickle::read(b"X\xff\xff\xff\x7fabc").unwrap_err(), PickleError::Truncated);
@@ -229,8 +241,8 @@ proptest! {
     #[test]
     fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = Message::read(&bytes);
-        let (mut reported, mut answers) = (Vec::new(), Vec::new());
-        let _ = Session::default().receive(&bytes, &mut reported, &mut answers);
+        let (mut messages, mut answers) = (Vec::new(), Vec::new());
+        let _ = Session::default().receive(&bytes, &mut messages, &mut answers);
     }
 
     #[test]

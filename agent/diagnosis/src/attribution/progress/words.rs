@@ -3,7 +3,7 @@
 /// Separators between a name and its number: `loss: 2`, `'loss': '2'`, `step=1`, `Epoch: [0]`, `iteration       10`.
 const SEPARATORS: &[u8] = b" \t:='\"[(#";
 /// The maximum number of separators in practice.
-const MOST_SEPARATORS: usize = 24;
+const MAX_SEPARATORS: usize = 24;
 
 /// The words of a line: letters, digits and `_`, starting with a letter.
 pub(super) struct Words<'a> {
@@ -95,7 +95,7 @@ pub(super) fn whole_number_after(line: &[u8], end: usize) -> Option<u64> {
 
 fn value_at(line: &[u8], end: usize) -> &[u8] {
     let rest = &line[end..];
-    let separators = rest.iter().take(MOST_SEPARATORS).take_while(|byte| SEPARATORS.contains(byte)).count();
+    let separators = rest.iter().take(MAX_SEPARATORS).take_while(|byte| SEPARATORS.contains(byte)).count();
     &rest[separators..]
 }
 
@@ -112,7 +112,7 @@ pub(super) fn place_in_brackets(line: &[u8]) -> Option<Option<u64>> {
     for at in memchr::memchr2_iter(b'/', b',', line) {
         let Some((before, start)) = number_before(line, at) else { continue };
         let after = line[at + 1..].trim_ascii_start();
-        let Some((_, rest)) = leading_number(after).filter(|(of, _)| *of > 0) else { continue };
+        let Some((_, rest)) = leading_number(after).filter(|(number, _)| *number > 0) else { continue };
         let opened = line[..start].trim_ascii_end().last() == Some(&b'[');
         match (line[at], rest) {
             (b'/', [b']', ..]) if opened => return Some(Some(before)),

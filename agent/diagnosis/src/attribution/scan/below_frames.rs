@@ -6,9 +6,9 @@ use super::super::traceback;
 use super::Scan;
 
 /// Lines between a frame and the exception: the source text and the marks under it.
-const BELOW: usize = 8;
+const MAX_LINES_BELOW: usize = 8;
 /// Maximum distance in lines between a frame and the start of its traceback.
-const LONGEST: u64 = 2000;
+const MAX_TRACEBACK_LINES: u64 = 2000;
 
 /// The last frame of a traceback, below which its exception is expected.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,9 @@ pub(super) struct LastFrame {
 impl Scan<'_> {
     /// Notes that the line is a frame of a traceback.
     pub(super) fn frame_seen(&mut self, rank: Option<u32>, number: u64) {
-        let inside = self.traceback.is_some_and(|started| number >= started && number - started <= LONGEST);
+        let inside = self
+            .traceback
+            .is_some_and(|started| number >= started && number - started <= MAX_TRACEBACK_LINES);
         self.last_frame = inside.then_some(LastFrame { rank, looked_at: 0 });
     }
 
@@ -36,7 +38,7 @@ impl Scan<'_> {
         }
         for (number, raw) in (number..).zip(complete.split(|byte| *byte == b'\n')) {
             last.looked_at += 1;
-            if last.looked_at > BELOW {
+            if last.looked_at > MAX_LINES_BELOW {
                 return;
             }
             let line = lines::clean(raw);
@@ -71,7 +73,7 @@ mod tests {
             let mut scan = Scan::new(catalog, "log", None, Kind::Log);
             pieces.for_each(|piece| scan.feed(piece.as_bytes()));
             let found = scan.finish().exceptions.into_iter();
-            found.map(|of| (of.name, of.spot.line, of.frame.is_some())).collect()
+            found.map(|exception| (exception.name, exception.spot.line, exception.frame.is_some())).collect()
         };
         let whole = in_pieces(&mut std::iter::once(text));
         assert_eq!(in_pieces(&mut text.split_inclusive('\n')), whole, "the same in whatever pieces it comes");

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{level, lines, progress};
 use super::raised_lines::{above_traceback, is_chain};
-use super::{IGNORED_REACH, RANKS, Scan};
+use super::{MAX_IGNORED_DISTANCE, MAX_RANKS, Scan};
 
 /// After this many lines a rank that printed none of them is taken to live: it prints rarely.
-const LIVES_AFTER: u64 = 10_000;
+const MIN_LINES_ALIVE: u64 = 10_000;
 
 /// The tracebacks that loggers wrote.
 #[derive(Default)]
@@ -44,7 +44,9 @@ struct Open {
 impl Caught {
     /// Whether the line of this rank is in a caught traceback, or directly below it.
     pub(super) fn has(&self, number: u64, rank: Option<u32>) -> bool {
-        let reaches = |of: Newest| of.rank == rank && (of.at..=of.at + IGNORED_REACH).contains(&number);
+        let reaches = |newest: Newest| {
+            newest.rank == rank && (newest.at..=newest.at + MAX_IGNORED_DISTANCE).contains(&number)
+        };
         self.newest.is_some_and(reaches)
     }
 
@@ -59,7 +61,7 @@ impl Caught {
             return;
         };
         self.lines.extend(from..=number);
-        if self.open.len() < RANKS && !goes_on {
+        if self.open.len() < MAX_RANKS && !goes_on {
             let open = self.open.entry(rank).or_insert(Open { from, exception: number });
             open.exception = number;
         }
@@ -112,12 +114,12 @@ impl Scan<'_> {
             if self.caught.open.is_empty() {
                 return;
             }
-            let line = lines::clean(raw.get(..lines::LINE_WINDOW).unwrap_or(raw));
+            let line = lines::clean(raw.get(..lines::LINE_WINDOW_BYTES).unwrap_or(raw));
             let rank = lines::prefix(&line).rank;
             let Some(open) = self.caught.open.get(&rank).filter(|open| open.exception < number) else {
                 continue;
             };
-            let late = number - open.exception > LIVES_AFTER;
+            let late = number - open.exception > MIN_LINES_ALIVE;
             if late || level::of_program(&line).is_some() || progress::is_progress(&line) {
                 self.caught.open.remove(&rank);
             }
@@ -126,8 +128,8 @@ impl Scan<'_> {
 
     /// What a rank printed last was not caught.
     pub(super) fn free_last_words(&mut self) {
-        let spots = self.findings.sightings.iter_mut().flat_map(|of| &mut of.spots);
-        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|of| &mut of.spot));
+        let spots = self.findings.sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
+        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|exception| &mut exception.spot));
         for spot in spots.filter(|spot| spot.logged) {
             let rank = lines::prefix(&spot.text).rank;
             spot.logged = self.caught.open.get(&rank).is_none_or(|open| spot.line < open.from);

@@ -6,7 +6,7 @@ use super::super::traceback::Frame;
 use mainstay_model::entry::LineTime;
 
 /// A line that is followed by this many healthy steps is no cause of the failure.
-pub const HEALTHY_STEPS: u64 = 2;
+pub const MIN_HEALTHY_STEPS: u64 = 2;
 
 /// The kind of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct RelevantLine {
     /// It is in a warning or a note.
     pub mild: bool,
     /// When the launcher first saw the line, if it read it from a running rank.
-    pub seen: Option<LineTime>,
+    pub line_time: Option<LineTime>,
     /// Steps that certainly started and completed after the line. `None` if no progress is known.
     pub steps_after: Option<u64>,
     /// The rank that wrote the line completed a step after it.
@@ -62,7 +62,7 @@ impl RelevantLine {
     /// Whether training continued normally after the line.
     pub fn is_past(&self) -> bool {
         // For an exception that was caught and logged, one step of that rank is enough.
-        self.logged && self.stepped || self.steps_after.is_some_and(|steps| steps >= HEALTHY_STEPS)
+        self.logged && self.stepped || self.steps_after.is_some_and(|steps| steps >= MIN_HEALTHY_STEPS)
     }
 }
 

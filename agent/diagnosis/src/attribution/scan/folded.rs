@@ -4,20 +4,20 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::{Scan, UNFINISHED};
+use super::{MAX_UNFINISHED_BYTES, Scan};
 
 /// The most lines that a record is unfolded to.
-const LINES: usize = 4096;
+const MAX_LINES: usize = 4096;
 
 /// The whole line around `part`, from `least` on, if it may be such a record.
 pub(super) fn record(block: &[u8], least: usize, part: &Range<usize>) -> Option<Range<usize>> {
-    let from = least.max(part.start.saturating_sub(UNFINISHED));
+    let from = least.max(part.start.saturating_sub(MAX_UNFINISHED_BYTES));
     let start = memchr::memrchr(b'\n', &block[from..part.start]).map_or(from, |newline| from + newline + 1);
     let opens = |at: usize| block[start..part.end].trim_ascii_start().get(at).copied();
     if !matches!((opens(0), opens(1)), (Some(b'{'), Some(b'"' | b' ')) | (Some(b'['), Some(b'{' | b'"'))) {
         return None;
     }
-    let until = block.len().min(part.end + UNFINISHED);
+    let until = block.len().min(part.end + MAX_UNFINISHED_BYTES);
     let end = memchr::memchr(b'\n', &block[part.end..until]).map_or(until, |newline| part.end + newline);
     let line = &block[start..end];
     let folds = |at: usize| line.get(at + 2).is_some_and(|next| *next != b'"');
@@ -36,8 +36,8 @@ pub(super) fn lines(record: &[u8]) -> Option<String> {
 /// Appends all texts of several words. Others are names and levels.
 fn collect(value: &Value, text: &mut String) {
     match value {
-        Value::String(of) if of.contains([' ', '\n']) && text.lines().count() < LINES => {
-            text.push_str(of.trim_end_matches('\n'));
+        Value::String(text_value) if text_value.contains([' ', '\n']) && text.lines().count() < MAX_LINES => {
+            text.push_str(text_value.trim_end_matches('\n'));
             text.push('\n');
         }
         Value::Array(items) => items.iter().for_each(|item| collect(item, text)),
@@ -50,18 +50,19 @@ impl Scan<'_> {
     /// Takes over what the lines of a record show, all at the line of the record.
     pub(super) fn take_record(&mut self, text: &str) {
         let number = self.findings.lines + 1;
-        let found = Scan::of_text(self.catalog, "", self.findings.rank, self.findings.kind, text.as_bytes());
-        for sighting in found.sightings {
+        let findings_of_text =
+            Scan::of_text(self.catalog, "", self.findings.rank, self.findings.kind, text.as_bytes());
+        for sighting in findings_of_text.sightings {
             for mut spot in sighting.spots {
                 spot.line = number;
                 self.note(sighting.signature, &spot);
             }
         }
-        for mut exception in found.exceptions {
+        for mut exception in findings_of_text.exceptions {
             exception.spot.line = number;
             self.keep_exception(exception);
         }
-        self.findings.in_table.extend(found.in_table);
+        self.findings.in_table.extend(findings_of_text.in_table);
     }
 }
 
@@ -80,8 +81,8 @@ mod tests {
             format!("step 1\n{{\"pad\":\"{padding}\",\"message\":\"{RAISED}\"}}\nstep 2\n"),
             format!("[{{\"log\": \"all is well\"}}, {{\"log\": \"{RAISED}\"}}]\n"),
         ] {
-            let of = judged(&log);
-            assert_eq!((of.class, of.root.rank), (Class::UserCode, Some(5)), "{log}");
+            let judged = judged(&log);
+            assert_eq!((judged.class, judged.root.rank), (Class::UserCode, Some(5)), "{log}");
         }
     }
 

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{Exception, LINE_WINDOW, RANKS, Scan, SignatureMatch};
+use super::{Exception, LINE_WINDOW_BYTES, MAX_RANKS, Scan, SignatureMatch};
 use crate::attribution::lines;
 use crate::attribution::traceback::{self, Raised};
 
 /// Exceptions kept per source: this many of the first, and this many of the last.
-const EXCEPTIONS: usize = 128;
+const MAX_EXCEPTIONS: usize = 128;
 /// Rows of a rank in the launcher's table.
-const TABLE: u64 = 4;
+const TABLE_ROWS: u64 = 4;
 /// Maximum distance in lines between a traceback's last frame and its exception.
-const FRAME_REACH: u64 = 12;
+const MAX_FRAME_DISTANCE: u64 = 12;
 /// The signature of a task that srun reports as ended.
 const TASK_EXIT: &str = "srun.task_exit";
 /// How Python starts a traceback.
@@ -24,7 +24,7 @@ impl Scan<'_> {
         // Below the label of `srun --label`.
         let line = line.trim_start_matches(|letter: char| letter.is_ascii_digit()).trim_start_matches(':');
         let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
-        (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
+        (row && line.contains(':') && number > at && number - at <= TABLE_ROWS).then_some(rank)
     }
 
     /// Records frames and exceptions.
@@ -39,7 +39,7 @@ impl Scan<'_> {
             let rank = lines::rank_in(text).or_else(|| lines::rank_at_start(text));
             self.table = rank.map(|rank| (number, rank));
             self.labels_mislead |= prefix.by_label && rank.is_some() && rank != prefix.rank;
-            if self.findings.in_table.len() < RANKS {
+            if self.findings.in_table.len() < MAX_RANKS {
                 self.findings.in_table.extend(rank);
             }
             return;
@@ -48,11 +48,12 @@ impl Scan<'_> {
         let rank = prefix.rank.or(self.findings.rank);
         let text = &line[prefix.len..];
         if let Some(frame) = traceback::frame(text) {
-            if self.frames.len() >= RANKS {
+            if self.frames.len() >= MAX_RANKS {
                 self.frames.clear();
             }
             let same_traceback = |at: u64| {
-                number.saturating_sub(at) <= FRAME_REACH && self.traceback.is_none_or(|start| at > start)
+                number.saturating_sub(at) <= MAX_FRAME_DISTANCE
+                    && self.traceback.is_none_or(|start| at > start)
             };
             let caller = self.frames.get(&rank).filter(|(at, _)| same_traceback(*at));
             let frame = frame.called_by(caller.map(|(_, caller)| caller));
@@ -71,7 +72,7 @@ impl Scan<'_> {
         let Some(rank) = self.source_of.filter(|_| !below.is_empty()) else { return };
         self.source_of = None;
         let raw = below.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let line = lines::clean(&raw[..raw.len().min(LINE_WINDOW)]);
+        let line = lines::clean(&raw[..raw.len().min(LINE_WINDOW_BYTES)]);
         let prefix = lines::prefix(&line);
         let text = &line[prefix.len..];
         let is_source = prefix.rank.or(self.findings.rank) == rank
@@ -88,7 +89,7 @@ impl Scan<'_> {
         let frame = self
             .frames
             .get(&rank)
-            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
+            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= MAX_FRAME_DISTANCE)
             .map(|(_, frame)| frame.clone());
         self.caught.raised(number, of_line);
         let exception = Exception {
@@ -102,11 +103,11 @@ impl Scan<'_> {
     }
 
     pub(super) fn keep_exception(&mut self, exception: Exception) {
-        if self.findings.exceptions.len() < EXCEPTIONS {
+        if self.findings.exceptions.len() < MAX_EXCEPTIONS {
             self.findings.exceptions.push(exception);
             return;
         }
-        if self.last_exceptions.len() == EXCEPTIONS {
+        if self.last_exceptions.len() == MAX_EXCEPTIONS {
             self.last_exceptions.pop_front();
         }
         self.last_exceptions.push_back(exception);
@@ -116,13 +117,25 @@ impl Scan<'_> {
 impl Scan<'_> {
     /// Whether ranks raised exceptions and only tasks with other numbers ended with an error: a task runs several ranks.
     fn tasks_mislead(&self) -> bool {
-        let raised: BTreeSet<u32> =
-            self.findings.exceptions.iter().filter_map(|of| of.spot.rank_without_label).collect();
-        let is_exit = |of: &&SignatureMatch| {
-            self.catalog.signatures().get(of.signature).is_some_and(|signature| signature.id == TASK_EXIT)
+        let raised: BTreeSet<u32> = self
+            .findings
+            .exceptions
+            .iter()
+            .filter_map(|exception| exception.spot.rank_without_label)
+            .collect();
+        let is_exit = |sighting: &&SignatureMatch| {
+            self.catalog
+                .signatures()
+                .get(sighting.signature)
+                .is_some_and(|signature| signature.id == TASK_EXIT)
         };
-        let mut ended =
-            self.findings.sightings.iter().filter(is_exit).flat_map(|of| of.ranks.iter()).peekable();
+        let mut ended = self
+            .findings
+            .sightings
+            .iter()
+            .filter(is_exit)
+            .flat_map(|sighting| sighting.ranks.iter())
+            .peekable();
         !raised.is_empty() && ended.peek().is_some() && !ended.any(|task| raised.contains(task))
     }
 
@@ -131,8 +144,8 @@ impl Scan<'_> {
         if !self.labels_mislead && !self.tasks_mislead() {
             return;
         }
-        let spots = self.findings.sightings.iter_mut().flat_map(|of| &mut of.spots);
-        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|of| &mut of.spot));
+        let spots = self.findings.sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
+        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|exception| &mut exception.spot));
         spots.for_each(|spot| spot.rank = spot.rank_without_label);
         for sighting in &mut self.findings.sightings {
             sighting.ranks = sighting.spots.iter().filter_map(|spot| spot.rank).collect();
@@ -144,9 +157,9 @@ impl Scan<'_> {
 pub(super) fn above_traceback(before: &[u8]) -> Option<String> {
     let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
     let text = |line: &[u8]| {
-        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
-        let reported = line[lines::prefix(&line).len..].trim();
-        let passes = reported.is_empty() || reported == "\"\"\"" || reported.ends_with("RemoteTraceback:");
+        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW_BYTES)..]).into_owned();
+        let text = line[lines::prefix(&line).len..].trim();
+        let passes = text.is_empty() || text == "\"\"\"" || text.ends_with("RemoteTraceback:");
         (!passes).then_some(line)
     };
     lines.filter_map(text).next()

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use super::super::healthy;
 use super::super::level;
-use super::super::lines::{self, LINE_WINDOW};
+use super::super::lines::{self, LINE_WINDOW_BYTES};
 use super::super::traceback;
 use super::super::xids::XidWeight;
 use super::Scan;
-use super::findings::HEALTHY_STEPS;
+use super::findings::MIN_HEALTHY_STEPS;
 use super::steps::steps_after;
 
 impl Scan<'_> {
@@ -20,7 +20,7 @@ impl Scan<'_> {
         let lines: Vec<Cow<'_, str>> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
         for (at, pair) in lines.windows(2).enumerate() {
             let (first, second) = (pair[0].trim_end(), pair[1].trim());
-            if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
+            if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW_BYTES {
                 continue;
             }
             let number = at as u64 + 1;
@@ -63,15 +63,19 @@ impl Scan<'_> {
 
     /// Collects hints from the lines that nothing explains.
     fn hints(&mut self, lines: &[Cow<'_, str>]) {
-        let explained: BTreeSet<u64> =
-            self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
+        let explained: BTreeSet<u64> = self
+            .findings
+            .sightings
+            .iter()
+            .flat_map(|sighting| sighting.spots.iter().map(|spot| spot.line))
+            .collect();
         let mut before: &str = "";
         for (number, line) in (1u64..).zip(lines) {
             // A warning quotes the source in its second line.
             let quoted = line.starts_with(' ') && level::is_python_warning(before);
             before = line;
             let past = steps_after(&self.findings.progress, self.times, number)
-                .is_some_and(|steps| steps >= HEALTHY_STEPS);
+                .is_some_and(|steps| steps >= MIN_HEALTHY_STEPS);
             let ignored = self.ignored_lines.contains(&number) || self.caught.has_line(number);
             let speaks = level::complains(line)
                 && !self.states_no_fault(line)

@@ -7,17 +7,17 @@ use mainstay_model::entry::LineTime;
 /// Sets for each relevant line how many steps completed after it.
 pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     let Findings { progress, sightings, exceptions, .. } = findings;
-    let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
-    let spots = spots.chain(exceptions.iter_mut().map(|of| &mut of.spot));
+    let spots = sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
+    let spots = spots.chain(exceptions.iter_mut().map(|exception| &mut exception.spot));
     spots.for_each(|spot| {
-        spot.seen = seen(times, spot.line);
+        spot.line_time = time_of_line(times, spot.line);
         spot.steps_after = steps_after(progress, times, spot.line);
-        spot.stepped = match spot.seen.and_then(|time| time.steps_after) {
+        spot.stepped = match spot.line_time.and_then(|time| time.steps_after) {
             Some(steps) => steps > 0,
             None => {
                 let rank = lines::prefix(&spot.text).rank;
-                let after = &progress[progress.partition_point(|of| of.line <= spot.line)..];
-                after.iter().any(|of| of.rank == rank)
+                let after = &progress[progress.partition_point(|step| step.line <= spot.line)..];
+                after.iter().any(|step| step.rank == rank)
             }
         };
     });
@@ -26,11 +26,11 @@ pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
 /// Steps that certainly started and completed after a line: as the launcher saw it, else by the lines of the same source that report
 /// steps.
 pub(super) fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u64> {
-    if let Some(steps) = seen(times, line).and_then(|time| time.steps_after) {
+    if let Some(steps) = time_of_line(times, line).and_then(|time| time.steps_after) {
         return Some(steps);
     }
     let last = progress.last()?;
-    let after = &progress[progress.partition_point(|of| of.line <= line)..];
+    let after = &progress[progress.partition_point(|step| step.line <= line)..];
     let by_number = match (after.first().and_then(|first| first.step), last.step) {
         (Some(first), Some(last)) => last.saturating_sub(first),
         _ => 0,
@@ -41,23 +41,23 @@ pub(super) fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) 
 /// Relates sources to each other by time of day: a source without its own step reports was healthy while another reported steps.
 pub fn relate(findings: &mut [Findings]) {
     let mut steps: Vec<f64> =
-        findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
+        findings.iter().flat_map(|source| source.progress.iter().filter_map(|step| step.time)).collect();
     if steps.is_empty() || !lines::spans_less_than_half_a_day(&steps) {
         return;
     }
     steps.sort_by(f64::total_cmp);
-    let after = |time: f64| (steps.len() - steps.partition_point(|of| *of <= time)) as u64;
-    let silent = findings.iter_mut().filter(|of| of.kind == Kind::Log && of.progress.is_empty());
-    for of in silent {
-        let spots = of.sightings.iter_mut().flat_map(|of| &mut of.spots);
-        for spot in spots.chain(of.exceptions.iter_mut().map(|of| &mut of.spot)) {
+    let after = |time: f64| (steps.len() - steps.partition_point(|step| *step <= time)) as u64;
+    let silent = findings.iter_mut().filter(|source| source.kind == Kind::Log && source.progress.is_empty());
+    for source in silent {
+        let spots = source.sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
+        for spot in spots.chain(source.exceptions.iter_mut().map(|exception| &mut exception.spot)) {
             spot.steps_after = spot.steps_after.or_else(|| spot.time.map(after));
         }
     }
 }
 
 /// When the launcher saw a line, by its number from 1.
-fn seen(times: &[LineTime], line: u64) -> Option<LineTime> {
+fn time_of_line(times: &[LineTime], line: u64) -> Option<LineTime> {
     let at = usize::try_from(line).ok()?.checked_sub(1)?;
     times.get(at).copied()
 }

@@ -1,6 +1,6 @@
 //! Failures of Mainstay's own client: never the program's fault.
 
-use super::vote;
+use super::{framed, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Role;
 use crate::attribution::class::Class;
@@ -15,7 +15,7 @@ pub const CLIENT_FAILED: &str = "client.failed";
 const LOST_CHECKPOINT: &str = "RuntimeError";
 
 /// Its log-odds: nothing of the program runs in these frames.
-const WEIGHT: f64 = 6.0;
+const CLIENT_ERROR_LOG_ODDS: f64 = 6.0;
 
 /// What the interpreter or a library reports about its caller. Only such a message is about the client if it was raised in the client.
 const ABOUT_THE_CALLER: [Class; 5] =
@@ -26,23 +26,19 @@ const FROM_ELSEWHERE: [&str; 4] = ["amd", "cuda", "nccl", "xid"];
 
 /// Replaces all votes about exceptions that the client raised, unless it raised them for a mistake of the program.
 pub fn name_client(evidence: &Evidence, votes: &mut Vec<Vote>) {
-    let failed = exceptions(evidence, |of| of.frame.as_ref().is_some_and(Frame::is_failure_of_client));
-    let failed = failed
-        .into_iter()
-        .filter(|spot| !votes.iter().any(|vote| is_of(vote, spot) && is_from_elsewhere(vote)));
-    let failed: Vec<(usize, RelevantLine)> = failed.collect();
+    let mut failed = exceptions(evidence, |_, frame| frame.is_failure_of_client());
+    failed.retain(|spot| !votes.iter().any(|vote| is_of(vote, spot) && is_from_elsewhere(vote)));
     let meaning = "Mainstay's own client failed, and the program has no part in it";
     replace(votes, failed, CLIENT_FAILED, meaning, Class::SoftwarePlatform);
-    let lost = exceptions(evidence, |of| {
-        of.name == LOST_CHECKPOINT && of.frame.as_ref().is_some_and(Frame::is_raised_by_client)
+    let lost = exceptions(evidence, |exception, frame| {
+        exception.name == LOST_CHECKPOINT && frame.is_raised_by_client()
     });
     replace(votes, lost, "client.checkpoint", "a checkpoint of Mainstay could not be read", Class::Storage);
 }
 
-fn exceptions(evidence: &Evidence, is: impl Fn(&Exception) -> bool) -> Vec<(usize, RelevantLine)> {
-    let sources = evidence.findings.iter().enumerate();
-    let spots = sources.flat_map(|(place, findings)| findings.exceptions.iter().map(move |of| (place, of)));
-    spots.filter(|(_, of)| is(of)).map(|(place, of)| (place, of.spot.clone())).collect()
+fn exceptions(evidence: &Evidence, is: impl Fn(&Exception, &Frame) -> bool) -> Vec<(usize, RelevantLine)> {
+    let raised = framed(evidence).filter(|(_, exception, frame)| is(exception, frame));
+    raised.map(|(source, exception, _)| (source, exception.spot.clone())).collect()
 }
 
 fn replace(votes: &mut Vec<Vote>, spots: Vec<(usize, RelevantLine)>, id: &str, meaning: &str, class: Class) {
@@ -51,10 +47,10 @@ fn replace(votes: &mut Vec<Vote>, spots: Vec<(usize, RelevantLine)>, id: &str, m
     }
     votes.retain_mut(|vote| {
         let named = vote.spots.len();
-        vote.spots.retain(|spot| !spots.iter().any(|of| is_same(of, spot)));
+        vote.spots.retain(|spot| !spots.iter().any(|other| is_same(other, spot)));
         named == 0 || !vote.spots.is_empty()
     });
-    votes.push(vote(id, meaning.to_owned(), (class, WEIGHT), spots, "client"));
+    votes.push(vote(id, meaning.to_owned(), (class, CLIENT_ERROR_LOG_ODDS), spots, "client"));
 }
 
 fn is_of(vote: &Vote, failure: &(usize, RelevantLine)) -> bool {

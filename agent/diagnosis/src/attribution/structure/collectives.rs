@@ -10,14 +10,14 @@ use crate::attribution::scan::RelevantLine;
 use crate::attribution::vote::Vote;
 
 /// Log-odds when ranks wait in different collectives of one group: the program's branches differ.
-const DISAGREE: f64 = 3.4;
+const DIFFERENT_COLLECTIVES_LOG_ODDS: f64 = 3.4;
 /// The same if the lines may be from different groups.
-const DISAGREE_PERHAPS: f64 = 2.2;
+const UNKNOWN_GROUPS_LOG_ODDS: f64 = 2.2;
 
 /// Log-odds of a rank that is seen to prepare data while the others wait for it.
-const PREPARES: f64 = 3.8;
+const PREPARES_DATA_LOG_ODDS: f64 = 3.8;
 /// Log-odds of a rank that is seen to have left the loop in which the others wait for it.
-const LEFT: f64 = 3.0;
+const LEFT_LOOP_LOG_ODDS: f64 = 3.0;
 
 /// A collective in which a rank waited when its watchdog reported a timeout.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ struct Waiting {
     sequence: u64,
     operation: String,
     elements: String,
-    place: usize,
+    source: usize,
     spot: RelevantLine,
 }
 
@@ -47,25 +47,25 @@ pub(super) fn busy_elsewhere(catalog: &Catalog, evidence: &Evidence) -> Option<V
     let (laggard, ..) = laggard(catalog, evidence).or_else(|| of_one_report(catalog, evidence))?;
     let of_it = |(_, spot): &(usize, &RelevantLine)| !spot.is_past() && spot.rank.unwrap_or(0) == laggard;
     let newest = |id| spots_of(catalog, evidence, id).filter(of_it).last();
-    let end = |of: &(usize, &RelevantLine)| (of.0, of.1.line);
+    let end = |spot: &(usize, &RelevantLine)| (spot.0, spot.1.line);
     let goes_on =
-        |of: &(usize, &RelevantLine)| newest("data.prepared").is_none_or(|done| end(&done) < end(of));
-    let at = |(place, spot): (usize, &RelevantLine)| {
-        vec![(place, RelevantLine { rank: Some(laggard), ..spot.clone() })]
+        |spot: &(usize, &RelevantLine)| newest("data.prepared").is_none_or(|done| end(&done) < end(spot));
+    let at = |(source, spot): (usize, &RelevantLine)| {
+        vec![(source, RelevantLine { rank: Some(laggard), ..spot.clone() })]
     };
     if let Some(preparing) = newest("data.preparing").filter(goes_on) {
         let meaning = format!("rank {laggard} prepares data for longer than the others wait for it");
         return Some(vote(
             "collectives.preparing",
             meaning,
-            (Class::UserConfig, PREPARES),
+            (Class::UserConfig, PREPARES_DATA_LOG_ODDS),
             at(preparing),
             "preparing",
         ));
     }
     let left = newest("program.left_loop")?;
     let meaning = format!("rank {laggard} has left the loop in which the others wait for it: uneven work");
-    Some(vote("collectives.left_loop", meaning, (Class::UserCode, LEFT), at(left), "preparing"))
+    Some(vote("collectives.left_loop", meaning, (Class::UserCode, LEFT_LOOP_LOG_ODDS), at(left), "preparing"))
 }
 
 /// The only rank that does not wait where all ranks around it do.
@@ -79,39 +79,42 @@ fn of_absence(
     let ranks = ranks_of(catalog, evidence, "nccl.watchdog_timeout");
     let missing = (0..*ranks.last()?).filter(|rank| !ranks.contains(rank)).collect::<Vec<u32>>();
     let [missing] = missing[..] else { return None };
-    (ranks.len() >= 2 && waiting.iter().all(together)).then(|| (missing, first.place, first.spot.clone()))
+    (ranks.len() >= 2 && waiting.iter().all(together)).then(|| (missing, first.source, first.spot.clone()))
 }
 
 /// Rank 0 gives the others what they need to set up a communicator: they wait for it.
 fn of_setup(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
     let mut spots =
         ["torch.tcpstore", "torch.store_connect"].into_iter().flat_map(|id| spots_of(catalog, evidence, id));
-    let (place, spot) = spots.find(|(_, spot)| spot.text.contains("ncclUniqueId from ["))?;
+    let (source, spot) = spots.find(|(_, spot)| spot.text.contains("ncclUniqueId from ["))?;
     let rank =
         number_after(&spot.text, &["ncclUniqueId from ["]).and_then(|rank| u32::try_from(rank).ok())?;
     let reports = ranks_of(catalog, evidence, "torch.tcpstore").contains(&rank);
-    (!reports && spot.rank != Some(rank)).then(|| (rank, place, spot.clone()))
+    (!reports && spot.rank != Some(rank)).then(|| (rank, source, spot.clone()))
 }
 
 /// `Ranks 5 failed to pass monitoredBarrier`.
 fn of_barrier(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
-    spots_of(catalog, evidence, "torch.barrier_timeout").find_map(|(place, spot)| {
+    spots_of(catalog, evidence, "torch.barrier_timeout").find_map(|(source, spot)| {
         let (before, _) = spot.text.split_once(" failed to pass monitoredBarrier")?;
         let ranks = before.rsplit_once("Ranks ").or_else(|| before.rsplit_once("Rank "))?.1;
-        Some((ranks.trim().parse().ok()?, place, spot.clone()))
+        Some((ranks.trim().parse().ok()?, source, spot.clone()))
     })
 }
 
 /// One rank reports that it waits, another than the first one: the first does the work that one rank does for all.
 fn of_one_report(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
     let ranks = ranks_of(catalog, evidence, "nccl.watchdog_timeout");
-    let (place, spot) = spots_of(catalog, evidence, "nccl.watchdog_timeout").next()?;
-    (!ranks.is_empty() && !ranks.contains(&0)).then(|| (0, place, spot.clone()))
+    let (source, spot) = spots_of(catalog, evidence, "nccl.watchdog_timeout").next()?;
+    (!ranks.is_empty() && !ranks.contains(&0)).then(|| (0, source, spot.clone()))
 }
 
 fn ranks_of(catalog: &Catalog, evidence: &Evidence, id: &str) -> BTreeSet<u32> {
-    let sightings = evidence.findings.iter().flat_map(|of| &of.sightings);
-    sightings.filter(|of| is(catalog, of, id)).flat_map(|of| of.ranks.iter().copied()).collect()
+    let sightings = evidence.findings.iter().flat_map(|finding| &finding.sightings);
+    sightings
+        .filter(|sighting| is(catalog, sighting, id))
+        .flat_map(|sighting| sighting.ranks.iter().copied())
+        .collect()
 }
 
 /// Ranks of one group that wait at one sequence number for different operations.
@@ -128,19 +131,20 @@ pub(super) fn disagreement(catalog: &Catalog, evidence: &Evidence) -> Option<Vot
         if other.rank == one.rank || !differ || is_point_to_point(one) || is_point_to_point(other) {
             continue;
         }
-        let reported =
-            |of: &Waiting| format!("rank {} in {} of {} elements", of.rank, of.operation, of.elements);
+        let described = |waiting: &Waiting| {
+            format!("rank {} in {} of {} elements", waiting.rank, waiting.operation, waiting.elements)
+        };
         let default = matches!(one.group.as_str(), "" | "0");
         return Some(vote(
             "nccl.collectives_differ",
             format!(
                 "at collective {} {}, {}: they took different code paths",
                 one.sequence,
-                reported(other),
-                reported(one)
+                described(other),
+                described(one)
             ),
-            (Class::UserCode, if default { DISAGREE } else { DISAGREE_PERHAPS }),
-            vec![(other.place, other.spot.clone()), (one.place, one.spot.clone())],
+            (Class::UserCode, if default { DIFFERENT_COLLECTIVES_LOG_ODDS } else { UNKNOWN_GROUPS_LOG_ODDS }),
+            vec![(other.source, other.spot.clone()), (one.source, one.spot.clone())],
             "nccl",
         ));
     }
@@ -165,7 +169,7 @@ fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, RelevantLine)> {
     ranks.sort_by_key(|one| one.sequence);
     match ranks.as_slice() {
         [least, next, _, ..] if least.sequence < next.sequence => {
-            Some((least.rank, least.place, least.spot.clone()))
+            Some((least.rank, least.source, least.spot.clone()))
         }
         _ => None,
     }
@@ -176,7 +180,7 @@ fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, RelevantLine)> {
 fn of_status(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, RelevantLine)> {
     let mut idle: BTreeMap<u32, (usize, RelevantLine)> = BTreeMap::new();
     let mut busy = 0;
-    for (place, spot) in spots_of(catalog, evidence, "nccl.last_enqueued") {
+    for (source, spot) in spots_of(catalog, evidence, "nccl.last_enqueued") {
         let (Some(rank), Some(enqueued), Some(completed)) = (
             spot.rank,
             number_after(
@@ -191,18 +195,18 @@ fn of_status(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, Rele
             continue;
         };
         if enqueued == completed {
-            idle.entry(rank).or_insert((place, spot.clone()));
+            idle.entry(rank).or_insert((source, spot.clone()));
         } else {
             busy += 1;
         }
     }
     let alone = idle.len() == 1 && busy > 0;
-    idle.into_iter().next().filter(|_| alone).map(|(rank, (place, spot))| (rank, place, spot))
+    idle.into_iter().next().filter(|_| alone).map(|(rank, (source, spot))| (rank, source, spot))
 }
 
 fn waiting(catalog: &Catalog, evidence: &Evidence) -> Vec<Waiting> {
     spots_of(catalog, evidence, "nccl.watchdog_timeout")
-        .filter_map(|(place, spot)| {
+        .filter_map(|(source, spot)| {
             let work = spot.text.split_once("WorkNCCL(")?.1;
             Some(Waiting {
                 rank: spot.rank?,
@@ -210,7 +214,7 @@ fn waiting(catalog: &Catalog, evidence: &Evidence) -> Vec<Waiting> {
                 sequence: number_after(work, &["SeqNum="])?,
                 operation: field(work, "OpType=")?.to_owned(),
                 elements: field(work, "NumelIn=")?.to_owned(),
-                place,
+                source,
                 spot: spot.clone(),
             })
         })
@@ -275,13 +279,13 @@ mod tests {
 
     #[test]
     fn the_rank_that_does_not_wait_where_all_others_do_is_the_one_they_wait_for() {
-        let of =
+        let log =
             |ranks: &[u32]| ranks.iter().map(|rank| timeout(*rank, 88, "ALLREDUCE", 64)).collect::<String>();
-        assert_eq!(judged(&of(&[0, 1, 3])).root.rank, Some(2));
-        assert_eq!(judged(&of(&[1, 2, 3])).root.rank, Some(0));
-        assert_eq!(judged(&of(&[0, 1, 2])).root.rank, None, "nothing shows that there is another");
-        assert_eq!(judged(&of(&[0, 4])).root.rank, None, "of several absent ranks none is named");
-        let group = of(&[0, 1, 3]).replace("[Rank", "[PG ID 2 PG GUID 5(tp) Rank");
+        assert_eq!(judged(&log(&[0, 1, 3])).root.rank, Some(2));
+        assert_eq!(judged(&log(&[1, 2, 3])).root.rank, Some(0));
+        assert_eq!(judged(&log(&[0, 1, 2])).root.rank, None, "nothing shows that there is another");
+        assert_eq!(judged(&log(&[0, 4])).root.rank, None, "of several absent ranks none is named");
+        let group = log(&[0, 1, 3]).replace("[Rank", "[PG ID 2 PG GUID 5(tp) Rank");
         assert_eq!(judged(&group).root.rank, None, "ranks of a group are other numbers");
     }
 

@@ -9,7 +9,7 @@ use crate::attribution::vote::Vote;
 use mainstay_model::verdict::FaultDomain;
 
 /// The most that such a report adds for the device: it may fail next time.
-const BESIDE: f64 = 0.3;
+const MAX_LOG_ODDS_BESIDE_A_FAULT: f64 = 0.3;
 
 /// Errors of Python that depend only on the program, and the memory that a model needs.
 const OF_PROGRAMS: [&str; 9] = [
@@ -24,19 +24,19 @@ const OF_PROGRAMS: [&str; 9] = [
     "OutOfMemoryError",
 ];
 /// Evidence of less weight may be of a minor event.
-const OF_WEIGHT: f64 = 2.0;
+const MIN_SERIOUS_WEIGHT: f64 = 2.0;
 
 /// Lowers what the kernel log says about devices where the program ended with an error that no device can cause, and nothing shows that
 /// the program met a fault of a device.
 pub fn lower_devices_beside_the_program(catalog: &Catalog, votes: &mut [Vote]) {
     let raised = |(_, spot): &(usize, RelevantLine)| {
-        traceback::raised(&spot.text[lines::prefix(&spot.text).len..]).is_some_and(|of| {
-            !of.embedded && OF_PROGRAMS.contains(&of.name.rsplit('.').next().unwrap_or(of.name))
+        traceback::raised(&spot.text[lines::prefix(&spot.text).len..]).is_some_and(|raised| {
+            !raised.embedded && OF_PROGRAMS.contains(&raised.name.rsplit('.').next().unwrap_or(raised.name))
         })
     };
     let is_programs = |vote: &Vote| {
         vote.role == Role::Primary
-            && vote.weight >= OF_WEIGHT
+            && vote.weight >= MIN_SERIOUS_WEIGHT
             && vote.class.domain() == FaultDomain::User
             && vote.spots.iter().any(raised)
     };
@@ -54,7 +54,7 @@ pub fn lower_devices_beside_the_program(catalog: &Catalog, votes: &mut [Vote]) {
         return;
     }
     for vote in votes.iter_mut().filter(|vote| of_kernel(vote)) {
-        vote.weight = vote.weight.min(BESIDE);
+        vote.weight = vote.weight.min(MAX_LOG_ODDS_BESIDE_A_FAULT);
         vote.also.clear();
     }
 }

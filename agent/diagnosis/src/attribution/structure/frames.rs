@@ -3,31 +3,32 @@
 
 use std::collections::BTreeSet;
 
-use super::{spots_of, vote};
+use super::{framed, is, spots_of, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Catalog;
 use crate::attribution::class::{Class, Restart};
+use crate::attribution::scan::{Exception, SignatureMatch};
 use crate::attribution::traceback::{CALLING_CHECKOUTS, Frame};
 use crate::attribution::vote::Vote;
 use mainstay_model::verdict::FaultDomain;
 
 /// Log-odds of a kernel fault whose frames are in a kernel library.
-const LIBRARY_KERNEL: f64 = 1.4;
+const LIBRARY_KERNEL_LOG_ODDS: f64 = 1.4;
 
 /// The most that the fault of a library's kernel says against the program, which gave it its data.
-const OF_ANY_KERNEL: f64 = 1.4;
+const MAX_PROGRAM_LOG_ODDS: f64 = 1.4;
 
 /// Log-odds of a library that uses what another one lacks: incompatible versions.
-const BETWEEN_LIBRARIES: f64 = 2.4;
+const INCOMPATIBLE_LIBRARIES_LOG_ODDS: f64 = 2.4;
 
 /// Log-odds of a library whose assertion shows only its own state.
-const OWN_STATE: f64 = 2.6;
+const OWN_STATE_LOG_ODDS: f64 = 2.6;
 
 /// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
-const LIBRARY_NAME: f64 = 6.0;
+const UNDEFINED_NAME_LOG_ODDS: f64 = 6.0;
 
 /// Log-odds of an assertion without a message inside a compiler: an internal error.
-const IN_COMPILER: f64 = 2.6;
+const COMPILER_ERROR_LOG_ODDS: f64 = 2.6;
 /// Paths of compiler libraries.
 const COMPILERS: [&str; 7] = [
     "/torch/_inductor/",
@@ -40,7 +41,7 @@ const COMPILERS: [&str; 7] = [
 ];
 
 /// Log-odds of an internal error in a launcher, which runs before the program and next to it.
-const IN_LAUNCHER: f64 = 5.0;
+const LAUNCHER_ERROR_LOG_ODDS: f64 = 5.0;
 /// Paths of libraries that start and monitor programs.
 const LAUNCHERS: [&str; 4] = [
     "/torch/distributed/elastic/",
@@ -80,38 +81,22 @@ const KERNEL_FAULTS: [&str; 5] = [
 const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
 
 /// Log-odds of a GPU fault in such a process.
-const IN_ENGINE: f64 = 6.0;
+const ENGINE_FAULT_LOG_ODDS: f64 = 6.0;
 
 /// A kernel fault whose innermost frame is in a library with its own kernels.
 pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
-    for (place, findings) in evidence.findings.iter().enumerate() {
-        let fault = |line: u64| {
-            findings.sightings.iter().any(|of| {
-                catalog
-                    .signatures()
-                    .get(of.signature)
-                    .is_some_and(|it| KERNEL_FAULTS.contains(&it.id.as_str()))
-                    && of.spots.iter().any(|spot| spot.line == line)
-            })
+    framed(evidence).find_map(|(source, exception, frame)| {
+        let library = KERNEL_LIBRARIES.iter().find(|library| frame.path.contains(**library))?;
+        let is_fault = |sighting: &SignatureMatch| {
+            KERNEL_FAULTS.iter().any(|fault| is(catalog, sighting, fault))
+                && sighting.spots.iter().any(|spot| spot.line == exception.spot.line)
         };
-        for exception in &findings.exceptions {
-            let Some(frame) = &exception.frame else { continue };
-            let library = KERNEL_LIBRARIES.iter().find(|library| frame.path.contains(**library));
-            if let (Some(library), true) = (library, fault(exception.spot.line)) {
-                return Some(vote(
-                    "frame.kernel_library",
-                    format!(
-                        "the fault shows in the frames of {}, which has kernels of its own",
-                        library.trim_matches('/')
-                    ),
-                    (Class::SoftwarePlatform, LIBRARY_KERNEL),
-                    vec![(place, exception.spot.clone())],
-                    "frames",
-                ));
-            }
-        }
-    }
-    None
+        let name = library.trim_matches('/');
+        let meaning = format!("the fault shows in the frames of {name}, which has kernels of its own");
+        evidence.findings[source].sightings.iter().any(is_fault).then(|| {
+            of_platform("frame.kernel_library", meaning, LIBRARY_KERNEL_LOG_ODDS, (source, exception))
+        })
+    })
 }
 
 /// Lowers what a kernel's fault says against the program where it is a library's kernel: the XIDs and the access are that one fault.
@@ -124,7 +109,7 @@ pub fn fold_library_kernels(votes: &mut [Vote]) {
     }
     for vote in votes.iter_mut().filter(|vote| OF_ACCESS.contains(&vote.id.as_str())) {
         if vote.class == Class::UserCode {
-            vote.weight = vote.weight.min(OF_ANY_KERNEL);
+            vote.weight = vote.weight.min(MAX_PROGRAM_LOG_ODDS);
             "cuda".clone_into(&mut vote.family);
         }
     }
@@ -134,14 +119,14 @@ pub fn fold_library_kernels(votes: &mut [Vote]) {
 pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
     let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
-    let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
-    let said =
+    let (source, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
+    let meaning =
         "the fault shows in a process of the inference engine, which runs no code of the program".to_owned();
     let fault = vote(
         "frame.engine",
-        said,
-        (Class::SoftwarePlatform, IN_ENGINE),
-        vec![(place, spot.clone())],
+        meaning,
+        (Class::SoftwarePlatform, ENGINE_FAULT_LOG_ODDS),
+        vec![(source, spot.clone())],
         "frames",
     );
     // A new process of the engine serves again: which requests meet the fault is chance.
@@ -151,37 +136,37 @@ pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> 
 /// An assertion, missing key or index inside a compiler: its internals, not the program's.
 pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
     const SLIPS: [&str; 4] = ["AssertionError", "KeyError", "IndexError", "NotImplementedError"];
-    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
-        let slipped = findings.exceptions.iter().find(|of| {
-            let inside = |frame: &Frame| COMPILERS.iter().any(|part| frame.path.contains(part));
-            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
-        })?;
-        Some(vote(
-            "frame.compiler",
-            "a compiler stopped at an internal error".to_owned(),
-            (Class::SoftwarePlatform, IN_COMPILER),
-            vec![(place, slipped.spot.clone())],
-            "frames",
-        ))
-    })
+    let slipped = slipped_inside(evidence, &COMPILERS, &SLIPS)?;
+    let meaning = "a compiler stopped at an internal error".to_owned();
+    Some(of_platform("frame.compiler", meaning, COMPILER_ERROR_LOG_ODDS, slipped))
 }
 
 /// A missing key, attribute or argument inside a launcher: it reports users' mistakes explicitly.
 pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
     const SLIPS: [&str; 5] = ["KeyError", "AttributeError", "IndexError", "TypeError", "UnboundLocalError"];
-    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
-        let slipped = findings.exceptions.iter().find(|of| {
-            let inside = |frame: &Frame| LAUNCHERS.iter().any(|part| frame.path.contains(part));
-            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
-        })?;
-        Some(vote(
-            "frame.launcher",
-            "the launcher itself failed, and no code of the program runs in it".to_owned(),
-            (Class::SoftwarePlatform, IN_LAUNCHER),
-            vec![(place, slipped.spot.clone())],
-            "frames",
-        ))
-    })
+    let slipped = slipped_inside(evidence, &LAUNCHERS, &SLIPS)?;
+    let meaning = "the launcher itself failed, and no code of the program runs in it".to_owned();
+    Some(of_platform("frame.launcher", meaning, LAUNCHER_ERROR_LOG_ODDS, slipped))
+}
+
+/// The first exception of one of these types that was raised in one of these folders.
+fn slipped_inside<'e>(
+    evidence: &'e Evidence,
+    folders: &[&str],
+    types: &[&str],
+) -> Option<(usize, &'e Exception)> {
+    let is_slip = |exception: &Exception, frame: &Frame| {
+        folders.iter().any(|folder| frame.path.contains(folder))
+            && types.iter().any(|name| exception.name.ends_with(name))
+    };
+    let mut slips = framed(evidence).filter(|(_, exception, frame)| is_slip(exception, frame));
+    slips.next().map(|(source, exception, _)| (source, exception))
+}
+
+/// Evidence for the software platform that an exception shows.
+fn of_platform(id: &str, meaning: String, log_odds: f64, (source, exception): (usize, &Exception)) -> Vote {
+    let spots = vec![(source, exception.spot.clone())];
+    vote(id, meaning, (Class::SoftwarePlatform, log_odds), spots, "frames")
 }
 
 /// A missing attribute, argument or name that an installed library uses. If the program used it, the innermost frame would be the
@@ -194,60 +179,37 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
         "missing 1 required positional argument",
         "is not supported by the V",
     ];
-    for (place, findings) in evidence.findings.iter().enumerate() {
-        for exception in &findings.exceptions {
-            let Some(frame) = &exception.frame else { continue };
-            let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
-            let text = &exception.spot.text;
-            let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
-            let asks = asks || lacks_a_part(text);
-            let calls = CALLING_CHECKOUTS.iter().any(|place| frame.path.contains(place))
-                && text.contains("unexpected keyword argument");
-            let names =
-                exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
-            if installed && names {
-                return Some(vote(
-                    "frame.library_name",
-                    format!("an installed library uses a name that it does not define ({})", frame.path),
-                    (Class::SoftwarePlatform, LIBRARY_NAME),
-                    vec![(place, exception.spot.clone())],
-                    "frames",
-                ));
-            }
-            if installed && asks || calls {
-                return Some(vote(
-                    "frame.between_libraries",
-                    format!(
-                        "an installed library uses a part of another that does not exist ({})",
-                        frame.path
-                    ),
-                    (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
-                    vec![(place, exception.spot.clone())],
-                    "frames",
-                ));
-            }
-        }
-    }
-    None
+    framed(evidence).find_map(|(source, exception, frame)| {
+        let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
+        let text = &exception.spot.text;
+        let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+        let asks = asks || lacks_a_part(text);
+        let calls = CALLING_CHECKOUTS.iter().any(|folder| frame.path.contains(folder))
+            && text.contains("unexpected keyword argument");
+        let names = exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
+        let path = &frame.path;
+        let (id, meaning, log_odds) = if installed && names {
+            let meaning = format!("an installed library uses a name that it does not define ({path})");
+            ("frame.library_name", meaning, UNDEFINED_NAME_LOG_ODDS)
+        } else if installed && asks || calls {
+            let meaning = format!("an installed library uses a part of another that does not exist ({path})");
+            ("frame.between_libraries", meaning, INCOMPATIBLE_LIBRARIES_LOG_ODDS)
+        } else {
+            return None;
+        };
+        Some(of_platform(id, meaning, log_odds, (source, exception)))
+    })
 }
 
 /// An assertion of an installed library without words for its caller: no message, or a dump of the library's own state.
 pub(super) fn own_state(evidence: &Evidence) -> Option<Vote> {
-    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
-        let asserted = findings.exceptions.iter().find(|of| {
-            let installed = of.frame.as_ref().is_some_and(|frame| frame.path.contains("-packages/"));
-            let (_, message) = of.spot.text.split_once("AssertionError").unwrap_or_default();
-            let dumps = message.trim_start_matches([':', ' ']).starts_with(['{', '[', '(', '<']);
-            installed && of.name.ends_with("AssertionError") && dumps
-        })?;
-        Some(vote(
-            "frame.own_state",
-            "an installed library stopped at an assertion about its own state".to_owned(),
-            (Class::SoftwarePlatform, OWN_STATE),
-            vec![(place, asserted.spot.clone())],
-            "frames",
-        ))
-    })
+    let (source, asserted, _) = framed(evidence).find(|(_, exception, frame)| {
+        let (_, message) = exception.spot.text.split_once("AssertionError").unwrap_or_default();
+        let dumps = message.trim_start_matches([':', ' ']).starts_with(['{', '[', '(', '<']);
+        frame.path.contains("-packages/") && exception.name.ends_with("AssertionError") && dumps
+    })?;
+    let meaning = "an installed library stopped at an assertion about its own state".to_owned();
+    Some(of_platform("frame.own_state", meaning, OWN_STATE_LOG_ODDS, (source, asserted)))
 }
 
 /// Where an installed library calls another in a way that it does not allow, the program did not make the call.
@@ -257,7 +219,7 @@ pub fn fold_calls_of_libraries(votes: &mut [Vote]) {
     let lines: BTreeSet<(usize, u64)> = calls.flat_map(Vote::lines).collect();
     for vote in votes.iter_mut().filter(|vote| vote.class.domain() == FaultDomain::User) {
         if vote.lines().any(|line| lines.contains(&line)) {
-            vote.weight = vote.weight.min(OF_ANY_KERNEL);
+            vote.weight = vote.weight.min(MAX_PROGRAM_LOG_ODDS);
         }
     }
 }
@@ -328,13 +290,13 @@ mod tests {
 
     #[test]
     fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
-        let reported = |who: &str| {
+        let engine_log = |who: &str| {
             format!(
                 "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
             )
         };
-        assert_eq!(judged(&reported("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
-        assert_eq!(judged(&reported("")).class, Class::UserCode);
+        assert_eq!(judged(&engine_log("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&engine_log("")).class, Class::UserCode);
     }
 
     #[test]

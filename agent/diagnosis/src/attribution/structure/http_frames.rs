@@ -1,6 +1,6 @@
 //! Interrupted transfers: the type of an HTTP client's exception means little, but its frames show that it waited for a server.
 
-use super::vote;
+use super::{framed, vote};
 use crate::attribution::Evidence;
 use crate::attribution::catalog::Determinism;
 use crate::attribution::class::Class;
@@ -8,7 +8,7 @@ use crate::attribution::traceback::Frame;
 use crate::attribution::vote::Vote;
 
 /// Log-odds of a store or a hub that did not respond.
-const GAVE_UP: f64 = 2.4;
+const NO_RESPONSE_LOG_ODDS: f64 = 2.4;
 
 /// Libraries that fetch from other machines by HTTP.
 const CLIENTS: [&str; 11] = [
@@ -39,20 +39,17 @@ const WAITS: [&str; 8] = [
 
 /// A wait or a connection that failed inside a library that fetches from other machines.
 pub(super) fn gave_up(evidence: &Evidence) -> Option<Vote> {
-    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
-        let ended = findings.exceptions.iter().find(|of| {
-            let waited = WAITS.iter().any(|end| of.name.ends_with(end));
-            waited && of.frame.as_ref().is_some_and(fetches)
-        })?;
-        let vote = vote(
-            "frame.web_client",
-            "a transfer from another machine broke off".to_owned(),
-            (Class::Storage, GAVE_UP),
-            vec![(place, ended.spot.clone())],
-            "frames",
-        );
-        Some(Vote { determinism: Determinism::Transient, ..vote })
-    })
+    let (source, ended, _) = framed(evidence).find(|(_, exception, frame)| {
+        WAITS.iter().any(|end| exception.name.ends_with(end)) && fetches(frame)
+    })?;
+    let vote = vote(
+        "frame.web_client",
+        "a transfer from another machine broke off".to_owned(),
+        (Class::Storage, NO_RESPONSE_LOG_ODDS),
+        vec![(source, ended.spot.clone())],
+        "frames",
+    );
+    Some(Vote { determinism: Determinism::Transient, ..vote })
 }
 
 fn fetches(frame: &Frame) -> bool {

@@ -10,9 +10,10 @@ mod http_frames;
 mod settings;
 
 use super::Evidence;
-use super::catalog::{Catalog, Determinism, Role};
+use super::catalog::Catalog;
 use super::class::Class;
-use super::scan::{Findings, RelevantLine, SignatureMatch};
+use super::scan::{Exception, Findings, RelevantLine, SignatureMatch};
+use super::traceback::Frame;
 use super::vote::Vote;
 
 pub use client::{CLIENT_FAILED, name_client};
@@ -44,7 +45,7 @@ pub(super) fn number_after(text: &str, names: &[&str]) -> Option<u64> {
 }
 
 fn is(catalog: &Catalog, sighting: &SignatureMatch, id: &str) -> bool {
-    catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == id)
+    catalog.signatures().get(sighting.signature).is_some_and(|signature| signature.id == id)
 }
 
 pub(super) fn spots_of<'e>(
@@ -53,7 +54,8 @@ pub(super) fn spots_of<'e>(
     id: &'static str,
 ) -> impl Iterator<Item = (usize, &'e RelevantLine)> {
     let sources = evidence.findings.iter().enumerate();
-    sources.flat_map(move |(place, findings)| spots_in(catalog, findings, id).map(move |spot| (place, spot)))
+    sources
+        .flat_map(move |(source, findings)| spots_in(catalog, findings, id).map(move |spot| (source, spot)))
 }
 
 fn spots_in<'e>(
@@ -61,31 +63,27 @@ fn spots_in<'e>(
     findings: &'e Findings,
     id: &'static str,
 ) -> impl Iterator<Item = &'e RelevantLine> {
-    findings.sightings.iter().filter(move |of| is(catalog, of, id)).flat_map(|of| of.spots.iter())
+    findings
+        .sightings
+        .iter()
+        .filter(move |sighting| is(catalog, sighting, id))
+        .flat_map(|sighting| sighting.spots.iter())
 }
 
 fn vote(
     id: &str,
     meaning: String,
-    (class, weight): (Class, f64),
+    votes: (Class, f64),
     spots: Vec<(usize, RelevantLine)>,
     family: &str,
 ) -> Vote {
-    Vote {
-        family: family.to_owned(),
-        id: id.to_owned(),
-        meaning,
-        role: Role::Primary,
-        class,
-        weight,
-        also: Vec::new(),
-        determinism: Determinism::Either,
-        restart: None,
-        domain: None,
-        reporter: false,
-        signal: false,
-        hint: false,
-        spots,
-        count: 1,
-    }
+    Vote { spots, ..Vote::new(family, id, meaning, votes) }
+}
+
+/// The exceptions whose innermost frame is known, with their source, in the order of sources and lines.
+fn framed(evidence: &Evidence) -> impl Iterator<Item = (usize, &Exception, &Frame)> {
+    evidence.findings.iter().enumerate().flat_map(|(source, findings)| {
+        let exceptions = findings.exceptions.iter();
+        exceptions.filter_map(move |exception| Some((source, exception, exception.frame.as_ref()?)))
+    })
 }

@@ -7,9 +7,9 @@ use crate::attribution::class::Class;
 use crate::attribution::vote::Vote;
 
 /// Log-odds of a setting whose own part of the connection fails.
-const SETS_IT: f64 = 3.6;
+const SETTING_LOG_ODDS: f64 = 3.6;
 /// The most that the failure then says about the network.
-const SETTLED: f64 = 1.4;
+const MAX_NETWORK_LOG_ODDS: f64 = 1.4;
 
 /// Signatures of settings, and of the failures of what they set.
 const SETTINGS: [(&str, &[&str]); 1] = [("nccl.set_gid", &["nccl.ib.setup", "nccl.ib.modify_timeout"])];
@@ -17,16 +17,16 @@ const SETTINGS: [(&str, &[&str]); 1] = [("nccl.set_gid", &["nccl.ib.setup", "ncc
 /// Blames a setting where what it sets fails, and no longer the network.
 pub fn blame_settings(catalog: &Catalog, evidence: &Evidence, votes: &mut Vec<Vote>) {
     for (setting, failures) in SETTINGS {
-        let Some((place, spot)) = spots_of(catalog, evidence, setting).next() else { continue };
+        let Some((source, spot)) = spots_of(catalog, evidence, setting).next() else { continue };
         let fails = |vote: &&mut Vote| failures.contains(&vote.id.as_str());
         let mut failed = votes.iter_mut().filter(fails).peekable();
         if failed.peek().is_none() {
             continue;
         }
-        failed.for_each(|vote| vote.weight = vote.weight.min(SETTLED));
-        let meaning = catalog.named(setting).map(|of| of.meaning.clone()).unwrap_or_default();
-        let spots = vec![(place, spot.clone())];
-        votes.push(vote(setting, meaning, (Class::UserConfig, SETS_IT), spots, "settings"));
+        failed.for_each(|vote| vote.weight = vote.weight.min(MAX_NETWORK_LOG_ODDS));
+        let meaning = catalog.named(setting).map(|signature| signature.meaning.clone()).unwrap_or_default();
+        let spots = vec![(source, spot.clone())];
+        votes.push(vote(setting, meaning, (Class::UserConfig, SETTING_LOG_ODDS), spots, "settings"));
     }
 }
 

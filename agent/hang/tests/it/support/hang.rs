@@ -26,8 +26,8 @@ impl Job {
             counts: vec![Vec::new(); RANKS],
             probes: vec![None; RANKS],
         };
-        for sight in &mut job.sights {
-            (sight.registered, sight.claim, sight.since) = (true, 1, now);
+        for sample in &mut job.sights {
+            (sample.registered, sample.claim, sample.since) = (true, 1, now);
         }
         job
     }
@@ -63,8 +63,8 @@ impl Job {
     }
 
     pub fn step_of(&mut self, rank: usize, step: u64) {
-        let sight = &mut self.sights[rank];
-        (sight.step, sight.since, sight.phase, sight.long) = (Some(step), self.now, PhaseId::STEP, None);
+        let sample = &mut self.sights[rank];
+        (sample.step, sample.since, sample.phase, sample.long) = (Some(step), self.now, PhaseId::STEP, None);
         self.beat(rank);
     }
 
@@ -83,7 +83,7 @@ impl Job {
 
     pub fn look(&mut self) -> HangStatus {
         for rank in 0..RANKS {
-            self.watch.sight(rank, self.now, &self.sights[rank]);
+            self.watch.sample(rank, self.now, &self.sights[rank]);
             self.watch.counts(rank, self.now, &self.counts[rank]);
         }
         if self.watch.wants_probes(self.now) {

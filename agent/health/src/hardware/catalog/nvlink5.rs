@@ -54,11 +54,11 @@ pub struct NvlinkMeaning {
 
 impl NvlinkFile {
     pub(super) fn checked(self) -> Result<(Vec<NvlinkRule>, Vec<RegisterRule>), CatalogError> {
-        for (place, rule) in self.rule.iter().enumerate() {
+        for (index, rule) in self.rule.iter().enumerate() {
             for pattern in [&rule.v1, &rule.v2] {
                 let right = pattern.len() == 32 && pattern.bytes().all(|bit| b"01-".contains(&bit));
                 if !right {
-                    return Err(CatalogError::Pattern { number: place + 1, pattern: pattern.clone() });
+                    return Err(CatalogError::Pattern { number: index + 1, pattern: pattern.clone() });
                 }
             }
         }
@@ -99,8 +99,8 @@ impl NvlinkMeaning {
 }
 
 fn bits_fit(pattern: &str, word: u32) -> bool {
-    pattern.bytes().rev().enumerate().all(|(place, bit)| {
-        let set = word.checked_shr(place as u32).unwrap_or(0) & 1 == 1;
+    pattern.bytes().rev().enumerate().all(|(index, bit)| {
+        let set = word.checked_shr(index as u32).unwrap_or(0) & 1 == 1;
         match bit {
             b'0' => !set,
             b'1' => set,
@@ -126,12 +126,12 @@ mod tests {
             ask154: false,
         };
         let rules = [rule(1, true, RecommendedAction::ResetDevice), rule(3, false, RecommendedAction::None)];
-        let of = |status| {
+        let reads_status = |status| {
             let error = NvlinkError { unit: "UNIT".to_owned(), fatal: None, link: None, intrinfo: 0, status };
             NvlinkMeaning::from_rules(&rules, 149, &error)
         };
-        assert_eq!((of(3).fatal, of(3).action), (false, RecommendedAction::None));
-        assert_eq!((of(1).fatal, of(5).fatal), (true, true));
+        assert_eq!((reads_status(3).fatal, reads_status(3).action), (false, RecommendedAction::None));
+        assert_eq!((reads_status(1).fatal, reads_status(5).fatal), (true, true));
     }
 
     #[test]

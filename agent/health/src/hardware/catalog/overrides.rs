@@ -59,14 +59,16 @@ impl Catalog {
         }
         let (rules, registers) = NvlinkFile { rule: file.rule, register: file.register }.checked()?;
         for rule in rules {
-            let same = |of: &NvlinkRule| (of.xid, &of.v1, of.status) == (rule.xid, &rule.v1, rule.status);
-            self.nvlink.retain(|of| !same(of));
+            let same = |other: &NvlinkRule| {
+                (other.xid, &other.v1, other.status) == (rule.xid, &rule.v1, rule.status)
+            };
+            self.nvlink.retain(|other| !same(other));
             self.nvlink.push(rule);
         }
         for rule in registers {
             // Each bit has one meaning.
-            for of in self.registers.iter_mut().filter(|of| of.register == rule.register) {
-                of.bits.retain(|bit| !rule.bits.contains(bit));
+            for known in self.registers.iter_mut().filter(|known| known.register == rule.register) {
+                known.bits.retain(|bit| !rule.bits.contains(bit));
             }
             self.registers.push(rule);
         }

@@ -42,7 +42,7 @@ impl RegisterMeaning {
     /// Applies `rules` to a line; `None` if no rule matches a set bit.
     pub fn from_rules(rules: &[RegisterRule], line: &LinkRegisters) -> Option<RegisterMeaning> {
         let set = |rule: &&RegisterRule| {
-            let value = rule.register.checked_sub(1).and_then(|place| line.registers.get(place)).copied();
+            let value = rule.register.checked_sub(1).and_then(|index| line.registers.get(index)).copied();
             value.is_some_and(|value| {
                 rule.bits.iter().any(|bit| value.checked_shr(*bit).unwrap_or(0) & 1 == 1)
             })
@@ -60,10 +60,10 @@ impl RegisterMeaning {
 }
 
 pub(super) fn checked(rules: Vec<RegisterRule>) -> Result<Vec<RegisterRule>, CatalogError> {
-    for (place, rule) in rules.iter().enumerate() {
+    for (index, rule) in rules.iter().enumerate() {
         let right = (1..=7).contains(&rule.register) && rule.bits.iter().all(|bit| *bit < 32);
         if !right || rule.bits.is_empty() {
-            return Err(CatalogError::Register { number: place + 1 });
+            return Err(CatalogError::Register { number: index + 1 });
         }
     }
     Ok(rules)

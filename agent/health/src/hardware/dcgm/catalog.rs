@@ -52,9 +52,9 @@ impl DcgmCatalog {
     /// Returns a code that has two entries.
     pub fn new(file: DcgmFile) -> Result<DcgmCatalog, u32> {
         let mut by_code = BTreeMap::new();
-        for (place, meaning) in file.dcgm.iter().enumerate() {
+        for (index, meaning) in file.dcgm.iter().enumerate() {
             for code in &meaning.ids {
-                if by_code.insert(*code, place).is_some() {
+                if by_code.insert(*code, index).is_some() {
                     return Err(*code);
                 }
             }
@@ -64,6 +64,6 @@ impl DcgmCatalog {
 
     /// What a code means; `None` if it is unknown.
     pub fn meaning(&self, code: u32) -> Option<&DcgmMeaning> {
-        self.by_code.get(&code).and_then(|place| self.meanings.get(*place))
+        self.by_code.get(&code).and_then(|index| self.meanings.get(*index))
     }
 }

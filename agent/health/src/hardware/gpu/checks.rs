@@ -6,7 +6,7 @@ use super::faults;
 use super::limits::{BUSY_PERCENT, COOLER_BY, taken_back};
 use super::reading::{GpuReading, GpuTrouble, PcieLink, Sampled};
 use super::readings::Readings;
-use super::rules::{POWER_BRAKE, Rules, SAMPLED, look};
+use super::rules::{POWER_BRAKE, Rules, SAMPLED, check_sample};
 use super::watch::{CheckResult, Problem};
 use mainstay_model::health::{HealthState, RecommendedAction};
 use mainstay_model::time::{Mono, Span};
@@ -21,7 +21,7 @@ type Checked = Vec<(&'static str, CheckResult)>;
 
 /// What is wrong with a GPU as a whole. What the driver reports counts at once. A GPU that cannot be opened, or a call
 /// that does not return, is unknown at first.
-pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> CheckResult {
+pub(super) fn device_trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> CheckResult {
     let Some(trouble) = &reading.trouble else { return CheckResult::Healthy };
     let (state, action) = match trouble {
         GpuTrouble::Lost | GpuTrouble::NoInterrupts => (Unhealthy, RebootNode),
@@ -33,11 +33,13 @@ pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused:
             (Unknown, RecommendedAction::None)
         }
     };
-    let words = match trouble {
+    let reason = match trouble {
         GpuTrouble::Hangs(since) => format!("{} since {}", trouble.describe(), at.since(*since)),
         _ => trouble.describe(),
     };
-    CheckResult::Faulty(Problem::new(state, words.clone(), action).by("NVML", words, "").was(Some("answers")))
+    CheckResult::Faulty(
+        Problem::new(state, reason.clone(), action).by("NVML", reason, "").was(Some("answers")),
+    )
 }
 
 fn yes_or_no(yes: bool) -> &'static str {
@@ -45,18 +47,18 @@ fn yes_or_no(yes: bool) -> &'static str {
 }
 
 /// What the driver reports explicitly: it counts at the first reading.
-pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
+pub(super) fn at_once(readings: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let limits = rules.limits;
-    let last = of.last.clone().unwrap_or_default();
+    let last = readings.last.clone().unwrap_or_default();
     let rows_before = last.remapped.value().copied();
     let mut checked = vec![
-        ("ecc_uncorrected", uncorrected(of, reading, &last)),
+        ("ecc_uncorrected", uncorrected(readings, reading, &last)),
         (
             "row_remap_failed",
-            look(&reading.remapped, |rows| {
-                let words = "a bad row of memory could not be replaced: no spare one is left";
+            check_sample(&reading.remapped, |rows| {
+                let reason = "a bad row of memory could not be replaced: no spare one is left";
                 rows.failed.then(|| {
-                    Problem::new(Unhealthy, words, ReplaceNode)
+                    Problem::new(Unhealthy, reason, ReplaceNode)
                         .by("NVML row remapping failed", "yes", "no")
                         .was(rows_before.map(|before| yes_or_no(before.failed)))
                 })
@@ -64,10 +66,10 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
         ),
         (
             "row_remap_pending",
-            look(&reading.remapped, |rows| {
-                let words = "a bad row of memory is replaced at the next reset";
+            check_sample(&reading.remapped, |rows| {
+                let reason = "a bad row of memory is replaced at the next reset";
                 rows.pending.then(|| {
-                    Problem::new(Degraded, words, ResetDevice)
+                    Problem::new(Degraded, reason, ResetDevice)
                         .by("NVML row remapping pending", "yes", "no")
                         .was(rows_before.map(|before| yes_or_no(before.pending)))
                 })
@@ -75,12 +77,12 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
         ),
         (
             "rows_remapped",
-            look(&reading.remapped, |rows| {
+            check_sample(&reading.remapped, |rows| {
                 let (count, limit) = (rows.uncorrected, limits.remapped_rows);
-                let words =
+                let reason =
                     format!("{count} rows of memory were replaced after errors that could not be corrected");
                 (count >= limit).then(|| {
-                    Problem::new(Degraded, words, ContactSupport)
+                    Problem::new(Degraded, reason, ContactSupport)
                         .by("NVML rows remapped after uncorrectable errors", count, limit)
                         .was(rows_before.map(|before| before.uncorrected))
                 })
@@ -88,10 +90,10 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
         ),
         (
             "page_retirement_pending",
-            look(&reading.pages_pending, |pending| {
-                let words = "bad pages of memory are taken out of use at the next reset";
+            check_sample(&reading.pages_pending, |pending| {
+                let reason = "bad pages of memory are taken out of use at the next reset";
                 pending.then(|| {
-                    Problem::new(Degraded, words, ResetDevice)
+                    Problem::new(Degraded, reason, ResetDevice)
                         .by("NVML page retirement pending", "yes", "no")
                         .was(last.pages_pending.value().map(|before| yes_or_no(*before)))
                 })
@@ -99,7 +101,7 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
         ),
         (
             "memory_unrepairable",
-            look(&reading.unrepairable, |damaged| {
+            check_sample(&reading.unrepairable, |damaged| {
                 damaged.then(|| {
                     Problem::new(Unhealthy, "its memory is damaged beyond repair", ReplaceNode)
                         .by("NVML unrepairable memory", "yes", "no")
@@ -109,58 +111,61 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
         ),
         (
             "recovery_action",
-            look(&reading.recovery_action, |number| {
+            check_sample(&reading.recovery_action, |number| {
                 let number = u32::try_from(*number).ok().filter(|number| *number > 0)?;
                 let (state, action, what) = faults::recovery(number);
-                let words = format!("the driver says that it needs {what}");
-                let problem = Problem::new(state, words, action).by("NVML recovery action", number, 0);
+                let reason = format!("the driver says that it needs {what}");
+                let problem = Problem::new(state, reason, action).by("NVML recovery action", number, 0);
                 Some(problem.was(last.recovery_action.value()))
             }),
         ),
     ];
     checked.push((
         "mig",
-        look(&reading.mig, |on| {
+        check_sample(&reading.mig, |on| {
             let wanted = rules.expected.mig.as_str();
             let is = if *on { "on" } else { "off" };
-            let words = format!("MIG is {is}, not {wanted}");
+            let reason = format!("MIG is {is}, not {wanted}");
             (!wanted.is_empty() && wanted != is).then(|| {
-                Problem::new(Degraded, words, RecommendedAction::None).by("NVML MIG mode", is, wanted)
+                Problem::new(Degraded, reason, RecommendedAction::None).by("NVML MIG mode", is, wanted)
             })
         }),
     ));
-    checked.push(("slowed_down", slowed(of.slow.count(), "heat or power", reading, rules)));
-    checked.push((POWER_BRAKE, slowed(of.brake.count(), "the power supply's brake", reading, rules)));
+    checked.push(("slowed_down", slowed(readings.slow.count(), "heat or power", reading, rules)));
+    checked.push((POWER_BRAKE, slowed(readings.brake.count(), "the power supply's brake", reading, rules)));
     if let Some(details) = &reading.details {
-        let before = of.details_before.clone().unwrap_or_default();
+        let before = readings.details_before.clone().unwrap_or_default();
         checked.extend(from_details(details, &before, rules));
     }
-    checked.push(("ecc_corrected", corrected(of, at, reading, rules)));
-    checked.push(("pcie_replays", replays(of, at, reading, rules)));
+    checked.push(("ecc_corrected", corrected(readings, at, reading, rules)));
+    checked.push(("pcie_replays", replays(readings, at, reading, rules)));
     checked
 }
 
 /// Readings beyond a limit: they count after several readings in a row.
-pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
-    let details = of.details.as_ref();
-    let last = of.last.clone().unwrap_or_default();
+pub(super) fn patient(readings: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
+    let details = readings.details.as_ref();
+    let last = readings.last.clone().unwrap_or_default();
     let hot = |what: &str, now: &Sampled<u32>, before: &Sampled<u32>, hottest: Option<&Sampled<u32>>| {
         let before = before.value().map(|degrees| format!("{degrees} °C"));
         let limit = hottest.and_then(|limit| limit.value().copied());
         let near = |degrees: &u32| limit.is_some_and(|limit| degrees.saturating_add(COOLER_BY) > limit);
         let near = now.value().is_some_and(near);
-        let judged = look(now, |degrees| {
+        let judged = check_sample(now, |degrees| {
             let limit = limit.filter(|limit| degrees > limit)?;
-            let words = format!("{what} at {degrees} °C, above the {limit} °C that it may have");
+            let reason = format!("{what} at {degrees} °C, above the {limit} °C that it may have");
             let limit = format!("{limit} °C");
-            let problem = Problem::new(Degraded, words, ContactSupport);
+            let problem = Problem::new(Degraded, reason, ContactSupport);
             Some(problem.by(&format!("NVML {what}"), format!("{degrees} °C"), limit).was(before))
         });
         judged.unless_near(near)
     };
     // Boards without this limit report the temperature at which clocks are slowed down.
-    let hottest = details.map(|of| if of.hottest.value().is_some() { &of.hottest } else { &of.slowdown_at });
-    let memory_hottest = details.map(|of| &of.memory_hottest);
+    let hottest =
+        details.map(
+            |details| if details.hottest.value().is_some() { &details.hottest } else { &details.slowdown_at },
+        );
+    let memory_hottest = details.map(|details| &details.memory_hottest);
     vec![
         ("too_hot", hot("temperature", &reading.temperature, &last.temperature, hottest)),
         (
@@ -190,8 +195,8 @@ fn unreadable<T>(
     match read {
         Sampled::Failed(_) if !split && reading.temperature.value().is_none() => CheckResult::Unread,
         Sampled::Failed(why) if !split => {
-            let words = format!("{what} cannot be read: {why}");
-            let problem = Problem::new(Degraded, words, action).sure(SAMPLED);
+            let reason = format!("{what} cannot be read: {why}");
+            let problem = Problem::new(Degraded, reason, action).sure(SAMPLED);
             CheckResult::Faulty(problem.by(&format!("NVML, {what}"), why, ""))
         }
         Sampled::Value(_) | Sampled::NotOffered | Sampled::Failed(_) => CheckResult::Healthy,
@@ -199,10 +204,10 @@ fn unreadable<T>(
 }
 
 /// Uses the count of the whole GPU, or the sum by place if it is higher: some drivers count by place only.
-fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> CheckResult {
-    let by_place = of.details.as_ref().map(|details| {
-        let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
-        of_now.map(|of| of.count).fold(0, u64::saturating_add)
+fn uncorrected(readings: &Readings, reading: &GpuReading, last: &GpuReading) -> CheckResult {
+    let by_place = readings.details.as_ref().map(|details| {
+        let of_now = details.ecc.iter().filter(|errors| !errors.corrected && !errors.lifetime);
+        of_now.map(|errors| errors.count).fold(0, u64::saturating_add)
     });
     let total = match &reading.ecc_volatile {
         Sampled::Value(total) => *total,
@@ -223,8 +228,8 @@ fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> CheckR
 }
 
 fn memory_errors(count: u64) -> Problem {
-    let words = format!("{count} memory errors that could not be corrected since its last reset");
-    Problem::new(Unhealthy, words, ResetDevice)
+    let reason = format!("{count} memory errors that could not be corrected since its last reset");
+    Problem::new(Unhealthy, reason, ResetDevice)
 }
 
 fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
@@ -232,26 +237,27 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Che
         return CheckResult::Healthy;
     }
     let limit = rules.limits.slow_minutes;
-    let words = format!("slowed down by {by} in {minutes} of the last 10 minutes");
+    let reason = format!("slowed down by {by} in {minutes} of the last 10 minutes");
     let reading = format!("{minutes} of 10 minutes");
     let limit_words = format!("{limit} of 10 minutes");
-    let problem =
-        || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
+    let problem = || {
+        Problem::new(Degraded, reason, ContactSupport).by("NVML clock event reasons", reading, limit_words)
+    };
     let near = f64::from(minutes) >= taken_back(f64::from(limit));
     CheckResult::from_problem((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
 /// Corrected errors by their rate: the total over a GPU's life may be high.
-fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
+fn corrected(readings: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let window = Span::seconds(3600);
     let Some(count) = reading.ecc_corrected.value() else { return unread(&reading.ecc_corrected) };
-    let grown = of.corrected.step(at, *count, window);
+    let grown = readings.corrected.step(at, *count, window);
     let limit = rules.limits.corrected_errors_per_hour;
-    let ill = grown.by >= limit && grown.goes_on();
-    let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
+    let exceeds = grown.by >= limit && grown.goes_on();
+    let reason = format!("{} memory errors were corrected within {}", grown.by, grown.within);
     let near = grown.by as f64 >= taken_back(limit as f64);
-    CheckResult::from_problem(ill.then(|| {
-        Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
+    CheckResult::from_problem(exceeds.then(|| {
+        Problem::new(Degraded, reason, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
             &grown,
             format!("{limit} in an hour"),
@@ -267,18 +273,18 @@ fn unread<T>(read: &Sampled<T>) -> CheckResult {
 /// Normal replayed packets per minute and lane for each PCIe generation, from generation 1 (DCGM's table).
 const REPLAYS_PER_LANE: [f64; 6] = [0.15, 0.3, 0.48, 0.96, 1.92, 3.84];
 
-fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
+fn replays(readings: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let Some(count) = reading.pcie_replays.value() else { return unread(&reading.pcie_replays) };
-    let grown = of.replays.step(at, (*count).into(), Span::seconds(300));
+    let grown = readings.replays.step(at, (*count).into(), Span::seconds(300));
     // An idle link is slower than its maximum; the limit is that of a link under load.
     let Some(link) = reading.pcie_max.value().or(reading.pcie.value()) else { return CheckResult::Unread };
     let place = (link.generation.max(1) as usize - 1).min(REPLAYS_PER_LANE.len() - 1);
     let limit = (REPLAYS_PER_LANE[place] * f64::from(link.width)).ceil() * rules.limits.pcie_replays;
-    let ill = grown.per_minute() > limit && grown.goes_on();
-    let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
+    let exceeds = grown.per_minute() > limit && grown.goes_on();
+    let reason = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
     let near = grown.per_minute() > taken_back(limit);
-    CheckResult::from_problem(ill.then(|| {
-        Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
+    CheckResult::from_problem(exceeds.then(|| {
+        Problem::new(Degraded, reason, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
             &grown,
             format!("{limit:.0} a minute"),
@@ -300,9 +306,9 @@ fn pcie(reading: &GpuReading, last: &GpuReading) -> CheckResult {
     let slow =
         now.generation > 0 && now.generation < best.generation || now.width > 0 && now.width < best.width;
     let link = |link: &PcieLink| format!("generation {} with {} lanes", link.generation, link.width);
-    let words = format!("under load its PCIe link has {} of {}", link(now), link(best));
+    let reason = format!("under load its PCIe link has {} of {}", link(now), link(best));
     CheckResult::from_problem(slow.then(|| {
-        let problem = Problem::new(Degraded, words, ContactSupport);
+        let problem = Problem::new(Degraded, reason, ContactSupport);
         problem.by("NVML PCIe link", link(now), link(best)).was(last.pcie.value().map(link))
     }))
 }
@@ -311,17 +317,17 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
     if !rules.limits.judge_margin {
         return CheckResult::Healthy;
     }
-    let least = details.and_then(|of| of.slowdown_margin.value().copied());
+    let least = details.and_then(|details| details.slowdown_margin.value().copied());
     let cooler = i32::try_from(COOLER_BY).unwrap_or(i32::MAX);
     let near = reading
         .margin
         .value()
         .zip(least)
         .is_some_and(|(margin, least)| *margin < least.saturating_add(cooler));
-    let judged = look(&reading.margin, |margin| {
+    let judged = check_sample(&reading.margin, |margin| {
         let least = least.filter(|least| margin < least)?;
-        let words = format!("{margin} degrees of margin are left; at {least} clocks are held down");
-        let problem = Problem::new(Degraded, words, ContactSupport).sure(SAMPLED);
+        let reason = format!("{margin} degrees of margin are left; at {least} clocks are held down");
+        let problem = Problem::new(Degraded, reason, ContactSupport).sure(SAMPLED);
         Some(problem.by("NVML temperature margin", margin, least))
     });
     judged.unless_near(near)
@@ -331,10 +337,10 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
 fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> Checked {
     let (limits, expected) = (rules.limits, rules.expected);
     let sram_before = before.sram.value().copied();
-    let sram = look(&details.sram, |sram| {
-        let words = "the memory on the chip has had so many errors that the board should be replaced";
+    let sram = check_sample(&details.sram, |sram| {
+        let reason = "the memory on the chip has had so many errors that the board should be replaced";
         sram.threshold_exceeded.then(|| {
-            let problem = Problem::new(Unhealthy, words, ReplaceNode).by(
+            let problem = Problem::new(Unhealthy, reason, ReplaceNode).by(
                 "NVML SRAM ECC errors, lifetime",
                 sram.uncorrected_lifetime,
                 "threshold of the driver",
@@ -342,62 +348,63 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
             problem.was(sram_before.map(|before| before.uncorrected_lifetime))
         })
     });
-    let on_chip = look(&details.sram, |sram| {
+    let on_chip = check_sample(&details.sram, |sram| {
         let errors = on_the_chip(details, sram.uncorrected);
         let earlier = sram_before.map(|sram| on_the_chip(before, sram.uncorrected));
-        let words =
+        let reason =
             format!("{errors} errors of the memory on the chip could not be corrected since its last reset");
         // More than a few earlier errors mean wear, not bad luck.
         let (life, few) = (sram.uncorrected_lifetime, limits.sram_errors_of_a_life);
-        let (words, action) = match life > few {
-            true => (format!("{words}, and {life} over its life"), ReplaceNode),
-            false => (words, ResetDevice),
+        let (reason, action) = match life > few {
+            true => (format!("{reason}, and {life} over its life"), ReplaceNode),
+            false => (reason, ResetDevice),
         };
         (errors > 0).then(|| {
-            Problem::new(Unhealthy, words, action).by("NVML SRAM ECC errors", errors, 0).was(earlier).by(
+            Problem::new(Unhealthy, reason, action).by("NVML SRAM ECC errors", errors, 0).was(earlier).by(
                 "NVML SRAM ECC errors, lifetime",
                 life,
                 few,
             )
         })
     });
-    let pages = look(&details.pages_retired, |(often, once)| {
+    let pages = check_sample(&details.pages_retired, |(often, once)| {
         let count = often.saturating_add(*once);
-        let words = format!("{count} pages of memory were taken out of use");
+        let reason = format!("{count} pages of memory were taken out of use");
         (count >= limits.pages_retired).then(|| {
-            Problem::new(Degraded, words, ReplaceNode)
+            Problem::new(Degraded, reason, ReplaceNode)
                 .by("NVML retired pages", count, limits.pages_retired)
                 .was(before.pages_retired.value().map(|(often, once)| often.saturating_add(*once)))
         })
     });
-    let inforom = look(&details.inforom_valid, |valid| {
-        let words = "the board's memory of its own configuration (InfoROM) is damaged";
+    let inforom = check_sample(&details.inforom_valid, |valid| {
+        let reason = "the board's memory of its own configuration (InfoROM) is damaged";
         (!valid).then(|| {
-            Problem::new(Degraded, words, ContactSupport)
+            Problem::new(Degraded, reason, ContactSupport)
                 .by("NVML InfoROM", "damaged", "intact")
                 .was(before.inforom_valid.value().map(|valid| if *valid { "intact" } else { "damaged" }))
         })
     });
-    let repairs = look(&details.repairs, |(channel, processors)| {
+    let repairs = check_sample(&details.repairs, |(channel, processors)| {
         let what = match (channel, processors) {
             (false, false) => return None,
             (true, false) => "a channel of its memory is",
             (false, true) => "some of its processors are",
             (true, true) => "a channel of its memory and some of its processors are",
         };
-        let words = format!("{what} repaired at the next reset");
-        Some(Problem::new(Degraded, words, ResetDevice).by("NVML repairs pending", what, "none"))
+        let reason = format!("{what} repaired at the next reset");
+        Some(Problem::new(Degraded, reason, ResetDevice).by("NVML repairs pending", what, "none"))
     });
-    let vbios = look(&details.vbios, |version| {
+    let vbios = check_sample(&details.vbios, |version| {
         let wanted = &expected.vbios;
-        let words = format!("its VBIOS is {version}, not {wanted}");
-        (!wanted.is_empty() && wanted != version)
-            .then(|| Problem::new(Degraded, words, RecommendedAction::None).by("NVML VBIOS", version, wanted))
+        let reason = format!("its VBIOS is {version}, not {wanted}");
+        (!wanted.is_empty() && wanted != version).then(|| {
+            Problem::new(Degraded, reason, RecommendedAction::None).by("NVML VBIOS", version, wanted)
+        })
     });
-    let persistence = look(&details.persistence, |on| {
-        let words = "persistence mode is off (nvidia-smi -pm 1)";
+    let persistence = check_sample(&details.persistence, |on| {
+        let reason = "persistence mode is off (nvidia-smi -pm 1)";
         (expected.persistence && !on).then(|| {
-            Problem::new(Degraded, words, RecommendedAction::None).by("NVML persistence mode", "off", "on")
+            Problem::new(Degraded, reason, RecommendedAction::None).by("NVML persistence mode", "off", "on")
         })
     });
     vec![
@@ -413,7 +420,9 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
 
 /// Uncorrected errors of the memory on the chip since the last reset, by the counter with the higher value.
 fn on_the_chip(details: &GpuDetails, by_status: u64) -> u64 {
-    let by_place =
-        details.ecc.iter().filter(|of| of.place == EccPlace::Sram && !of.corrected && !of.lifetime);
-    by_place.map(|of| of.count).max().unwrap_or(0).max(by_status)
+    let by_place = details
+        .ecc
+        .iter()
+        .filter(|errors| errors.place == EccPlace::Sram && !errors.corrected && !errors.lifetime);
+    by_place.map(|errors| errors.count).max().unwrap_or(0).max(by_status)
 }

@@ -1,9 +1,9 @@
 //! The driver as a whole: `gpu.driver`.
 
-use super::ReportedState;
 use super::limits::{DeviceLimits, ExpectedGpus, STALE_AFTER};
 use super::probe_protocol::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::reading::{GpuReading, GpuTrouble};
+use crate::state::ReportedState;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
@@ -133,12 +133,12 @@ fn answered(
         }
     }
     let counted = |address: &&PciAddress| {
-        gpus.iter().any(|gpu| gpu.identity.as_ref().is_some_and(|of| of.address == **address))
+        gpus.iter().any(|gpu| gpu.identity.as_ref().is_some_and(|identity| identity.address == **address))
     };
     // Two lists with no common GPU are not from the same host.
     let same_host = bound.iter().any(|address| counted(&address));
     let uncounted: Vec<String> =
-        bound.iter().filter(|of| same_host && !counted(of)).map(PciAddress::to_string).collect();
+        bound.iter().filter(|address| same_host && !counted(address)).map(PciAddress::to_string).collect();
     let nameless = gpus.iter().any(|gpu| gpu.identity.is_none());
     if !uncounted.is_empty() && !nameless {
         let words = format!("the kernel's part of it holds GPU {} too", uncounted.join(", "));

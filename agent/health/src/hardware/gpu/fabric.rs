@@ -3,7 +3,7 @@
 use super::limits::FABRIC_GRACE;
 use super::reading::{FabricInfo, GpuReading};
 use super::rules::Rules;
-use super::rules::{SAMPLED, look};
+use super::rules::{SAMPLED, check_sample};
 use super::watch::{CheckResult, Problem};
 use mainstay_model::health::{HealthState, RecommendedAction};
 use mainstay_model::time::Mono;
@@ -24,13 +24,13 @@ const FABRIC_CONFIGURATION: u32 = 8;
 
 pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> CheckResult {
     let before = last.fabric.value();
-    look(&reading.fabric, |info| match info.state {
+    check_sample(&reading.fabric, |info| match info.state {
         // Registration takes some time after the boot; a single GPU has no fabric.
         1 | 2 if at.0 < FABRIC_GRACE.0 || rules.gpus < 2 => None,
         1 | 2 => {
             let stage = if info.state == 1 { "has not started" } else { "does not finish" };
-            let words = format!("its registration with the fabric {stage} (is the fabric manager running?)");
-            let problem = Problem::new(Degraded, words, RebootNode).by("NVML fabric state", info.state, 3);
+            let reason = format!("its registration with the fabric {stage} (is the fabric manager running?)");
+            let problem = Problem::new(Degraded, reason, RebootNode).by("NVML fabric state", info.state, 3);
             Some(problem.was(before.map(|before| before.state)).sure(SAMPLED))
         }
         3 => fabric_health(info).map(|problem| problem.was(before.map(fabric_words))),
@@ -44,10 +44,10 @@ fn fabric_words(info: &FabricInfo) -> String {
 
 fn fabric_health(info: &FabricInfo) -> Option<Problem> {
     let mut worst: Option<HealthState> = None;
-    let mut words = Vec::new();
+    let mut reason = Vec::new();
     let mut bad = |state, what: String| {
         worst = worst.max(Some(state));
-        words.push(what);
+        reason.push(what);
     };
     if info.status != 0 {
         bad(Unhealthy, format!("its registration with the fabric failed (code {})", info.status));
@@ -66,5 +66,5 @@ fn fabric_health(info: &FabricInfo) -> Option<Problem> {
         bad(Unhealthy, "the fabric is configured wrongly".to_owned());
     }
     let action = if worst? == Unhealthy { ResetDevice } else { RecommendedAction::None };
-    Some(Problem::new(worst?, words.join(", "), action).by("NVML fabric", fabric_words(info), ""))
+    Some(Problem::new(worst?, reason.join(", "), action).by("NVML fabric", fabric_words(info), ""))
 }

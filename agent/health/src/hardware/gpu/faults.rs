@@ -42,7 +42,7 @@ fn xid(code: FaultCode) -> Option<u32> {
 struct Fault {
     last: Mono,
     count: u64,
-    came: FaultReport,
+    report: FaultReport,
     /// XIDs that followed as a consequence.
     echoes: BTreeSet<u32>,
     /// An earlier remedy did not help.
@@ -59,7 +59,7 @@ struct DriverSays {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Faults {
-    held: BTreeMap<FaultCode, Fault>,
+    faults: BTreeMap<FaultCode, Fault>,
     driver: Option<DriverSays>,
     history: History,
     /// Nothing was logged in this boot.
@@ -68,23 +68,23 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Adds a fault. XIDs shortly before it that were only its echo are folded into it.
-    pub(super) fn came(&mut self, came: FaultReport, echoes: &BTreeSet<u32>) {
+    pub(super) fn record(&mut self, report: FaultReport, echoes: &BTreeSet<u32>) {
         let terms = Terms { unhealed_after: UNHEALED_AFTER, remembered: FAULT_WINDOW };
-        let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
-        let again = action > came.action;
-        let came = FaultReport { action, ..came };
+        let action = self.history.record(one_fault(report.code), report.at, report.action, terms);
+        let again = action > report.action;
+        let report = FaultReport { action, ..report };
         self.of_another_boot = false;
         let earlier: BTreeSet<u32> = self
-            .held
+            .faults
             .iter()
-            .filter(|(_, fault)| came.at.since(fault.last) <= ECHO_WINDOW)
+            .filter(|(_, fault)| report.at.since(fault.last) <= ECHO_WINDOW)
             .filter_map(|(code, _)| xid(*code).filter(|code| echoes.contains(code)))
             .collect();
         self.cancel(&earlier);
-        let fault = self.held.entry(came.code).or_insert_with(|| Fault {
-            last: came.at,
+        let fault = self.faults.entry(report.code).or_insert_with(|| Fault {
+            last: report.at,
             count: 0,
-            came: came.clone(),
+            report: report.clone(),
             echoes: BTreeSet::new(),
             again,
         });
@@ -92,35 +92,35 @@ impl Faults {
         fault.count = fault.count.saturating_add(1);
         // The event was withdrawn and is now reported in more detail.
         if fault.count == 1 {
-            fault.came = came.clone();
+            fault.report = report.clone();
         }
-        fault.last = fault.last.max(came.at);
+        fault.last = fault.last.max(report.at);
         fault.echoes.extend(earlier);
         // The most severe of its lines counts and is shown.
-        if (came.state, came.action) > (fault.came.state, fault.came.action) {
-            fault.came = came;
+        if (report.state, report.action) > (fault.report.state, fault.report.action) {
+            fault.report = report;
         }
     }
 
     /// Adds a code with unknown meaning. Once, it is an event. If it recurs, a person should look at it.
     pub(super) fn unknown(&mut self, at: Mono, code: FaultCode, line: &str) {
-        let mut came = FaultReport::unknown(at, code, line);
+        let mut report = FaultReport::unknown(at, code, line);
         if self.history.of_unknown(code, at, LINK_BURST, REPEATS_WINDOW) >= UNKNOWN_CODES {
-            (came.state, came.action) = (HealthState::Degraded, RecommendedAction::ContactSupport);
+            (report.state, report.action) = (HealthState::Degraded, RecommendedAction::ContactSupport);
         }
-        self.came(came, &BTreeSet::new());
+        self.record(report, &BTreeSet::new());
     }
 
     /// Withdraws the last fault with this XID: it is reported again in more detail.
     pub(super) fn retract(&mut self, code: u32) {
-        if let Some(fault) = self.held.get_mut(&FaultCode::Xid(code)) {
+        if let Some(fault) = self.faults.get_mut(&FaultCode::Xid(code)) {
             fault.count = fault.count.saturating_sub(1);
         }
     }
 
     /// Folds the XID `code` into the fault with the XID `cause`, if there is one.
     pub(super) fn echo(&mut self, at: Mono, cause: u32, code: u32) -> bool {
-        let Some(fault) = self.held.get_mut(&FaultCode::Xid(cause)) else { return false };
+        let Some(fault) = self.faults.get_mut(&FaultCode::Xid(cause)) else { return false };
         fault.last = fault.last.max(at);
         fault.echoes.insert(code);
         true
@@ -129,10 +129,10 @@ impl Faults {
     /// Folds the XID `code` into the newest fault that it can follow.
     pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32) -> bool {
         let cause = self
-            .held
+            .faults
             .iter()
-            .filter_map(|(held, fault)| Some((xid(*held)?, fault.last)))
-            .filter(|(held, last)| causes.contains(held) && at.since(*last) <= ECHO_WINDOW)
+            .filter_map(|(faults, fault)| Some((xid(*faults)?, fault.last)))
+            .filter(|(faults, last)| causes.contains(faults) && at.since(*last) <= ECHO_WINDOW)
             .max_by_key(|(_, last)| *last);
         cause.is_some_and(|(cause, _)| self.echo(at, cause, code))
     }
@@ -140,13 +140,13 @@ impl Faults {
     /// The driver reports the recovery action that the device needs; 0 means healthy again.
     pub(super) fn driver_reported(&mut self, at: Mono, number: u32, line: &str) {
         if number == 0 {
-            self.held.clear();
+            self.faults.clear();
             self.driver = None;
             self.history.was_reset();
             return;
         }
         self.of_another_boot = false;
-        let newest = self.held.values_mut().max_by_key(|fault| fault.last);
+        let newest = self.faults.values_mut().max_by_key(|fault| fault.last);
         if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= ECHO_WINDOW) {
             fault.echoes.insert(super::RECOVERY_ACTION);
         }
@@ -155,18 +155,18 @@ impl Faults {
 
     /// Ends the faults with these XIDs.
     pub(super) fn cancel(&mut self, codes: &BTreeSet<u32>) {
-        self.held.retain(|code, _| xid(*code).is_none_or(|code| !codes.contains(&code)));
+        self.faults.retain(|code, _| xid(*code).is_none_or(|code| !codes.contains(&code)));
     }
 
     /// A fault that new processes fix ends some time after it was last seen.
     pub(super) fn forget_passed(&mut self, now: Mono, after: Span) {
         let passing = |action| action <= RecommendedAction::RestartProcess;
-        self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
+        self.faults.retain(|_, fault| !passing(fault.report.action) || now.since(fault.last) <= after);
     }
 
     /// Another boot starts: all faults are over, but the attempted remedies are kept.
     pub(super) fn next_boot(&mut self) {
-        self.held.clear();
+        self.faults.clear();
         self.driver = None;
         self.history.was_booted();
         self.of_another_boot = true;
@@ -184,34 +184,34 @@ impl Faults {
 
     /// An operator acknowledged everything until `at`.
     pub(super) fn forget_until(&mut self, at: Mono) {
-        self.held.retain(|_, fault| fault.last > at);
+        self.faults.retain(|_, fault| fault.last > at);
         self.driver = self.driver.take().filter(|says| says.at > at);
     }
 
     pub(super) fn forget_what_a_reset_heals(&mut self, at: Mono) {
         let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
-        self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
+        self.faults.retain(|_, fault| !heals(fault.report.action, fault.last));
         self.history.was_reset();
         self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
     }
 
     /// When the newest fault was last seen.
     pub(super) fn last(&self) -> Option<Mono> {
-        let held = self.held.values().map(|fault| fault.last);
-        held.chain(self.driver.iter().map(|says| says.at)).max()
+        let faults = self.faults.values().map(|fault| fault.last);
+        faults.chain(self.driver.iter().map(|says| says.at)).max()
     }
 
     /// Whether there are no faults.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.driver.is_none()
+        self.faults.is_empty() && self.driver.is_none()
     }
 
     /// State and action of all faults. The driver's recovery action overrides the table.
     pub(super) fn weight(&self) -> (HealthState, RecommendedAction) {
-        let held = self.held.values().map(|fault| (fault.came.state, fault.came.action));
+        let faults = self.faults.values().map(|fault| (fault.report.state, fault.report.action));
         let stated = self.driver.iter().map(DriverSays::means);
         let (mut state, mut action) = (HealthState::Healthy, RecommendedAction::None);
-        for (of_one, needed) in held.chain(stated) {
+        for (of_one, needed) in faults.chain(stated) {
             (state, action) = (state.max(of_one), action.max(needed));
         }
         (state, action)
@@ -219,22 +219,22 @@ impl Faults {
 
     /// When the first fault of this severity was logged.
     pub(super) fn began(&self, state: HealthState) -> Option<Mono> {
-        let held = self.held.values().map(|fault| (fault.came.state, fault.came.at));
+        let faults = self.faults.values().map(|fault| (fault.report.state, fault.report.at));
         let stated = self.driver.iter().map(|says| (says.means().0, says.at));
-        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
+        faults.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
     }
 
     /// Confidence that the device is in this state.
     pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
-        let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));
+        let faults = self.faults.values().map(|fault| (fault.report.state, fault.report.confidence));
         let stated = self.driver.iter().map(|says| (says.means().0, 1.0));
-        held.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
+        faults.chain(stated).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
     }
 
     /// Most severe first.
     pub(super) fn reasons(&self) -> Vec<String> {
-        let mut faults: Vec<&Fault> = self.held.values().collect();
-        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
+        let mut faults: Vec<&Fault> = self.faults.values().collect();
+        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.report.state), fault.report.at));
         let mut reasons: Vec<String> = faults.into_iter().map(Fault::describe).collect();
         if let Some(says) = &self.driver {
             reasons.push(says.describe());
@@ -243,15 +243,16 @@ impl Faults {
     }
 
     pub(super) fn evidence(&self) -> Vec<Evidence> {
-        let held = self.held.values().map(|fault| line(&fault.came.line, fault.came.code, &fault.came.name));
+        let faults =
+            self.faults.values().map(|fault| line(&fault.report.line, fault.report.code, &fault.report.name));
         let recovery = FaultCode::Xid(super::RECOVERY_ACTION);
-        held.chain(self.driver.iter().map(|says| line(&says.line, recovery, &says.describe()))).collect()
+        faults.chain(self.driver.iter().map(|says| line(&says.line, recovery, &says.describe()))).collect()
     }
 }
 
 impl Fault {
     fn describe(&self) -> String {
-        let FaultReport { code, name, .. } = &self.came;
+        let FaultReport { code, name, .. } = &self.report;
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =

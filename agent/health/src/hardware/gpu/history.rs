@@ -54,7 +54,7 @@ struct Past {
     /// The current recommendation.
     rung: Rung,
     /// First time since the last remedy, and last time; `None` if not seen in this boot.
-    came: Option<(Mono, Mono)>,
+    occurred: Option<(Mono, Mono)>,
     /// The strongest remedy since it was last seen.
     remedy: Remedy,
 }
@@ -76,7 +76,7 @@ enum Remedy {
 
 impl History {
     /// Records a fault for which the catalog recommends `base`. Returns the action, given the earlier remedies.
-    pub(super) fn came(
+    pub(super) fn record(
         &mut self,
         code: FaultCode,
         at: Mono,
@@ -87,26 +87,26 @@ impl History {
             return base;
         }
         let past =
-            self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
-        if past.came.is_some_and(|(_, last)| at.since(last) > terms.remembered) {
-            *past = Past { rung: Rung::First, came: None, remedy: Remedy::None };
+            self.past.entry(code).or_insert(Past { rung: Rung::First, occurred: None, remedy: Remedy::None });
+        if past.occurred.is_some_and(|(_, last)| at.since(last) > terms.remembered) {
+            *past = Past { rung: Rung::First, occurred: None, remedy: Remedy::None };
         }
-        let first = past.came.map_or(at, |(first, _)| first);
+        let first = past.occurred.map_or(at, |(first, _)| first);
         match past.remedy {
             Remedy::None => {
                 if at.since(first) > terms.unhealed_after {
                     past.rung = past.rung.max(Rung::Reboot);
                 }
-                past.came = Some((first, at));
+                past.occurred = Some((first, at));
             }
             Remedy::Reset => {
                 past.rung = past.rung.max(Rung::Reboot);
-                past.came = Some((at, at));
+                past.occurred = Some((at, at));
             }
             Remedy::Reboot => {
                 let was_rebooted_for_it = past.rung > Rung::First || base == RecommendedAction::RebootNode;
                 past.rung = if was_rebooted_for_it { Rung::Support } else { Rung::Reboot };
-                past.came = Some((at, at));
+                past.occurred = Some((at, at));
             }
         }
         past.remedy = Remedy::None;
@@ -135,8 +135,8 @@ impl History {
     /// The node was rebooted: its clocks restart.
     pub(super) fn was_booted(&mut self) {
         self.remedied(Remedy::Reboot);
-        self.past.values_mut().for_each(|past| past.came = None);
-        self.links.values_mut().chain(self.unknown.values_mut()).for_each(|of| of.last = None);
+        self.past.values_mut().for_each(|past| past.occurred = None);
+        self.links.values_mut().chain(self.unknown.values_mut()).for_each(|link| link.last = None);
     }
 
     fn remedied(&mut self, remedy: Remedy) {
@@ -159,50 +159,50 @@ mod tests {
     #[test]
     fn a_fault_that_recurs_after_a_reset_needs_a_reboot_and_then_support() {
         let mut history = History::default();
-        let came = |history: &mut History, minutes| {
-            history.came(FaultCode::Xid(119), at(minutes), ResetDevice, HOUR)
+        let record = |history: &mut History, minutes| {
+            history.record(FaultCode::Xid(119), at(minutes), ResetDevice, HOUR)
         };
-        assert_eq!(came(&mut history, 1), ResetDevice);
-        assert_eq!(came(&mut history, 2), ResetDevice, "a burst is one fault");
+        assert_eq!(record(&mut history, 1), ResetDevice);
+        assert_eq!(record(&mut history, 2), ResetDevice, "a burst is one fault");
         history.was_reset();
-        assert_eq!(came(&mut history, 30), RebootNode);
+        assert_eq!(record(&mut history, 30), RebootNode);
         history.was_reset();
-        assert_eq!(came(&mut history, 40), RebootNode, "nobody has rebooted yet");
+        assert_eq!(record(&mut history, 40), RebootNode, "nobody has rebooted yet");
         history.was_booted();
-        assert_eq!(came(&mut history, 1), ContactSupport);
+        assert_eq!(record(&mut history, 1), ContactSupport);
         history.was_booted();
-        assert_eq!(came(&mut history, 1), ContactSupport);
+        assert_eq!(record(&mut history, 1), ContactSupport);
     }
 
     #[test]
     fn a_recurring_fault_without_a_reset_for_long_needs_a_reboot() {
         let mut history = History::default();
-        assert_eq!(history.came(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(FaultCode::Xid(119), at(60), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(FaultCode::Xid(119), at(62), ResetDevice, HOUR), RebootNode);
+        assert_eq!(history.record(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(119), at(60), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(119), at(62), ResetDevice, HOUR), RebootNode);
     }
 
     #[test]
     fn a_reboot_for_another_reason_counts_as_a_reset() {
         let mut history = History::default();
-        assert_eq!(history.came(FaultCode::Xid(48), at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(48), at(1), ResetDevice, HOUR), ResetDevice);
         history.was_booted();
-        assert_eq!(history.came(FaultCode::Xid(48), at(1), ResetDevice, HOUR), RebootNode);
+        assert_eq!(history.record(FaultCode::Xid(48), at(1), ResetDevice, HOUR), RebootNode);
         let mut history = History::default();
-        assert_eq!(history.came(FaultCode::Xid(79), at(1), RebootNode, HOUR), RebootNode);
+        assert_eq!(history.record(FaultCode::Xid(79), at(1), RebootNode, HOUR), RebootNode);
         history.was_booted();
-        assert_eq!(history.came(FaultCode::Xid(79), at(1), RebootNode, HOUR), ContactSupport);
+        assert_eq!(history.record(FaultCode::Xid(79), at(1), RebootNode, HOUR), ContactSupport);
     }
 
     #[test]
     fn other_faults_and_old_faults_do_not_count_as_recurring() {
         let mut history = History::default();
-        assert_eq!(history.came(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(119), at(1), ResetDevice, HOUR), ResetDevice);
         history.was_reset();
-        assert_eq!(history.came(FaultCode::Xid(95), at(2), ResetDevice, HOUR), ResetDevice);
-        assert_eq!(history.came(FaultCode::Xid(119), at(8 * 24 * 60), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(95), at(2), ResetDevice, HOUR), ResetDevice);
+        assert_eq!(history.record(FaultCode::Xid(119), at(8 * 24 * 60), ResetDevice, HOUR), ResetDevice);
         for mild in [Nothing, RestartProcess, ContactSupport] {
-            assert_eq!(history.came(FaultCode::Xid(119), at(8 * 24 * 60 + 1), mild, HOUR), mild);
+            assert_eq!(history.record(FaultCode::Xid(119), at(8 * 24 * 60 + 1), mild, HOUR), mild);
         }
     }
 }

@@ -22,7 +22,7 @@ impl Readings {
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         if reading.trouble.is_some() {
             // Other values of a GPU in trouble are not reliable.
-            let look = checks::trouble(at, reading, rules, self.refused);
+            let look = checks::device_trouble(at, reading, rules, self.refused);
             self.step(checks::TROUBLE_CHECK, look, rules.at_once(), &mut changes);
         } else {
             self.step(checks::TROUBLE_CHECK, CheckResult::Healthy, rules.at_once(), &mut changes);

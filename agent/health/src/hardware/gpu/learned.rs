@@ -26,8 +26,8 @@ pub(super) const REPLACED: &str = "gpu_replaced";
 pub(super) const MISSING: &str = "gpu_missing";
 pub(super) const BACK: &str = "gpu_back";
 
-pub(super) fn learned(of: &KnownGpu) -> Fact {
-    let KnownGpu { index, identity, links, peers } = of;
+pub(super) fn learned(gpu: &KnownGpu) -> Fact {
+    let KnownGpu { index, identity, links, peers } = gpu;
     let mut words = format!("{} {}", identity.name, identity.uuid);
     if !links.is_empty() {
         words.push_str(&format!(", {} NVLinks up", links.len()));
@@ -45,14 +45,14 @@ pub(super) fn learned(of: &KnownGpu) -> Fact {
 }
 
 /// The GPU's component and the UUID of the board learned there.
-pub fn board_of(seen: &Observation) -> Option<(String, String)> {
-    let of = known(seen).filter(|of| !of.identity.uuid.is_empty())?;
-    Some((seen.component.clone(), of.identity.uuid))
+pub fn board_of(observation: &Observation) -> Option<(String, String)> {
+    let gpu = known(observation).filter(|gpu| !gpu.identity.uuid.is_empty())?;
+    Some((observation.component.clone(), gpu.identity.uuid))
 }
 
 /// The GPU's component at which another board was found.
-pub fn replaced_board(seen: &Observation) -> Option<String> {
-    (seen.event == REPLACED).then(|| seen.component.clone())
+pub fn replaced_board(observation: &Observation) -> Option<String> {
+    (observation.event == REPLACED).then(|| observation.component.clone())
 }
 
 fn known(observation: &Observation) -> Option<KnownGpu> {
@@ -105,8 +105,9 @@ impl DeviceJudge {
         let address = known.identity.address;
         // A board that was moved is not missing at its old address.
         self.gpus.retain(|at, gpu| {
-            let same =
-                |of: &KnownGpu| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
+            let same = |other: &KnownGpu| {
+                other.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty()
+            };
             *at == address || !gpu.known.as_ref().is_some_and(same)
         });
         let gpu: &mut Gpu = self.gpus.entry(address).or_default();
@@ -119,18 +120,18 @@ impl DeviceJudge {
 impl DeviceJudge {
     /// Restores a finding of `at` in this boot from before a restart. Call in order. The finding lasts until a reading
     /// ends it: a restart of the agent fixes nothing.
-    pub fn recall_finding(&mut self, at: Mono, seen: &Observation) {
-        let ComponentId::Gpu(address) = ComponentId::parse(&seen.component) else { return };
-        let gpu: &mut Gpu = match seen.event.as_str() {
+    pub fn recall_finding(&mut self, at: Mono, observation: &Observation) {
+        let ComponentId::Gpu(address) = ComponentId::parse(&observation.component) else { return };
+        let gpu: &mut Gpu = match observation.event.as_str() {
             BEGAN | ENDED | MISSING | BACK | REPLACED => self.gpus.entry(address).or_default(),
             _ => return,
         };
-        match seen.event.as_str() {
+        match observation.event.as_str() {
             REPLACED => *gpu = Gpu { known: gpu.known.take(), ..Gpu::default() },
             MISSING => (gpu.missing, gpu.fault_at) = (true, Some(at)),
             BACK => gpu.missing = false,
             event => {
-                let value = |name: &str| seen.values.get(name).map_or("", String::as_str);
+                let value = |name: &str| observation.values.get(name).map_or("", String::as_str);
                 // Older journals have no state and action: the check finds it again.
                 let (Some(state), Some(action)) = (named(value("state")), named(value("action"))) else {
                     if event == ENDED {
@@ -139,11 +140,11 @@ impl DeviceJudge {
                     }
                     return;
                 };
-                let problem = Problem::new(state, seen.detail.clone(), action).sure(SAMPLED);
+                let problem = Problem::new(state, observation.detail.clone(), action).sure(SAMPLED);
                 let until = at.after(NVLINK_FAILED_FOR);
                 if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
                     gpu.readings.recall(value("check"), Some(problem));
-                    gpu.shown.last_shown = Some((state, at));
+                    gpu.shown.last = Some((state, at));
                 }
                 gpu.fault_at = Some(at);
             }

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ReportedState;
 use super::details::LinkErrors;
 use super::limits::{DeviceLimits, FABRIC_GRACE, NVLINK_FAILED_FOR, NVLINK_WINDOW, taken_back};
 use super::reading::{GpuReading, Sampled};
 use super::rules::Rules;
 use super::rules::SAMPLED;
 use super::watch::{Change, CheckResult, Growth, Problem, Watch};
+use crate::state::ReportedState;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::Mono;
@@ -54,12 +54,12 @@ impl Links {
     pub(super) fn recall_finding(&mut self, check: &str, problem: Option<Problem>, until: Mono) -> bool {
         let Some((what, link)) = check.split_once(' ') else { return false };
         let Ok(link) = link.parse() else { return false };
-        let of = self.links.entry(link).or_default();
+        let state = self.links.entry(link).or_default();
         let watch = match what {
-            "nvlink_down" => &mut of.down,
-            "nvlink_errors" => &mut of.errors,
-            "nvlink_recovery_failed" => &mut of.failed,
-            "nvlink_error_rate" => &mut of.rate,
+            "nvlink_down" => &mut state.down,
+            "nvlink_errors" => &mut state.errors,
+            "nvlink_recovery_failed" => &mut state.failed,
+            "nvlink_error_rate" => &mut state.rate,
             _ => return false,
         };
         *watch = Watch::default();
@@ -86,9 +86,9 @@ impl Links {
     ) -> Vec<(String, Change)> {
         let split = reading.mig.value() == Some(&true);
         let readable = reading.nvlinks.iter().all(|link| !matches!(link.up, Sampled::Failed(_)));
-        let is_up = |of: &&super::LinkReading| of.up.value() == Some(&true);
+        let is_up = |link: &&super::LinkReading| link.up.value() == Some(&true);
         if readable && !matches!(reading.mig, Sampled::Failed(_)) {
-            self.up = reading.nvlinks.iter().filter(is_up).map(|of| of.link).collect();
+            self.up = reading.nvlinks.iter().filter(is_up).map(|link| link.link).collect();
             if !split {
                 self.learn(rules.limits.worsen_after);
             }
@@ -98,24 +98,24 @@ impl Links {
         if split {
             self.expected = self.up.len();
         }
-        let listed = reading.nvlinks.iter().map(|of| of.link);
+        let listed = reading.nvlinks.iter().map(|link| link.link);
         // If the expected number is configured, a link that is not even listed counts as missing.
         let counted = 0..u32::try_from(wanted).unwrap_or(0);
         let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).chain(counted).collect();
         let mut changes = Vec::new();
         for link in all {
-            let reported = reading.nvlinks.iter().find(|of| of.link == link);
+            let link_reading = reading.nvlinks.iter().find(|reading| reading.link == link);
             let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
-            let look = match reported.map(|of| &of.up) {
+            let result = match link_reading.map(|reading| &reading.up) {
                 _ if split => CheckResult::NotApplicable,
                 Some(Sampled::Value(true)) => CheckResult::Healthy,
                 Some(Sampled::Failed(_)) => CheckResult::Unread,
                 // The driver does not report the link as down; it no longer reports it at all.
                 Some(Sampled::NotOffered) | None if wanted == 0 => {
                     CheckResult::from_problem(should.then(|| {
-                        let words =
+                        let reason =
                             format!("NVLink {link} was up before, and the driver no longer reports it");
-                        Problem::new(Unknown, words, RecommendedAction::None).by(
+                        Problem::new(Unknown, reason, RecommendedAction::None).by(
                             "NVML NVLink state",
                             "not told",
                             "up",
@@ -124,9 +124,9 @@ impl Links {
                 }
                 Some(Sampled::Value(false)) if at.0 < FABRIC_GRACE.0 => {
                     CheckResult::from_problem(should.then(|| {
-                        let words =
+                        let reason =
                             format!("NVLink {link} is not up yet: links train for some minutes after a boot");
-                        let problem = Problem::new(Unknown, words, RecommendedAction::None);
+                        let problem = Problem::new(Unknown, reason, RecommendedAction::None);
                         problem.by("NVML NVLink state", "down", "up")
                     }))
                 }
@@ -137,15 +137,15 @@ impl Links {
                         } else {
                             " that was up before".to_owned()
                         };
-                        let words = format!("NVLink {link} down{why}");
-                        let problem = Problem::new(Unhealthy, words, ResetDevice);
+                        let reason = format!("NVLink {link} down{why}");
+                        let problem = Problem::new(Unhealthy, reason, ResetDevice);
                         let before = self.learned.contains(&link).then_some("up");
                         problem.by("NVML NVLink state", "down", "up").was(before)
                     }))
                 }
             };
-            let of = self.links.entry(link).or_default();
-            push(&mut changes, link, "nvlink_down", of.down.step(look, rules.at_once()));
+            let state = self.links.entry(link).or_default();
+            push(&mut changes, link, "nvlink_down", state.down.step(result, rules.at_once()));
         }
         if let Some(details) = reading.details.as_ref().filter(|_| !split) {
             for errors in &details.links {
@@ -177,36 +177,38 @@ impl Links {
             .collect();
         let worst =
             held.iter().map(|(_, problem)| problem).max_by_key(|problem| (problem.state, problem.action))?;
-        let is_down = |of: &Problem| of.state == Unhealthy;
+        let is_down = |problem: &Problem| problem.state == Unhealthy;
         let down: Vec<String> = self
             .links
             .iter()
-            .filter(|(_, link)| link.down.held().is_some_and(is_down))
+            .filter(|(_, link)| link.down.problem().is_some_and(is_down))
             .map(|(number, _)| number.to_string())
             .collect();
-        let mut words = Vec::new();
+        let mut reason = Vec::new();
         if !down.is_empty() {
             let (up, expected) = (self.up.len(), self.expected);
-            words.push(format!("NVLink {} down, {up} of {expected} up", down.join(", ")));
+            reason.push(format!("NVLink {} down, {up} of {expected} up", down.join(", ")));
         }
-        words.extend(
+        reason.extend(
             held.iter()
                 .filter(|(number, problem)| {
-                    let down = |link: &Link| link.down.held().is_some_and(|of| of == *problem && is_down(of));
+                    let down = |link: &Link| {
+                        link.down.problem().is_some_and(|held| held == *problem && is_down(held))
+                    };
                     self.links.get(number).is_some_and(|link| !down(link))
                 })
                 .map(|(_, problem)| problem.reason.clone()),
         );
         let weighty = held.iter().map(|(_, problem)| problem).filter(|problem| problem.state == worst.state);
         let sure = weighty.map(|problem| problem.confidence).fold(0.0, f64::max);
-        let mut whole = Problem::new(worst.state, words.join("; "), worst.action).sure(sure);
+        let mut whole = Problem::new(worst.state, reason.join("; "), worst.action).sure(sure);
         // Enough for a reader; each faulty link has a component with all evidence.
         const MAX_SHOWN_LINKS: usize = 4;
         let evidence = held.iter().flat_map(|(number, problem)| {
-            problem
-                .evidence
-                .iter()
-                .map(move |of| Evidence { source: format!("{} (link {number})", of.source), ..of.clone() })
+            problem.evidence.iter().map(move |evidence| Evidence {
+                source: format!("{} (link {number})", evidence.source),
+                ..evidence.clone()
+            })
         });
         whole.evidence = evidence.take(MAX_SHOWN_LINKS).collect();
         Some(whole)
@@ -215,9 +217,11 @@ impl Links {
     /// Whether the check has found a problem on one of the links.
     pub(super) fn holds(&self, check: &str) -> bool {
         let held = |link: &Link| match check {
-            "nvlink_down" => link.down.held().is_some(),
+            "nvlink_down" => link.down.problem().is_some(),
             "nvlink_errors" => {
-                link.errors.held().is_some() || link.failed.held().is_some() || link.rate.held().is_some()
+                link.errors.problem().is_some()
+                    || link.failed.problem().is_some()
+                    || link.rate.problem().is_some()
             }
             _ => false,
         };
@@ -272,56 +276,56 @@ fn push(changes: &mut Vec<(String, Change)>, link: u32, what: &str, change: Chan
 
 impl Link {
     fn problems(&self) -> impl Iterator<Item = &Problem> {
-        [&self.down, &self.failed, &self.errors, &self.rate].into_iter().filter_map(Watch::held)
+        [&self.down, &self.failed, &self.errors, &self.rate].into_iter().filter_map(Watch::problem)
     }
 
     fn errors(
         &mut self,
         at: Mono,
-        reported: &LinkErrors,
+        counts: &LinkErrors,
         rules: Rules<'_>,
         changes: &mut Vec<(String, Change)>,
     ) {
         let limits = rules.limits;
-        self.remote = reported.remote.or(self.remote);
-        let errors = self.damaged(at, reported, limits);
-        push(changes, reported.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
-        let failed = reported.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
+        self.remote = counts.remote.or(self.remote);
+        let errors = self.damaged(at, counts, limits);
+        push(changes, counts.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
+        let failed = counts.recovery_failed.map_or(CheckResult::NotApplicable, |count| {
             let grown = self.failures.step(at, count, NVLINK_FAILED_FOR);
-            let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
+            let reason = format!("NVLink {}: {} recoveries failed", counts.link, grown.by);
             CheckResult::from_problem((grown.by > 0).then(|| {
-                let problem = Problem::new(Unhealthy, words, ResetDevice);
+                let problem = Problem::new(Unhealthy, reason, ResetDevice);
                 problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
         });
         push(
             changes,
-            reported.link,
+            counts.link,
             "nvlink_recovery_failed",
             self.failed.step_at(at, failed, rules.at_once()),
         );
         push(
             changes,
-            reported.link,
+            counts.link,
             "nvlink_error_rate",
-            self.rate.step(rate(reported, limits), rules.patient()),
+            self.rate.step(rate(counts, limits), rules.patient()),
         );
     }
 
     /// Judges the increase within a window: counters do not fall before a reset, and one old error is not news.
-    fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
-        if reported.replays.is_none()
-            && reported.crc.is_none()
-            && reported.recoveries.is_none()
-            && reported.recovered.is_none()
-            && reported.damaged_packets.is_none()
+    fn damaged(&mut self, at: Mono, counts: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
+        if counts.replays.is_none()
+            && counts.crc.is_none()
+            && counts.recoveries.is_none()
+            && counts.recovered.is_none()
+            && counts.damaged_packets.is_none()
         {
             return CheckResult::NotApplicable;
         }
-        let kinds = [reported.replays, reported.crc, reported.damaged_packets].into_iter().flatten();
+        let kinds = [counts.replays, counts.crc, counts.damaged_packets].into_iter().flatten();
         let damaged = kinds.fold(0, u64::saturating_add);
         let damaged = self.damaged.step(at, damaged, NVLINK_WINDOW);
-        let recoveries = reported.recoveries.unwrap_or(0).saturating_add(reported.recovered.unwrap_or(0));
+        let recoveries = counts.recoveries.unwrap_or(0).saturating_add(counts.recovered.unwrap_or(0));
         let recoveries = self.recoveries.step(at, recoveries, NVLINK_WINDOW);
         let checked = [
             (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
@@ -334,8 +338,8 @@ impl Link {
         let near =
             checked.iter().any(|(grown, limit, _)| grown.per_minute() >= taken_back(f64::from(*limit)));
         let judged = CheckResult::from_problem(ill.map(|(grown, limit, what)| {
-            let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
-            Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
+            let reason = format!("NVLink {}: {:.0} {what} a minute", counts.link, grown.per_minute());
+            Problem::new(Degraded, reason, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
                 &grown,
                 format!("{limit} a minute"),
@@ -346,16 +350,16 @@ impl Link {
 }
 
 /// The error rate after correction, by bits or symbols, whichever is higher.
-fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
+fn rate(counts: &LinkErrors, limits: &DeviceLimits) -> CheckResult {
     let limit = limits.nvlink_error_rate;
-    let rates = [("bit", reported.effective_ber), ("symbol", reported.symbol_ber)];
+    let rates = [("bit", counts.effective_ber), ("symbol", counts.symbol_ber)];
     let reported_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
     let Some((what, rate)) = reported_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
         return CheckResult::NotApplicable;
     };
-    let words = format!("NVLink {}: error rate after correction is {rate:.0e} per {what}", reported.link);
+    let reason = format!("NVLink {}: error rate after correction is {rate:.0e} per {what}", counts.link);
     CheckResult::from_problem((rate > limit).then(|| {
-        Problem::new(Degraded, words, ContactSupport).by(
+        Problem::new(Degraded, reason, ContactSupport).by(
             &format!("NVML NVLink {what} error rate after correction"),
             format!("{rate:.1e}"),
             format!("{limit:.0e}"),

@@ -36,26 +36,27 @@ impl DeviceJudge {
         let (state, action) = self.catalog.severity(xid);
         if state > HealthState::Healthy {
             let gpu = self.gpus.entry(xid.gpu).or_default();
-            let mut came = FaultReport {
+            let mut fault_report = FaultReport {
                 state,
                 action,
                 ..FaultReport::known(at, FaultCode::Xid(xid.code), meaning, &xid.place.line)
             };
             if Catalog::is_known_by_number_alone(xid) {
-                came.confidence = UNSURE;
+                fault_report.confidence = UNSURE;
             }
             if let Some(line) = &xid.link_registers {
                 let decoded = RegisterMeaning::from_rules(self.catalog.register_rules(), line);
                 let times = gpu.faults.on_link(line.link, at);
                 if let Some(decoded) = decoded {
-                    came.name = format!("{} on link {} ({})", came.name, line.link, decoded.names.join("; "));
+                    fault_report.name =
+                        format!("{} on link {} ({})", fault_report.name, line.link, decoded.names.join("; "));
                     if decoded.support_from.is_some_and(|from| times >= from) {
-                        came.action = RecommendedAction::ContactSupport;
+                        fault_report.action = RecommendedAction::ContactSupport;
                     }
                 }
             }
             let echoes = self.catalog.echoes_of(xid.code);
-            gpu.faults.came(came, &echoes);
+            gpu.faults.record(fault_report, &echoes);
         }
     }
 
@@ -81,11 +82,11 @@ impl DeviceJudge {
         let note = sxid.fatal == Some(false)
             && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
         if state > HealthState::Healthy && !note {
-            let came = match known {
+            let fault_report = match known {
                 Some(meaning) => FaultReport::known(at, code, meaning, &sxid.place.line),
                 None => FaultReport::unknown(at, code, &sxid.place.line),
             };
-            switch.faults.came(FaultReport { state, action, ..came }, &no_codes());
+            switch.faults.record(FaultReport { state, action, ..fault_report }, &no_codes());
         }
     }
 
@@ -112,14 +113,15 @@ impl DeviceJudge {
             }
             KernelClass::GpuOffBus => {
                 let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
-                let came = FaultReport::known(at, FaultCode::Xid(OFF_BUS), meaning, &report.place.line);
+                let fault_report =
+                    FaultReport::known(at, FaultCode::Xid(OFF_BUS), meaning, &report.place.line);
                 let echoes = self.catalog.echoes_of(OFF_BUS);
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &echoes);
+                gpu.faults.record(fault_report, &echoes);
             }
             class if class.is_of_a_gpu() => {
                 let (Some(address), Some(meaning)) = (address, self.catalog.kernel(class)) else { return };
-                let came = FaultReport {
+                let fault_report = FaultReport {
                     at,
                     code: FaultCode::KernelLine(class),
                     name: meaning.name.clone(),
@@ -129,7 +131,7 @@ impl DeviceJudge {
                     confidence: 1.0,
                 };
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &no_codes());
+                gpu.faults.record(fault_report, &no_codes());
             }
             _ => {}
         }

@@ -6,25 +6,25 @@ use super::readings::{BRAKE, HARDWARE, HEAT, Readings};
 use super::rules::POWER_BRAKE;
 
 /// The notes as sentences. They repeat nothing that already counts against the GPU.
-pub(super) fn notes(of: &Readings, limits: &DeviceLimits) -> Vec<String> {
-    let Some(reading) = of.last.as_ref().filter(|reading| reading.trouble.is_none()) else {
+pub(super) fn notes(readings: &Readings, limits: &DeviceLimits) -> Vec<String> {
+    let Some(reading) = readings.last.as_ref().filter(|reading| reading.trouble.is_none()) else {
         return Vec::new();
     };
-    [slowdown(of, reading, limits), lanes(of, reading)].into_iter().flatten().collect()
+    [slowdown(readings, reading, limits), lanes(readings, reading)].into_iter().flatten().collect()
 }
 
-fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
+fn slowdown(readings: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
     let reasons = *reading.clock_reasons.value()?;
     let (check, by, minutes) = if reasons & BRAKE != 0 {
-        (POWER_BRAKE, "the power supply's brake", of.brake.count())
+        (POWER_BRAKE, "the power supply's brake", readings.brake.count())
     } else if reasons & HEAT != 0 {
-        ("slowed_down", "heat", of.slow.count())
+        ("slowed_down", "heat", readings.slow.count())
     } else if reasons & HARDWARE != 0 {
-        ("slowed_down", "the hardware", of.slow.count())
+        ("slowed_down", "the hardware", readings.slow.count())
     } else {
         return None;
     };
-    (!of.holds(check)).then(|| {
+    (!readings.holds(check)).then(|| {
         let limit = limits.slow_minutes;
         format!(
             "its clocks are held down by {by}; this counts from {limit} of 10 minutes on, and was so in {minutes}"
@@ -33,10 +33,10 @@ fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Optio
 }
 
 /// Every idle link drops to a lower generation, but never to fewer lanes.
-fn lanes(of: &Readings, reading: &GpuReading) -> Option<String> {
+fn lanes(readings: &Readings, reading: &GpuReading) -> Option<String> {
     let (now, best) = (reading.pcie.value()?, reading.pcie_max.value()?);
     let narrow = now.width > 0 && now.width < best.width;
-    (narrow && !of.holds("pcie_link")).then(|| {
+    (narrow && !readings.holds("pcie_link")).then(|| {
         format!(
             "its PCIe link has {} of {} lanes; this counts when it stays so while the GPU is at least {BUSY_PERCENT} % busy",
             now.width, best.width

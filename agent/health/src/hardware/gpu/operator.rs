@@ -11,7 +11,9 @@ impl DeviceJudge {
     pub fn acknowledge(&mut self, component: &str, at: Mono) {
         let faults = match ComponentId::parse(component) {
             ComponentId::Gpu(address) => self.gpus.get_mut(&address).map(|gpu| &mut gpu.faults),
-            ComponentId::NvSwitch(address) => self.switches.get_mut(&address).map(|of| &mut of.faults),
+            ComponentId::NvSwitch(address) => {
+                self.switches.get_mut(&address).map(|switch| &mut switch.faults)
+            }
             _ => None,
         };
         if let Some(faults) = faults {

@@ -73,6 +73,6 @@ impl Programs {
 
     pub(super) fn evidence(&self) -> Vec<Evidence> {
         let shown = self.failures.iter().rev().take(MAX_SHOWN_LINES);
-        shown.map(|of| line(&of.line, FaultCode::Xid(of.code), &of.meaning)).collect()
+        shown.map(|program| line(&program.line, FaultCode::Xid(program.code), &program.meaning)).collect()
     }
 }

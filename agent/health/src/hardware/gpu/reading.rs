@@ -65,22 +65,27 @@ pub struct GpuIdentity {
 /// only identity left over, or none if several are left.
 pub fn settle<'a>(readings: &mut [GpuReading], known: impl IntoIterator<Item = &'a GpuIdentity>) {
     let mut order: Vec<usize> = (0..readings.len()).collect();
-    order.sort_by_key(|place| (readings[*place].trouble.is_some(), *place));
+    order.sort_by_key(|index| (readings[*index].trouble.is_some(), *index));
     let mut taken = BTreeSet::new();
     let mut nameless = Vec::new();
-    for place in order {
-        let reading = &mut readings[place];
-        if reading.identity.take_if(|of| !taken.insert(of.address)).is_some() || reading.identity.is_none() {
-            nameless.push(place);
+    for index in order {
+        let reading = &mut readings[index];
+        if reading.identity.take_if(|identity| !taken.insert(identity.address)).is_some()
+            || reading.identity.is_none()
+        {
+            nameless.push(index);
         }
     }
-    let left: BTreeMap<PciAddress, &GpuIdentity> =
-        known.into_iter().filter(|of| !taken.contains(&of.address)).map(|of| (of.address, of)).collect();
+    let left: BTreeMap<PciAddress, &GpuIdentity> = known
+        .into_iter()
+        .filter(|identity| !taken.contains(&identity.address))
+        .map(|identity| (identity.address, identity))
+        .collect();
     let left: Vec<&GpuIdentity> = left.into_values().collect();
-    if let ([place], [one]) = (nameless.as_slice(), left.as_slice())
-        && readings[*place].trouble.is_some()
+    if let ([index], [one]) = (nameless.as_slice(), left.as_slice())
+        && readings[*index].trouble.is_some()
     {
-        readings[*place].identity = Some(GpuIdentity::clone(one));
+        readings[*index].identity = Some(GpuIdentity::clone(one));
     }
 }
 
@@ -225,9 +230,9 @@ mod tests {
     }
 
     /// Addresses after [`settle`] for the buses `reported`, by index; the indices in `lost` do not answer.
-    fn settled(reported: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
+    fn settled(buses: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
         let mut readings: Vec<GpuReading> = (0..)
-            .zip(reported)
+            .zip(buses)
             .map(|(index, bus)| {
                 let trouble = lost.contains(&index).then_some(GpuTrouble::Lost);
                 let identity = (*bus > 0).then(|| identity(*bus));
@@ -236,7 +241,7 @@ mod tests {
             .collect();
         let known: Vec<GpuIdentity> = known.iter().map(|bus| identity(*bus)).collect();
         settle(&mut readings, &known);
-        readings.into_iter().map(|of| of.identity.map(|of| of.address.bus)).collect()
+        readings.into_iter().map(|reading| reading.identity.map(|identity| identity.address.bus)).collect()
     }
 
     #[test]

@@ -7,7 +7,8 @@ use super::details::GpuDetails;
 use super::links::Links;
 use super::peers;
 use super::reading::{GpuProcess, GpuReading, Sampled, SlowdownTimes};
-use super::watch::{Change, CheckResult, Growth, Hysteresis, Problem, Watch};
+use super::watch::{Change, CheckResult, Growth, Problem, Watch};
+use crate::state::Hysteresis;
 use mainstay_model::health::Evidence;
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
@@ -65,11 +66,11 @@ impl Readings {
     pub(super) fn compared(
         &mut self,
         name: &'static str,
-        look: CheckResult,
+        result: CheckResult,
         patience: Hysteresis,
     ) -> Option<(String, Change)> {
         let mut changes = Vec::new();
-        self.step(name, look, patience, &mut changes);
+        self.step(name, result, patience, &mut changes);
         changes.pop()
     }
 
@@ -88,7 +89,7 @@ impl Readings {
     pub(super) fn step(
         &mut self,
         name: &'static str,
-        look: CheckResult,
+        result: CheckResult,
         patience: Hysteresis,
         changes: &mut Vec<(String, Change)>,
     ) {
@@ -96,7 +97,7 @@ impl Readings {
         if let Some(before) = self.recalled.remove(name) {
             watch.hold(before, Mono::default());
         }
-        match watch.step(look, patience) {
+        match watch.step(result, patience) {
             Change::None => {}
             change => changes.push((name.to_owned(), change)),
         }
@@ -134,11 +135,11 @@ impl Readings {
 
     /// The findings of the GPU, without those of its links.
     pub(super) fn problems(&self) -> impl Iterator<Item = (&'static str, &Problem)> {
-        self.watches.iter().filter_map(|(name, watch)| Some((*name, watch.held()?)))
+        self.watches.iter().filter_map(|(name, watch)| Some((*name, watch.problem()?)))
     }
 
     pub(super) fn holds(&self, check: &str) -> bool {
-        self.watches.get(check).is_some_and(|watch| watch.held().is_some())
+        self.watches.get(check).is_some_and(|watch| watch.problem().is_some())
     }
 
     /// Readings that a healthy GPU must have and that failed.
@@ -186,14 +187,18 @@ impl Readings {
             "ecc_corrected" => last.ecc_corrected.value().is_some(),
             "row_remap_failed" | "row_remap_pending" | "rows_remapped" => last.remapped.value().is_some(),
             "page_retirement_pending" => last.pages_pending.value().is_some(),
-            "pages_retired" => details.is_some_and(|of| of.pages_retired.value().is_some()),
-            "sram_threshold" | "sram_uncorrected" => details.is_some_and(|of| of.sram.value().is_some()),
-            "inforom" => details.is_some_and(|of| of.inforom_valid.value().is_some()),
+            "pages_retired" => details.is_some_and(|details| details.pages_retired.value().is_some()),
+            "sram_threshold" | "sram_uncorrected" => {
+                details.is_some_and(|details| details.sram.value().is_some())
+            }
+            "inforom" => details.is_some_and(|details| details.inforom_valid.value().is_some()),
             "recovery_action" => last.recovery_action.value().is_some(),
             "slowed_down" | "power_brake" => last.slowdown.value().is_some(),
             "pcie_replays" => last.pcie_replays.value().is_some(),
             "nvlink_down" => !last.nvlinks.is_empty(),
-            "nvlink_errors" => details.is_some_and(|of| of.links.iter().any(|link| link.replays.is_some())),
+            "nvlink_errors" => {
+                details.is_some_and(|details| details.links.iter().any(|link| link.replays.is_some()))
+            }
             "fabric" => last.fabric.value().is_some(),
             _ => false,
         };
@@ -204,14 +209,9 @@ impl Readings {
     pub(super) fn evidence(&self) -> Vec<Evidence> {
         let Some(last) = &self.last else { return Vec::new() };
         let details = self.details.as_ref();
-        let mut reported = Vec::new();
+        let mut all = Vec::new();
         let mut evidence = |source: &str, reading: String, limit: Option<String>| {
-            reported.push(Evidence {
-                source: format!("NVML {source}"),
-                reading,
-                limit,
-                ..Evidence::default()
-            });
+            all.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
         };
         if let Some(identity) = &last.identity {
             evidence("identity", format!("{} {}", identity.name, identity.uuid), None);
@@ -225,31 +225,33 @@ impl Readings {
             evidence("remapped rows", counts, None);
         }
         if let Some(degrees) = last.temperature.value() {
-            let limit = details.and_then(|of| of.hottest.value()).map(|limit| format!("{limit} °C"));
+            let limit =
+                details.and_then(|details| details.hottest.value()).map(|limit| format!("{limit} °C"));
             evidence("temperature", format!("{degrees} °C"), limit);
         }
         if let Some(degrees) = last.memory_temperature.value() {
-            let limit = details.and_then(|of| of.memory_hottest.value()).map(|limit| format!("{limit} °C"));
+            let limit =
+                details.and_then(|details| details.memory_hottest.value()).map(|limit| format!("{limit} °C"));
             evidence("memory temperature", format!("{degrees} °C"), limit);
         }
         if let Some(text) = self.links.summary() {
             evidence("NVLinks", text, None);
         }
         if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
-            let reported = |process: &GpuProcess| match process.memory {
+            let shown = |process: &GpuProcess| match process.memory {
                 Some(bytes) => format!("{} ({} MiB)", process.pid.0, bytes >> 20),
                 None => process.pid.0.to_string(),
             };
-            evidence("processes", processes.iter().map(reported).collect::<Vec<_>>().join(", "), None);
+            evidence("processes", processes.iter().map(shown).collect::<Vec<_>>().join(", "), None);
         }
-        if let Some(gsp) = details.and_then(|of| of.gsp.value()) {
+        if let Some(gsp) = details.and_then(|details| details.gsp.value()) {
             evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);
         }
-        if details.and_then(|of| of.persistence.value()) == Some(&false) {
+        if details.and_then(|details| details.persistence.value()) == Some(&false) {
             let words = "off: the driver is unloaded while no process uses a GPU (nvidia-smi -pm 1)";
             evidence("persistence mode", words.to_owned(), None);
         }
-        reported
+        all
     }
 
     pub(super) fn summary(&self) -> Option<String> {

@@ -132,12 +132,15 @@ pub struct Holder {
 /// No GPU has that name, or its identity was never read.
 pub fn meant<'a>(gpus: &'a [GpuReading], name: &str) -> Result<(PciAddress, &'a str), ResetError> {
     let address = PciAddress::parse(name.strip_prefix("gpu.").unwrap_or(name));
-    let known = gpus.iter().filter_map(|gpu| gpu.identity.as_ref()).filter(|of| !of.uuid.is_empty());
-    let mut of_name = known.clone().filter(|of| Some(of.address) == address || of.uuid == name);
+    let known =
+        gpus.iter().filter_map(|gpu| gpu.identity.as_ref()).filter(|identity| !identity.uuid.is_empty());
+    let mut of_name =
+        known.clone().filter(|identity| Some(identity.address) == address || identity.uuid == name);
     match of_name.next() {
-        Some(of) => Ok((of.address, &of.uuid)),
+        Some(identity) => Ok((identity.address, &identity.uuid)),
         None => {
-            let known: Vec<String> = known.map(|of| ComponentId::Gpu(of.address).to_string()).collect();
+            let known: Vec<String> =
+                known.map(|identity| ComponentId::Gpu(identity.address).to_string()).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             Err(ResetError::Unknown { name: name.to_owned(), known })
         }
@@ -165,9 +168,9 @@ pub fn may(mode: ResetMode, by: ResetBy, running: Option<&JobId>) -> Result<(), 
 /// The process that uses it, or why that is unknown.
 pub fn idle(reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>) -> Result<(), ResetError> {
     // The driver lists no processes of a GPU that waits for its reset; only the kernel can show whether it is idle.
-    let reported =
+    let by_driver =
         reading.filter(|reading| reading.trouble.is_none()).and_then(|reading| reading.processes.value());
-    if let Some(first) = reported.and_then(|processes| processes.first()) {
+    if let Some(first) = by_driver.and_then(|processes| processes.first()) {
         return Err(ResetError::Busy(format!("by the driver, process {} works on it", first.pid.0)));
     }
     let holders = holders.map_err(ResetError::Unreadable)?;
@@ -192,7 +195,8 @@ pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetErro
     let DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) = report else {
         return still("the driver does not answer".to_owned());
     };
-    let it = gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|of| of.uuid == order.uuid));
+    let it =
+        gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|identity| identity.uuid == order.uuid));
     let Some(gpu) = it else { return still("the driver no longer counts it".to_owned()) };
     if let Some(trouble) = &gpu.trouble {
         return still(trouble.describe());
@@ -235,10 +239,10 @@ impl ResetOrder {
 }
 
 /// The GPU that the agent reset automatically, with any outcome, if the observation is about such a reset.
-pub fn own_try(seen: &Observation) -> Option<PciAddress> {
-    let of_ours = seen.values.get("by").is_some_and(|by| *by == ResetBy::Agent.to_string());
-    let tried = seen.event == DONE || seen.event == FAILED;
-    let ComponentId::Gpu(address) = ComponentId::parse(&seen.component) else { return None };
+pub fn own_try(observation: &Observation) -> Option<PciAddress> {
+    let of_ours = observation.values.get("by").is_some_and(|by| *by == ResetBy::Agent.to_string());
+    let tried = observation.event == DONE || observation.event == FAILED;
+    let ComponentId::Gpu(address) = ComponentId::parse(&observation.component) else { return None };
     (of_ours && tried).then_some(address)
 }
 
@@ -292,8 +296,8 @@ mod tests {
         for name in ["gpu.0000:01:00", "0000:01:00", "GPU-1"] {
             assert_eq!(meant(&gpus, name).map(|(_, uuid)| uuid), Ok("GPU-1"), "{name}");
         }
-        let reported = meant(&gpus, "gpu.0000:02:00").map(|_| ()).unwrap_err().to_string();
-        testing::snapshot!("reasons", "reset: a gpu is found by each of its names", reported);
+        let error = meant(&gpus, "gpu.0000:02:00").map(|_| ()).unwrap_err().to_string();
+        testing::snapshot!("reasons", "reset: a gpu is found by each of its names", error);
         assert!(meant(&[], "GPU-1").unwrap_err().to_string().ends_with("known: none"));
     }
 
@@ -358,7 +362,7 @@ mod tests {
     #[test]
     fn the_agent_recognizes_its_own_resets_in_the_journal() {
         let own = |by, outcome: Result<(), ResetError>| match order(by).ended(&outcome) {
-            Fact::Observed(seen) => own_try(&seen),
+            Fact::Observed(observation) => own_try(&observation),
             other => panic!("{other:?}"),
         };
         assert!(own(ResetBy::Agent, Ok(())).is_some());

@@ -2,7 +2,8 @@
 
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::read::Sampled;
-use super::watch::{CheckResult, Hysteresis, Problem};
+use super::watch::{CheckResult, Problem};
+use crate::state::Hysteresis;
 
 /// What a check uses in addition to the readings.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +33,7 @@ pub(super) const POWER_BRAKE: &str = "power_brake";
 pub(super) const SAMPLED: f64 = 0.9;
 
 /// Judges a value if it was read.
-pub(super) fn look<T>(read: &Sampled<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> CheckResult {
+pub(super) fn check_sample<T>(read: &Sampled<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> CheckResult {
     match read {
         Sampled::Value(value) => CheckResult::from_problem(judge(value)),
         Sampled::NotOffered => CheckResult::Healthy,

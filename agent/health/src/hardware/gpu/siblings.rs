@@ -35,7 +35,7 @@ pub(super) fn compare(all: &[Sibling<'_>], place: usize, limits: &DeviceLimits) 
     let others: Vec<Sibling<'_>> = all
         .iter()
         .enumerate()
-        .filter(|(of, other)| *of != place && other.model() == own.model())
+        .filter(|(index, other)| *index != place && other.model() == own.model())
         .map(|(_, other)| *other)
         .collect();
     vec![
@@ -60,18 +60,18 @@ impl Sibling<'_> {
 }
 
 fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
-    let of = |sibling: &Sibling<'_>| {
+    let clock = |sibling: &Sibling<'_>| {
         let clocks = sibling.reading.clocks.value().filter(|clocks| clocks.sm > 0)?;
         sibling.works().then_some(clocks.sm)
     };
-    let (Some(sm), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
+    let (Some(sm), Some(usual)) = (clock(own), median(others.iter().filter_map(clock))) else {
         return CheckResult::Unread;
     };
     let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
-    let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
+    let reason = format!("it works at {sm} MHz, its siblings at {usual} MHz");
     let near = f64::from(sm) < f64::from(usual) * (1.0 - taken_back(limits.sibling_clock.0) / 100.0);
     CheckResult::from_problem((f64::from(sm) < least).then(|| {
-        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+        Problem::new(Degraded, reason, ContactSupport).sure(INFERRED).by(
             "NVML SM clock",
             format!("{sm} MHz"),
             format!("{least:.0} MHz; siblings {usual} MHz"),
@@ -81,18 +81,19 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Ch
 }
 
 fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> CheckResult {
-    let of = |sibling: &Sibling<'_>| {
+    let temperature = |sibling: &Sibling<'_>| {
         let degrees = *sibling.reading.temperature.value()?;
         sibling.works().then_some(degrees)
     };
-    let (Some(degrees), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
+    let (Some(degrees), Some(usual)) = (temperature(own), median(others.iter().filter_map(temperature)))
+    else {
         return CheckResult::Unread;
     };
     let most = usual.saturating_add(limits.sibling_heat);
-    let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
+    let reason = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
     let near = f64::from(degrees) > f64::from(usual) + taken_back(f64::from(limits.sibling_heat));
     CheckResult::from_problem((degrees > most).then(|| {
-        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+        Problem::new(Degraded, reason, ContactSupport).sure(INFERRED).by(
             "NVML temperature among siblings",
             format!("{degrees} °C"),
             format!("{most} °C; siblings {usual} °C"),
@@ -103,21 +104,21 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Che
 
 /// Compares the maximum link: a GPU whose link was trained narrower at boot reports that width as its maximum.
 fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
-    let of = |sibling: &Sibling<'_>| {
+    let best_link = |sibling: &Sibling<'_>| {
         let best = *sibling.reading.pcie_max.value()?;
         (best.generation > 0 && best.width > 0).then_some((best.generation, best.width))
     };
-    let Some((generation, width)) = of(own) else { return CheckResult::Unread };
-    let Some(usual) = all_alike(others.iter().map(of)) else { return CheckResult::Unread };
+    let Some((generation, width)) = best_link(own) else { return CheckResult::Unread };
+    let Some(usual) = all_alike(others.iter().map(best_link)) else { return CheckResult::Unread };
     let link = |(generation, width): (u32, u32)| format!("generation {generation} with {width} lanes");
     let below = generation < usual.0 || width < usual.1;
-    let words = format!(
+    let reason = format!(
         "its PCIe link can do {} and those of all its siblings {}",
         link((generation, width)),
         link(usual)
     );
     CheckResult::from_problem(below.then(|| {
-        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+        Problem::new(Degraded, reason, ContactSupport).sure(INFERRED).by(
             "NVML PCIe link at best",
             link((generation, width)),
             link(usual),
@@ -126,15 +127,16 @@ fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
 }
 
 fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> CheckResult {
-    let of = |sibling: &Sibling<'_>| sibling.details?.power_limit.value().copied().filter(|limit| *limit > 0);
-    let Some(limit) = of(own) else { return CheckResult::Unread };
-    let Some(usual) = all_alike(others.iter().map(of)) else { return CheckResult::Unread };
+    let limit_of =
+        |sibling: &Sibling<'_>| sibling.details?.power_limit.value().copied().filter(|limit| *limit > 0);
+    let Some(limit) = limit_of(own) else { return CheckResult::Unread };
+    let Some(usual) = all_alike(others.iter().map(limit_of)) else { return CheckResult::Unread };
     let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
-    let words = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
+    let reason = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
     // Differences within 5 % are board-specific calibration of the same model.
     let below = f64::from(limit) < f64::from(usual) * 0.95;
     CheckResult::from_problem(below.then(|| {
-        Problem::new(Degraded, words, Nothing).sure(INFERRED).by(
+        Problem::new(Degraded, reason, Nothing).sure(INFERRED).by(
             "NVML power limit",
             watts(limit),
             watts(usual),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::ReportedState;
 use super::dcgm_opinion::{Opinion, Own};
 use super::faults::Faults;
 use super::limits::DeviceLimits;
@@ -12,6 +11,7 @@ use super::reading::{GpuIdentity, GpuReading};
 use super::readings::Readings;
 use super::rules::POWER_BRAKE;
 use super::watch::Problem;
+use crate::state::ReportedState;
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::pci::PciAddress;
@@ -154,7 +154,7 @@ impl Gpu {
             let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
             reasons.push(if words.is_empty() { "no fault in the kernel log".to_owned() } else { words });
         }
-        let weighty = sure.into_iter().filter(|(of, _)| *of == state).map(|(_, confidence)| confidence);
+        let weighty = sure.into_iter().filter(|(other, _)| *other == state).map(|(_, confidence)| confidence);
         Component {
             name: ComponentId::Gpu(address).to_string(),
             state,
@@ -188,8 +188,8 @@ impl Gpu {
     /// The problems by the readings; earlier findings last while they cannot be read.
     fn problems(&self, around: Around<'_>) -> Vec<Problem> {
         if self.missing {
-            let reported = "the driver no longer counts it";
-            let problem = Problem::new(HealthState::Unhealthy, reported, RecommendedAction::RebootNode);
+            let lost = "the driver no longer counts it";
+            let problem = Problem::new(HealthState::Unhealthy, lost, RecommendedAction::RebootNode);
             return vec![problem.by("NVML device list", "missing", "there").was(Some("there"))];
         }
         let unknown = |why: String| Problem::new(HealthState::Unknown, why, RecommendedAction::None);

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use crate::state::Hysteresis;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
 use mainstay_model::time::{Mono, Span};
 
@@ -43,9 +44,10 @@ impl Problem {
 
     /// Keeps the reading from before the problem started: later readings of the same problem do not change.
     fn keeps_what_was_before(mut self, earlier: &Problem) -> Problem {
-        for of in self.evidence.iter_mut().filter(|of| of.before.is_none()) {
-            let same = earlier.evidence.iter().find(|old| old.source == of.source);
-            of.before = same.and_then(|old| old.before.clone()).filter(|before| *before != of.reading);
+        for evidence in self.evidence.iter_mut().filter(|evidence| evidence.before.is_none()) {
+            let same = earlier.evidence.iter().find(|old| old.source == evidence.source);
+            evidence.before =
+                same.and_then(|old| old.before.clone()).filter(|before| *before != evidence.reading);
         }
         self
     }
@@ -87,13 +89,6 @@ impl CheckResult {
     }
 }
 
-/// How many readings a change needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Hysteresis {
-    pub(super) worsen_after: u32,
-    pub(super) recover_after: u32,
-}
-
 /// How a check changed at a reading.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
@@ -105,9 +100,9 @@ pub(super) enum Change {
 /// One check over time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
-    ill: u32,
+    bad_readings: u32,
     well: u32,
-    held: Option<Problem>,
+    problem: Option<Problem>,
     /// The last problem, whether it counts yet or not.
     last: Option<Problem>,
     /// The finding is not cleared before this time.
@@ -115,20 +110,20 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn held(&self) -> Option<&Problem> {
-        self.held.as_ref()
+    pub(super) fn problem(&self) -> Option<&Problem> {
+        self.problem.as_ref()
     }
 
     /// Restores a finding from before a restart: it lasts until readings clear it.
     pub(super) fn hold(&mut self, problem: Problem, until: Mono) {
         self.last = Some(problem.clone());
-        self.held = Some(problem);
+        self.problem = Some(problem);
         self.until = until;
     }
 
     /// Like `step` at a time: a finding that counts for a fixed time is not cleared before.
     pub(super) fn step_at(&mut self, at: Mono, look: CheckResult, patience: Hysteresis) -> Change {
-        let stands = look == CheckResult::Healthy && self.held.is_some() && at < self.until;
+        let stands = look == CheckResult::Healthy && self.problem.is_some() && at < self.until;
         self.step(if stands { CheckResult::Unread } else { look }, patience)
     }
 
@@ -136,21 +131,21 @@ impl Watch {
         match look {
             CheckResult::Unread => Change::None,
             CheckResult::NearLimit => {
-                (self.ill, self.well) = (0, 0);
-                if self.held.is_none() {
+                (self.bad_readings, self.well) = (0, 0);
+                if self.problem.is_none() {
                     self.last = None;
                 }
                 Change::None
             }
             CheckResult::NotApplicable => {
-                let held = std::mem::take(self).held;
+                let held = std::mem::take(self).problem;
                 held.map_or(Change::None, Change::Ended)
             }
             CheckResult::Healthy => {
-                self.ill = 0;
+                self.bad_readings = 0;
                 self.well = self.well.saturating_add(1);
-                let over = self.held.take_if(|_| self.well >= patience.recover_after);
-                if self.held.is_none() {
+                let over = self.problem.take_if(|_| self.well >= patience.recover_after);
+                if self.problem.is_none() {
                     self.last = None;
                 }
                 match over {
@@ -160,17 +155,17 @@ impl Watch {
             }
             CheckResult::Faulty(problem) => {
                 self.well = 0;
-                self.ill = self.ill.saturating_add(1);
+                self.bad_readings = self.bad_readings.saturating_add(1);
                 let problem = match &self.last {
                     Some(earlier) => problem.keeps_what_was_before(earlier),
                     None => problem,
                 };
                 self.last = Some(problem.clone());
-                if self.held.is_none() && self.ill < patience.worsen_after {
+                if self.problem.is_none() && self.bad_readings < patience.worsen_after {
                     return Change::None;
                 }
-                let began = self.held.is_none();
-                self.held = Some(problem.clone());
+                let began = self.problem.is_none();
+                self.problem = Some(problem.clone());
                 if began { Change::Began(problem) } else { Change::None }
             }
         }
@@ -238,10 +233,10 @@ mod tests {
         let seen: String = readings
             .chars()
             .map(|reading| {
-                let ill = Problem::new(HealthState::Degraded, "it", RecommendedAction::None);
+                let bad_readings = Problem::new(HealthState::Degraded, "it", RecommendedAction::None);
                 watch.step(
                     match reading {
-                        'i' => CheckResult::Faulty(ill),
+                        'i' => CheckResult::Faulty(bad_readings),
                         'w' => CheckResult::Healthy,
                         'n' => CheckResult::Healthy.unless_near(true),
                         'a' => CheckResult::NotApplicable,
@@ -249,7 +244,7 @@ mod tests {
                     },
                     PATIENCE,
                 );
-                if watch.held().is_some() { 'X' } else { '-' }
+                if watch.problem().is_some() { 'X' } else { '-' }
             })
             .collect();
         assert_eq!(seen, held, "after {readings}");

@@ -27,7 +27,7 @@ pub(super) const BY_NVML_EVENT: &str = "reported by an NVML event";
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct XidDeduplicator {
-    seen: VecDeque<XidReport>,
+    reports: VecDeque<XidReport>,
     /// XIDs that the driver reported without a GPU.
     of_no_process: Vec<(Mono, u32)>,
     /// Other driver events for the journal, and the time of the last one of each kind.
@@ -66,19 +66,24 @@ enum By {
 
 impl XidDeduplicator {
     fn note(&mut self, sighting: XidReport) {
-        if self.seen.len() == MAX_REMEMBERED_REPORTS {
-            self.seen.pop_front();
+        if self.reports.len() == MAX_REMEMBERED_REPORTS {
+            self.reports.pop_front();
         }
-        self.seen.push_back(sighting);
+        self.reports.push_back(sighting);
     }
 
-    fn same(&self, of: (Mono, PciAddress, u32), within: Span, wanted: impl Fn(&By) -> bool) -> Option<usize> {
-        let (at, gpu, code) = of;
-        self.seen.iter().position(|of| {
-            let near = at.since(of.at) <= within && of.at.since(at) <= within;
-            near && of.gpu == gpu
-                && (of.code == code || of.code == UNKNOWN || code == UNKNOWN)
-                && wanted(&of.by)
+    fn same(
+        &self,
+        xid: (Mono, PciAddress, u32),
+        within: Span,
+        wanted: impl Fn(&By) -> bool,
+    ) -> Option<usize> {
+        let (at, gpu, code) = xid;
+        self.reports.iter().position(|xid| {
+            let near = at.since(xid.at) <= within && xid.at.since(at) <= within;
+            near && xid.gpu == gpu
+                && (xid.code == code || xid.code == UNKNOWN || code == UNKNOWN)
+                && wanted(&xid.by)
         })
     }
 }
@@ -91,12 +96,12 @@ impl DeviceJudge {
         let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
         let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
         let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
-            if self.reported.of_no_process.len() < MAX_REMEMBERED_REPORTS {
-                self.reported.of_no_process.push((at, code));
+            if self.xids.of_no_process.len() < MAX_REMEMBERED_REPORTS {
+                self.xids.of_no_process.push((at, code));
             }
             return;
         };
-        if self.reported.same((at, gpu, code), EVENT_WINDOW, |by| *by == By::Line).is_some() {
+        if self.xids.same((at, gpu, code), EVENT_WINDOW, |by| *by == By::Line).is_some() {
             return;
         }
         let line = BY_NVML_EVENT.to_owned();
@@ -112,28 +117,28 @@ impl DeviceJudge {
         if judged {
             self.xid(at, &xid);
         }
-        self.reported.note(XidReport { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
+        self.xids.note(XidReport { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
     }
 
     /// Events other than XIDs go to the journal once a minute per kind, since some come in storms.
     fn other_event(&mut self, at: Mono, event: &GpuEvent) {
         for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
-            let reported = &mut self.reported;
-            let last = reported.other_at.get(&(event.gpu, kind));
+            let xids = &mut self.xids;
+            let last = xids.other_at.get(&(event.gpu, kind));
             let just_now = last.is_some_and(|last| at.since(*last) < ECHO_WINDOW);
-            if just_now || reported.others.len() >= MAX_REMEMBERED_REPORTS {
+            if just_now || xids.others.len() >= MAX_REMEMBERED_REPORTS {
                 continue;
             }
-            reported.other_at.insert((event.gpu, kind), at);
+            xids.other_at.insert((event.gpu, kind), at);
             let component = event.gpu.map_or(ComponentId::Gpus("driver"), ComponentId::Gpu).to_string();
-            let reported = Observation {
+            let observation = Observation {
                 component,
                 event: "told_by_driver".to_owned(),
                 weight: Weight::Warning,
                 detail: format!("an event of NVML: {words}"),
                 values: [("kind".to_owned(), format!("{kind:#x}"))].into(),
             };
-            self.reported.others.push((at, Fact::Observed(reported)));
+            self.xids.others.push((at, Fact::Observed(observation)));
         }
     }
 
@@ -141,16 +146,16 @@ impl DeviceJudge {
     /// is not read.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
         let of_no_process: Vec<(Mono, Fact)> =
-            self.reported.of_no_process.drain(..).map(|(at, code)| (at, of_no_process(code))).collect();
-        let others = std::mem::take(&mut self.reported.others);
+            self.xids.of_no_process.drain(..).map(|(at, code)| (at, of_no_process(code))).collect();
+        let others = std::mem::take(&mut self.xids.others);
         let mut due = Vec::new();
-        for of in &mut self.reported.seen {
-            if log_is_read && now.since(of.at) < LINE_WAIT {
+        for report in &mut self.xids.reports {
+            if log_is_read && now.since(report.at) < LINE_WAIT {
                 continue;
             }
-            match std::mem::replace(&mut of.by, By::Event) {
-                By::Waiting(xid, judged) => due.push((of.at, *xid, judged)),
-                by => of.by = by,
+            match std::mem::replace(&mut report.by, By::Event) {
+                By::Waiting(xid, judged) => due.push((report.at, *xid, judged)),
+                by => report.by = by,
             }
         }
         for (at, xid, judged) in &due {
@@ -173,10 +178,10 @@ impl DeviceJudge {
         let mut news = true;
         if xid.by_event {
             // An event from the journal, after a restart.
-            self.reported.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
+            self.xids.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
-            let event = self.reported.same((now, xid.gpu, xid.code), EVENT_WINDOW, |by| *by != By::Line);
-            match event.and_then(|place| self.reported.seen.remove(place)).map(|of| of.by) {
+            let event = self.xids.same((now, xid.gpu, xid.code), EVENT_WINDOW, |by| *by != By::Line);
+            match event.and_then(|place| self.xids.reports.remove(place)).map(|xid| xid.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {
                         self.retract(xid);
@@ -188,7 +193,7 @@ impl DeviceJudge {
                 }
                 Some(By::Line) | None => {}
             }
-            self.reported.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
+            self.xids.note(XidReport { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
         }
         self.xid(at, xid);
         news

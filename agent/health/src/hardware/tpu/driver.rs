@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverReport {
     /// The kind of problem.
-    pub trouble: TpuProblem,
+    pub problem: TpuProblem,
     /// The line without the glog prefix.
     pub message: String,
 }
@@ -59,7 +59,7 @@ pub fn read(line: &str) -> Option<DriverReport> {
         return None;
     }
     let has = |words: &[&str]| words.iter().any(|word| message.contains(word));
-    let trouble = if has(&["Core halted unexpectedly", "Accelerator device halted prematurely"]) {
+    let problem = if has(&["Core halted unexpectedly", "Accelerator device halted prematurely"]) {
         TpuProblem::CoreHalted
     } else if has(&["Device or resource busy", "already in use by process", "open iommu group"]) {
         TpuProblem::ChipBusy
@@ -78,7 +78,7 @@ pub fn read(line: &str) -> Option<DriverReport> {
     while !message.is_char_boundary(end) {
         end -= 1;
     }
-    Some(DriverReport { trouble, message: message[..end].trim().to_owned() })
+    Some(DriverReport { problem, message: message[..end].trim().to_owned() })
 }
 
 #[cfg(test)]
@@ -86,15 +86,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn trouble(message: &str) -> Option<TpuProblem> {
+    fn problem(message: &str) -> Option<TpuProblem> {
         read(&format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {message}"))
-            .map(|report| report.trouble)
+            .map(|report| report.problem)
     }
 
     #[test]
     fn what_ends_jobs_is_read() {
         use TpuProblem::{ChipBusy, CoreHalted, Hang, NotStarted, SessionLost, SliceFailed};
-        for (line, problem) in [
+        for (line, expected) in [
             ("Core halted unexpectedly: INTERNAL: Accelerator device halted", CoreHalted),
             ("open(/dev/vfio/3): Device or resource busy: Device or resource busy", ChipBusy),
             ("The TPU is already in use by process with pid 4711.", ChipBusy),
@@ -103,7 +103,7 @@ mod tests {
             ("Detected failure SLICE_FAILURE_CHIP_DRIVER_ERROR in session", SliceFailed),
             ("HANG_DETECTED: graph 7", Hang),
         ] {
-            assert_eq!(trouble(line), Some(problem), "{line}");
+            assert_eq!(problem(line), Some(expected), "{line}");
         }
     }
 

@@ -138,10 +138,10 @@ fn by_place(cores: &[(&str, &CoreState)]) -> Option<Vec<Outlier>> {
 }
 
 /// The value that more than half of the cores have.
-fn most_common<T: Ord>(cores: &[(&str, &CoreState)], of: impl Fn(&CoreState) -> T) -> Option<T> {
+fn most_common<T: Ord>(cores: &[(&str, &CoreState)], value: impl Fn(&CoreState) -> T) -> Option<T> {
     let mut counts: BTreeMap<T, usize> = BTreeMap::new();
     for (_, core) in cores {
-        *counts.entry(of(core)).or_default() += 1;
+        *counts.entry(value(core)).or_default() += 1;
     }
     counts.into_iter().find(|(_, count)| *count * 2 > cores.len()).map(|(value, _)| value)
 }

@@ -12,7 +12,7 @@ pub struct TpuSample {
     /// The chips on the PCI bus, by number; or why sysfs could not be read.
     pub chips: Result<Vec<Chip>, String>,
     /// The answers of the metrics services. None is asked while no process can hold a chip.
-    pub services: Vec<Service>,
+    pub services: Vec<RuntimeService>,
     /// Stall summaries that libtpu has written since the last sample.
     pub stalls: Vec<Stall>,
     /// Relevant lines that the driver has logged since the last sample.
@@ -72,14 +72,14 @@ pub fn chip_kind(device: u16, subsystem: u16) -> Option<&'static str> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Holders {
     /// These processes and no others: all processes could be inspected.
-    Known(Vec<Holder>),
+    Known(Vec<ChipHolder>),
     /// These and possibly others: how many processes could not be inspected, and why.
-    Partly(Vec<Holder>, String),
+    Partly(Vec<ChipHolder>, String),
 }
 
 impl Holders {
     /// The known processes.
-    pub fn known(&self) -> &[Holder] {
+    pub fn known(&self) -> &[ChipHolder] {
         match self {
             Holders::Known(holders) | Holders::Partly(holders, _) => holders,
         }
@@ -93,7 +93,7 @@ impl Holders {
 
 /// A process that has a chip open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct ChipHolder {
     /// The process.
     pub pid: Pid,
     /// Its name (`/proc/PID/comm`).
@@ -102,7 +102,7 @@ pub struct Holder {
 
 /// A metrics service and its answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Service {
+pub struct RuntimeService {
     /// Its address: `localhost:8431`.
     pub endpoint: String,
     /// Its answer.

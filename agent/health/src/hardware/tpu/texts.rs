@@ -2,7 +2,7 @@
 
 use super::driver::DriverReport;
 use super::outlier::{Outlier, outliers};
-use super::sample::{Chip, CoreState, Holder, Holders, Runtime, RuntimeReply, Service, Stall};
+use super::sample::{Chip, ChipHolder, CoreState, Holders, Runtime, RuntimeReply, RuntimeService, Stall};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Evidence, Gauge};
 use mainstay_model::observation::{Observation, Weight};
@@ -43,7 +43,7 @@ pub(super) struct Share {
 
 /// Assigns the services' values to the chips in order: one value per chip, or the same number of values per chip (its
 /// cores). Otherwise the assignment is unknown.
-pub(super) fn by_chip(reported: &[&Runtime], chips: usize) -> Vec<Share> {
+pub(super) fn by_chip(runtimes: &[&Runtime], chips: usize) -> Vec<Share> {
     let deal = |values: Vec<f64>, together: fn(&[f64]) -> f64| -> Vec<Option<f64>> {
         let each = values.len().checked_div(chips).unwrap_or(0);
         if each == 0 || each * chips != values.len() {
@@ -54,8 +54,9 @@ pub(super) fn by_chip(reported: &[&Runtime], chips: usize) -> Vec<Share> {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
-    let floats =
-        |of: fn(&Runtime) -> Vec<f64>| reported.iter().flat_map(|runtime| of(runtime)).collect::<Vec<f64>>();
+    let floats = |values: fn(&Runtime) -> Vec<f64>| {
+        runtimes.iter().flat_map(|runtime| values(runtime)).collect::<Vec<f64>>()
+    };
     let duty = deal(floats(|runtime| runtime.duty_cycle.values().copied().collect()), mean);
     let used = deal(floats(|runtime| runtime.hbm_used.values().map(|bytes| *bytes as f64).collect()), sum);
     let total = deal(floats(|runtime| runtime.hbm_total.values().map(|bytes| *bytes as f64).collect()), sum);
@@ -96,13 +97,13 @@ pub mod metric {
 
 /// The readings as gauges; values that are not reported are absent.
 pub(super) fn gauges(share: &Share) -> Vec<Gauge> {
-    let reported = [
+    let readings = [
         (metric::DUTY_CYCLE, share.duty_cycle),
         (metric::HBM_USED, share.hbm_used.map(|bytes| bytes as f64)),
         (metric::HBM_TOTAL, share.hbm_total.map(|bytes| bytes as f64)),
         (metric::HBM_BANDWIDTH, share.bandwidth),
     ];
-    reported.into_iter().filter_map(|(metric, value)| Some(Gauge { metric, value: value? })).collect()
+    readings.into_iter().filter_map(|(metric, value)| Some(Gauge { metric, value: value? })).collect()
 }
 
 pub(super) fn readings(share: &Share) -> Vec<String> {
@@ -139,7 +140,7 @@ fn held_by(holders: &Holders) -> String {
 }
 
 /// "python (4711) and 3 more": a trainer's workers inherit its chips.
-fn names(holders: &[Holder]) -> String {
+fn names(holders: &[ChipHolder]) -> String {
     let Some(first) = holders.first() else { return String::new() };
     let first_holder = format!("{} ({})", first.name, first.pid.0);
     if holders.len() == 1 { first_holder } else { format!("{first_holder} and {} more", holders.len() - 1) }
@@ -159,15 +160,15 @@ pub(super) fn chip_evidence(chip: &Chip, readings: &[String]) -> Vec<Evidence> {
     found
 }
 
-pub(super) fn service_evidence(service: &Service) -> Evidence {
+pub(super) fn service_evidence(service: &RuntimeService) -> Evidence {
     Evidence { source: service.endpoint.clone(), reading: service.answer.describe(), ..Evidence::default() }
 }
 
-pub(super) fn answering(services: &[Service]) -> String {
-    let reported: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.runtime()).collect();
+pub(super) fn answering(services: &[RuntimeService]) -> String {
+    let runtimes: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.runtime()).collect();
     let places: Vec<&str> = services.iter().map(|service| service.endpoint.as_str()).collect();
     let cores =
-        match reported.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
+        match runtimes.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
             0 => "it does not report its cores".to_owned(),
             1 => "1 core".to_owned(),
             count => format!("{count} cores"),
@@ -175,7 +176,7 @@ pub(super) fn answering(services: &[Service]) -> String {
     format!("libtpu answers at {}; {cores}", places.join(", "))
 }
 
-pub(super) fn idle(services: &[Service]) -> String {
+pub(super) fn idle(services: &[RuntimeService]) -> String {
     let other = services
         .iter()
         .find(|service| matches!(service.answer, RuntimeReply::Improper(_) | RuntimeReply::Silent));
@@ -192,11 +193,11 @@ pub(super) fn idle(services: &[Service]) -> String {
 pub(super) fn unanswered(
     now: Mono,
     since: Mono,
-    services: &[&Service],
+    services: &[&RuntimeService],
     chips: &[Chip],
     read: &Result<Vec<Chip>, String>,
 ) -> String {
-    let mut holders: Vec<Holder> = chips.iter().flat_map(|chip| chip.holders.known()).cloned().collect();
+    let mut holders: Vec<ChipHolder> = chips.iter().flat_map(|chip| chip.holders.known()).cloned().collect();
     holders.sort_by_key(|holder| holder.pid);
     holders.dedup();
     let who = match (holders.is_empty(), read) {
@@ -248,7 +249,7 @@ pub(super) fn driver_event(report: &DriverReport) -> Fact {
         event: "driver_log".to_owned(),
         weight: Weight::Error,
         detail: format!("libtpu's driver: {}", report.message),
-        values: [("trouble".to_owned(), report.trouble.name().to_owned())].into(),
+        values: [("trouble".to_owned(), report.problem.name().to_owned())].into(),
     })
 }
 

@@ -34,7 +34,7 @@ fn rfc2822(text: &str) -> Option<Wall> {
     let mut words = text.split_whitespace();
     let day = words.next().filter(|day| day.len() <= 2).and_then(number)?;
     let month = words.next()?.to_ascii_lowercase();
-    let month = MONTHS.iter().position(|of| *of == month)? as i64 + 1;
+    let month = MONTHS.iter().position(|name| *name == month)? as i64 + 1;
     let year = digits(words.next()?, 4)?;
     let clock = seconds(words.next()?)?;
     let offset = zone(words.next()?)?;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::ErrorLimits;
-use super::sample::LinkReading;
+use super::sample::PortReading;
 use mainstay_model::counter::Counter;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
 use mainstay_model::time::{Mono, Span};
@@ -149,7 +149,7 @@ impl Errors {
     pub(super) fn step(
         &mut self,
         at: Mono,
-        link: &LinkReading,
+        link: &PortReading,
         steady: bool,
         limits: &ErrorLimits,
     ) -> ErrorsFound {
@@ -207,7 +207,7 @@ impl ErrorsFound {
     /// Reports a counter's value and its increase.
     fn report_growth(
         &mut self,
-        link: &LinkReading,
+        link: &PortReading,
         counter: &str,
         (value, grown): (u64, u64),
         within: &str,
@@ -223,7 +223,7 @@ impl ErrorsFound {
     }
 }
 
-fn source(link: &LinkReading, counter: &str) -> String {
+fn source(link: &PortReading, counter: &str) -> String {
     format!("{counter} of {}", link.name)
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::sample::LinkReading;
+use super::sample::PortReading;
 
 /// The learned links of a machine. They are kept across restarts and reboots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -75,8 +75,8 @@ impl Expected {
     /// Its component.
     pub fn component(&self) -> String {
         let is_port = self.name.contains('/');
-        let of = if is_port { ComponentId::Port } else { ComponentId::Interface };
-        of(&self.name).to_string()
+        let component = if is_port { ComponentId::Port } else { ComponentId::Interface };
+        component(&self.name).to_string()
     }
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Mended {
 impl LearnedLinks {
     /// Updates the learned links with those that exist: the same hardware under another name keeps its values, other
     /// hardware in the same slot starts again, and on another machine everything is forgotten.
-    pub(super) fn repair(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
+    pub(super) fn repair(&mut self, host: Option<&str>, links_there: &[PortReading]) -> Mended {
         let mut mended = Mended::default();
         if let (Some(known), Some(host)) = (&self.host, host)
             && known != host
@@ -145,7 +145,7 @@ impl KnownLink {
 }
 
 enum LinkPresence<'a> {
-    Here(&'a LinkReading),
+    Here(&'a PortReading),
     /// Other hardware is in its place.
     Replaced,
     Missing,
@@ -155,9 +155,9 @@ fn where_is<'a>(
     name: &str,
     known: &KnownLink,
     serials: &BTreeSet<String>,
-    links: &'a [LinkReading],
+    links: &'a [PortReading],
 ) -> LinkPresence<'a> {
-    let same_port = |link: &&LinkReading| port_of(&link.name) == port_of(name);
+    let same_port = |link: &&PortReading| port_of(&link.name) == port_of(name);
     if known.serial.is_some() {
         let same = || links.iter().filter(same_port).filter(|link| link.identity.serial == known.serial);
         if let Some(link) = same().find(|link| link.name == name).or_else(|| same().next()) {

@@ -6,7 +6,7 @@ use super::FabricLimits;
 use super::earlier::{Moment, Recalled};
 use super::errors::{Errors, ErrorsFound, TOO_MANY};
 use super::limits::SLOW_AFTER;
-use super::sample::{LinkKind, LinkReading, LinkState};
+use super::sample::{LinkKind, LinkState, PortReading};
 use crate::host::os::Reading;
 use mainstay_model::counter::Counter;
 use mainstay_model::health::{Evidence, HealthState, RecommendedAction};
@@ -92,51 +92,51 @@ impl Link {
     pub(super) fn step(
         &mut self,
         at: Mono,
-        link: &LinkReading,
+        link: &PortReading,
         expectation: Expectation,
         limits: &FabricLimits,
     ) -> LinkFindings {
-        let mut found = LinkFindings::default();
+        let mut findings = LinkFindings::default();
         let lost = self.losses(link);
         match &link.state {
             Reading::Value(state) => {
-                found.read = true;
-                found.report(&source(link, "state"), state.to_string(), None);
+                findings.read = true;
+                findings.report(&source(link, "state"), state.to_string(), None);
                 let steady = self.active == Some(true) && state.active && lost == 0;
-                self.follow(at, link, state, lost, expectation.booting, &mut found);
-                self.judge_down(at, state, expectation, limits, &mut found);
-                self.judge_rate(link, state.active, expectation.rate, &mut found);
+                self.follow(at, link, state, lost, expectation.booting, &mut findings);
+                self.judge_down(at, state, expectation, limits, &mut findings);
+                self.judge_rate(link, state.active, expectation.rate, &mut findings);
                 let errors = self.errors.step(at, link, steady, &limits.errors);
                 for (counter, grown, reason) in &errors.started {
                     let component = link.kind.component(&link.name);
                     let serial = link.identity.serial.as_deref();
                     let grown = ("grown", grown.to_string());
-                    found.observe(&component, TOO_MANY, Weight::Warning, reason.clone(), serial, grown);
-                    if let Some(reported) = found.observations.last_mut() {
-                        reported.values.insert("counter".to_owned(), (*counter).to_owned());
+                    findings.observe(&component, TOO_MANY, Weight::Warning, reason.clone(), serial, grown);
+                    if let Some(last) = findings.observations.last_mut() {
+                        last.values.insert("counter".to_owned(), (*counter).to_owned());
                     }
                 }
-                found.take(errors);
+                findings.take(errors);
             }
             Reading::NotAvailable(why) | Reading::Failed(why) => {
-                found.problem(HealthState::Unknown, format!("its state cannot be read: {why}"), NOTHING);
+                findings.problem(HealthState::Unknown, format!("its state cannot be read: {why}"), NOTHING);
             }
         }
-        self.judge_flaps(at, limits, &mut found);
+        self.judge_flaps(at, limits, &mut findings);
         let flapped = self.flaps.back().map(|(when, _)| *when);
         let latest = flapped.max(self.down_since.map(|down| down.since));
-        found.fault_at = latest.map(Moment::mono);
+        findings.fault_at = latest.map(Moment::mono);
         if let Some(interface) = &link.interface {
-            found.report(&source(link, "interface"), interface.clone(), None);
+            findings.report(&source(link, "interface"), interface.clone(), None);
         }
         if !link.near.is_empty() {
-            found.report("PCI topology", format!("near {}", link.near.join(", ")), None);
+            findings.report("PCI topology", format!("near {}", link.near.join(", ")), None);
         }
-        found
+        findings
     }
 
     /// Link losses since the last reading, as counted by the driver.
-    fn losses(&mut self, link: &LinkReading) -> u64 {
+    fn losses(&mut self, link: &PortReading) -> u64 {
         let counted = ["link_downed", "carrier_down_count"].iter().find_map(|name| link.counters.get(*name));
         counted.map_or(0, |count| self.downs.step(*count))
     }
@@ -145,11 +145,11 @@ impl Link {
     fn follow(
         &mut self,
         at: Mono,
-        link: &LinkReading,
+        link: &PortReading,
         state: &LinkState,
         lost: u64,
         booting: bool,
-        found: &mut LinkFindings,
+        findings: &mut LinkFindings,
     ) {
         // Links go up and down while drivers are loaded and the fabric registers them: that is not flapping.
         let lost = if booting { 0 } else { lost };
@@ -165,7 +165,7 @@ impl Link {
                         times(lost)
                     );
                     let flaps = ("flaps", lost.to_string());
-                    found.observe(component, "port_flapped", Weight::Warning, detail, serial, flaps);
+                    findings.observe(component, "port_flapped", Weight::Warning, detail, serial, flaps);
                 }
             }
             (Some(true), false) => {
@@ -175,7 +175,7 @@ impl Link {
                 self.down_since = Some(Down { since: Moment::at(at), from_the_start: false });
                 let detail = format!("{} went down ({state}): {}", link.name, state.meaning());
                 let now = ("state", state.to_string());
-                found.observe(component, "port_down", Weight::Warning, detail, serial, now);
+                findings.observe(component, "port_down", Weight::Warning, detail, serial, now);
             }
             (None, false) => {
                 self.down_since = Some(Down { since: Moment::at(at), from_the_start: true });
@@ -189,9 +189,9 @@ impl Link {
                 let down = self.down_since.map_or(Span(0), |down| Moment::at(at).since(down.since));
                 let detail = format!("{} is up after {:.0} s", link.name, down.as_seconds());
                 let flaps = ("flaps", flaps.to_string());
-                found.observe(component, "port_up", Weight::Info, detail, serial, flaps);
-                if let Some(reported) = found.observations.last_mut() {
-                    reported.values.insert("down_seconds".to_owned(), format!("{:.0}", down.as_seconds()));
+                findings.observe(component, "port_up", Weight::Info, detail, serial, flaps);
+                if let Some(last) = findings.observations.last_mut() {
+                    last.values.insert("down_seconds".to_owned(), format!("{:.0}", down.as_seconds()));
                 }
             }
         }
@@ -228,11 +228,11 @@ impl Link {
         state: &LinkState,
         expectation: Expectation,
         limits: &FabricLimits,
-        found: &mut LinkFindings,
+        findings: &mut LinkFindings,
     ) {
         if !expectation.expected {
-            (self.out, found.out) = (false, false);
-            found.well = match (state.active, self.ever_active) {
+            (self.out, findings.out) = (false, false);
+            findings.well = match (state.active, self.ever_active) {
                 (true, _) => state.to_string(),
                 (false, true) => format!("{state}: not expected to be up"),
                 (false, false) => format!("not in use ({state})"),
@@ -243,41 +243,41 @@ impl Link {
             let up = self.up_since.map_or(Span(0), |since| at.since(since));
             if self.out && up < limits.recover_after.0 {
                 let reason = format!("active again for {:.0} s of {}", up.as_seconds(), limits.recover_after);
-                found.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
+                findings.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
                 return;
             }
             (self.out, self.down_since) = (false, None);
-            found.well = state.to_string();
+            findings.well = state.to_string();
             return;
         }
         let Some(down) = self.down_since else { return };
         let lasted = Moment::at(at).since(down.since);
-        let reported = format!("{state} for {:.0} s: {}", lasted.as_seconds(), state.meaning());
+        let reason = format!("{state} for {:.0} s: {}", lasted.as_seconds(), state.meaning());
         if lasted >= limits.down_after.0 && !expectation.booting {
             self.out = true;
         }
-        found.out = self.out;
+        findings.out = self.out;
         if self.out {
-            found.problem(HealthState::Unhealthy, reported, RecommendedAction::ContactSupport);
+            findings.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
         } else if expectation.booting {
-            found.problem(HealthState::Unknown, format!("{reported}; the host has just booted"), NOTHING);
+            findings.problem(HealthState::Unknown, format!("{reason}; the host has just booted"), NOTHING);
         } else if down.from_the_start {
-            found.problem(
+            findings.problem(
                 HealthState::Unknown,
-                format!("{reported} (counts from {})", limits.down_after),
+                format!("{reason} (counts from {})", limits.down_after),
                 NOTHING,
             );
         } else {
-            found.well = format!("{reported} (counts from {})", limits.down_after);
+            findings.well = format!("{reason} (counts from {})", limits.down_after);
         }
     }
 
     fn judge_rate(
         &mut self,
-        link: &LinkReading,
+        link: &PortReading,
         active: bool,
         expected: Option<f64>,
-        found: &mut LinkFindings,
+        findings: &mut LinkFindings,
     ) {
         // A link that is down reports a meaningless rate.
         let Some(rate) = link.rate.value().copied().filter(|_| active) else {
@@ -285,8 +285,8 @@ impl Link {
             return;
         };
         let limit = expected.map(|expected| format!("{expected} Gb/s"));
-        found.report(&source(link, "rate"), format!("{rate} Gb/s"), limit);
-        found.well = format!("{}, {rate} Gb/s", found.well);
+        findings.report(&source(link, "rate"), format!("{rate} Gb/s"), limit);
+        findings.well = format!("{}, {rate} Gb/s", findings.well);
         let Some(expected) = expected else { return };
         let slow = rate < expected * 0.99;
         (self.slow, self.fast) = if slow { (self.slow + 1, 0) } else { (0, self.fast.saturating_add(1)) };
@@ -299,11 +299,11 @@ impl Link {
             let reason = format!(
                 "it runs at {rate} Gb/s instead of {expected} Gb/s: cable or transceiver, or the switch's port"
             );
-            found.problem(HealthState::Degraded, reason, RecommendedAction::ContactSupport);
+            findings.problem(HealthState::Degraded, reason, RecommendedAction::ContactSupport);
         }
     }
 
-    fn judge_flaps(&mut self, at: Mono, limits: &FabricLimits, found: &mut LinkFindings) {
+    fn judge_flaps(&mut self, at: Mono, limits: &FabricLimits, findings: &mut LinkFindings) {
         let window = limits.flap_window.0;
         while self.flaps.front().is_some_and(|(when, _)| Moment::at(at).since(*when) > window) {
             self.flaps.pop_front();
@@ -312,14 +312,14 @@ impl Link {
         let Some((last, _)) = self.flaps.back() else { return };
         let minutes = Moment::at(at).since(*last).0 / 60_000_000_000;
         let reading = format!("{} within {}, the last {minutes} min ago", times(flaps), limits.flap_window);
-        found.report("flaps", reading, Some(limits.flaps.to_string()));
+        findings.report("flaps", reading, Some(limits.flaps.to_string()));
         if flaps >= limits.flaps {
             let reason = format!(
                 "it went down and came back {} within {}, the last time {minutes} min ago: cable or transceiver",
                 times(flaps),
                 limits.flap_window
             );
-            found.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
+            findings.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
         }
     }
 }
@@ -365,7 +365,7 @@ impl LinkFindings {
 }
 
 /// The source of a reading of a link.
-fn source(link: &LinkReading, what: &str) -> String {
+fn source(link: &PortReading, what: &str) -> String {
     match (link.kind, link.name.split_once('/')) {
         (LinkKind::Ethernet, _) | (_, None) => {
             let file = match what {

@@ -13,7 +13,7 @@ pub struct FabricSample {
     /// Why devices could not be listed. A missing device class is not an error.
     pub unreadable: Option<String>,
     /// The existing links.
-    pub links: Vec<LinkReading>,
+    pub links: Vec<PortReading>,
     /// Devices that are not read, by name, with the reason.
     pub passed_over: BTreeMap<String, String>,
     /// The driver of each requested PCI slot, by address; empty slots are absent.
@@ -22,7 +22,7 @@ pub struct FabricSample {
 
 /// A port of an RDMA device, or a network interface.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LinkReading {
+pub struct PortReading {
     /// Its name: `mlx5_0/1` of a port, `eth0` of an interface.
     pub name: String,
     /// The identity of its hardware.

@@ -18,12 +18,12 @@ impl Findings {
     pub(super) fn problem(&mut self, checked: impl Into<Checked>, reason: String, action: RecommendedAction) {
         let Checked { state, recovering } = checked.into();
         if state > HealthState::Healthy {
-            let reported = if recovering {
+            let text = if recovering {
                 format!("{reason}; recovering, but not for long enough yet")
             } else {
                 reason
             };
-            self.problems.push((state, reported));
+            self.problems.push((state, text));
             self.action = self.action.max(action);
         }
     }
@@ -71,12 +71,12 @@ impl Findings {
     pub(super) fn reason(&self) -> String {
         let mut problems: Vec<&(HealthState, String)> = self.problems.iter().collect();
         problems.sort_by_key(|(state, _)| std::cmp::Reverse(*state));
-        let reported: Vec<&str> = if problems.is_empty() {
+        let texts: Vec<&str> = if problems.is_empty() {
             self.summaries.iter().chain(&self.notes).map(String::as_str).collect()
         } else {
             problems.into_iter().map(|(_, reason)| reason.as_str()).collect()
         };
-        reported.join("; ")
+        texts.join("; ")
     }
 
     pub(super) fn into_evidence(self) -> Vec<Evidence> {

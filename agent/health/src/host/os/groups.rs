@@ -19,7 +19,7 @@ struct GroupState {
     last: GroupEvents,
     /// How often it reached its limit since the last report.
     unreported: u64,
-    reported: Option<Mono>,
+    reported_at: Option<Mono>,
 }
 
 impl GroupWatch {
@@ -31,7 +31,7 @@ impl GroupWatch {
 
     fn follow(&mut self, at: Mono, group: &MemoryGroup, window: Span) -> Vec<Fact> {
         let Some(events) = group.events else { return Vec::new() };
-        let first = GroupState { last: events, unreported: 0, reported: None };
+        let first = GroupState { last: events, unreported: 0, reported_at: None };
         let seen = self.groups.entry(group.source.clone()).or_insert(first);
         let kills = events.kills.saturating_sub(seen.last.kills);
         seen.unreported = seen.unreported.saturating_add(events.at_limit.saturating_sub(seen.last.at_limit));
@@ -49,10 +49,10 @@ impl GroupWatch {
             );
             facts.push(observed("host.oom", "group_kill", Weight::Warning, detail, &group.source, kills));
         }
-        let silent = seen.reported.is_none_or(|reported| at.since(reported) >= window);
+        let silent = seen.reported_at.is_none_or(|reported_at| at.since(reported_at) >= window);
         if seen.unreported > 0 && silent {
             let times = std::mem::take(&mut seen.unreported);
-            seen.reported = Some(at);
+            seen.reported_at = Some(at);
             let detail = format!("the control group {} reached {limit} {times} times", group.source);
             facts.push(observed("host.memory", "group_at_limit", Weight::Info, detail, &group.source, times));
         }

@@ -1,13 +1,7 @@
 //! Hysteresis: one reading beyond a limit is not a verdict yet, and one good reading does not clear a verdict.
 
+use crate::state::Hysteresis;
 use mainstay_model::health::HealthState;
-
-/// How many readings a change needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Hysteresis {
-    pub(super) worsen_after: u32,
-    pub(super) recover_after: u32,
-}
 
 /// The severity of a reading: by the limits, and by the stricter limits for recovery.
 #[derive(Clone, Copy, Debug, PartialEq)]

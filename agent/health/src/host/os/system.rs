@@ -32,9 +32,9 @@ use processes::ProcessWatch;
 use services::ServiceWatch;
 
 use super::findings::Findings;
-use super::latch::Hysteresis;
 use super::limits::MARGIN_PERCENT;
-use super::{Checks, HostLimits, Recall, ReportedState, show};
+use super::{Checks, HostLimits, Recall, show};
+use crate::state::{Hysteresis, ReportedState};
 use mainstay_model::entry::Fact;
 use mainstay_model::health::{Component, HealthState, RecommendedAction};
 use mainstay_model::id::BootId;

@@ -191,26 +191,26 @@ fn judge_speed(
     limits: &DeepLimits,
     check: impl Fn(CheckVerdict, String) -> Check,
 ) -> Check {
-    let reported =
+    let text =
         |measured: &Measured| format!("{} {}", describe(measured.what), value(measured.what, measured.value));
     let slow: Vec<String> = measured
         .iter()
         .filter_map(|measured| {
             let limit = probe.limit(measured.what, limits)?;
-            let beyond = || format!("{} (limit {})", reported(measured), value(measured.what, limit.value()));
+            let beyond = || format!("{} (limit {})", text(measured), value(measured.what, limit.value()));
             // NaN is within no limit.
             (!limit.is_kept(measured.value)).then(beyond)
         })
         .collect();
     let evidence = measured.iter().map(|measured| Evidence {
         source: probe.name(),
-        reading: reported(measured),
+        reading: text(measured),
         limit: probe.limit(measured.what, limits).map(|limit| value(measured.what, limit.value())),
         ..Evidence::default()
     });
     let evidence = evidence.collect();
     if slow.is_empty() {
-        let all: Vec<String> = measured.iter().map(reported).collect();
+        let all: Vec<String> = measured.iter().map(text).collect();
         Check { evidence, ..check(CheckVerdict::Pass, all.join(", ")) }
     } else {
         Check { evidence, ..check(CheckVerdict::Warn, format!("slow: {}", slow.join(", "))) }

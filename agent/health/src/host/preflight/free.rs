@@ -41,7 +41,8 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuA
         let limit = Some(allowed.rounded().to_string());
         report("memory in use", Bytes(used).rounded().to_string(), limit);
     }
-    let has_ours = reading.processes.value().is_some_and(|all| all.iter().any(|of| ours.contains(&of.pid)));
+    let has_ours =
+        reading.processes.value().is_some_and(|all| all.iter().any(|process| ours.contains(&process.pid)));
     let freedom = match (foreign, used) {
         (Some(foreign), _) if !foreign.is_empty() => {
             GpuAvailability::Held(format!("in use by process {}", foreign.join(", ")))

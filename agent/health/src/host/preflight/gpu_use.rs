@@ -16,7 +16,7 @@ pub type Owners = BTreeMap<Pid, Pid>;
 
 /// What was seen on a GPU while a job ran on it.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct GpuUsers {
     /// The owners of the job's processes on it.
     owners: BTreeSet<Pid>,
     /// The job's processes on it: ranks, and what they started.
@@ -24,13 +24,13 @@ struct Seen {
     /// Other processes on it.
     neighbours: BTreeSet<Pid>,
     /// Whether the GPU reported its used memory.
-    reported: bool,
+    reports_memory: bool,
 }
 
 /// The GPUs on which each job's processes were last seen, and the other processes there.
 #[derive(Clone, Debug, Default)]
 pub struct GpuUse {
-    jobs: BTreeMap<JobId, BTreeMap<PciAddress, Seen>>,
+    jobs: BTreeMap<JobId, BTreeMap<PciAddress, GpuUsers>>,
     /// GPUs that a job no longer uses.
     excluded: BTreeMap<JobId, BTreeSet<PciAddress>>,
 }
@@ -39,9 +39,10 @@ impl GpuUse {
     /// Processes a reading made while the job's ranks ran, with the owners of its processes. A reading without any of
     /// them on a GPU changes nothing: they are still starting.
     pub fn see(&mut self, job: &JobId, owners: &Owners, gpus: &[GpuReading]) {
-        let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, owners)).collect();
-        if !seen.is_empty() {
-            self.jobs.insert(job.clone(), seen);
+        let users: BTreeMap<PciAddress, GpuUsers> =
+            gpus.iter().filter_map(|gpu| users_on(gpu, owners)).collect();
+        if !users.is_empty() {
+            self.jobs.insert(job.clone(), users);
         }
     }
 
@@ -55,7 +56,7 @@ impl GpuUse {
     pub fn exclude(&mut self, job: &JobId, rank: Pid) {
         let gpus = self.jobs.get(job).into_iter().flatten();
         let alone =
-            gpus.filter(|(_, seen)| seen.owners == BTreeSet::from([rank])).map(|(address, _)| *address);
+            gpus.filter(|(_, users)| users.owners == BTreeSet::from([rank])).map(|(address, _)| *address);
         self.excluded.entry(job.clone()).or_default().extend(alone);
     }
 
@@ -69,11 +70,11 @@ impl GpuUse {
     /// this job. Empty if it is unknown which GPUs the job uses.
     pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
         let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
-        let placed: BTreeSet<Pid> = own.values().flat_map(|seen| &seen.owners).copied().collect();
+        let placed: BTreeSet<Pid> = own.values().flat_map(|users| &users.owners).copied().collect();
         if ranks.is_empty() || !ranks.is_subset(&placed) {
             return BTreeSet::new();
         }
-        let others = self.jobs.iter().filter(|(of, _)| *of != job).flat_map(|(_, gpus)| gpus.keys());
+        let others = self.jobs.iter().filter(|(other, _)| *other != job).flat_map(|(_, gpus)| gpus.keys());
         others.filter(|address| !own.contains_key(address)).copied().collect()
     }
 
@@ -87,7 +88,7 @@ impl GpuUse {
     /// those in `staying` ended. Ranks that stay, their descendants, and neighbours from before may remain on a GPU
     /// that another rank has left; other processes of the job may not. A GPU that no longer reports its memory counts
     /// as not free; one that never did is ignored.
-    pub fn held(
+    pub fn not_free(
         &self,
         job: &JobId,
         gpus: &[GpuReading],
@@ -101,18 +102,18 @@ impl GpuUse {
         let of_those_who_stay: BTreeSet<Pid> = of_those_who_stay.map(|(pid, _)| *pid).collect();
         let held = gpus.iter().filter_map(|gpu| {
             let address = gpu.identity.as_ref()?.address;
-            let seen = used.get(&address).filter(|seen| !seen.owners.is_subset(staying))?;
+            let users = used.get(&address).filter(|users| !users.owners.is_subset(staying))?;
             if excluded.is_some_and(|excluded| excluded.contains(&address)) {
                 return None;
             }
-            let may_stay = &seen.neighbours | &of_those_who_stay;
+            let may_stay = &users.neighbours | &of_those_who_stay;
             match free(gpu, &may_stay, allowed).0 {
                 GpuAvailability::Held(why) => Some(format!(
                     "{}: {why}{}",
                     ComponentId::Gpu(address),
-                    left_by_us(gpu, seen, owners, &may_stay)
+                    left_by_us(gpu, users, owners, &may_stay)
                 )),
-                GpuAvailability::Unknown(why) if seen.reported => {
+                GpuAvailability::Unknown(why) if users.reports_memory => {
                     Some(format!("{}: whether it is free is unknown: {why}", ComponentId::Gpu(address)))
                 }
                 GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
@@ -122,21 +123,21 @@ impl GpuUse {
     }
 }
 
-fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
+fn users_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, GpuUsers)> {
     let there = || gpu.processes.value().into_iter().flatten().map(|process| process.pid);
-    let seen = Seen {
+    let users = GpuUsers {
         owners: there().filter_map(|pid| owners.get(&pid).copied()).collect(),
         ours: there().filter(|pid| owners.contains_key(pid)).collect(),
         neighbours: there().filter(|pid| !owners.contains_key(pid)).collect(),
-        reported: gpu.memory.value().is_some(),
+        reports_memory: gpu.memory.value().is_some(),
     };
-    (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
+    (!users.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, users))
 }
 
 /// The processes on the GPU that the job itself left behind, as text.
-fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
+fn left_by_us(gpu: &GpuReading, users: &GpuUsers, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
     let there = gpu.processes.value().into_iter().flatten().map(|process| process.pid);
-    let ours = there.filter(|pid| seen.ours.contains(pid) || owners.contains_key(pid));
+    let ours = there.filter(|pid| users.ours.contains(pid) || owners.contains_key(pid));
     let ours: Vec<String> = ours.filter(|pid| !may_stay.contains(pid)).map(|pid| pid.0.to_string()).collect();
     if ours.is_empty() { String::new() } else { format!(" (left by this job: {})", ours.join(", ")) }
 }
@@ -172,7 +173,7 @@ mod tests {
         let job = JobId("a".into());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
-        let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
+        let held = |gpus: &[GpuReading]| used.not_free(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
         testing::snapshot!(
             "reasons",
             "gpu_use: a process of the job stays",
@@ -194,7 +195,7 @@ mod tests {
         used.see(&other, &ranks(&[5]), &[gpu(1, &[7, 99], 9 << 30)]);
         let no_one = BTreeSet::new();
         assert!(used.is_left(&job, &no_one) && !used.is_left(&other, &no_one));
-        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &no_one);
+        let held = |job, gpu| used.not_free(job, &[gpu], &Owners::new(), ALLOWED, &no_one);
         assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
         assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
         let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
@@ -238,12 +239,12 @@ mod tests {
         let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
         let mut used = GpuUse::default();
         used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
-        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
-        let reported = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &no_one);
+        let held = |gpus: &[GpuReading], staying| used.not_free(&job, gpus, &Owners::new(), ALLOWED, staying);
+        let not_free = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &no_one);
         testing::snapshot!(
             "reasons",
             "gpu_use: processes started by a rank must end with it",
-            reported.join("\n")
+            not_free.join("\n")
         );
         assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &no_one), Vec::<String>::new());
         // It may stay with a rank that stays.
@@ -256,10 +257,10 @@ mod tests {
         let job = JobId("a".into());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
-        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
+        let held = |gpus: &[GpuReading], staying| used.not_free(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
         let memory_only = [gpu(1, &[7], 9 << 30), gpu(2, &[], 9 << 30)];
-        let reported = held(&memory_only, [Pid(7)].into());
-        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
+        let not_free = held(&memory_only, [Pid(7)].into());
+        assert!(not_free.len() == 1 && not_free[0].starts_with("gpu.0000:02:00"), "{not_free:?}");
         let orphan = held(&[gpu(1, &[7], 9 << 30), gpu(2, &[21], 1 << 20)], [Pid(7)].into());
         testing::snapshot!(
             "reasons",
@@ -282,7 +283,7 @@ mod tests {
         // 81 was started by the staying rank after the last reading.
         let owners = Owners::from([(Pid(8), Pid(8)), (Pid(81), Pid(8))]);
         let held = |processes: &[i32]| {
-            used.held(
+            used.not_free(
                 &job,
                 &[gpu(1, processes, 5 << 30), gpu(2, &[8, 81], 9 << 30)],
                 &owners,
@@ -304,9 +305,14 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
         used.exclude(&job, Pid(7));
-        let reported =
-            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &no_one);
-        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
+        let not_free = used.not_free(
+            &job,
+            &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)],
+            &Owners::new(),
+            ALLOWED,
+            &no_one,
+        );
+        assert!(not_free.len() == 1 && not_free[0].starts_with("gpu.0000:02:00"), "{not_free:?}");
         assert!(used.is_excluded(&job, "gpu.0000:01:00") && !used.is_excluded(&job, "gpu.0000:02:00"));
         used.forget(&job);
         assert!(!used.is_excluded(&job, "gpu.0000:01:00"));
@@ -318,10 +324,10 @@ mod tests {
         let mute = |processes: &[i32]| GpuReading { memory: Sampled::NotOffered, ..gpu(1, processes, 0) };
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
-        let reported = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);
-        testing::snapshot!("reasons", "gpu_use: a gpu stops reporting its memory", reported.join("\n"));
+        let not_free = used.not_free(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);
+        testing::snapshot!("reasons", "gpu_use: a gpu stops reporting its memory", not_free.join("\n"));
         used.see(&job, &ranks(&[7]), &[mute(&[7])]);
-        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one), Vec::<String>::new());
+        assert_eq!(used.not_free(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one), Vec::<String>::new());
     }
 
     #[test]
@@ -331,7 +337,7 @@ mod tests {
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
         used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
         let held =
-            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &no_one);
+            |used: &GpuUse, gpus: &[GpuReading]| used.not_free(&job, gpus, &Owners::new(), ALLOWED, &no_one);
         assert!(!held(&used, &[gpu(1, &[], 9 << 30)]).is_empty(), "the next is on its way");
         used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
         assert_eq!(held(&used, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]), Vec::<String>::new());

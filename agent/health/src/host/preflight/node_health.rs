@@ -19,17 +19,17 @@ pub struct NodeHealth {
 pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -> NodeHealth {
     let mut health = NodeHealth::default();
     for check in checks {
-        let reported = match action_name(check.action) {
+        let action_text = match action_name(check.action) {
             Some(action) => format!("{}: {} ({action})", check.name, check.reason),
             None => format!("{}: {}", check.name, check.reason),
         };
         match check.verdict {
-            CheckVerdict::Fail => health.failed.push(reported),
+            CheckVerdict::Fail => health.failed.push(action_text),
             CheckVerdict::Unknown if fail_on_unknown || silent.contains(&check.name) => {
-                health.failed.push(reported)
+                health.failed.push(action_text)
             }
-            CheckVerdict::Unknown => health.unknown.push(reported),
-            CheckVerdict::Warn => health.warnings.push(reported),
+            CheckVerdict::Unknown => health.unknown.push(action_text),
+            CheckVerdict::Warn => health.warnings.push(action_text),
             CheckVerdict::Pass | CheckVerdict::Skipped => {}
         }
     }

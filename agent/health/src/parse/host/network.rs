@@ -92,7 +92,7 @@ fn broadcom(text: &str) -> Option<KernelClass> {
         "FW reset failed",
         "Abandoning msg",
     ];
-    trouble(text, &TROUBLE)
+    failure_class(text, &TROUBLE)
 }
 
 fn intel(text: &str) -> Option<KernelClass> {
@@ -104,7 +104,7 @@ fn intel(text: &str) -> Option<KernelClass> {
         "PCIe link lost",
         "Adapter removed",
     ];
-    trouble(text, &TROUBLE)
+    failure_class(text, &TROUBLE)
 }
 
 fn amazon(text: &str) -> Option<KernelClass> {
@@ -117,15 +117,15 @@ fn amazon(text: &str) -> Option<KernelClass> {
         "Device reset failed",
         "Wait for completion (polling) timeout",
     ];
-    trouble(text, &TROUBLE)
+    failure_class(text, &TROUBLE)
 }
 
 fn google(text: &str) -> Option<KernelClass> {
     const TROUBLE: [&str; 2] = ["AQ commands timed out", "Reset failed"];
-    trouble(text, &TROUBLE)
+    failure_class(text, &TROUBLE)
 }
 
-fn trouble(text: &str, words: &[&str]) -> Option<KernelClass> {
+fn failure_class(text: &str, words: &[&str]) -> Option<KernelClass> {
     let late = contains_any(text, &["TX timeout detected", "tx_timeout", "transmit queue"]);
     if contains_any(text, words) { Some(NetworkCard) } else { late.then_some(TransmitTimeout) }
 }

@@ -72,15 +72,15 @@ fn ext4(message: &str) -> Option<KernelReport> {
         return Some(about(FileSystemError, Some(journal.trim_end_matches('.').rsplit_once('-')?.0)));
     }
     if let Some(what) = message.strip_prefix("JBD2: ") {
-        let of = |journal: &str| {
+        let device_of = |journal: &str| {
             journal.trim_end_matches('.').rsplit_once('-').map(|(device, _)| device.to_owned())
         };
         if let Some((_, journal)) = what.split_once("journal superblock for ") {
             let failed = starts_with_any(what, &["Error ", "I/O error "]);
-            return failed.then(|| about(FileSystemError, of(journal).as_deref()));
+            return failed.then(|| about(FileSystemError, device_of(journal).as_deref()));
         }
         let (_, journal) = what.split_once("Detected IO errors while flushing file data on ")?;
-        return Some(about(DiskError, of(journal).as_deref()));
+        return Some(about(DiskError, device_of(journal).as_deref()));
     }
     if let Some((device, what)) = message.strip_prefix("EXT4-fs (").and_then(|rest| rest.split_once("): ")) {
         if what.starts_with("This should not happen") || what.contains("potential data loss") {
@@ -196,9 +196,9 @@ pub fn is_virtual_disk(device: &str) -> bool {
 
 /// A controller of many disks: `mpt3sas_cm0: fault_state(0x2622)!`.
 fn controller(message: &str) -> Option<KernelReport> {
-    let (of, what) = message.split_once(": ").filter(|(of, _)| of.starts_with("mpt"))?;
+    let (device, what) = message.split_once(": ").filter(|(device, _)| device.starts_with("mpt"))?;
     let failed = starts_with_any(what, &["fault_state(", "SAS host is non-operational"]);
-    failed.then(|| about(DiskError, Some(of)))
+    failed.then(|| about(DiskError, Some(device)))
 }
 
 /// `nfs: server filer1 not responding, still trying`, similar messages of Lustre, CIFS and Ceph, and the messages of recovery.

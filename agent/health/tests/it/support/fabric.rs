@@ -1,8 +1,8 @@
 //! A host with network links, a clock and a journal.
 
 use mainstay_health::host::fabric::{
-    Expected, FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkReading,
-    LinkState,
+    Expected, FabricJudge, FabricLimits, FabricSample, Identity, LearnedLinks, LinkKind, LinkState,
+    PortReading,
 };
 use mainstay_health::host::os::Reading;
 use mainstay_model::entry::Fact;
@@ -14,8 +14,8 @@ use mainstay_model::time::{Mono, Span, Stamp, Wall};
 pub const INTERVAL: u64 = 10;
 pub const HOUR: u64 = 3600;
 
-pub fn port(number: usize) -> LinkReading {
-    LinkReading {
+pub fn port(number: usize) -> PortReading {
+    PortReading {
         name: format!("mlx5_{number}/1"),
         identity: Identity {
             serial: Some(format!("guid-{number}")),
@@ -25,7 +25,7 @@ pub fn port(number: usize) -> LinkReading {
         state: up(),
         rate: Reading::Value(400.0),
         counters: [("link_downed", 0), ("symbol_error", 0)].map(|(name, count)| (name.into(), count)).into(),
-        ..LinkReading::default()
+        ..PortReading::default()
     }
 }
 
@@ -55,7 +55,7 @@ impl Host {
         Host::new((0..count).map(port).collect(), &[])
     }
 
-    pub fn new(links: Vec<LinkReading>, expected: &[&str]) -> Host {
+    pub fn new(links: Vec<PortReading>, expected: &[&str]) -> Host {
         let configured = expected.iter().map(|text| Expected::parse(text).unwrap()).collect();
         Host {
             judge: FabricJudge::new(
@@ -74,7 +74,7 @@ impl Host {
     /// A host whose links were all read ten times.
     pub fn settled(count: usize) -> Host {
         let mut host = Host::with_ports(count);
-        host.looks(10);
+        host.poll_times(10);
         host
     }
 
@@ -86,7 +86,7 @@ impl Host {
         }
     }
 
-    pub fn look(&mut self) -> Vec<Component> {
+    pub fn poll(&mut self) -> Vec<Component> {
         self.now = self.now.after(Span::seconds(INTERVAL));
         let judged = self.judge.step(self.now, &self.sample);
         for fact in judged.facts {
@@ -96,26 +96,26 @@ impl Host {
         judged.components
     }
 
-    pub fn looks(&mut self, count: usize) {
+    pub fn poll_times(&mut self, count: usize) {
         for _ in 0..count {
-            self.look();
+            self.poll();
         }
     }
 
     pub fn sees(&mut self, name: &str) -> Component {
-        let all = self.look();
+        let all = self.poll();
         let names: Vec<&str> = all.iter().map(|component| component.name.as_str()).collect();
         let found = all.iter().find(|component| component.name == name);
         found.unwrap_or_else(|| panic!("no {name} in {names:?}")).clone()
     }
 
     pub fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) -> String {
-        let seen = self.sees(name);
-        assert_eq!((seen.state, seen.action), (state, action), "{name}: {}", seen.reason);
-        seen.reason
+        let component = self.sees(name);
+        assert_eq!((component.state, component.action), (state, action), "{name}: {}", component.reason);
+        component.reason
     }
 
-    pub fn link(&mut self, number: usize) -> &mut LinkReading {
+    pub fn link(&mut self, number: usize) -> &mut PortReading {
         &mut self.sample.links[number]
     }
 
@@ -139,8 +139,8 @@ impl Host {
     /// The link is down for one reading.
     pub fn blink(&mut self, number: usize) {
         self.link(number).state = down("Polling");
-        self.look();
+        self.poll();
         self.link(number).state = up();
-        self.look();
+        self.poll();
     }
 }

@@ -122,11 +122,11 @@ impl Host {
         }
     }
 
-    pub fn look(&mut self) {
-        self.look_after(10);
+    pub fn poll(&mut self) {
+        self.poll_after(10);
     }
 
-    pub fn look_after(&mut self, seconds: u64) {
+    pub fn poll_after(&mut self, seconds: u64) {
         self.now = self.now.after(Span::seconds(seconds));
         let answer = ProbeAnswer::Gpus {
             driver: Some("570.1".into()),
@@ -136,8 +136,8 @@ impl Host {
         self.facts.extend(self.judge.report(self.now, DeviceReport::Answered(answer)));
     }
 
-    pub fn looks(&mut self, count: u32) {
-        (0..count).for_each(|_| self.look());
+    pub fn poll_times(&mut self, count: u32) {
+        (0..count).for_each(|_| self.poll());
     }
 
     /// The first GPU, for changes.
@@ -160,11 +160,11 @@ impl Host {
     }
 
     /// All components that are not healthy.
-    pub fn ill(&mut self) -> Vec<String> {
+    pub fn not_healthy(&mut self) -> Vec<String> {
         let all = self.judge.components(self.now);
         all.into_iter()
-            .filter(|of| of.state != Healthy)
-            .map(|of| format!("{}: {}", of.name, of.reason))
+            .filter(|component| component.state != Healthy)
+            .map(|component| format!("{}: {}", component.name, component.reason))
             .collect()
     }
 

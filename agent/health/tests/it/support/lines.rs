@@ -7,14 +7,15 @@ use super::Host;
 pub fn comes_to(lines: &str) -> String {
     let mut host = Host::new();
     lines.split(" || ").for_each(|line| host.log(line));
-    let ill = host.ill().into_iter();
-    let reported: Vec<String> =
-        ill.map(|(of, state, action)| format!("{of} {} {}", name(state), name(action))).collect();
-    if reported.is_empty() { "nothing".to_owned() } else { reported.join(", ") }
+    let not_healthy = host.not_healthy().into_iter();
+    let texts: Vec<String> = not_healthy
+        .map(|(component, state, action)| format!("{component} {} {}", name(state), name(action)))
+        .collect();
+    if texts.is_empty() { "nothing".to_owned() } else { texts.join(", ") }
 }
 
-fn name(of: impl serde::Serialize) -> String {
-    serde_json::to_value(of).unwrap().as_str().unwrap().to_owned()
+fn name(value: impl serde::Serialize) -> String {
+    serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
 }
 
 /// Checks a table of groups: `= result`, and below it the lines that yield this result, alone or several joined by

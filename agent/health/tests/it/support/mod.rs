@@ -79,9 +79,10 @@ impl Host {
     }
 
     /// The components that are not healthy, with state and action.
-    pub fn ill(&mut self) -> Vec<(String, HealthState, RecommendedAction)> {
-        let ill = self.components().into_iter().filter(|component| component.state != HealthState::Healthy);
-        ill.map(|component| (component.name, component.state, component.action)).collect()
+    pub fn not_healthy(&mut self) -> Vec<(String, HealthState, RecommendedAction)> {
+        let not_healthy =
+            self.components().into_iter().filter(|component| component.state != HealthState::Healthy);
+        not_healthy.map(|component| (component.name, component.state, component.action)).collect()
     }
 
     pub fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) {

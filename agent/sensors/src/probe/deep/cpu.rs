@@ -56,7 +56,7 @@ fn work(cpu: usize) -> Result<f64, ()> {
 
 /// Small integers: their products and sums are exact in floating point.
 fn values(row: usize, column: usize, modulus: usize) -> Vec<f64> {
-    (0..SIZE * SIZE).map(|place| ((place / SIZE * row + place % SIZE * column) % modulus) as f64).collect()
+    (0..SIZE * SIZE).map(|index| ((index / SIZE * row + index % SIZE * column) % modulus) as f64).collect()
 }
 
 fn product(left: &[f64], right: &[f64]) -> Vec<f64> {
@@ -77,8 +77,8 @@ fn product(left: &[f64], right: &[f64]) -> Vec<f64> {
 fn exact(left: &[f64], right: &[f64]) -> Vec<f64> {
     let whole = |values: &[f64]| values.iter().map(|value| *value as i64).collect::<Vec<i64>>();
     let (left, right) = (whole(left), whole(right));
-    let cell = |place: usize| {
-        let (row, column) = (place / SIZE, place % SIZE);
+    let cell = |index: usize| {
+        let (row, column) = (index / SIZE, index % SIZE);
         (0..SIZE).map(|inner| left[row * SIZE + inner] * right[inner * SIZE + column]).sum::<i64>() as f64
     };
     (0..SIZE * SIZE).map(cell).collect()

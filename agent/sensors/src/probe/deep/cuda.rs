@@ -181,7 +181,7 @@ fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, CudaError> {
     let size = SIZE as usize;
     let values = |row: usize, column: usize, modulus: usize| -> Vec<f32> {
         (0..size * size)
-            .map(|place| ((place / size * row + place % size * column) % modulus) as f32)
+            .map(|index| ((index / size * row + index % size * column) % modulus) as f32)
             .collect()
     };
     let (left, right) = (values(31, 17, 7), values(13, 11, 5));
@@ -199,10 +199,10 @@ fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, CudaError> {
     let mut found = vec![0_f32; size * size];
     cuda.download(found.as_mut_ptr().cast(), places[2], bytes)?;
     // Small integers are exact in floating point, in any order of addition.
-    let expected = |place: usize| -> f32 {
-        (0..size).map(|inner| left[place / size * size + inner] * right[inner * size + place % size]).sum()
+    let expected = |index: usize| -> f32 {
+        (0..size).map(|inner| left[index / size * size + inner] * right[inner * size + index % size]).sum()
     };
-    match found.iter().enumerate().filter(|(place, value)| **value != expected(*place)).count() {
+    match found.iter().enumerate().filter(|(index, value)| **value != expected(*index)).count() {
         0 => Ok(seconds),
         wrong => {
             Err(CudaError::Wrong(format!("the GPU computed {wrong} wrong values of a product of matrices")))
@@ -238,11 +238,11 @@ fn launch(
 ) -> Result<(), CudaError> {
     let mut function = std::ptr::null_mut();
     cuda.find(&raw mut function, module, kernel.as_ptr())?;
-    let place = |value: &mut Value| match value {
+    let index = |value: &mut Value| match value {
         Value::Long(value) => std::ptr::from_mut(value).cast::<c_void>(),
         Value::Int(value) => std::ptr::from_mut(value).cast::<c_void>(),
     };
-    let mut places: Vec<*mut c_void> = arguments.iter_mut().map(place).collect();
+    let mut places: Vec<*mut c_void> = arguments.iter_mut().map(index).collect();
     let none = std::ptr::null_mut();
     cuda.launch_raw(
         function,

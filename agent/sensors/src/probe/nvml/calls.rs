@@ -31,7 +31,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> NvmlResult<F> {
+fn function<F: Copy, E>(symbol: &Symbol<F, E>) -> NvmlResult<F> {
     symbol.as_ref().copied().map_err(|_| NvmlError::FunctionNotFound)
 }
 
@@ -57,11 +57,11 @@ impl Nvml {
     fn begin_as_of_old(path: &OsStr) -> NvmlResult<Nvml> {
         // SAFETY: the wrapper has already loaded the library, so its initialisers have run before.
         let lib = unsafe { NvmlLib::new(path) }?;
-        let code = if let Ok(begin) = found(&lib.nvmlInit) {
+        let code = if let Ok(begin) = function(&lib.nvmlInit) {
             // SAFETY: the function takes no arguments and may be called first.
             unsafe { begin() }
         } else {
-            let begin = found(&lib.nvmlInitWithFlags)?;
+            let begin = function(&lib.nvmlInitWithFlags)?;
             // SAFETY: as above; no flags is equivalent to the other two.
             unsafe { begin(0) }
         };
@@ -78,7 +78,7 @@ impl Nvml {
 
     /// The version of the driver.
     pub(super) fn driver_version(&self) -> NvmlResult<String> {
-        let call = found(&self.lib().nvmlSystemGetDriverVersion)?;
+        let call = function(&self.lib().nvmlSystemGetDriverVersion)?;
         let mut text = [0 as c_char; 128];
         // SAFETY: the length passed is one less than the buffer's, so the buffer always ends in 0.
         nvml_try(unsafe { call(text.as_mut_ptr(), text.len() as c_uint - 1) })?;
@@ -104,13 +104,13 @@ pub(super) fn is_not_offered(error: &NvmlError) -> bool {
 }
 
 /// The result of one function, or of another one if a library lacks the first. The first may exist by name only.
-pub(super) fn or<T>(reported: NvmlResult<T>, other: impl FnOnce() -> NvmlResult<T>) -> NvmlResult<T> {
-    match reported {
+pub(super) fn or<T>(result: NvmlResult<T>, other: impl FnOnce() -> NvmlResult<T>) -> NvmlResult<T> {
+    match result {
         Err(error) if is_not_offered(&error) => {
             // If the second is missing too, the first error has more information.
             other().map_err(|second| if is_not_offered(&second) { error } else { second })
         }
-        reported => reported,
+        result => result,
     }
 }
 
@@ -130,7 +130,7 @@ pub(super) fn count(nvml: &Nvml) -> NvmlResult<u32> {
         nvml_try(unsafe { call(&mut count) })?;
         Ok(count.min(MOST))
     };
-    or(by(found(&lib.nvmlDeviceGetCount_v2)), || by(found(&lib.nvmlDeviceGetCount)))
+    or(by(function(&lib.nvmlDeviceGetCount_v2)), || by(function(&lib.nvmlDeviceGetCount)))
 }
 
 /// The GPU at an index of the driver's list.
@@ -142,13 +142,13 @@ pub(super) fn by_index(nvml: &Nvml, index: u32) -> NvmlResult<Handle> {
         nvml_try(unsafe { call(index, &mut handle) })?;
         Ok(Handle(handle))
     };
-    or(by(found(&lib.nvmlDeviceGetHandleByIndex_v2)), || by(found(&lib.nvmlDeviceGetHandleByIndex)))
+    or(by(function(&lib.nvmlDeviceGetHandleByIndex_v2)), || by(function(&lib.nvmlDeviceGetHandleByIndex)))
 }
 
 impl Handle {
     /// Calls a function that writes one value; `empty` is the initial value, with its version if it has one.
     pub(super) fn get<T, E>(self, symbol: &Symbol<Get<T>, E>, empty: T) -> NvmlResult<T> {
-        let call = found(symbol)?;
+        let call = function(symbol)?;
         let mut value = empty;
         // SAFETY: the handle is from this library; the pointer is to a variable of the type that the function writes.
         nvml_try(unsafe { call(self.0, &mut value) })?;
@@ -157,7 +157,7 @@ impl Handle {
 
     /// Calls a function that writes one value for one of several items: a sensor, a link.
     pub(super) fn get_at<A, T, E>(self, symbol: &Symbol<GetAt<A, T>, E>, at: A, empty: T) -> NvmlResult<T> {
-        let call = found(symbol)?;
+        let call = function(symbol)?;
         let mut value = empty;
         // SAFETY: as in `get`.
         nvml_try(unsafe { call(self.0, at, &mut value) })?;
@@ -166,7 +166,7 @@ impl Handle {
 
     /// Calls a function that writes two values.
     pub(super) fn get_two<T: Copy + Default, E>(self, symbol: &Symbol<GetTwo<T>, E>) -> NvmlResult<(T, T)> {
-        let call = found(symbol)?;
+        let call = function(symbol)?;
         let (mut first, mut second) = (T::default(), T::default());
         // SAFETY: as in `get`.
         nvml_try(unsafe { call(self.0, &mut first, &mut second) })?;
@@ -175,7 +175,7 @@ impl Handle {
 
     /// Calls a function that writes a text.
     pub(super) fn text<E>(self, symbol: &Symbol<GetText, E>) -> NvmlResult<String> {
-        let call = found(symbol)?;
+        let call = function(symbol)?;
         let mut text = [0 as c_char; 128];
         // SAFETY: as in `get`; the length passed is one less than the buffer's, so the buffer always ends in 0.
         nvml_try(unsafe { call(self.0, text.as_mut_ptr(), text.len() as c_uint - 1) })?;
@@ -195,12 +195,12 @@ impl Handle {
         let mut count: c_ulonglong = 0;
         let code = match place {
             Some(place) => {
-                let call = found(&lib.nvmlDeviceGetMemoryErrorCounter)?;
+                let call = function(&lib.nvmlDeviceGetMemoryErrorCounter)?;
                 // SAFETY: as in `get`.
                 unsafe { call(self.0, error, counter, place, &mut count) }
             }
             None => {
-                let call = found(&lib.nvmlDeviceGetTotalEccErrors)?;
+                let call = function(&lib.nvmlDeviceGetTotalEccErrors)?;
                 // SAFETY: as in `get`.
                 unsafe { call(self.0, error, counter, &mut count) }
             }
@@ -211,7 +211,7 @@ impl Handle {
 
     /// Rows remapped after corrected and after uncorrected errors, whether some are pending, whether one failed.
     pub(super) fn remapped_rows(self, nvml: &Nvml) -> NvmlResult<[u32; 4]> {
-        let call = found(&nvml.lib().nvmlDeviceGetRemappedRows)?;
+        let call = function(&nvml.lib().nvmlDeviceGetRemappedRows)?;
         let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
         // SAFETY: as in `get`, four times.
         nvml_try(unsafe { call(self.0, &mut corrected, &mut uncorrected, &mut pending, &mut failed) })?;
@@ -225,13 +225,13 @@ impl Handle {
         let lib = nvml.lib();
         let (mut addresses, mut times) = ([0; ROOM], [0; ROOM]);
         let mut older = || {
-            let (call, mut count) = (found(&lib.nvmlDeviceGetRetiredPages)?, ROOM as c_uint);
+            let (call, mut count) = (function(&lib.nvmlDeviceGetRetiredPages)?, ROOM as c_uint);
             // SAFETY: as in `get`; the list has room for `count` addresses.
             counted(unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr()) }, count)
         };
-        let reported = older();
-        or(reported, || {
-            let (call, mut count) = (found(&lib.nvmlDeviceGetRetiredPages_v2)?, ROOM as c_uint);
+        let older_result = older();
+        or(older_result, || {
+            let (call, mut count) = (function(&lib.nvmlDeviceGetRetiredPages_v2)?, ROOM as c_uint);
             // SAFETY: as above, for two lists.
             let code = unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr(), times.as_mut_ptr()) };
             counted(code, count)
@@ -244,16 +244,17 @@ impl Handle {
         let lib = nvml.lib();
         let version = version::<nvmlMemory_v2_t>(2);
         let none = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
-        let reported = self.get(&lib.nvmlDeviceGetMemoryInfo_v2, none).map(|of| (of.total, of.used));
-        or(reported, || {
+        let result =
+            self.get(&lib.nvmlDeviceGetMemoryInfo_v2, none).map(|memory| (memory.total, memory.used));
+        or(result, || {
             let none = nvmlMemory_t { total: 0, free: 0, used: 0 };
-            self.get(&lib.nvmlDeviceGetMemoryInfo, none).map(|of| (of.total, of.used))
+            self.get(&lib.nvmlDeviceGetMemoryInfo, none).map(|memory| (memory.total, memory.used))
         })
     }
 
     /// The errors of a kind on an NVLink.
     pub(super) fn link_errors(self, nvml: &Nvml, link: u32, kind: c_uint) -> NvmlResult<u64> {
-        let call = found(&nvml.lib().nvmlDeviceGetNvLinkErrorCounter)?;
+        let call = function(&nvml.lib().nvmlDeviceGetNvLinkErrorCounter)?;
         let mut count = 0;
         // SAFETY: as in `get`.
         nvml_try(unsafe { call(self.0, link, kind, &mut count) })?;
@@ -270,12 +271,12 @@ impl Handle {
             Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect())
         };
         let oldest = || {
-            let call = found(&lib.nvmlDeviceGetComputeRunningProcesses)?;
+            let call = function(&lib.nvmlDeviceGetComputeRunningProcesses)?;
             let all = self.list(call, nvmlProcessInfo_v1_t { pid: 0, usedGpuMemory: 0 })?;
             Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect())
         };
-        or(newer(found(&lib.nvmlDeviceGetComputeRunningProcesses_v3)), || {
-            or(newer(found(&lib.nvmlDeviceGetComputeRunningProcesses_v2)), oldest)
+        or(newer(function(&lib.nvmlDeviceGetComputeRunningProcesses_v3)), || {
+            or(newer(function(&lib.nvmlDeviceGetComputeRunningProcesses_v2)), oldest)
         })
     }
 
@@ -301,7 +302,7 @@ impl Handle {
 
     /// Whether the board's configuration memory is intact.
     pub(super) fn validate_inforom(self, nvml: &Nvml) -> NvmlResult<()> {
-        let call = found(&nvml.lib().nvmlDeviceValidateInforom)?;
+        let call = function(&nvml.lib().nvmlDeviceValidateInforom)?;
         // SAFETY: the handle is of this library.
         nvml_try(unsafe { call(self.0) })
     }
@@ -309,7 +310,7 @@ impl Handle {
     /// The status of the path to another GPU over NVLink, as NVML's number.
     pub(super) fn reaches(self, nvml: &Nvml, other: Handle) -> NvmlResult<u32> {
         const OVER_NVLINK: c_uint = 2;
-        let call = found(&nvml.lib().nvmlDeviceGetP2PStatus)?;
+        let call = function(&nvml.lib().nvmlDeviceGetP2PStatus)?;
         let mut status = 0;
         // SAFETY: both handles are of this library; the pointer is to a variable of the type that the function writes.
         nvml_try(unsafe { call(self.0, other.0, OVER_NVLINK, &mut status) })?;
@@ -318,7 +319,7 @@ impl Handle {
 
     /// Reads several fields in one call; each has a separate code.
     pub(super) fn fields(self, nvml: &Nvml, fields: &mut [nvmlFieldValue_t]) -> NvmlResult<()> {
-        let call = found(&nvml.lib().nvmlDeviceGetFieldValues)?;
+        let call = function(&nvml.lib().nvmlDeviceGetFieldValues)?;
         let count = c_int::try_from(fields.len()).map_err(|_| NvmlError::InvalidArg)?;
         // SAFETY: the handle is of this library; the array has `count` elements.
         nvml_try(unsafe { call(self.0, count, fields.as_mut_ptr()) })
@@ -361,7 +362,7 @@ unsafe impl Send for EventSet {}
 
 impl EventSet {
     pub(super) fn new(nvml: &Nvml) -> NvmlResult<EventSet> {
-        let call = found(&nvml.lib().nvmlEventSetCreate)?;
+        let call = function(&nvml.lib().nvmlEventSetCreate)?;
         let mut set = std::ptr::null_mut();
         // SAFETY: the pointer is to a variable of ours of the size that the function writes.
         nvml_try(unsafe { call(&mut set) })?;
@@ -370,7 +371,7 @@ impl EventSet {
 
     /// Subscribes to events of these kinds of a GPU.
     pub(super) fn register(&self, nvml: &Nvml, gpu: Handle, kinds: u64) -> NvmlResult<()> {
-        let call = found(&nvml.lib().nvmlDeviceRegisterEvents)?;
+        let call = function(&nvml.lib().nvmlDeviceRegisterEvents)?;
         // SAFETY: handle and set are from this library.
         nvml_try(unsafe { call(gpu.0, kinds, self.0) })
     }
@@ -392,29 +393,29 @@ impl EventSet {
             let device = Some(Handle(event.device)).filter(|device| !device.0.is_null());
             Ok((device, event.eventType, event.eventData, event.gpuInstanceId))
         };
-        or(by(found(&lib.nvmlEventSetWait_v2)), || by(found(&lib.nvmlEventSetWait)))
+        or(by(function(&lib.nvmlEventSetWait_v2)), || by(function(&lib.nvmlEventSetWait)))
     }
 }
 
 /// A counter; all bits set means no value (NVML_VALUE_NOT_AVAILABLE).
-pub(super) fn counter(reported: NvmlResult<u64>) -> NvmlResult<u64> {
-    match reported {
+pub(super) fn counter(result: NvmlResult<u64>) -> NvmlResult<u64> {
+    match result {
         Ok(u64::MAX) => Err(NvmlError::NotSupported),
-        reported => reported,
+        result => result,
     }
 }
 
 /// The same for a shorter counter.
-pub(super) fn short_counter(reported: NvmlResult<u32>) -> NvmlResult<u32> {
-    match reported {
+pub(super) fn short_counter(result: NvmlResult<u32>) -> NvmlResult<u32> {
+    match result {
         Ok(u32::MAX) => Err(NvmlError::NotSupported),
-        reported => reported,
+        result => result,
     }
 }
 
 /// True or false; any other number means neither.
-pub(super) fn flag(reported: NvmlResult<u32>) -> NvmlResult<bool> {
-    match reported? {
+pub(super) fn flag(result: NvmlResult<u32>) -> NvmlResult<bool> {
+    match result? {
         0 => Ok(false),
         1 => Ok(true),
         _ => Err(NvmlError::NotSupported),

@@ -27,8 +27,8 @@ pub(super) fn read(
     let nvml = library.nvml();
     let lib = nvml.lib();
     let retired = |cause: u32, field| {
-        let reported = gpu.pages_retired(nvml, cause).map(u64::from);
-        fields::or_field(nvml, gpu, reported, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        let count = gpu.pages_retired(nvml, cause).map(u64::from);
+        fields::or_field(nvml, gpu, count, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     };
     let [often, once] = PAGES_RETIRED;
     let retired = || Ok((retired(0, often)?, retired(1, once)?));
@@ -105,13 +105,13 @@ fn sram(library: &Library, gpu: Handle) -> NvmlResult<SramErrors> {
         aggregateUncBucketOther: 0,
         bThresholdExceeded: 0,
     };
-    let reported = gpu.get(&library.nvml().lib().nvmlDeviceGetSramEccErrorStatus, empty)?;
+    let status = gpu.get(&library.nvml().lib().nvmlDeviceGetSramEccErrorStatus, empty)?;
     Ok(SramErrors {
-        uncorrected: sum(reported.volatileUncParity, reported.volatileUncSecDed)?,
-        uncorrected_lifetime: sum(reported.aggregateUncParity, reported.aggregateUncSecDed)?,
-        corrected: counter(Ok(reported.volatileCor))?,
+        uncorrected: sum(status.volatileUncParity, status.volatileUncSecDed)?,
+        uncorrected_lifetime: sum(status.aggregateUncParity, status.aggregateUncSecDed)?,
+        corrected: counter(Ok(status.volatileCor))?,
         // A library that does not write it, or writes another value, has not reported it.
-        threshold_exceeded: reported.bThresholdExceeded == 1,
+        threshold_exceeded: status.bThresholdExceeded == 1,
     })
 }
 
@@ -135,8 +135,8 @@ fn repairs(library: &Library, gpu: Handle) -> NvmlResult<(bool, bool)> {
         bChannelRepairPending: 0,
         bTpcRepairPending: 0,
     };
-    let reported = gpu.get(&library.nvml().lib().nvmlDeviceGetRepairStatus, empty)?;
-    Ok((flag(Ok(reported.bChannelRepairPending))?, flag(Ok(reported.bTpcRepairPending))?))
+    let status = gpu.get(&library.nvml().lib().nvmlDeviceGetRepairStatus, empty)?;
+    Ok((flag(Ok(status.bChannelRepairPending))?, flag(Ok(status.bTpcRepairPending))?))
 }
 
 /// A limit of 0 means no limit.

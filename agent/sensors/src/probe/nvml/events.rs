@@ -71,7 +71,7 @@ fn register(nvml: &Nvml, places: &[GpuAddress]) -> Option<Registered> {
 
 fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)], lines: &Lines) {
     let milliseconds = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
-    let (mut failures, mut reported, mut second) = (0, 0, Instant::now());
+    let (mut failures, mut events, mut second) = (0, 0, Instant::now());
     while failures < FAILURES {
         let began = Instant::now();
         match set.wait(nvml, milliseconds) {
@@ -83,10 +83,10 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
                     return;
                 }
                 if second.elapsed() >= WAIT {
-                    (reported, second) = (0, Instant::now());
+                    (events, second) = (0, Instant::now());
                 }
-                reported += 1;
-                if reported > AT_ONCE {
+                events += 1;
+                if events > AT_ONCE {
                     std::thread::sleep(EACH);
                 }
             }
@@ -106,13 +106,13 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
 /// The GPU of an event's handle. Some libraries give another handle with each event, and a lost GPU reports neither its
 /// address nor its UUID: then it is the only registered GPU that is lost. With two of them it is unknown.
 fn whose(nvml: &Nvml, handle: Handle, addresses: &[(Handle, PciAddress)]) -> Option<PciAddress> {
-    if let Some((_, address)) = addresses.iter().find(|(of, _)| *of == handle) {
+    if let Some((_, address)) = addresses.iter().find(|(other, _)| *other == handle) {
         return Some(*address);
     }
     match address(nvml, handle) {
         Ok(address) => Some(address),
         Err(NvmlError::GpuLost) => {
-            let mut lost = addresses.iter().filter(|(of, _)| lost::is_lost(nvml, *of));
+            let mut lost = addresses.iter().filter(|(other, _)| lost::is_lost(nvml, *other));
             lost.next().filter(|_| lost.next().is_none()).map(|(_, address)| *address)
         }
         Err(_) => None,

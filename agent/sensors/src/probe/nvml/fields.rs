@@ -35,14 +35,14 @@ pub(super) const PCIE_REPLAYS: u32 = 94;
 pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
 
 /// The result of a function or, if a library lacks it, the field with that number.
-pub(super) fn or_field(nvml: &Nvml, gpu: Handle, reported: NvmlResult<u64>, field: u32) -> NvmlResult<u64> {
-    or(reported, || whole(nvml, gpu, field))
+pub(super) fn or_field(nvml: &Nvml, gpu: Handle, result: NvmlResult<u64>, field: u32) -> NvmlResult<u64> {
+    or(result, || whole(nvml, gpu, field))
 }
 
 /// A field of the GPU as a whole that is a counter.
 pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> NvmlResult<u64> {
-    let reported = read(nvml, gpu, &[(field, GPU_SCOPE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
-    u64::try_from(reported).map_err(|_| NvmlError::NotSupported)
+    let value = read(nvml, gpu, &[(field, GPU_SCOPE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
+    u64::try_from(value).map_err(|_| NvmlError::NotSupported)
 }
 
 /// Counters of a link: retransmitted packets, recoveries, damaged packets.

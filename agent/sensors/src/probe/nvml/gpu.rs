@@ -67,7 +67,7 @@ pub(super) fn read(
     work(nvml, gpu, &mut reading, &mut notes);
     if wanted.details && !notes.is_fatal() {
         (wanted.alive)();
-        let links: Vec<u32> = reading.nvlinks.iter().map(|of| of.link).collect();
+        let links: Vec<u32> = reading.nvlinks.iter().map(|link| link.link).collect();
         // Without NVLinks no GPU can be reached over them.
         let others: Vec<u32> = wanted.peers.iter().copied().filter(|peer| *peer != index).collect();
         let peers = if links.is_empty() { Vec::new() } else { peers(nvml, gpu, &others) };
@@ -127,9 +127,9 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
     let nvml = library.nvml();
     let lib = nvml.lib();
     let ecc = |corrected, lifetime, field| {
-        let reported = counter(gpu.ecc(nvml, corrected, lifetime, None));
-        let reported = counter(fields::or_field(nvml, gpu, reported, field));
-        or(reported, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
+        let value = counter(gpu.ecc(nvml, corrected, lifetime, None));
+        let value = counter(fields::or_field(nvml, gpu, value, field));
+        or(value, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
     };
     reading.ecc_volatile = notes.take(ecc(false, false, ECC_VOLATILE));
     reading.ecc_aggregate = notes.take(ecc(false, true, ECC_AGGREGATE));
@@ -170,13 +170,13 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
         marginTemperature: 0,
     };
     let margin = gpu.get(&lib.nvmlDeviceGetMarginTemperature, margin);
-    reading.margin = notes.take(margin.map(|of| of.marginTemperature));
+    reading.margin = notes.take(margin.map(|reading| reading.marginTemperature));
     reading.power = notes.take(unless_forbidden(short_counter(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0))));
     let reasons = or(gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0), || {
         gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
     });
     reading.clock_reasons = notes.take(counter(reasons));
-    let clock = |of| short_counter(gpu.get_at(&lib.nvmlDeviceGetClockInfo, of, 0));
+    let clock = |kind| short_counter(gpu.get_at(&lib.nvmlDeviceGetClockInfo, kind, 0));
     let clocks = clock(1).and_then(|sm| Ok(Clocks { sm, memory: clock(2)? }));
     reading.clocks = notes.take(clocks);
 
@@ -223,7 +223,7 @@ pub(super) fn temperature(nvml: &Nvml, gpu: Handle) -> NvmlResult<u32> {
             temperature: 0,
         };
         let newer = gpu.get(&lib.nvmlDeviceGetTemperatureV, empty);
-        newer.map(|of| u32::try_from(of.temperature).unwrap_or(0))
+        newer.map(|newer| u32::try_from(newer.temperature).unwrap_or(0))
     });
     degrees.and_then(|degrees| if degrees <= HOTTEST { Ok(degrees) } else { Err(NvmlError::NotSupported) })
 }
@@ -274,12 +274,12 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> NvmlResult<FabricInfo> {
     for version in [info.version, version::<nvmlGpuFabricInfo_v2_t>(2)] {
         info.version = version;
         match gpu.get(&lib.nvmlDeviceGetGpuFabricInfoV, info) {
-            Ok(reported) => {
+            Ok(value) => {
                 return Ok(FabricInfo {
-                    state: reported.state.into(),
-                    status: reported.status,
-                    health_mask: if reported.healthMask == u32::MAX { 0 } else { reported.healthMask },
-                    health_summary: reported.healthSummary.into(),
+                    state: value.state.into(),
+                    status: value.status,
+                    health_mask: if value.healthMask == u32::MAX { 0 } else { value.healthMask },
+                    health_summary: value.healthSummary.into(),
                 });
             }
             Err(NvmlError::GpuLost) => return Err(NvmlError::GpuLost),
@@ -288,8 +288,8 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> NvmlResult<FabricInfo> {
         }
     }
     let none = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
-    let reported = gpu.get(&lib.nvmlDeviceGetGpuFabricInfo, none)?;
-    let (state, status) = (reported.state.into(), reported.status);
+    let info = gpu.get(&lib.nvmlDeviceGetGpuFabricInfo, none)?;
+    let (state, status) = (info.state.into(), info.status);
     Ok(FabricInfo { state, status, health_mask: 0, health_summary: 0 })
 }
 
@@ -314,10 +314,10 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
 }
 
 /// A value that we may not read is forbidden, and no fault of the GPU.
-fn unless_forbidden<T>(reported: NvmlResult<T>) -> NvmlResult<T> {
-    match reported {
+fn unless_forbidden<T>(result: NvmlResult<T>) -> NvmlResult<T> {
+    match result {
         Err(NvmlError::NoPermission) => Err(NvmlError::NotSupported),
-        reported => reported,
+        result => result,
     }
 }
 

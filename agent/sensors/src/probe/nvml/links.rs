@@ -40,18 +40,17 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
         .iter()
         .flat_map(|link| LINK_ERRORS.iter().chain(&LINK_5).map(|field| (*field, *link)))
         .collect();
-    let reported = fields::read(nvml, gpu, &wanted);
+    let values = fields::read(nvml, gpu, &wanted);
     let each = LINK_ERRORS.len() + LINK_5.len();
     let mut has_counters = true;
     links
         .iter()
-        .zip(reported.chunks(each))
-        .map(|(link, reported)| {
+        .zip(values.chunks(each))
+        .map(|(link, values)| {
             alive();
-            let count = |place: usize| {
-                reported.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok())
-            };
-            let rate = |place: usize| Some(fields::error_rate(*reported.get(place)?.as_ref().ok()?));
+            let count =
+                |place: usize| values.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok());
+            let rate = |place: usize| Some(fields::error_rate(*values.get(place)?.as_ref().ok()?));
             let mut errors = LinkErrors {
                 link: *link,
                 replays: count(0),
@@ -66,7 +65,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
             };
             // Some libraries know the numbers of the fields, but only the old functions count.
             let nothing =
-                [errors.replays, errors.recoveries, errors.crc].iter().all(|of| of.unwrap_or(0) == 0);
+                [errors.replays, errors.recoveries, errors.crc].iter().all(|count| count.unwrap_or(0) == 0);
             if nothing && has_counters {
                 has_counters = older(nvml, gpu, &mut errors);
             }

@@ -11,7 +11,7 @@ use super::calls::{NvmlResult, is_not_offered};
 pub(super) struct Notes {
     fatal: Option<GpuTrouble>,
     /// Whether any call succeeded.
-    reported: bool,
+    is_reported: bool,
     /// The error of a call that failed for no reason that the driver knows.
     unknown: Option<String>,
 }
@@ -24,7 +24,7 @@ impl Notes {
 
     /// What is wrong with the GPU as a whole: a reported error, or an unknown error if no call succeeded.
     pub(super) fn trouble(self) -> Option<GpuTrouble> {
-        let of_unknown = self.unknown.filter(|_| !self.reported).map(GpuTrouble::Unopened);
+        let of_unknown = self.unknown.filter(|_| !self.is_reported).map(GpuTrouble::Unopened);
         self.fatal.or(of_unknown)
     }
 
@@ -32,7 +32,7 @@ impl Notes {
     pub(super) fn take<T>(&mut self, result: NvmlResult<T>) -> Sampled<T> {
         match result {
             Ok(value) => {
-                self.reported = true;
+                self.is_reported = true;
                 Sampled::Value(value)
             }
             Err(error) if is_not_offered(&error) => Sampled::NotOffered,

@@ -41,12 +41,12 @@ async fn follow_keys(address: String, news: mpsc::Sender<CloudUpdate>) {
     let mut token: Option<String> = None;
     loop {
         for key in &KEYS {
-            let reported = match ask(key, &address, &mut token).await {
+            let notices = match ask(key, &address, &mut token).await {
                 Ok(Some(body)) => (key.read)(&body),
                 Ok(None) => Ok(Vec::new()),
                 Err(error) => Err(error.to_string()),
             };
-            if news.send(CloudUpdate { key: key.name, reported }).await.is_err() {
+            if news.send(CloudUpdate { key: key.name, notices }).await.is_err() {
                 return;
             }
         }

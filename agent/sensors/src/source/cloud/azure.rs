@@ -30,15 +30,15 @@ pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<Cloud
 async fn follow_events(address: String, news: mpsc::Sender<CloudUpdate>) {
     let mut own: Option<String> = None;
     loop {
-        let reported = look(&address, &mut own).await;
-        if news.send(CloudUpdate { key: KEY, reported }).await.is_err() {
+        let notices = poll(&address, &mut own).await;
+        if news.send(CloudUpdate { key: KEY, notices }).await.is_err() {
             return;
         }
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
-async fn look(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, String> {
+async fn poll(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, String> {
     if own.is_none() {
         *own = Some(ask(address, NAME).await.map_err(|error| format!("the machine's name: {error}"))?);
     }

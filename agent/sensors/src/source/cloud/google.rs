@@ -56,7 +56,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<CloudUpdate>) 
     let mut etag: Option<String> = None;
     let mut pause = FIRST_PAUSE;
     loop {
-        let (reported, rest) = match ask(&key, &address, etag.as_deref()).await {
+        let (notices, rest) = match ask(&key, &address, etag.as_deref()).await {
             Ok(MetadataReply::Reported { body, etag: new }) => {
                 etag = new;
                 pause = FIRST_PAUSE;
@@ -76,7 +76,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<CloudUpdate>) 
                 (Err(error.to_string()), rest)
             }
         };
-        if news.send(CloudUpdate { key: key.name, reported }).await.is_err() {
+        if news.send(CloudUpdate { key: key.name, notices }).await.is_err() {
             return;
         }
         tokio::time::sleep(rest).await;

@@ -86,14 +86,14 @@ pub(super) fn flight_records(
     subjects: &[Subject],
     deadline: Instant,
 ) -> CollectiveReport {
-    let mut reported = CollectiveReport::default();
+    let mut report = CollectiveReport::default();
     let mut waited_for = recorder.dumps.clone();
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
         // A dump may be incomplete; then it is read again.
         waited_for.retain(|rank, dump| match read(dump, recorder.asked) {
             Some(Ok(record)) => {
-                reported.findings.push(format!("flight record of {rank}: {}", dump.path.display()));
+                report.findings.push(format!("flight record of {rank}: {}", dump.path.display()));
                 records.insert(*rank, record);
                 false
             }
@@ -110,13 +110,13 @@ pub(super) fn flight_records(
     }
     for (rank, Dump { path, .. }) in waited_for {
         let why = errors.get(&rank).map_or("it was not written in time", String::as_str);
-        reported.findings.push(format!("flight record of {rank} ({}): {why}", path.display()));
+        report.findings.push(format!("flight record of {rank} ({}): {why}", path.display()));
     }
     if !records.is_empty() {
         let all: Vec<Rank> = subjects.iter().map(|subject| subject.rank).collect();
-        reported.waits.extend(waits("PyTorch's flight recorders", &counted(&all, &records)));
+        report.waits.extend(waits("PyTorch's flight recorders", &counted(&all, &records)));
     }
-    reported
+    report
 }
 
 /// A dump that was written since then; none if there is none.
@@ -285,8 +285,8 @@ mod tests {
         let recorder = ask_flight_recorders(std::slice::from_ref(&subject));
         mkfifo(&directory.path().join("dump0"), Mode::S_IRWXU).unwrap();
         let deadline = Instant::now() + Duration::from_millis(50);
-        let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
-        assert!(reported.findings[0].contains("not a regular file"), "{:?}", reported.findings);
+        let report = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
+        assert!(report.findings[0].contains("not a regular file"), "{:?}", report.findings);
         end(child);
     }
 
@@ -307,8 +307,8 @@ mod tests {
         assert_eq!(recorder.dumps.len(), 1);
         std::fs::write(directory.path().join("dump0"), "of root").unwrap();
         let deadline = Instant::now() + Duration::from_millis(50);
-        let reported = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
-        assert!(reported.findings[0].contains("belongs to user 0"), "{:?}", reported.findings);
+        let report = flight_records(&recorder, BTreeMap::new(), &[subject], deadline);
+        assert!(report.findings[0].contains("belongs to user 0"), "{:?}", report.findings);
         end(child);
     }
 }

@@ -12,7 +12,7 @@ const UNSAFE: [(&str, &str); 2] = [("2.26.2", "NVIDIA/nccl#1669"), ("2.29.7", "N
 pub(super) fn objection(pid: Pid) -> Option<String> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", pid.0)).ok()?;
     let version = version_of(&library(&maps)?)?;
-    let (version, issue) = UNSAFE.into_iter().find(|(of, _)| *of == version)?;
+    let (version, issue) = UNSAFE.into_iter().find(|(other, _)| *other == version)?;
     Some(format!("NCCL's RAS service is not asked: NCCL {version} can end the job when asked ({issue})"))
 }
 

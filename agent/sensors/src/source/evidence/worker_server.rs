@@ -51,16 +51,16 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
         let started = std::thread::Builder::new().name("worker-server".to_owned()).spawn(ask);
         asked += usize::from(started.is_ok());
     }
-    let mut reported = WorkerServerReply::default();
+    let mut reply = WorkerServerReply::default();
     for _ in 0..asked {
         let Ok((rank, stack, record)) = answers.recv_timeout(left(deadline)) else { break };
         let stack = stack.map(|stack| String::from_utf8_lossy(&stack).into_owned());
-        reported.stacks.extend(stack.map(|stack| (rank, stack)));
+        reply.stacks.extend(stack.map(|stack| (rank, stack)));
         // Without NCCL there is an answer without operations.
         let record = record.and_then(|record| FlightRecord::read(&record).ok());
-        reported.records.extend(record.map(|record| (rank, record)));
+        reply.records.extend(record.map(|record| (rank, record)));
     }
-    reported
+    reply
 }
 
 /// The sockets of the ranks, except those that several ranks name: it is unknown whose server answers there.
@@ -165,39 +165,39 @@ mod tests {
 
     #[test]
     fn a_rank_with_a_server_returns_its_stacks_and_its_record() {
-        let place = testing::tempdir().unwrap();
-        let socket = place.path().join("worker.sock");
+        let directory = testing::tempdir().unwrap();
+        let socket = directory.path().join("worker.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let server = std::thread::spawn(move || serve(&listener, 2));
         let (mut child, subject) = rank(&socket);
-        let reported = ask(&[subject], Instant::now() + Duration::from_secs(60));
+        let reply = ask(&[subject], Instant::now() + Duration::from_secs(60));
         child.kill().unwrap();
         child.wait().unwrap();
         server.join().unwrap();
-        assert_eq!(reported.stacks.get(&Rank(3)).map(String::as_str), Some(STACKS));
-        assert!(reported.records.contains_key(&Rank(3)));
+        assert_eq!(reply.stacks.get(&Rank(3)).map(String::as_str), Some(STACKS));
+        assert!(reply.records.contains_key(&Rank(3)));
     }
 
     #[test]
     fn no_answer_and_a_socket_of_another_process_give_no_evidence() {
-        let place = testing::tempdir().unwrap();
-        let silent = place.path().join("silent.sock");
+        let directory = testing::tempdir().unwrap();
+        let silent = directory.path().join("silent.sock");
         let _listener = UnixListener::bind(&silent).unwrap();
-        let file = place.path().join("file");
+        let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        for socket in [silent, file, place.path().join("none")] {
+        for socket in [silent, file, directory.path().join("none")] {
             let (mut child, subject) = rank(&socket);
-            let reported = ask(&[subject], Instant::now() + Duration::from_millis(50));
+            let reply = ask(&[subject], Instant::now() + Duration::from_millis(50));
             child.kill().unwrap();
             child.wait().unwrap();
-            assert!(reported.stacks.is_empty() && reported.records.is_empty(), "{}", socket.display());
+            assert!(reply.stacks.is_empty() && reply.records.is_empty(), "{}", socket.display());
         }
     }
 
     #[test]
     fn a_socket_that_two_ranks_name_belongs_to_no_rank() {
-        let place = testing::tempdir().unwrap();
-        let socket = place.path().join("worker.sock");
+        let directory = testing::tempdir().unwrap();
+        let socket = directory.path().join("worker.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
         let (mut one, first) = rank(&socket);
         let (mut other, second) = rank(&socket);

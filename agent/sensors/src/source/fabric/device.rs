@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use mainstay_health::host::fabric::{Identity, LinkKind, LinkReading, LinkState, counters};
+use mainstay_health::host::fabric::{Identity, LinkKind, LinkState, PortReading, counters};
 use mainstay_health::host::os::Reading;
 use mainstay_health::parse::sysfs::{is_pci_function, port_rate, state_name};
 use nix::errno::Errno;
@@ -46,7 +46,7 @@ struct Port {
 /// A port as read.
 #[derive(Debug)]
 pub(super) struct PortLink {
-    pub(super) reading: LinkReading,
+    pub(super) reading: PortReading,
     /// Interfaces that its interface joins.
     pub(super) members: Vec<String>,
 }
@@ -92,7 +92,7 @@ impl Device {
             if interface.as_deref().is_some_and(|interface| interface::is_representor(sys, interface)) {
                 continue;
             }
-            let mut reading = LinkReading {
+            let mut reading = PortReading {
                 name: format!("{name}/{}", port.number),
                 identity: Identity { serial: self.serial.clone(), place: self.place.clone() },
                 kind: port.kind(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mainstay_health::host::fabric::{Identity, LinkKind, LinkReading, LinkState};
+use mainstay_health::host::fabric::{Identity, LinkKind, LinkState, PortReading};
 use mainstay_health::host::os::Reading;
 use mainstay_health::parse::sysfs::{interface_rate, is_pci_function};
 use nix::errno::Errno;
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::{describe_error, near, read};
 
 /// Reads an interface; none if it does not exist.
-pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
+pub(super) fn read_link(sys: &Path, name: &str) -> Option<PortReading> {
     let path = sys.join("class/net").join(name);
     if !path.exists() {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
         ),
         Err(error) => Reading::NotAvailable(describe_error(&speed, &error)),
     };
-    Some(LinkReading {
+    Some(PortReading {
         name: name.to_owned(),
         identity: Identity { serial: address.ok().filter(|address| !address.is_empty()), place },
         kind: LinkKind::Ethernet,

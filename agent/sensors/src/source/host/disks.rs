@@ -45,16 +45,16 @@ pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        let reported = statvfs(&path)?;
-        let blocks = |count: u64| count.saturating_mul(reported.fragment_size());
+        let stat = statvfs(&path)?;
+        let blocks = |count: u64| count.saturating_mul(stat.fragment_size());
         return Ok(Probed {
             space: Space {
-                total: blocks(reported.blocks()),
-                free: blocks(reported.blocks_available()),
-                inodes: reported.files(),
-                inodes_free: reported.files_available(),
+                total: blocks(stat.blocks()),
+                free: blocks(stat.blocks_available()),
+                inodes: stat.files(),
+                inodes_free: stat.files_available(),
             },
-            read_only: reported.flags().contains(FsFlags::ST_RDONLY),
+            read_only: stat.flags().contains(FsFlags::ST_RDONLY),
             path,
         });
     }

@@ -18,14 +18,14 @@ const MAX_FILES: usize = 64;
 pub(super) struct DriverLogs {
     directory: PathBuf,
     /// The position in each file.
-    places: BTreeMap<String, u64>,
+    offsets: BTreeMap<String, u64>,
     /// Lines from before the first look belong to earlier jobs.
     looked: bool,
 }
 
 impl DriverLogs {
     pub(super) fn new(directory: PathBuf) -> DriverLogs {
-        DriverLogs { directory, places: BTreeMap::new(), looked: false }
+        DriverLogs { directory, offsets: BTreeMap::new(), looked: false }
     }
 
     /// The relevant lines since the last look.
@@ -39,15 +39,15 @@ impl DriverLogs {
             .filter(|name| name.starts_with("tpu_driver.") && name.contains(".log."))
             .collect();
         files.sort();
-        self.places.retain(|name, _| files.contains(name));
+        self.offsets.retain(|name, _| files.contains(name));
         let mut reports = Vec::new();
         for file in files.into_iter().rev().take(MAX_FILES) {
             let path = self.directory.join(&file);
-            let place = self.places.get(&file).copied();
-            let read = if first { length(&path) } else { read_on(&path, place.unwrap_or(0), &mut reports) };
+            let offset = self.offsets.get(&file).copied();
+            let read = if first { length(&path) } else { read_on(&path, offset.unwrap_or(0), &mut reports) };
             // A file that cannot be read now is retried.
-            if let Ok(place) = read {
-                self.places.insert(file, place);
+            if let Ok(offset) = read {
+                self.offsets.insert(file, offset);
             }
         }
         reports
@@ -65,21 +65,21 @@ fn length(path: &Path) -> io::Result<u64> {
     Ok(open(path)?.metadata()?.len())
 }
 
-/// Reads complete lines from `place` on, and returns where the next one starts.
-fn read_on(path: &Path, place: u64, reports: &mut Vec<DriverReport>) -> io::Result<u64> {
+/// Reads complete lines from `offset` on, and returns where the next one starts.
+fn read_on(path: &Path, offset: u64, reports: &mut Vec<DriverReport>) -> io::Result<u64> {
     let mut file = open(path)?;
-    if file.metadata()?.len() <= place {
-        return Ok(place);
+    if file.metadata()?.len() <= offset {
+        return Ok(offset);
     }
-    file.seek(SeekFrom::Start(place))?;
+    file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES_PER_POLL).read_to_end(&mut bytes)?;
     let whole = match memchr::memrchr(b'\n', &bytes) {
         Some(end) => end + 1,
         // A line longer than one read is not from glog.
         None if bytes.len() as u64 == MAX_BYTES_PER_POLL => bytes.len(),
-        None => return Ok(place),
+        None => return Ok(offset),
     };
     reports.extend(String::from_utf8_lossy(&bytes[..whole]).lines().filter_map(read_driver_line));
-    Ok(place + whole as u64)
+    Ok(offset + whole as u64)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use mainstay_health::hardware::tpu::{Chip, Holder, Holders};
+use mainstay_health::hardware::tpu::{Chip, ChipHolder, Holders};
 use mainstay_model::id::Pid;
 
 use super::FORBIDDEN_PORT;
@@ -14,7 +14,7 @@ pub(super) const PORTS: &str = "TPU_RUNTIME_METRICS_PORTS=";
 
 /// Fills in the processes that hold the chips. Returns the ports on which those processes were configured to serve.
 pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
-    let mut found: BTreeMap<usize, Vec<Holder>> = BTreeMap::new();
+    let mut found: BTreeMap<usize, Vec<ChipHolder>> = BTreeMap::new();
     let mut ports = BTreeSet::new();
     let mut hidden = 0_u32;
     let unreadable = match std::fs::read_dir(proc) {
@@ -34,7 +34,7 @@ pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
                         }
                         let name =
                             std::fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
-                        let holder = Holder { pid: Pid(pid), name: name.trim().to_owned() };
+                        let holder = ChipHolder { pid: Pid(pid), name: name.trim().to_owned() };
                         for chip in held {
                             found.entry(chip).or_default().push(holder.clone());
                         }
@@ -80,11 +80,10 @@ fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
 /// The ports on which a process was configured to serve, from its environment.
 pub(super) fn ports_of_environment(environment: &Path) -> Vec<u16> {
     let environment = std::fs::read(environment).unwrap_or_default();
-    let reported =
+    let text =
         environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(PORTS.as_bytes()));
-    let reported = String::from_utf8_lossy(reported.unwrap_or_default()).into_owned();
-    reported
-        .split(',')
+    let text = String::from_utf8_lossy(text.unwrap_or_default()).into_owned();
+    text.split(',')
         .filter_map(|port| port.trim().parse().ok())
         .filter(|port| ![0, FORBIDDEN_PORT].contains(port))
         .collect()

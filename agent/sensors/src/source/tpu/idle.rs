@@ -15,8 +15,8 @@ use mainstay_sys::processes;
 
 /// Whether this host has TPUs, or the ports of their metrics are configured.
 pub fn may_be_here(sys: &Path) -> bool {
-    let reported = std::env::var_os(holders::PORTS.trim_end_matches('=')).is_some();
-    reported || chips::on_the_bus(sys).is_ok_and(|chips| !chips.is_empty())
+    let configured = std::env::var_os(holders::PORTS.trim_end_matches('=')).is_some();
+    configured || chips::on_the_bus(sys).is_ok_and(|chips| !chips.is_empty())
 }
 
 /// Asks the services of the ranks' processes, in a separate thread, how long all of their TPUs have been idle. None if any
@@ -56,8 +56,8 @@ pub fn idle_at(mut ports: BTreeSet<u16>, within: Duration) -> Option<Span> {
         .collect();
     let mut least: Option<f64> = None;
     for answer in asked {
-        let Ok(RuntimeReply::Reported(reported)) = runtime.block_on(answer) else { return None };
-        let of_one = reported.idle_seconds.values().copied().reduce(f64::min)?;
+        let Ok(RuntimeReply::Reported(runtime)) = runtime.block_on(answer) else { return None };
+        let of_one = runtime.idle_seconds.values().copied().reduce(f64::min)?;
         least = Some(least.map_or(of_one, |least| least.min(of_one)));
     }
     runtime.shutdown_background();

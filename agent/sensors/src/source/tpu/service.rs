@@ -65,7 +65,7 @@ async fn talk(question: &Question) -> Result<Runtime, RuntimeReply> {
     let mut metrics = Metrics { client, own: question.own, known, supported };
     let whole = |value: f64| if value >= 0.0 { value as u64 } else { 0 };
     let bytes =
-        |values: BTreeMap<i64, f64>| values.into_iter().map(|(of, value)| (of, whole(value))).collect();
+        |values: BTreeMap<i64, f64>| values.into_iter().map(|(chip, value)| (chip, whole(value))).collect();
     let runtime = Runtime {
         hbm_used: bytes(metrics.get(HBM_USED).await?),
         hbm_total: bytes(metrics.get(HBM_TOTAL).await?),
@@ -190,10 +190,15 @@ fn core_state(number: i32, summary: CurrentCoreStateSummary) -> CoreState {
         tensor_core: of_type.is_none_or(|of_type| of_type == TENSOR_CORE),
         program: fingerprint.iter().take(16).map(|byte| format!("{byte:02x}")).collect(),
         launch: summary.launch_id.map(i64::from),
-        counters: sequencers.iter().filter_map(|of| of.pc).filter(|pc| *pc != 0).take(16).collect(),
+        counters: sequencers
+            .iter()
+            .filter_map(|sequencer| sequencer.pc)
+            .filter(|pc| *pc != 0)
+            .take(16)
+            .collect(),
         hlo: sequencers
             .iter()
-            .filter_map(|of| of.hlo_location.as_deref())
+            .filter_map(|sequencer| sequencer.hlo_location.as_deref())
             .find(|hlo| !hlo.is_empty())
             .map(cut)
             .unwrap_or_default(),

@@ -32,8 +32,8 @@ pub(super) struct Stalls {
 
 impl Stalls {
     /// Summaries with the names in `reported` are already reported.
-    pub(super) fn new(directory: PathBuf, reported: BTreeSet<String>) -> Stalls {
-        Stalls { directory, seen: reported }
+    pub(super) fn new(directory: PathBuf, seen_before: BTreeSet<String>) -> Stalls {
+        Stalls { directory, seen: seen_before }
     }
 
     /// New summaries since the last look.

@@ -10,7 +10,7 @@ fn reported(fingerprint: &str, at: i64) -> RemoteFailure {
         program: "0123456789abcdef".into(),
         content: None,
         fingerprint: fingerprint.into(),
-        place: FailurePosition { step: Some(7), data: Some(64), heartbeats: true },
+        position: FailurePosition { step: Some(7), data: Some(64), heartbeats: true },
         at: Wall(at),
     }
 }

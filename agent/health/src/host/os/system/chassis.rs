@@ -13,7 +13,7 @@ use mainstay_model::health::{HealthState, RecommendedAction};
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChassisWatch {
     /// Samples in a row in which a sensor was faulty.
-    ill: BTreeMap<String, u32>,
+    bad_sensors: BTreeMap<String, u32>,
     last: Option<Reading<Vec<Sensor>>>,
 }
 
@@ -37,23 +37,23 @@ impl ChassisWatch {
         };
         let mut findings = Findings::default();
         for sensor in sensors {
-            let Some(seen) = self.ill.get(&sensor.name).copied() else { continue };
+            let Some(seen) = self.bad_sensors.get(&sensor.name).copied() else { continue };
             findings.evidence(&sensor.name, sensor.reading.clone(), None);
             if seen < SENSOR_LOOKS {
                 continue;
             }
             let how = if sensor.level == Level::Critical { "is critical" } else { "is near its limit" };
-            let words = format!("{} {how}: {}", sensor.name, sensor.reading);
-            findings.problem(HealthState::Degraded, words, RecommendedAction::ContactSupport);
+            let reason = format!("{} {how}: {}", sensor.name, sensor.reading);
+            findings.problem(HealthState::Degraded, reason, RecommendedAction::ContactSupport);
         }
         findings.summary(format!("{} sensors of the management controller are in order", sensors.len()));
         Some(findings)
     }
 
     fn follow(&mut self, sensors: &[Sensor]) {
-        let before = std::mem::take(&mut self.ill);
-        let ill = sensors.iter().filter(|sensor| sensor.level > Level::Ok);
-        self.ill = ill
+        let before = std::mem::take(&mut self.bad_sensors);
+        let bad_sensors = sensors.iter().filter(|sensor| sensor.level > Level::Ok);
+        self.bad_sensors = bad_sensors
             .map(|sensor| {
                 (sensor.name.clone(), before.get(&sensor.name).map_or(1, |seen| seen.saturating_add(1)))
             })

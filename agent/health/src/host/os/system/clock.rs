@@ -113,10 +113,10 @@ impl ClockWatch {
             if jump.unsigned_abs() >= u128::from(limits.jump.0.0) {
                 let booting = Span(at.0) < BOOT_GRACE;
                 let weight = if booting { Weight::Info } else { Weight::Warning };
-                let mut reported =
+                let mut observation =
                     observed("clock_jump", weight, format!("the wall clock jumped by {}", seconds(jump)));
-                reported.values.insert("seconds".to_owned(), seconds(jump));
-                facts.push(reported);
+                observation.values.insert("seconds".to_owned(), seconds(jump));
+                facts.push(observation);
                 if !booting {
                     self.jumped = Some((at, jump));
                 }

@@ -37,11 +37,11 @@ impl HardwareWatch {
             counter.count(at, grown);
             let lately = counter.within(at, HOUR);
             if module.corrected > 0 || module.uncorrected > 0 {
-                let reported = format!(
+                let text = format!(
                     "{} errors corrected ({lately} within an hour), {} not",
                     module.corrected, module.uncorrected
                 );
-                findings.evidence(&module.name, reported, Some(format!("{limit} corrected within an hour")));
+                findings.evidence(&module.name, text, Some(format!("{limit} corrected within an hour")));
             }
             if module.uncorrected > 0 {
                 findings.problem(
@@ -89,10 +89,10 @@ impl HardwareWatch {
             }
             let minutes = hot.len();
             if minutes > 0 {
-                let reported = format!("{count} times since boot, in {minutes} of the last 10 min");
+                let text = format!("{count} times since boot, in {minutes} of the last 10 min");
                 findings.evidence(
                     &format!("{package} throttled"),
-                    reported,
+                    text,
                     Some(format!("{} min", limits.hot_minutes)),
                 );
             }
@@ -107,12 +107,12 @@ impl HardwareWatch {
         findings.summary("no CPU was slowed down for heat lately".to_owned());
         judge_capped(limits, sample, &mut findings);
         if !sample.governors.is_empty() {
-            let reported: Vec<String> = sample
+            let texts: Vec<String> = sample
                 .governors
                 .iter()
                 .map(|(governor, cpus)| format!("{governor} on {cpus} CPUs"))
                 .collect();
-            findings.note(format!("governor {}", reported.join(", ")));
+            findings.note(format!("governor {}", texts.join(", ")));
         }
         Some(findings)
     }
@@ -159,9 +159,9 @@ pub(super) fn judge_switches(wanted: bool, sample: &SystemSample) -> Option<Find
     let mut findings = Findings::default();
     let first: Vec<&str> = ports.redirecting.iter().take(4).map(String::as_str).collect();
     if let [_, ..] = first.as_slice() {
-        let reported =
+        let text =
             format!("{} of {} ports redirect: {}", ports.redirecting.len(), ports.read, first.join(", "));
-        findings.evidence("access control services of PCIe switches", reported, None);
+        findings.evidence("access control services of PCIe switches", text, None);
         let reason = format!(
             "{} of {} ports of PCIe switches above GPUs redirect (ACS): GPUs and network cards of one switch reach each \
              other by way of the CPU",

@@ -6,7 +6,8 @@ use super::limits::MOUNT_ANSWERS;
 use super::sample::{MountState, SystemSample};
 use super::{MountLimits, lasting};
 use crate::host::os::findings::Findings;
-use crate::host::os::latch::{Hysteresis, Latch, Level};
+use crate::host::os::latch::{Latch, Level};
+use crate::state::Hysteresis;
 use mainstay_model::health::{HealthState, RecommendedAction};
 use mainstay_model::time::Mono;
 
@@ -34,7 +35,7 @@ impl MountWatch {
             let latch = self.latches.entry(mount.point.clone()).or_default();
             let state = latch.step(Level { raw: level, eased: level }, patience);
             let name = format!("{} ({} from {})", mount.point, mount.kind, mount.from);
-            let reported = match &mount.state {
+            let state_text = match &mount.state {
                 MountState::Asked => {
                     findings.unknown(format!("{name} was asked and has not answered yet"));
                     "asked".to_owned()
@@ -44,9 +45,9 @@ impl MountWatch {
                 MountState::Silent { since } => format!("has not answered for {}", lasting(at.since(*since))),
             };
             let limit = matches!(mount.state, MountState::Silent { .. }).then(|| limits.deadline.to_string());
-            findings.evidence(&mount.point, reported.clone(), limit);
+            findings.evidence(&mount.point, state_text.clone(), limit);
             let again = if bad { "" } else { " again, but not for long enough" };
-            findings.problem(state, format!("{name} {reported}{again}"), RecommendedAction::ContactSupport);
+            findings.problem(state, format!("{name} {state_text}{again}"), RecommendedAction::ContactSupport);
         }
         let count = sample.mounts.len();
         findings.summary(match count {

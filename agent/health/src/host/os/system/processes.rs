@@ -105,7 +105,7 @@ impl ProcessWatch {
             long && waiting.last.ran.is_some()
                 && (!waiting.last.kernel_thread || in_gpu_driver(&waiting.last))
         };
-        for (reported, waiting) in self.blocked.values().filter(stuck).enumerate() {
+        for (shown, waiting) in self.blocked.values().filter(stuck).enumerate() {
             let process = &waiting.last;
             let lasted = lasting(at.since(waiting.since));
             let place = match process.waits_in.as_slice() {
@@ -114,7 +114,7 @@ impl ProcessWatch {
             };
             let what =
                 format!("{} (process {}) is stuck in the kernel for {lasted}", process.name, process.pid);
-            if reported < MAX_NAMED_PROCESSES {
+            if shown < MAX_NAMED_PROCESSES {
                 findings.evidence("/proc/PID/wchan", format!("{what}: {place}"), None);
             }
             let (state, action, why) = if in_gpu_driver(process) {
@@ -124,7 +124,7 @@ impl ProcessWatch {
             } else {
                 (HealthState::Degraded, RecommendedAction::None, "")
             };
-            if reported < MAX_NAMED_PROCESSES {
+            if shown < MAX_NAMED_PROCESSES {
                 findings.problem(state, format!("{what}{why} ({place})"), action);
             } else {
                 findings.problem(state, "and more".to_owned(), action);

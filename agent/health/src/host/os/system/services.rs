@@ -56,14 +56,14 @@ impl ServiceWatch {
         for service in &services.units {
             let Some(unit) = self.units.get_mut(&service.name) else { continue };
             let starts = unit.restarts.within(at, HOUR);
-            let reported = format!(
+            let state_text = format!(
                 "{} ({}), {}",
                 service.active,
                 service.sub,
                 if service.enabled { "enabled" } else { "not enabled" }
             );
-            findings.evidence(&service.name, reported, None);
-            let Some(what) = trouble(service, services, unit.failed, starts, limits) else { continue };
+            findings.evidence(&service.name, state_text, None);
+            let Some(what) = failure(service, services, unit.failed, starts, limits) else { continue };
             // Without the fabric manager, no program can use the GPUs of a host with NVSwitches.
             let vital = service.name == FABRIC_MANAGER && services.switches;
             let state = if vital { HealthState::Unhealthy } else { HealthState::Degraded };
@@ -95,7 +95,7 @@ impl ServiceWatch {
 
 const HOUR: Span = Span::seconds(3600);
 
-fn trouble(
+fn failure(
     service: &Service,
     services: &Services,
     failed: u32,

@@ -40,7 +40,7 @@ impl ChassisProbe {
     }
 
     /// The controller's sensors, if it was asked and has answered.
-    pub(super) fn look(&mut self, now: Mono) -> Option<Reading<Vec<Sensor>>> {
+    pub(super) fn poll(&mut self, now: Mono) -> Option<Reading<Vec<Sensor>>> {
         let program = self.program.as_ref()?;
         if self.asked.is_none() && self.last.is_none_or(|last| now.since(last) >= REQUEST_INTERVAL) {
             self.last = Some(now);

@@ -49,7 +49,7 @@ impl MountProbes {
         }
     }
 
-    pub(super) fn look(&mut self, now: Mono, proc: &Path) -> Vec<MountReading> {
+    pub(super) fn poll(&mut self, now: Mono, proc: &Path) -> Vec<MountReading> {
         let table = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
         let mounts = self.of_interest(parse_mounts(&table));
         // Keep a probe that hangs after its mount is gone: if it is mounted again, it is not asked a second time.
@@ -65,7 +65,7 @@ impl MountProbes {
             probe.receive(now, self.deadline, patience);
             patience = patience.saturating_sub(started.elapsed());
         }
-        let reported = |mount: Mount| {
+        let reading = |mount: Mount| {
             let state = self
                 .probes
                 .get(&mount.point)
@@ -77,7 +77,7 @@ impl MountProbes {
                 state,
             }
         };
-        mounts.into_iter().map(reported).collect()
+        mounts.into_iter().map(reading).collect()
     }
 
     /// The network file systems, each at one of its mounts: one that is bound into a hundred containers is asked once.

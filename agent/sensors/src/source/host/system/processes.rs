@@ -34,7 +34,7 @@ impl Processes {
     }
 
     /// Scans them if it is due.
-    pub(super) fn look(&mut self, now: Mono, proc: &Path) -> Option<Reading<ProcessScan>> {
+    pub(super) fn poll(&mut self, now: Mono, proc: &Path) -> Option<Reading<ProcessScan>> {
         if self.next.is_some_and(|next| now < next) {
             return None;
         }

@@ -35,7 +35,7 @@ impl ServiceProbe {
     }
 
     /// The services, if systemd was asked and has answered. It is asked if it is `time`.
-    pub(super) fn look(&mut self, now: Mono, time: bool, sys: &Path) -> Option<Reading<Services>> {
+    pub(super) fn poll(&mut self, now: Mono, time: bool, sys: &Path) -> Option<Reading<Services>> {
         let program = self.program.as_ref()?;
         if self.units.is_empty() {
             return None;

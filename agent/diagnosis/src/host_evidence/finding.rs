@@ -7,47 +7,52 @@ use mainstay_model::verdict::FaultDomain;
 
 /// Log-odds of one replica that computes a different result than the majority: less than any kernel line, since non-deterministic
 /// programs show the same.
-const CORRUPTION: f64 = 1.5;
+const CORRUPTION_LOG_ODDS: f64 = 1.5;
 
 /// Log-odds of replicas that differ when none is known to be right.
-const DIFFERENCE: f64 = 0.5;
+const DIFFERENCE_LOG_ODDS: f64 = 0.5;
 
 /// Log-odds of invalid numbers on one rank only.
-const ALONE: f64 = 1.0;
+const ONE_RANK_LOG_ODDS: f64 = 1.0;
 
 /// Log-odds of a loss or gradients out of bounds on all ranks: far more often caused by the program, its settings or its data than by a
 /// device.
-const NUMBERS: f64 = 0.6;
-const NUMBERS_OF_A_DEVICE: f64 = 0.3;
+const NUMBERS_LOG_ODDS: f64 = 0.6;
+const DEVICE_NUMBERS_LOG_ODDS: f64 = 0.3;
 
 /// Log-odds of slowness that is caused by a fault of the place.
-const SLOW: f64 = 1.0;
+const SLOW_LOG_ODDS: f64 = 1.0;
 
 /// `None` for findings about unevenly distributed work, which blame nothing that can fail.
 pub(super) fn observation(finding: &Finding) -> Option<Observation> {
     let sure = finding.confidence.clamp(0.0, 1.0);
     let (family, class, weight, also) = match finding.what {
-        FindingKind::SilentCorruption => ("numbers", Class::HardwareGpu, CORRUPTION * sure, Vec::new()),
-        FindingKind::GradNormSpike | FindingKind::NotANumber if finding.domain == FaultDomain::Hardware => {
-            ("numbers", Class::HardwareGpu, ALONE * sure, vec![(Class::UserCode, NUMBERS)])
+        FindingKind::SilentCorruption => {
+            ("numbers", Class::HardwareGpu, CORRUPTION_LOG_ODDS * sure, Vec::new())
         }
+        FindingKind::GradNormSpike | FindingKind::NotANumber if finding.domain == FaultDomain::Hardware => (
+            "numbers",
+            Class::HardwareGpu,
+            ONE_RANK_LOG_ODDS * sure,
+            vec![(Class::UserCode, NUMBERS_LOG_ODDS)],
+        ),
         FindingKind::ReplicasDiffer => {
-            ("numbers", Class::UserCode, DIFFERENCE, vec![(Class::HardwareGpu, DIFFERENCE)])
+            ("numbers", Class::UserCode, DIFFERENCE_LOG_ODDS, vec![(Class::HardwareGpu, DIFFERENCE_LOG_ODDS)])
         }
         FindingKind::LossSpike | FindingKind::GradNormSpike | FindingKind::NotANumber => {
             let also = vec![
-                (Class::UserConfig, NUMBERS),
-                (Class::Data, NUMBERS),
-                (Class::HardwareGpu, NUMBERS_OF_A_DEVICE),
+                (Class::UserConfig, NUMBERS_LOG_ODDS),
+                (Class::Data, NUMBERS_LOG_ODDS),
+                (Class::HardwareGpu, DEVICE_NUMBERS_LOG_ODDS),
             ];
-            ("numbers", Class::UserCode, NUMBERS, also)
+            ("numbers", Class::UserCode, NUMBERS_LOG_ODDS, also)
         }
         FindingKind::SlowRank | FindingKind::SlowHost if finding.domain == FaultDomain::Hardware => {
             let of_a_device = finding.device.is_some();
             let class = if of_a_device { Class::HardwareGpu } else { Class::HardwareHost };
-            ("straggler", class, SLOW * sure, Vec::new())
+            ("straggler", class, SLOW_LOG_ODDS * sure, Vec::new())
         }
-        FindingKind::SlowLink => ("straggler", Class::Fabric, SLOW * sure, Vec::new()),
+        FindingKind::SlowLink => ("straggler", Class::Fabric, SLOW_LOG_ODDS * sure, Vec::new()),
         FindingKind::SlowRank
         | FindingKind::SlowHost
         | FindingKind::StageImbalance
@@ -104,7 +109,9 @@ mod tests {
 
     #[test]
     fn slowness_counts_only_if_the_place_has_a_fault() {
-        let slow = |what, domain, device| observation(&finding(what, domain, device)).map(|of| of.class);
+        let slow = |what, domain, device| {
+            observation(&finding(what, domain, device)).map(|observation| observation.class)
+        };
         let hardware = FaultDomain::Hardware;
         assert_eq!(slow(FindingKind::SlowRank, hardware, Some("0000:3b:00")), Some(Class::HardwareGpu));
         assert_eq!(slow(FindingKind::SlowHost, hardware, None), Some(Class::HardwareHost));

@@ -27,9 +27,10 @@ pub(super) fn is_library_on_path() -> bool {
 pub(super) fn held(proc: &Path) -> Vec<(PciAddress, Option<String>)> {
     let Ok(directory) = std::fs::read_dir(proc.join("driver/nvidia/gpus")) else { return Vec::new() };
     let gpu = |path: &Path| {
-        let reported = std::fs::read_to_string(path.join("information")).unwrap_or_default();
-        let value =
-            |name: &str| reported.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let information = std::fs::read_to_string(path.join("information")).unwrap_or_default();
+        let value = |name: &str| {
+            information.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+        };
         let excluded = value("GPU Excluded:").is_some_and(|yes| yes == "Yes");
         let address = PciAddress::parse(path.file_name()?.to_str()?)?;
         (!excluded).then(|| (address, value("GPU UUID:").filter(|name| name.starts_with("GPU-"))))
