@@ -12,9 +12,9 @@ use crate::command::{self, cmd};
 use crate::progress::Progress;
 use crate::{paths, python};
 
-/// `systemd-analyze security` rates the exposure of a service from 0 to 100. The unit explains each remaining
+/// `systemd-analyze security` rates the exposure of a service from 0 to 10. The unit explains each remaining
 /// exposure.
-const EXPOSURE_AT_MOST: &str = "35";
+const EXPOSURE_AT_MOST: f64 = 2.6;
 
 pub fn source(checks: &mut Checks) {
     checks.run("formatting (cargo fmt)", || plain(command::cargo("fmt --all --check")));
@@ -90,19 +90,32 @@ fn verify_unit() -> Result<Verdict> {
 }
 
 fn rate_sandbox() -> Result<Verdict> {
-    if !command::exists("systemd-analyze", "--version") {
-        return Ok(Verdict::skipped("systemd-analyze is not installed here"));
+    match exposure() {
+        Ok(exposure) => {
+            println!("exposure of mainstay.service: {exposure}, at most {EXPOSURE_AT_MOST}");
+            Ok(Verdict::of(exposure <= EXPOSURE_AT_MOST))
+        }
+        Err(error) => {
+            let text = format!("{error:#}");
+            // systemd-analyze is missing, or older than systemd 250.
+            let cannot = ["starting systemd-analyze", "unrecognized option"];
+            if cannot.iter().any(|words| text.contains(words)) {
+                Ok(Verdict::skipped(&text))
+            } else {
+                Err(error)
+            }
+        }
     }
-    let (unit, most) = (file("mainstay.service"), EXPOSURE_AT_MOST);
-    let mut rate = cmd!("systemd-analyze security --no-pager --offline=true --threshold {most} {unit}");
-    let output = rate.output().context("starting systemd-analyze security")?;
-    let printed = [output.stdout, output.stderr].concat();
-    let printed = String::from_utf8_lossy(&printed);
-    if printed.contains("unrecognized option") {
-        return Ok(Verdict::skipped("systemd-analyze security cannot rate a file before systemd 250"));
-    }
-    println!("{}", command::tail(printed.trim_end(), 1));
-    Ok(Verdict::of(output.status.success()))
+}
+
+/// The exposure of the unit, from 0 to 10.
+pub fn exposure() -> Result<f64> {
+    let unit = file("mainstay.service");
+    let mut rate = cmd!("systemd-analyze security --no-pager --offline=true {unit}");
+    let printed = command::output(&mut rate)?;
+    let found = printed.split_once("exposure level for mainstay.service: ").map(|(_, rest)| rest);
+    let number = found.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    number.context("systemd-analyze printed no exposure")
 }
 
 /// Applies both files below an empty root and checks what they made.
