@@ -49,7 +49,7 @@ enum Task {
     Healthy(healthy::Args),
     /// Build the GPU acceptance program's folder, target/gpu.
     Gpu(gpu::Args),
-    /// Build what is released into target/dist: the wheel with the program.
+    /// Build what is released into target/dist: the wheel with the program, packages, the image.
     Dist(dist::Args),
     /// Check, set the version, close the changelog's section and tag. Nothing is pushed.
     Release(release::Args),

@@ -54,6 +54,14 @@ pub const NSPAWN: Packages = Packages {
     tests: "the test that boots the shipped unit",
 };
 
+/// They build the image of the agent and run it. Its base is made of packages, which apt-get downloads.
+pub const CONTAINERS: Packages = Packages {
+    names: &["buildah", "podman", "crun"],
+    programs: &[("buildah", "--version"), ("podman", "--version"), ("crun", "--version")],
+    files: &[],
+    tests: "the tests of the agent's image",
+};
+
 impl Packages {
     fn are_there(&self) -> bool {
         let has_file = self.files.is_empty() || self.files.iter().any(|path| Path::new(path).exists());

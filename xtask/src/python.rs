@@ -113,13 +113,15 @@ pub const MANIFESTS: Recipe = Recipe {
 };
 
 /// Builds what is released. Zig brings the C library's symbols of every version, and links for other processors
-/// too.
+/// too. The last package has the schema of the bill of materials.
 pub const DIST: Recipe = Recipe {
     name: "dist-venv",
-    what: "Installing cargo-zigbuild, Zig and maturin (once)",
+    what: "Installing cargo-zigbuild, Zig, maturin and cyclonedx (once)",
     over: None,
-    pip: &["cargo-zigbuild==0.24.1 ziglang==0.17.1 maturin==1.16.0"],
-    works: "import ziglang",
+    pip: &[
+        "cargo-zigbuild==0.24.1 ziglang==0.17.1 maturin==1.16.0 cyclonedx-python-lib[json-validation]==11.12.0",
+    ],
+    works: "import ziglang, cyclonedx.validation.json",
 };
 
 impl Recipe {
@@ -213,7 +215,7 @@ impl Venv {
 }
 
 /// A separate environment in `dir` that sees everything of another one and installs nothing into it.
-fn overlay(base: &Path, dir: &Path) -> Result<()> {
+pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
     // The distribution's name: one of another name would leave its files and entry points.
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let wanted = format!("for mainstay-train over {}\n{}", base.display(), read(base.join(base::STAMP)));

@@ -71,6 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.wants(Part::Scenarios) {
         checks.run("Slurm and Open MPI (apt-get)", || packages::SCHEDULERS.install());
         checks.run("systemd-nspawn (apt-get)", || packages::NSPAWN.install());
+        checks.run("buildah and podman (apt-get)", || packages::CONTAINERS.install());
     }
     let needs_programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
     let build = "program and test programs (cargo test --no-run)";

@@ -13,6 +13,7 @@ mod hang;
 mod heartbeat;
 pub mod hosts;
 mod in_process;
+mod install;
 mod kernel_log;
 mod large;
 mod launchers;
@@ -121,6 +122,8 @@ enum Name {
     Replicate,
     /// A cold release build, and the size of the program.
     Build,
+    /// What is released: its sizes, what it needs, and the time from the wheel to the end of the demo.
+    Install,
 }
 
 impl Name {
@@ -138,7 +141,8 @@ impl Name {
     }
 
     fn needs_program(self) -> bool {
-        let others = [Name::Build, Name::Judge, Name::Simulate, Name::Attribute, Name::Replicate];
+        let others =
+            [Name::Build, Name::Install, Name::Judge, Name::Simulate, Name::Attribute, Name::Replicate];
         !others.contains(&self)
     }
 
@@ -181,6 +185,7 @@ impl Name {
             Name::Verdicts => &[verdicts::measure],
             Name::Replicate => &[replicate::measure],
             Name::Build => &[build_from_nothing],
+            Name::Install => &[install::measure],
         }
     }
 }

@@ -10,13 +10,10 @@ use anyhow::{Context, Result};
 use flate2::{Compression, write::GzEncoder};
 use fs_err as fs;
 
-use super::GLIBC;
+use super::{GLIBC, VERSION};
 use crate::command::{self, cmd};
 use crate::paths;
 use crate::release::git;
-
-/// The version of all crates.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Files of the repository in the packages.
 const FILES: [(&str, &str); 6] = [
@@ -97,8 +94,6 @@ impl System<'_> {
         changelog.write_all(self.template("changelog", &[("@DATE@", &date)])?.as_bytes())?;
         write(&doc.join("changelog.gz"), &changelog.finish()?, 0o644)?;
         write(&doc.join("copyright"), self.template("copyright", &[])?.as_bytes(), 0o644)?;
-        let overrides = root.join("usr/share/lintian/overrides/mainstay");
-        write(&overrides, self.template("lintian-overrides", &[])?.as_bytes(), 0o644)?;
         let description = self.template("description", &[])?.trim_end().replace('\n', "\n ");
         let fields = format!("{} {description}\n", self.template("control", &[])?);
         write(&control.join("control"), fields.as_bytes(), 0o644)?;
@@ -155,7 +150,7 @@ impl System<'_> {
     }
 }
 
-fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
     fs::write(path, bytes)?;
     Ok(fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?)

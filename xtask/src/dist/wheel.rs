@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use fs_err as fs;
 
-use super::{GLIBC, needs};
+use super::{GLIBC, needs, reproducible};
 use crate::command::{self, cmd};
 use crate::progress::Progress;
 use crate::{paths, python};
@@ -26,6 +26,7 @@ pub fn release(
             "{maturin} build --release --locked --zig --target {target} --compatibility {compatibility}"
         ));
         python::path_first(&mut maturin, tools);
+        reproducible(&mut maturin)?;
         let built = paths::target().join("python").join(target);
         let wheel = with_program(&mut maturin, program, &paths::fresh(built.join("wheel"))?)?;
         needs::check(&built.join("release/lib_native.so"), GLIBC)?;

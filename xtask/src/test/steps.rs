@@ -1,5 +1,6 @@
 //! The steps of the suite that run tests.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -107,24 +108,36 @@ impl Suite<'_> {
 
     /// The end-to-end scenarios on the program as cargo builds it, with ranks in a Python that has the wheel.
     pub fn scenarios(&self, checks: &mut Checks) {
-        let mut package = None;
+        let (program, arch) = (paths::mainstay("debug"), std::env::consts::ARCH);
+        let client = paths::target().join("debug/deps/libmainstay_client.so");
+        let (runs_here, quick) = (&program, true);
+        let system = dist::system::System { program: &program, runs_here, client: &client, arch, quick };
+        let out = paths::target().join("dist-root");
+        let mut built: Vec<(&str, PathBuf)> = Vec::new();
+        checks.run("image of the program as cargo builds it (buildah)", || {
+            if let Some(why) = dist::image::obstacle() {
+                return Ok(Verdict::skipped(why));
+            }
+            let base = match dist::image::base() {
+                Ok(base) => base,
+                Err(error) => return Ok(Verdict::skipped(&format!("{error:#}"))),
+            };
+            let image = dist::image::build(&base, &system.stage()?, arch, &out)?;
+            built.push(("MAINSTAY_TEST_IMAGE", image.archive));
+            Ok(Verdict::of(true))
+        });
         checks.run("package of the program as cargo builds it (dpkg-deb)", || {
             if !command::exists("dpkg-deb", "--version") {
                 return Ok(Verdict::skipped("there is no dpkg-deb: the package is not installed in a test"));
             }
-            let program = paths::mainstay("debug");
-            let arch = std::env::consts::ARCH;
-            let client = paths::target().join("debug/deps/libmainstay_client.so");
-            let (runs_here, quick) = (&program, true);
-            let system = dist::system::System { program: &program, runs_here, client: &client, arch, quick };
-            package = Some(system.deb(&system.stage()?, &paths::target().join("dist-root"))?);
+            built.push(("MAINSTAY_TEST_DEB", system.deb(&system.stage()?, &out)?));
             Ok(Verdict::of(true))
         });
         checks.run("end-to-end scenarios (cargo test)", || {
             let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != SOURCES;
             self.programs.run(self.own, is_scenario, None, |test| {
                 test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
-                test.envs(package.iter().map(|package| ("MAINSTAY_TEST_DEB", package)));
+                test.envs(built.iter().map(|(name, file)| (name, file)));
                 // Half of the time of most scenarios is spent waiting, but a few compute.
                 at_once(test, 3, 2);
             })
