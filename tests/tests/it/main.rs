@@ -34,6 +34,7 @@ mod orphans;
 mod output;
 mod paths;
 mod peers;
+mod pods;
 mod policy;
 mod ports;
 mod sealing;

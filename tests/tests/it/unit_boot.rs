@@ -232,6 +232,26 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
     let answer = answered();
     assert!(answer.is_some(), "{:?}\n{}", machine.as_user("alice", &status), machine.journal());
 
+    // In its /proc are the processes of all users, with what only their owner may read.
+    machine.run(&["systemd-run", "--uid=alice", "--unit=of-alice", "sleep", "1000"]);
+    let sleeping = machine.run(&["pgrep", "-u", "alice", "sleep"]);
+    let as_agent = format!(
+        "grep -q 'hidepid=\\(ptraceable\\|4\\)' /proc/self/mountinfo && exec setpriv --reuid mainstay --regid mainstay \
+         --clear-groups --inh-caps -all,+sys_ptrace --ambient-caps +sys_ptrace cat /proc/{0}/wchan /proc/{0}/maps",
+        sleeping.trim()
+    );
+    let agent = machine.property("MainPID");
+    let seen = machine.run(&["nsenter", "--target", &agent, "--mount", "sh", "-c", &as_agent]);
+    assert!(seen.contains("/sleep"), "{seen}");
+    machine.run(&["systemctl", "stop", "of-alice"]);
+
+    // Its threads may lower their priority, for the processor and for the disk.
+    let lower = "sed -e 's/^Type=.*/Type=oneshot/' -e '/^Restart=/d' -e '/^WatchdogSec=/d' -e '/Directory/d' \
+        -e 's|^ExecStart=.*|ExecStart=/usr/bin/ionice -c 3 /usr/bin/renice -n 5 --pgrp 0|' \
+        systemd/mainstay.service > /run/systemd/system/lower.service && systemctl daemon-reload && \
+        systemctl start lower";
+    machine.run(&["sh", "-c", lower]);
+
     // The agent feeds the watchdog, and one that is stopped is replaced.
     let drop_in = "mkdir -p /run/systemd/system/mainstay.service.d && \
         printf '[Service]\\nWatchdogSec=5\\n' > /run/systemd/system/mainstay.service.d/soon.conf && \

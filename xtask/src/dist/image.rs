@@ -57,10 +57,17 @@ pub fn build(base: &Path, tree: &Path, arch: &str, out: &Path) -> Result<Image> 
     command::output(buildah(&["copy", "--quiet", container]).arg(base).arg("/"))?;
     let time = git(&["log", "-1", "--format=%ct"])?;
     command::output(&mut buildah(&[
-        "commit", "--quiet", "--rm", "--timestamp", &time, container, "mainstay-base",
+        "commit",
+        "--quiet",
+        "--rm",
+        "--timestamp",
+        &time,
+        container,
+        "mainstay-base",
     ]))?;
     let name = format!("localhost/mainstay:{VERSION}");
-    let mut build = buildah(&["build", "--isolation", "chroot", "--build-arg", "BASE=localhost/mainstay-base"]);
+    let mut build =
+        buildah(&["build", "--isolation", "chroot", "--build-arg", "BASE=localhost/mainstay-base"]);
     build.args(["--timestamp", &time, "--tag", &name, "--file"]);
     build.arg(paths::root().join("deploy/image/Containerfile")).arg(tree);
     command::run_logged(&mut build, &paths::target().join("logs/buildah.log"))?;

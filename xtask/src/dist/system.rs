@@ -159,6 +159,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dist::image;
 
     #[test]
     fn a_package_has_the_files_of_root_and_the_tarball_installs_the_same() {
@@ -202,6 +203,20 @@ mod tests {
         {
             assert!(listed.contains(&format!("./{file}")), "{file}: {listed}");
             assert!(installed.join(file).exists(), "{file}");
+        }
+        match image::obstacle().map_or_else(image::base, |why| Err(anyhow::anyhow!(why))) {
+            Ok(base) => {
+                let built = image::build(&base, &root, arch, &folder).expect("an image");
+                let archive = &built.archive;
+                let listed = command::output(&mut cmd!("tar --list --file {archive}")).expect("its files");
+                assert!(listed.lines().any(|line| line == "./index.json"), "{listed}");
+                assert!(built.bytes > fs::metadata(&program).expect("the program").len());
+                assert!(
+                    !base.join("bin/sh").exists() && base.join("etc/ssl/certs/ca-certificates.crt").exists()
+                );
+                println!("{}: {} bytes of files", archive.display(), built.bytes);
+            }
+            Err(why) => eprintln!("test skipped: xtask::dist::system: {why:#}"),
         }
         match paths::given_mainstay() {
             Some(_) => println!("{}", deb.display()),
