@@ -184,7 +184,10 @@ fn reproducible(command: &mut Command) -> Result<()> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let sources = home.context("no folder of cargo: set CARGO_HOME or HOME")?.join("registry/src");
-    let places = [(sources.as_path(), "/cargo"), (paths::root(), "/mainstay")];
+    // Where the component rust-src is installed, the compiler names the standard library's files by their place in it.
+    let sysroot = command::output(&mut cmd!("rustc --print sysroot"))?;
+    let library = Path::new(sysroot.trim()).join("lib/rustlib/src/rust");
+    let places = [(sources.as_path(), "/cargo"), (paths::root(), "/mainstay"), (library.as_path(), "/rust")];
     let flags = places.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()));
     // The flags are separated by this character.
     command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
