@@ -169,7 +169,9 @@ impl Books {
             Body::Verdict(verdict) => self.verdict(at, verdict),
             Body::Decision(decision) => self.decision(at, decision),
             Body::Finding(finding) => self.finding(at, finding),
-            Body::Outcome(_) | Body::Health(_) => {}
+            // Earlier versions recorded it here only.
+            Body::Outcome(outcome) => self.counted |= outcome.counted,
+            Body::Health(_) => {}
         }
     }
 

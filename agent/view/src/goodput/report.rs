@@ -11,6 +11,10 @@ use serde_json::{Value, json};
 
 use crate::convert;
 
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;
+
 /// The width of a bar of 100 %.
 const BAR: usize = 30;
 
