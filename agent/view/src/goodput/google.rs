@@ -333,7 +333,8 @@ fn seconds(at: Wall) -> f64 {
 mod tests {
     use super::*;
 
-    /// Timelines of the tests of ml-goodput-measurement 0.2.3 (Apache-2.0), each with what its calculator says.
+    /// Timelines of the tests of ml-goodput-measurement 0.2.3 (Apache-2.0), elastic ones, and a log of [`Writer`], each
+    /// with what its calculator says.
     const CASES: &str = include_str!("../../tests/ml_goodput.json");
 
     #[test]
