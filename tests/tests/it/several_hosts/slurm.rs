@@ -10,6 +10,9 @@ use nix::unistd::Pid;
 
 use super::network::Network;
 
+/// The host of the controller, from which jobs are submitted.
+const CONTROLLER: &str = "ctl";
+
 const PROGRAMS: [(&str, &str); 3] = [("slurmctld", "-V"), ("slurmd", "-V"), ("munged", "-V")];
 
 /// Whether Debian's packages of Slurm are installed; reports a skip if not.
@@ -86,7 +89,7 @@ impl Slurm {
             })
             .collect();
         let configuration = format!(
-            "ClusterName=test\nSlurmctldHost={name}({address})\nSlurmUser=root\nSlurmdUser=root\n\
+            "ClusterName=test\nSlurmctldHost={CONTROLLER}({address})\nSlurmUser=root\nSlurmdUser=root\n\
              AuthInfo=socket={work}/munge/socket\nStateSaveLocation={work}/state\nSlurmdSpoolDir={work}/spool.%n\n\
              SlurmctldPidFile={work}/slurmctld.pid\nSlurmdPidFile={work}/%n.pid\n\
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
@@ -96,9 +99,9 @@ impl Slurm {
             address = self.network.address(self.nodes),
         );
         fs::write(self.file("slurm.conf"), configuration).expect("a file");
-        let hosts: String = (0..self.nodes)
-            .map(|host| format!("{} node{}\n", self.network.address(host), host + 1))
-            .collect();
+        let node = |host| format!("{} node{}\n", self.network.address(host), host + 1);
+        let hosts: String = (0..self.nodes).map(node).collect();
+        let hosts = format!("{hosts}{} {CONTROLLER}\n", self.network.address(self.nodes));
         fs::write(self.file("hosts"), format!("127.0.0.1 localhost\n{hosts}")).expect("a file");
     }
 
@@ -117,9 +120,11 @@ impl Slurm {
         let hosts = self.file("hosts");
         // Not by `ip netns exec`, which hides the control groups from slurmd.
         let namespace = format!("--net=/run/netns/{}", self.network.namespace(host));
-        let line = format!("mount --bind {} /etc/hosts && {line}", hosts.display());
+        // The nodes have the name of the machine, by which Slurm would take the host of srun for the first node.
+        let name = if host == self.nodes { format!("hostname {CONTROLLER} && ") } else { String::new() };
+        let line = format!("{name}mount --bind {} /etc/hosts && {line}", hosts.display());
         let mut command = Command::new("nsenter");
-        command.args([&namespace, "unshare", "--mount", "sh", "-c", &line]);
+        command.args([&namespace, "unshare", "--mount", "--uts", "sh", "-c", &line]);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("SLURM_CONF", self.file("slurm.conf")).env("HOME", self.stage.home());
         command.env("MARKS", self.stage.marks()).current_dir(self.stage.work());
