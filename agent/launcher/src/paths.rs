@@ -47,14 +47,6 @@ pub enum PlaceError {
          beginning with a letter or digit"
     )]
     RunId(String),
-    /// The run's directory cannot be made on a file system that may stop answering.
-    #[error("the log directory {log_dir}: {source}; name a writable one with --log-dir")]
-    LogDir {
-        /// The log directory.
-        log_dir: PathBuf,
-        /// The mirror's error.
-        source: io::Error,
-    },
     /// The run's directory cannot be made.
     #[error("making the run's directory {path}: {source}; name a writable one with --log-dir")]
     RunDir {
@@ -85,16 +77,18 @@ pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<LaunchP
     if !is_file_name(run_id) {
         return Err(PlaceError::RunId(run_id.to_owned()));
     }
-    let (run_dir, published_dir, mirror) = match log_mirror::silenceable_mount(log_dir) {
-        // Without a local directory, the log directory is used as it is.
-        Some(mount) if log_mirror::silenceable_mount(runtime_root).is_none() => {
-            let mirror = LogMirror::start(log_dir, runtime_root, run_id, &mount)
-                .map_err(|source| PlaceError::LogDir { log_dir: log_dir.to_owned(), source })?;
-            (mirror.local.clone(), mirror.published.clone(), Some(mirror))
-        }
-        _ => {
+    let mirror = log_mirror::silenceable_mount(log_dir)
+        .filter(|_| log_mirror::silenceable_mount(runtime_root).is_none())
+        .and_then(|mount| {
+            LogMirror::start(log_dir, runtime_root, run_id, &mount)
+                .inspect_err(|error| tracing::warn!("logs are written to the log directory itself: {error}"))
+                .ok()
+        });
+    let (run_dir, published_dir) = match &mirror {
+        Some(mirror) => (mirror.local.clone(), mirror.published.clone()),
+        None => {
             let run_dir = new_run_dir(log_dir, run_id)?;
-            (run_dir.clone(), run_dir, None)
+            (run_dir.clone(), run_dir)
         }
     };
     let job = run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned();

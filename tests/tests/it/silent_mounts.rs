@@ -1,11 +1,12 @@
 //! The user's file systems stop answering, one path after the other: the launcher sees deaths and hangs, restarts
 //! what can be restarted, and ends when it is asked to.
 
-use mainstay_model::entry::Body;
+use mainstay_model::entry::{Body, Fact};
 use mainstay_model::finding::FindingKind;
 use mainstay_tests::{Stage, has_client, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 use std::path::Path;
+use testing::served::ServedMount;
 use testing::silent::{FreezableDisk, SilentMount};
 
 use crate::words::terminal;
@@ -139,13 +140,58 @@ fn a_launcher_whose_log_directory_does_not_answer_ends_when_asked_to() {
     let stage = Stage::new();
     let Some(mount) = silent(&stage.logs()) else { return };
     let job = stage.sh(WORKS).start();
-    let threads = format!("/proc/{}/task", job.launcher());
     let waits = || {
-        let threads = std::fs::read_dir(&threads).into_iter().flatten().flatten();
-        let channels = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("wchan")).ok());
+        let processes = mainstay_tests::processes::descendants(job.launcher());
+        let channels =
+            processes.iter().filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/wchan")).ok());
         channels.into_iter().any(|channel| channel.contains("fuse"))
     };
-    mainstay_tests::processes::wait_until("a thread that waits for the directory", waits);
+    mainstay_tests::processes::wait_until("a process that waits for the directory", waits);
+    job.signal(Signal::SIGTERM);
+    assert!(job.has_ended(), "it waits for the directory");
+    drop(mount);
+    job.end().assert_status(143);
+}
+
+#[test]
+fn a_job_restarts_and_ends_while_the_state_directory_of_the_agent_does_not_answer() {
+    let stage = Stage::new();
+    let state = stage.work().join("agent-state");
+    std::fs::create_dir(&state).expect("a directory");
+    let Some(mount) = (if is_root() { ServedMount::over(&state) } else { None }) else {
+        return skipped("no FUSE mount can be made here (root and /dev/fuse)");
+    };
+    let agent = stage.agent();
+    let job = stage.sh(WORKS).ranks(2).with(&agent).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    mount.stop_answering();
+    kill(pid);
+    job.mark("pid.0.1");
+    job.mark("pid.1.1");
+    let end = job.end();
+    mount.answer_again();
+    end.assert_status(0);
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
+}
+
+#[test]
+fn a_launcher_ends_when_asked_to_while_a_watched_directory_does_not_answer() {
+    let stage = Stage::new();
+    let watched = stage.home().join("watched");
+    std::fs::create_dir(&watched).expect("a directory");
+    let options = format!("--checkpoint-watch {}", watched.display());
+    let job = stage.sh(WORKS).ranks(2).options(&options).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    job.attempt(0);
+    let Some(mount) = silent(&watched) else { return };
+    kill(pid);
+    job.wait_for("the decision to restart", |entry| match &entry.body {
+        Body::Decision(_) => Some(()),
+        _ => None,
+    });
     job.signal(Signal::SIGTERM);
     assert!(job.has_ended(), "it waits for the directory");
     drop(mount);

@@ -58,12 +58,15 @@ pub fn mirror(log_dir: &Path, runtime_root: &Path, run_id: &str) {
     }
     // What ends a job is sent to all its processes; this one ends when all is copied.
     let _ = ended_by_others.thread_block();
-    let opened = new_run_dir(log_dir, run_id).map_err(|error| error.to_string()).and_then(|published| {
-        let (local, lock) = open_local(runtime_root).map_err(|error| {
-            format!("creating a directory for logs in {}: {error}", runtime_root.display())
-        })?;
-        Ok((published, local, lock))
-    });
+    let opened = open_local(runtime_root)
+        .map_err(|error| format!("creating a directory in {}: {error}", runtime_root.display()))
+        .and_then(|(home, lock)| match new_run_dir(log_dir, run_id) {
+            Ok(published) => Ok((published, home, lock)),
+            Err(error) => {
+                let _ = fs::remove_dir_all(home);
+                Err(error.to_string())
+            }
+        });
     let (published, home, lock) = match opened {
         Ok(opened) => opened,
         Err(error) => return report(&News::Failed(error)),
